@@ -1,0 +1,41 @@
+"""NeuronAL: sparse language models without retraining, for transformers and optimum.
+
+Names are imported when they are first used, so that `optimum-cli`, which looks at every plug-in, starts quickly.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+
+__version__ = "0.1.0.dev0"
+
+_HOME = {
+    "NeuronALConfig": "config",
+    "NeuronALPruner": "pruner",
+    "PruningReport": "report",
+    "evaluate_perplexity": "evaluation",
+    "Architecture": "architectures",
+    "register_architecture": "architectures",
+    "register_saliency": "saliency",
+    "register_topup": "topup",
+}
+__all__ = [*_HOME, "__version__"]
+
+if TYPE_CHECKING:
+    from .architectures import Architecture, register_architecture
+    from .config import NeuronALConfig
+    from .evaluation import evaluate_perplexity
+    from .pruner import NeuronALPruner
+    from .report import PruningReport
+    from .saliency import register_saliency
+    from .topup import register_topup
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__():
+    return sorted(__all__)

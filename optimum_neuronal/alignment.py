@@ -1,0 +1,54 @@
+"""How far the inputs of a sparse model's projections are from those of the dense model (paper, Eq. 2 and 3)."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .statistics import Norms, activation, wide_dtype
+
+
+def l2(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+    """`|| d - s ||_2` of normalised activations, shape (sequences, in) -> (sequences,)."""
+    return torch.linalg.vector_norm(dense - sparse, dim=-1)
+
+
+METRICS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"l2": l2}
+SCOPES = ("sequence", "pooled")
+
+
+def alignment_error(
+    dense: torch.Tensor, sparse: torch.Tensor, scope: str = "sequence", metric: str = "l2"
+) -> torch.Tensor:
+    """Alignment error of one projection: `metric(a_D / sum(a_D), a_S / sum(a_S)) / in`. Lower is better.
+
+    Args:
+        dense, sparse (`Tensor` of shape (sequences, in)): squared norms of the projection's input in both models.
+        scope (`str`):
+            `"sequence"`: one activation per sequence, the errors summed over the sequences (paper, Eq. 3).
+            `"pooled"`: one activation over all sequences (the authors' code).
+        metric (`str`): a name in `METRICS`.
+
+    Returns:
+        `Tensor`: a scalar in the widest type of the tensors' device.
+    """
+    if scope == "pooled":
+        dense, sparse = activation(dense)[None], activation(sparse)[None]
+    else:
+        dense, sparse = dense.sqrt(), sparse.sqrt()
+    wide = wide_dtype(dense.device)
+    errors = METRICS[metric](_normalise(dense.to(wide)), _normalise(sparse.to(wide)))
+    return errors.sum() / dense.shape[-1]
+
+
+def total_error(names: Sequence[str], dense: Norms, sparse: Norms, scope: str, metric: str) -> torch.Tensor:
+    """Sum of the alignment errors of the named projections; those that share an input share the computation."""
+    errors: dict[int, torch.Tensor] = {}
+    for name in names:
+        if id(sparse[name]) not in errors:
+            errors[id(sparse[name])] = alignment_error(dense[name].value, sparse[name].value, scope, metric)
+    return sum((errors[id(sparse[name])] for name in names), torch.zeros(()))
+
+
+def _normalise(activations: torch.Tensor) -> torch.Tensor:
+    # An input that is zero everywhere (dead ReLUs) stays zero rather than becoming 0 / 0.
+    return activations / activations.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(activations.dtype).tiny)

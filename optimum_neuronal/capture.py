@@ -1,0 +1,179 @@
+"""Captures what a model's blocks are called with, and replays single blocks on it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from .blocks import Block, Decoder
+from .statistics import record_inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """How a block is called for one batch: everything beside the hidden states."""
+
+    args: tuple
+    kwargs: dict
+
+
+@dataclass(eq=False)
+class BlockInputs:
+    """The first block's hidden states for every batch, and how every block is called.
+
+    Args:
+        hidden (`list[Tensor]`): one tensor of shape (batch, tokens, hidden size) per batch.
+        calls (`list[list[Call]]`): `calls[i][j]` is how block i is called for batch j.
+        final_norm (`nn.Module`, *optional*): what the decoder applies to the last block's output.
+    """
+
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    calls: list[list[Call]] = field(default_factory=list)
+    final_norm: nn.Module | None = None
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every module's own mode is put back."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
+    before = module.__dict__.get("forward")  # set already where accelerate dispatches the module
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+
+def split_hidden(args: tuple, kwargs: dict) -> tuple[torch.Tensor, Call]:
+    """Tells a block's hidden states from its other arguments."""
+    if args:
+        return args[0], Call(args[1:], dict(kwargs))
+    rest = {key: value for key, value in kwargs.items() if key != "hidden_states"}
+    return kwargs["hidden_states"], Call((), rest)
+
+
+def first_output(output) -> torch.Tensor:
+    """The hidden states among a block's outputs: some families return a tuple."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def capture_inputs(decoder: Decoder, ids: torch.Tensor, batch_size: int, device: torch.device) -> BlockInputs:
+    """Runs the decoder once per batch with its blocks passing their hidden states through.
+
+    Args:
+        decoder ([`Decoder`]): whose blocks' inputs are wanted. Call it inside [`inference`].
+        ids (`Tensor` of int64, shape (sequences, tokens)): token ids, without padding.
+        batch_size (`int`): sequences per batch.
+        device (`torch.device`): where the decoder expects token ids.
+
+    Returns:
+        [`BlockInputs`]: bit-equal to what the blocks receive, since no block has computed anything yet.
+    """
+    inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
+    known: list[torch.Tensor] = []
+    rest: tuple | None = None  # what a block returns beside its hidden states; None if it returns a bare tensor
+
+    def passthrough(index: int) -> Callable:
+        def forward(*args, **kwargs):
+            hidden, call = split_hidden(args, kwargs)
+            if index == 0:
+                inputs.hidden.append(hidden)
+            inputs.calls[index].append(_intern(call, known))
+            return hidden if rest is None else (hidden, *rest)
+
+        return forward
+
+    with ExitStack() as stack:
+        batches = ids.split(batch_size)
+        rest = _rest_of_output(decoder, batches[0][:1].to(device))
+        for index, block in enumerate(decoder.blocks):
+            stack.enter_context(_replaced_forward(block.module, passthrough(index)))
+        stack.enter_context(_watch_final_norm(decoder, inputs))
+        for batch in batches:
+            decoder.module(input_ids=batch.to(device), use_cache=False)
+    return inputs
+
+
+def _rest_of_output(decoder: Decoder, ids: torch.Tensor) -> tuple | None:
+    outputs = []
+    handle = decoder.blocks[0].module.register_forward_hook(lambda module, args, output: outputs.append(output))
+    try:
+        decoder.module(input_ids=ids[:, :1], use_cache=False)
+    finally:
+        handle.remove()
+    return outputs[0][1:] if isinstance(outputs[0], tuple) else None
+
+
+def _intern(call: Call, known: list[torch.Tensor]) -> Call:
+    """Keeps one copy of equal tensors: masks and position embeddings repeat from batch to batch."""
+
+    def shared(value):
+        if isinstance(value, torch.Tensor):
+            for tensor in known:
+                same = tensor is value or (tensor.shape == value.shape and tensor.dtype == value.dtype)
+                if same and torch.equal(tensor, value):
+                    return tensor
+            known.append(value)
+        elif isinstance(value, tuple) and type(value) is tuple:
+            return tuple(shared(item) for item in value)
+        return value
+
+    return Call(shared(call.args), {key: shared(value) for key, value in call.kwargs.items()})
+
+
+@contextmanager
+def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
+    """Finds the module that reads the last block's output: with the blocks passing through, their first input."""
+    inside = {id(module) for block in decoder.blocks for module in block.module.modules()}
+
+    def observe(module, args):
+        called_all = len(inputs.calls[-1]) == len(inputs.hidden)
+        if args and inputs.hidden and called_all and args[0] is inputs.hidden[-1] and inputs.final_norm is None:
+            inputs.final_norm = module
+
+    handles = [
+        module.register_forward_pre_hook(observe)
+        for module in decoder.module.modules()
+        if id(module) not in inside and not isinstance(module, nn.Dropout)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def replay(block: Block, hidden: Sequence[torch.Tensor], calls: Sequence[Call], record: bool = True):
+    """Runs one block on the hidden states of every batch.
+
+    Args:
+        block ([`Block`]): runs with the weights that it has at the moment.
+        hidden (`Sequence[Tensor]`): one tensor of shape (batch, tokens, hidden size) per batch.
+        calls (`Sequence[Call]`): the block's calls, one per batch.
+        record (`bool`): whether to gather the squared norms of its projections' inputs.
+
+    Returns:
+        `tuple`: the outputs, one tensor per batch, and a dict from projection name to [`SquaredNorms`].
+    """
+    watched = {name: projection.module for name, projection in block.projections.items()} if record else {}
+    with record_inputs(watched) as recorded:
+        outputs = [
+            first_output(block.module(states, *call.args, **call.kwargs)) for states, call in zip(hidden, calls)
+        ]
+    return outputs, recorded

@@ -1,0 +1,296 @@
+"""`NeuronALPruner`: prunes a model as a `NeuronALConfig` says, from checks to report."""
+
+import platform
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from optimum.quantization_base import OptimumQuantizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from . import __version__
+from .blocks import Decoder, check_model, check_weights, find_decoder
+from .calibration import CalibrationSet, draw_sequences, is_token_ids
+from .capture import inference
+from .config import NeuronALConfig
+from .masks import PackedMask
+from .report import PruningReport, measure_sparsity, peak_memory, short_form
+from .saving import check_directory, push_pruned, save_pruned
+from .sweep import Sweep
+from .topup import Allocation
+
+
+logger = logging.get_logger(__name__)
+
+LONGEST_DEFAULT = 2048  # tokens per calibration sequence, as in the paper
+
+
+class NeuronALPruner(OptimumQuantizer):
+    """Prunes language models without retraining.
+
+    ```python
+    pruner = NeuronALPruner(NeuronALConfig(sparsity=0.7, dataset="c4"), tokenizer)
+    model = pruner.prune(model)
+    pruner.save(model, "llama-70")
+    ```
+
+    Args:
+        config ([`NeuronALConfig`]): how to prune.
+        tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*):
+            For calibration text, and saved with the model. None: the one of the model's own checkpoint.
+
+    Attributes:
+        report ([`PruningReport`]): of the last prune; None before.
+    """
+
+    def __init__(self, config: NeuronALConfig, tokenizer: PreTrainedTokenizerBase | str | None = None):
+        super().__init__()
+        if not isinstance(config, NeuronALConfig):
+            raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
+        self.config = config
+        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self.report: PruningReport | None = None
+        self._model: PreTrainedModel | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_or_path: str | Path,
+        file_name: str | None = None,
+        *,
+        config: NeuronALConfig,
+        tokenizer: PreTrainedTokenizerBase | str | None = None,
+        **model_kwargs,
+    ) -> "NeuronALPruner":
+        """Loads a dense model, to be pruned and saved by [`~NeuronALPruner.quantize`].
+
+        Args:
+            model_or_path (`str` or `Path`): Hub id or directory of the dense model.
+            file_name: part of optimum's interface; a model is more than one file, so it must be None.
+            config ([`NeuronALConfig`]): how to prune.
+            tokenizer (*optional*): as for the class; None: the checkpoint's own.
+            model_kwargs: for `AutoModelForCausalLM.from_pretrained`: `dtype`, `device_map`, `revision`, ...
+        """
+        if file_name is not None:
+            raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
+        pruner = cls(config, tokenizer)
+        pruner._model = AutoModelForCausalLM.from_pretrained(model_or_path, **model_kwargs)
+        return pruner
+
+    def quantize(self, save_dir: str | Path, file_prefix: str | None = None, *, dataset=None) -> PreTrainedModel:
+        """Prunes the model of [`~NeuronALPruner.from_pretrained`], saves it, and returns it.
+
+        Args:
+            save_dir (`str` or `Path`): where to save; checked before the work starts.
+            file_prefix: part of optimum's interface; must be None, since transformers names the files.
+            dataset (*optional*): as for [`~NeuronALPruner.prune`].
+        """
+        if file_prefix is not None:
+            raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
+        if self._model is None:
+            raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
+        check_directory(save_dir)
+        model = self.prune(self._model, dataset)
+        self.save(model, save_dir)
+        return model
+
+    def prune(self, model: PreTrainedModel, dataset=None) -> PreTrainedModel:
+        """Sets weights of the model to zero, in place.
+
+        A prune that fails or is interrupted leaves every weight as it was: masks are applied at the very end.
+
+        Args:
+            model (`PreTrainedModel`): a dense decoder model with its weights in memory.
+            dataset (*optional*):
+                Calibration data instead of the config's: a name or path as there, a list of strings, a
+                `datasets.Dataset`, or token ids of shape (num_samples, seq_length).
+
+        Returns:
+            `PreTrainedModel`: the same model. `model.config.sparsity_config` tells how it was pruned.
+
+        Raises:
+            `ValueError`, `TypeError`: the model, the data and the config do not fit; the message says what to do.
+        """
+        clock = _Clock()
+        decoder, saliency, topup = self._check(model)
+        if torch.accelerator.is_available():
+            torch.accelerator.reset_peak_memory_stats()
+        needs_calibration = saliency.uses_activations or topup.uses_calibration
+        calibration = self._draw(model, dataset) if needs_calibration else None
+        clock.lap("calibration data")
+        with inference(model):
+            sweep = Sweep(
+                decoder,
+                saliency,
+                torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids,
+                self.config.num_alignment_samples,
+                self.config.batch_size,
+                model.get_input_embeddings().weight.device,
+            )
+            if needs_calibration:
+                sweep.check_replay()
+            allocation = topup.allocate(sweep, self.config.sparsity)
+            clock.lap("allocation")
+            masks = sweep.final_masks(allocation.plan, topup.refine)
+            clock.lap("pruning")
+        with _deferred_interrupt():
+            apply_masks(decoder, masks)
+            self.report = self._make_report(decoder, allocation, calibration, sweep.block_forwards, clock.seconds)
+            model.config.sparsity_config = dict(short_form(self.report))
+        return model
+
+    def save(self, model: PreTrainedModel, directory: str | Path) -> None:
+        """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`]."""
+        save_pruned(model, directory, self._own_report(), self.tokenizer)
+
+    def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs) -> str:
+        """Publishes a model that this pruner pruned. Arguments and return value: see [`push_pruned`]."""
+        return push_pruned(model, repo_id, self._own_report(), self.tokenizer, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as a JSON-serialisable dict."""
+        return self.config.to_dict()
+
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], tokenizer=None) -> "NeuronALPruner":
+        """Makes a pruner of what [`~NeuronALPruner.to_dict`] returned."""
+        return cls(NeuronALConfig.from_dict(dict(config_dict)), tokenizer)
+
+    def _own_report(self) -> PruningReport:
+        if self.report is None:
+            raise ValueError("This pruner has pruned nothing yet: call prune(model) first.")
+        return self.report
+
+    def _check(self, model: PreTrainedModel):
+        """Everything that can be known to be wrong before calibration data is loaded."""
+        check_model(model)
+        if getattr(model.config, "sparsity_config", None):
+            raise ValueError(
+                "The model is sparse already (model.config.sparsity_config). Load the dense model; or, to prune "
+                "further, del model.config.sparsity_config first."
+            )
+        decoder = find_decoder(model, self.config.targets, self.config.ignore)
+        check_weights(model, decoder.projections)
+        saliency, topup = self.config.make_saliency(), self.config.make_topup()
+        topup.check(decoder)
+        longest = getattr(decoder.config, "max_position_embeddings", None)
+        if longest and (self.config.seq_length or 0) > longest:
+            raise ValueError(f"seq_length is {self.config.seq_length}, but the model admits {longest} tokens at most.")
+        return decoder, saliency, topup
+
+    def _draw(self, model: PreTrainedModel, dataset) -> CalibrationSet:
+        dataset = self.config.dataset if dataset is None else dataset
+        if dataset is None:
+            raise ValueError(
+                "No calibration data: set NeuronALConfig(dataset=...), or pass prune(model, dataset=...) text or token "
+                "ids."
+            )
+        longest = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if is_token_ids(dataset):
+            seq_length = self.config.seq_length
+        else:
+            self.tokenizer = self.tokenizer or _own_tokenizer(model)
+            seq_length = self.config.seq_length or min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)
+        calibration = draw_sequences(
+            dataset,
+            self.tokenizer,
+            num_samples=self.config.num_samples,
+            seq_length=seq_length,
+            seed=self.config.seed,
+            vocab_size=model.get_input_embeddings().weight.shape[0],
+        )
+        if longest and calibration.ids.shape[1] > longest:
+            raise ValueError(
+                f"The calibration sequences have {calibration.ids.shape[1]} tokens, but the model admits {longest}."
+            )
+        return calibration
+
+    def _make_report(
+        self,
+        decoder: Decoder,
+        allocation: Allocation,
+        calibration: CalibrationSet | None,
+        block_forwards: int,
+        seconds: dict[str, float],
+    ) -> PruningReport:
+        achieved, blocks, projections = measure_sparsity(decoder)
+        data = {}
+        if calibration is not None:
+            num_samples, seq_length = calibration.ids.shape
+            data = {"source": calibration.source, "num_samples": num_samples, "seq_length": seq_length}
+            data["seed"] = self.config.seed
+        return PruningReport(
+            config=self.config.to_dict(),
+            requested_sparsity=self.config.sparsity,
+            achieved_sparsity=achieved,
+            blocks=blocks,
+            projections=projections,
+            block_lambda=allocation.decisions.get("block", {}).get("lambda"),
+            row_lambda=allocation.decisions.get("row", {}).get("lambda"),
+            decisions=allocation.decisions,
+            calibration=data,
+            seconds=seconds,
+            block_forwards=block_forwards,
+            peak_memory=peak_memory(),
+            versions={
+                "optimum_neuronal": __version__,
+                "transformers": transformers.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        )
+
+
+def apply_masks(decoder: Decoder, masks: Mapping[str, PackedMask]) -> None:
+    """Sets the weights under the masks to zero, in place."""
+    with torch.no_grad():
+        for name, projection in decoder.projections.items():
+            projection.weight.masked_fill_(masks[name].unpack(), 0)
+
+
+def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model's own checkpoint."""
+    origin = model.config._name_or_path
+    message = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)."
+    if not origin:
+        raise ValueError(message)
+    try:
+        return AutoTokenizer.from_pretrained(origin)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{message} None could be loaded from {origin!r}: {error}") from error
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[None]:
+    """Holds Ctrl-C back for the moment in which weights change, and raises it afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if received:
+        raise KeyboardInterrupt
+
+
+class _Clock:
+    """Seconds by phase."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now

@@ -1,0 +1,63 @@
+"""A registry of interchangeable methods: name -> class, with discovery of the modules beside the base class."""
+
+import difflib
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable
+
+
+def did_you_mean(name: str, known: list[str]) -> str:
+    """Returns `" Did you mean 'wanda'?"` when `name` is close to a known name, otherwise an empty string."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+class Registry:
+    """Methods of one kind, registered by a decorator and found by name.
+
+    Every module of `package` is imported at the first look-up, so a method is added by adding its file, and a user's
+    own by decorating a class anywhere before it is asked for.
+
+    Args:
+        kind (`str`): what the methods are, for error messages: `"saliency"`.
+        package (`str`): the dotted name of the package whose modules hold the methods.
+    """
+
+    def __init__(self, kind: str, package: str):
+        self.kind = kind
+        self.package = package
+        self._classes: dict[str, type] = {}
+        self._discovered = False
+
+    def register(self, name: str) -> Callable[[type], type]:
+        """Class decorator: makes the class known as `name`. A name that is taken raises `ValueError`."""
+
+        def decorate(cls: type) -> type:
+            taken = self._classes.get(name)
+            if taken is not None and taken.__qualname__ != cls.__qualname__:
+                raise ValueError(f"The {self.kind} name {name!r} is taken by {taken.__qualname__}: choose another.")
+            cls.name = name
+            self._classes[name] = cls
+            return cls
+
+        return decorate
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        self._discover()
+        return sorted(self._classes)
+
+    def get(self, name: str) -> type:
+        """The class registered as `name`. Raises `ValueError` with the known names if there is none."""
+        known = self.names()
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ValueError(f"Unknown {self.kind} {name!r}.{hint} Known: {', '.join(known)}.")
+        return self._classes[name]
+
+    def _discover(self) -> None:
+        if not self._discovered:
+            for module in pkgutil.iter_modules(sys.modules[self.package].__path__):
+                importlib.import_module(f"{self.package}.{module.name}")
+            self._discovered = True

@@ -1,0 +1,21 @@
+"""MULTIFLOW: magnitude times the flow through the two neurons that the weight connects."""
+
+from dataclasses import dataclass
+
+import torch
+
+from .base import Saliency, register_saliency
+
+
+@register_saliency("multiflow")
+@dataclass(frozen=True)
+class Multiflow(Saliency):
+    """`|W_ij| * mean over j of (|W_ij| a_j) * mean over i of (|W_ij| a_j)` (Farina et al., MULTIFLOW, 2024).
+
+    The mean over a row is the same for the whole row, so it does not change which of its weights are pruned.
+    """
+
+    def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
+        magnitude = weight.abs()
+        flow = magnitude * activation
+        return magnitude * torch.outer(flow.mean(dim=1), flow.mean(dim=0))

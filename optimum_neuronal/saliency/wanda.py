@@ -1,0 +1,16 @@
+"""Wanda: magnitude times the norm of the input that the weight is multiplied with."""
+
+from dataclasses import dataclass
+
+import torch
+
+from .base import Saliency, register_saliency
+
+
+@register_saliency("wanda")
+@dataclass(frozen=True)
+class Wanda(Saliency):
+    """`|W_ij| * a_j` (Sun et al., A Simple and Effective Pruning Approach for Large Language Models, 2024, Eq. 1)."""
+
+    def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
+        return weight.abs() * activation

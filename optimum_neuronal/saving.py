@@ -1,0 +1,162 @@
+"""Saves a pruned model whole or not at all, with its tokenizer, its report and a model card; publishes it on the Hub."""
+
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+
+from huggingface_hub import HfApi, ModelCard, ModelCardData
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .report import PruningReport, format_table
+
+
+CARD = """---
+{metadata}
+---
+
+# {title}
+
+{sparsity:.1%} of the weights of this model's linear projections are zero. It was pruned without retraining by
+[NeuronAL](https://arxiv.org/abs/2411.07066), as `optimum_neuronal` implements it, and loads like any other model:
+
+```python
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("{title}")
+```
+
+The weights are stored dense, zeros included. `config.json` holds how it was pruned (`sparsity_config`), and
+`neuronal_report.json` every decision with its score.
+
+{table}
+"""
+
+
+def check_directory(directory: str | Path) -> Path:
+    """Raises before long work what would keep a model from being saved in `directory`; creates nothing.
+
+    Raises:
+        `NotADirectoryError`: the path, or one of its parents, is a file.
+        `PermissionError`: the directory, or the one it would be made in, cannot be written.
+    """
+    path = Path(directory).absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(f"Cannot save to {directory}: {existing} is a file. Choose another directory.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"Cannot save to {directory}: no permission to write in {existing}.")
+    return path
+
+
+def save_pruned(
+    model: PreTrainedModel,
+    directory: str | Path,
+    report: PruningReport,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """Saves model, tokenizer, report and model card. A failure leaves the directory as it was.
+
+    Everything is written beside the directory first. A new directory then appears whole; in one that exists, the
+    files are replaced one by one, and weight files that are not part of the new model are removed.
+
+    Args:
+        model (`PreTrainedModel`): the pruned model; saved as ordinary safetensors.
+        directory (`str` or `Path`): where to; created if missing.
+        report ([`PruningReport`]): of the prune.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): saved along.
+
+    Raises:
+        `OSError`: the directory is a file or cannot be written, or the disk is too full.
+    """
+    path = check_directory(directory)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_space(model, path)
+    staging = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}"
+    try:
+        staging.mkdir()
+        _write(model, staging, report, tokenizer, title=path.name)
+        if path.exists():
+            _replace_files(staging, path)
+        else:
+            staging.rename(path)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def push_pruned(
+    model: PreTrainedModel,
+    repo_id: str,
+    report: PruningReport,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload pruned model",
+) -> str:
+    """Uploads to the Hub what [`save_pruned`] saves, in one commit. Returns the commit's URL.
+
+    Args:
+        model, report, tokenizer: as for [`save_pruned`].
+        repo_id (`str`): `"me/llama-70"`; created if missing.
+        private, token, revision, commit_message: as for `HfApi.create_repo` and `HfApi.upload_folder`.
+    """
+    api = HfApi(token=token)
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    with tempfile.TemporaryDirectory() as folder:
+        _check_space(model, Path(folder))
+        _write(model, Path(folder), report, tokenizer, title=repo_id)
+        commit = api.upload_folder(
+            repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message
+        )
+    return commit.commit_url
+
+
+def _write(
+    model: PreTrainedModel,
+    folder: Path,
+    report: PruningReport,
+    tokenizer: PreTrainedTokenizerBase | None,
+    title: str,
+) -> None:
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    report.save(folder)
+    (folder / "README.md").write_text(_card(model, report, title), encoding="utf-8")
+
+
+def _card(model: PreTrainedModel, report: PruningReport, title: str) -> str:
+    origin = model.config._name_or_path
+    on_hub = origin and origin.count("/") <= 1 and not Path(origin).exists()
+    metadata = ModelCardData(
+        base_model=origin if on_hub else None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["sparse", "pruning", "neuronal"],
+    )
+    rows = [[name, f"{sparsity:.2%}"] for name, sparsity in report.blocks.items()]
+    table = "```\n" + format_table(["block", "sparsity"], rows) + "\n```"
+    card = CARD.format(metadata=metadata.to_yaml(), title=title, sparsity=report.achieved_sparsity, table=table)
+    return str(ModelCard(card))
+
+
+def _check_space(model: PreTrainedModel, path: Path) -> None:
+    needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    free = shutil.disk_usage(path if path.exists() else path.parent).free
+    if free < needed:
+        raise OSError(
+            f"Saving to {path} needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free: free some space or choose "
+            "another disk."
+        )
+
+
+def _replace_files(staging: Path, path: Path) -> None:
+    new = {file.name for file in staging.iterdir()}
+    for file in sorted(staging.iterdir()):
+        os.replace(file, path / file.name)
+    for file in path.glob("model*.safetensors*"):
+        if file.name not in new:
+            file.unlink()

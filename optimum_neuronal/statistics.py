@@ -1,0 +1,88 @@
+"""Statistics of the inputs of projections, gathered by hooks while a block runs."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class SquaredNorms:
+    """For every sequence, the sum over its tokens of the squared input, feature by feature.
+
+    `value` has shape (sequences, in), in float32: sequences in the order they were seen. From it follow the
+    activation of one sequence, `sqrt(value[i])`, and that of a projection, [`activation`]. Keeping the sequences
+    apart makes the result independent of how they were batched.
+    """
+
+    def __init__(self):
+        self._parts: list[torch.Tensor] = []
+
+    def update(self, inputs: torch.Tensor) -> None:
+        """Adds a batch of inputs of shape (batch, tokens, in)."""
+        self._parts.append(inputs.float().square().sum(dim=1))
+
+    @property
+    def value(self) -> torch.Tensor:
+        if len(self._parts) > 1:
+            self._parts = [torch.cat(self._parts)]
+        return self._parts[0]
+
+
+Norms = Mapping[str, SquaredNorms]  # projection name -> squared norms of its input
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The widest floating-point type that a device has: float64, but float32 on Apple's GPUs."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def activation(squared_norms: torch.Tensor) -> torch.Tensor:
+    """Activation of a projection (DESIGN section 2): `a_j = sqrt(mean over sequences of sum over tokens of x_j^2)`.
+
+    Args:
+        squared_norms (`Tensor` of shape (sequences, in)): from [`SquaredNorms`].
+
+    Returns:
+        `Tensor`: float32, shape (in,), non-negative. The mean is taken in the widest type of the device.
+    """
+    return squared_norms.to(wide_dtype(squared_norms.device)).mean(dim=0).sqrt().float()
+
+
+@contextmanager
+def record_inputs(modules: Mapping[str, nn.Module], statistic=SquaredNorms) -> Iterator[dict[str, SquaredNorms]]:
+    """While the context lasts, gathers a statistic of the input of every module.
+
+    Modules that receive the very same tensor (q, k and v; gate and up) share one statistic, computed once.
+
+    Args:
+        modules (`Mapping[str, nn.Module]`): name -> module whose first positional input is watched.
+        statistic: class with `update(inputs)`, made once per distinct input.
+
+    Yields:
+        `dict`: name -> statistic, filled as the modules run; a module that never ran is missing.
+    """
+    recorded: dict[str, SquaredNorms] = {}
+    seen: list[tuple[weakref.ref, int, SquaredNorms]] = []  # weak: a statistic must not keep activations alive
+
+    def hook(name: str):
+        def observe(_module, args):
+            inputs = args[0]
+            seen[:] = [entry for entry in seen if entry[0]() is not None]
+            for reference, version, shared in seen:
+                if reference() is inputs and version == inputs._version:
+                    recorded[name] = shared
+                    return
+            own = recorded.setdefault(name, statistic())
+            own.update(inputs)
+            seen.append((weakref.ref(inputs), inputs._version, own))
+
+        return observe
+
+    handles: Iterable = [module.register_forward_pre_hook(hook(name)) for name, module in modules.items()]
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()

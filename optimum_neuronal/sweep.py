@@ -1,0 +1,296 @@
+"""The only loop over a model's blocks: dense activations, trial plans, and the final masks.
+
+Every pass visits the blocks in order and carries *streams* of hidden states from one to the next, one stream for each
+candidate, so that all candidates visit a block together and share what is the same for them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from .alignment import total_error
+from .architectures import DOWN_INPUT, MLP_INPUT, NEXT_INPUT, OUTPUT_INPUT
+from .blocks import Block, Decoder, Projection, trial_weights
+from .capture import BlockInputs, Call, capture_inputs, first_output, replay
+from .masks import Cut, PackedMask, SparsityPlan, apply_cut, find_cut, prune_rows, sort_rows
+from .saliency import Saliency
+from .statistics import Norms, SquaredNorms, activation
+
+
+REFERENCES = ("sparse-stream", "dense")
+
+Hidden = list[torch.Tensor]  # one tensor of shape (batch, tokens, hidden size) per batch
+Visit = Callable[[int, Block, Sequence[Call], list[Hidden]], list[Hidden]]
+Refine = Callable[[Projection, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Where a pruned model's activations deviate from the dense one's: what the row step needs to know.
+
+    Args:
+        error (`float`): the alignment error of the whole plan.
+        places (`dict[tuple[int, str], Tensor]`):
+            (block index, place) -> `a_D - a_S`, signed, float64 on the CPU, shape (features of the place,).
+    """
+
+    error: float
+    places: dict[tuple[int, str], torch.Tensor]
+
+
+class Sweep:
+    """Runs a decoder block by block over calibration sequences. Use it inside [`capture.inference`].
+
+    Args:
+        decoder ([`Decoder`]): the model's blocks and projections. Its weights are the same after every call.
+        saliency ([`Saliency`]): scores the weights.
+        ids (`Tensor` of int64, shape (sequences, tokens)): all calibration sequences.
+        num_alignment_samples (`int`): how many of them, from the first, trials are measured on.
+        batch_size (`int`): sequences per forward.
+        device (`torch.device`): where the decoder expects token ids.
+
+    Attributes:
+        block_forwards (`int`): how often a block was run on one sequence, so far: the cost of everything.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        saliency: Saliency,
+        ids: torch.Tensor,
+        num_alignment_samples: int,
+        batch_size: int = 1,
+        device: torch.device | str = "cpu",
+    ):
+        self.decoder, self.saliency, self.ids = decoder, saliency, ids
+        self.num_alignment_samples, self.batch_size, self.device = num_alignment_samples, batch_size, device
+        self.block_forwards = 0
+        self._inputs: BlockInputs | None = None
+        self._dense: tuple[list[Norms], SquaredNorms] | None = None
+
+    def check_replay(self) -> None:
+        """Compares replaying the blocks with the decoder's own forward on the first sequence.
+
+        Raises:
+            `ValueError`: they differ, so the family is not understood; or the activations are not finite.
+        """
+        first, outputs = self.ids[:1], []
+        handle = self.decoder.blocks[-1].module.register_forward_hook(lambda _m, _a, output: outputs.append(output))
+        try:
+            self.decoder.module(input_ids=first.to(self.device), use_cache=False)
+        finally:
+            handle.remove()
+        expected = first_output(outputs[0])
+        if not bool(torch.isfinite(expected).all()):
+            raise ValueError(
+                "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
+                f"bfloat16 or float32 (it is {expected.dtype})."
+            )
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+            return [self._replay(block, streams[0], calls, record=False)[0]]
+
+        inputs = capture_inputs(self.decoder, first, 1, self.device)
+        (replayed,) = self._sweep(inputs, 1, visit, None)
+        difference = (replayed[0] - expected).abs().max()
+        if difference > 1e-3 * expected.abs().max():
+            raise ValueError(
+                f"Replaying the blocks ({type(self.decoder.blocks[0].module).__name__}) does not give what the model "
+                f"computes: the largest difference is {difference:.3g}. This model family is not supported."
+            )
+
+    def dense_norms(self) -> list[Norms]:
+        """Squared norms of the dense model's own inputs over the alignment sequences, block by block. Kept."""
+        return self._dense_pass()[0]
+
+    def alignment_errors(
+        self, plans: Sequence[SparsityPlan], reference: str, scope: str, metric: str, label: str
+    ) -> list[float]:
+        """Alignment error of every plan (paper, Eq. 3), all of them in one sweep.
+
+        Args:
+            plans (`Sequence[SparsityPlan]`): what to try; no plan is applied.
+            reference (`str`):
+                Where dense activations and saliency come from. `"sparse-stream"`: the dense block run on the plan's
+                own hidden states. `"dense"`: the dense model's own stream.
+            scope, metric (`str`): see [`alignment_error`].
+            label (`str`): what the progress bar calls the sweep.
+
+        Returns:
+            `list[float]`: one error per plan, summed over all pruned projections. Lower is better.
+        """
+        errors: list[list[torch.Tensor]] = [[] for _ in plans]
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+            outputs: list[Hidden] = [[] for _ in plans]
+            for members in _grouped(streams, shared=reference == "dense"):
+                _, norms = self._reference(reference, index, block, streams[members[0]], calls)
+                cuts = self._cuts(block, norms, [plans[member] for member in members])
+                for member, own_cuts in zip(members, cuts):
+                    with trial_weights(block.pruned, self._mask_of(norms, own_cuts)):
+                        outputs[member], sparse = self._replay(block, streams[member], calls)
+                    errors[member].append(total_error(block.pruned_names, norms, sparse, scope, metric))
+            return outputs
+
+        self._sweep(self._alignment_inputs(), len(plans), visit, label)
+        return [self._total(per_block) for per_block in errors]
+
+    def deviation(self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str) -> Deviation:
+        """Alignment error of one plan, and the deviation at every place that rows feed. Arguments as above.
+
+        With `"sparse-stream"` a block's first input is the same in both runs. There the rows of the block before
+        are compared by that block's two outputs, each as this block's first projection receives it.
+        """
+        errors: list[torch.Tensor] = []
+        places: dict[tuple[int, str], torch.Tensor] = {}
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+            hidden, dense_hidden = streams
+            dense_output, norms = self._reference(reference, index, block, hidden, calls)
+            (cuts,) = self._cuts(block, norms, [plan])
+            with trial_weights(block.pruned, self._mask_of(norms, cuts)):
+                output, sparse = self._replay(block, hidden, calls)
+            errors.append(total_error(block.pruned_names, norms, sparse, scope, metric))
+            entry = (block.reader(NEXT_INPUT) or next(iter(block.projections.values()))).name
+            if index > 0:
+                before = norms if dense_output is None else self._replay(block, dense_hidden, calls)[1]
+                places[index - 1, NEXT_INPUT] = _difference(before[entry], sparse[entry])
+            for place in (OUTPUT_INPUT, MLP_INPUT, DOWN_INPUT):
+                if reader := block.reader(place):
+                    places[index, place] = _difference(norms[reader.name], sparse[reader.name])
+            return [output, dense_output or dense_hidden]
+
+        inputs = self._alignment_inputs()
+        output, dense_output = self._sweep(inputs, 2, visit, label)
+        dense_final = self._dense_pass()[1] if reference == "dense" else _final_norms(inputs.final_norm, dense_output)
+        last = len(self.decoder.blocks) - 1
+        places[last, NEXT_INPUT] = _difference(dense_final, _final_norms(inputs.final_norm, output))
+        return Deviation(self._total(errors), {key: value.double().cpu() for key, value in places.items()})
+
+    def final_masks(self, plan: SparsityPlan, refine: Refine | None = None) -> dict[str, PackedMask]:
+        """The masks of a plan, block by block over all sequences, each block seeing the pruned blocks before it.
+
+        Args:
+            plan ([`SparsityPlan`]): sparsity of every projection or row.
+            refine (*optional*): projection, mask, activation -> mask; applied to every mask.
+
+        Returns:
+            `dict[str, PackedMask]`: projection name -> mask. No weight is changed.
+        """
+        masks: dict[str, PackedMask] = {}
+        finite: list[torch.Tensor] = []
+
+        def prune_block(block: Block, norms: Norms | None) -> None:
+            for projection in block.pruned:
+                score = self._score(projection, norms)
+                mask = prune_rows(score, plan.row_counts(projection.name, projection.shape))
+                if refine is not None:
+                    mask = refine(projection, mask, self._activation(projection, norms))
+                masks[projection.name] = PackedMask.pack(mask)
+                finite.append(torch.isfinite(score).all())
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+            _, norms = self._replay(block, streams[0], calls)
+            prune_block(block, norms)
+            if index == len(self.decoder.blocks) - 1:
+                return streams  # nothing reads the last block's output
+            with trial_weights(block.pruned, lambda projection: masks[projection.name].unpack()):
+                return [self._replay(block, streams[0], calls, record=False)[0]]
+
+        if self.saliency.uses_activations:
+            self._inputs = self._dense = None
+            inputs = capture_inputs(self.decoder, self.ids, self.batch_size, self.device)
+            self._sweep(inputs, 1, visit, "Pruning")
+        else:
+            for block in self.decoder.blocks:
+                prune_block(block, None)
+        for name, is_finite in zip(masks, finite):
+            if not bool(is_finite):
+                raise ValueError(f"The saliency of {name} is not finite: its inputs overflow in the model's dtype.")
+        return masks
+
+    def _sweep(self, inputs: BlockInputs, streams: int, visit: Visit, label: str | None) -> list[Hidden]:
+        hidden = [inputs.hidden] * streams
+        blocks = logging.tqdm(self.decoder.blocks, desc=label, unit="block", disable=label is None)
+        for index, block in enumerate(blocks):
+            hidden = visit(index, block, inputs.calls[index], hidden)
+        return hidden
+
+    def _replay(self, block: Block, hidden: Hidden, calls: Sequence[Call], record: bool = True) -> tuple[Hidden, Norms]:
+        self.block_forwards += sum(len(states) for states in hidden)
+        return replay(block, hidden, calls, record)
+
+    def _alignment_inputs(self) -> BlockInputs:
+        if self._inputs is None:
+            ids = self.ids[: self.num_alignment_samples]
+            self._inputs = capture_inputs(self.decoder, ids, self.batch_size, self.device)
+        return self._inputs
+
+    def _dense_pass(self) -> tuple[list[Norms], SquaredNorms]:
+        if self._dense is None:
+            per_block: list[Norms] = []
+
+            def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+                output, norms = self._replay(block, streams[0], calls)
+                per_block.append(norms)
+                return [output]
+
+            inputs = self._alignment_inputs()
+            (output,) = self._sweep(inputs, 1, visit, "Dense activations")
+            self._dense = per_block, _final_norms(inputs.final_norm, output)
+        return self._dense
+
+    def _reference(
+        self, reference: str, index: int, block: Block, hidden: Hidden, calls: Sequence[Call]
+    ) -> tuple[Hidden | None, Norms]:
+        """The dense block's output, None if it is not that of this stream, and its inputs' norms."""
+        if reference == "dense":
+            return None, self.dense_norms()[index]
+        return self._replay(block, hidden, calls)
+
+    def _activation(self, projection: Projection, norms: Norms | None) -> torch.Tensor | None:
+        return None if norms is None else activation(norms[projection.name].value)
+
+    def _score(self, projection: Projection, norms: Norms | None) -> torch.Tensor:
+        return self.saliency.score(projection.weight.float(), self._activation(projection, norms))
+
+    def _cuts(self, block: Block, norms: Norms, plans: Sequence[SparsityPlan]) -> list[dict[str, Cut]]:
+        """For every plan, the cut of each projection: the weights of a row are ranked once for all plans."""
+        cuts: list[dict[str, Cut]] = [{} for _ in plans]
+        for projection in block.pruned:
+            ranked = sort_rows(self._score(projection, norms))
+            for plan, own_cuts in zip(plans, cuts):
+                own_cuts[projection.name] = find_cut(ranked, plan.row_counts(projection.name, projection.shape))
+        return cuts
+
+    def _mask_of(self, norms: Norms, cuts: dict[str, Cut]) -> Callable[[Projection], torch.Tensor]:
+        return lambda projection: apply_cut(self._score(projection, norms), cuts[projection.name])
+
+    def _total(self, per_block: list[torch.Tensor]) -> float:
+        errors = torch.stack(per_block)
+        if not bool(torch.isfinite(errors).all()):
+            block = self.decoder.blocks[int((~torch.isfinite(errors)).nonzero()[0])]
+            raise ValueError(f"Activations in {block.name} are not finite: they overflow in the model's dtype.")
+        return errors.sum().item()
+
+
+def _grouped(streams: list[Hidden], shared: bool) -> list[list[int]]:
+    """Indices of streams that share the dense block's activations: those with the very same hidden states."""
+    groups: dict[int, list[int]] = {}
+    for index, stream in enumerate(streams):
+        groups.setdefault(0 if shared else id(stream), []).append(index)
+    return list(groups.values())
+
+
+def _difference(dense: SquaredNorms, sparse: SquaredNorms) -> torch.Tensor:
+    return activation(dense.value) - activation(sparse.value)
+
+
+def _final_norms(final_norm: nn.Module | None, hidden: Hidden) -> SquaredNorms:
+    norms = SquaredNorms()
+    for states in hidden:
+        norms.update(states if final_norm is None else final_norm(states))
+    return norms

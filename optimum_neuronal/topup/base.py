@@ -1,0 +1,108 @@
+"""What a top-up is. To add one, add a file beside this one with a registered subclass of [`TopUp`]."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from ..blocks import Decoder, Projection
+from ..masks import SparsityPlan
+from ..registry import Registry
+from ..sweep import Sweep
+
+
+TOPUPS = Registry("top-up", __package__)
+register_topup = TOPUPS.register
+
+SMALLEST, LARGEST = 0.01, 0.99
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a top-up decided.
+
+    Args:
+        plan ([`SparsityPlan`]): where the sparsity goes.
+        decisions (`dict`): how it was found, for the report; JSON-serialisable.
+    """
+
+    plan: SparsityPlan
+    decisions: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TopUp(ABC):
+    """Decides where the sparsity goes, on top of any saliency. The fields of a subclass are its hyper-parameters:
+    those that `NeuronALConfig` has too are taken from there, the others from `topup_args`.
+
+    Class attributes:
+        uses_calibration (`bool`): False if `allocate` never asks the sweep for anything.
+    """
+
+    name: ClassVar[str]
+    uses_calibration: ClassVar[bool] = True
+
+    def check(self, decoder: Decoder) -> None:
+        """Raises `ValueError` if this top-up cannot serve the model. Called before any long work."""
+
+    @abstractmethod
+    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+        """Decides the sparsity of every projection or row.
+
+        Args:
+            sweep ([`Sweep`]): the decoder, and what may be asked of it: dense activations, errors of trial plans.
+            sparsity (`float`): share of all prunable weights to prune, in [0, 1).
+        """
+
+    def refine(
+        self, projection: Projection, mask: torch.Tensor, activation: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Edits a final mask. The default returns it unchanged.
+
+        Args:
+            projection ([`Projection`]): whose mask it is.
+            mask (`Tensor`): boolean, shape (out, in), True where pruned.
+            activation (`Tensor` of float32, shape (in,)): as [`Saliency.score`] gets it; None without calibration.
+        """
+        return mask
+
+
+def get_dist(
+    sparsity: float, lam: float, values: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Spreads sparsity around its mean, within a window of `2 * lam`: large values get less of it (paper, Eq. 4).
+
+    `density = 2 lam (v - min v) / (max v - min v)`, shifted to the mean density `1 - sparsity`. Sparsities are kept
+    within [0.01, 0.99] without moving their mean. Constant values give `sparsity` everywhere.
+
+    Args:
+        sparsity (`float`): the mean, in [0, 1).
+        lam (`float`): half the window's width, in [0, 1].
+        values (`Tensor`, shape (n,)): the direction v: what should be spared is large.
+        weights (`Tensor`, shape (n,), *optional*): how many weights each entry stands for; equal if not given.
+
+    Returns:
+        `Tensor`: float64 on the CPU, shape (n,).
+    """
+    values = values.double().cpu()
+    weights = torch.ones_like(values) if weights is None else weights.double()
+    weights = weights / weights.sum()
+    span = values.max() - values.min()
+    if span == 0 or lam == 0 or not SMALLEST <= sparsity <= LARGEST:
+        return torch.full_like(values, sparsity)
+    density = 2 * lam * (values - values.min()) / span
+    spread = (density * weights).sum() - density + sparsity
+    return spread if spread.min() >= SMALLEST and spread.max() <= LARGEST else _clip(spread, sparsity, weights)
+
+
+def _clip(spread: torch.Tensor, mean: float, weights: torch.Tensor) -> torch.Tensor:
+    """Clips to [0.01, 0.99] after the shift, found by bisection, that keeps the weighted mean."""
+    low, high = -1.0, 1.0
+    for _ in range(60):
+        shift = (low + high) / 2
+        if ((spread + shift).clamp(SMALLEST, LARGEST) * weights).sum() < mean:
+            low = shift
+        else:
+            high = shift
+    return (spread + high).clamp(SMALLEST, LARGEST)

@@ -1,0 +1,130 @@
+"""NeuronAL: sparsity by block, then by row, chosen by the alignment of dense and sparse activations (the paper)."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..alignment import METRICS, SCOPES
+from ..blocks import Decoder
+from ..masks import SparsityPlan
+from ..registry import did_you_mean
+from ..sweep import REFERENCES, Deviation, Sweep
+from .base import Allocation, TopUp, get_dist, register_topup
+
+
+LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
+STEPS = ("both", "block", "row")
+
+
+@register_topup("neuronal")
+@dataclass(frozen=True)
+class NeuronAL(TopUp):
+    """The paper's algorithm: for each step, of all lambdas the one with the lowest alignment error is kept.
+
+    Args:
+        steps (`str`): `"both"` (block, then row), `"block"`, or `"row"` (from uniform sparsity).
+        reference (`str`): `"sparse-stream"` or `"dense"`: where dense activations come from, see [`Sweep`].
+        alignment_scope (`str`): `"sequence"` or `"pooled"`, see [`alignment_error`].
+        block_lambdas, row_lambdas (`tuple[float, ...]`): half-widths of the sparsity window to try, in [0, 1].
+        metric (`str`): distance between activations: `"l2"`.
+    """
+
+    steps: str = "both"
+    reference: str = "sparse-stream"
+    alignment_scope: str = "sequence"
+    block_lambdas: tuple[float, ...] = LAMBDAS
+    row_lambdas: tuple[float, ...] = (0.0, *LAMBDAS)
+    metric: str = "l2"
+
+    def __post_init__(self):
+        choices = {"steps": STEPS, "reference": REFERENCES, "alignment_scope": SCOPES, "metric": tuple(METRICS)}
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if value not in known:
+                hint = did_you_mean(value, list(known))
+                raise ValueError(f"{name} is {value!r}: expected one of {', '.join(map(repr, known))}.{hint}")
+        for name in ("block_lambdas", "row_lambdas"):
+            object.__setattr__(self, name, _checked_lambdas(name, getattr(self, name)))
+
+    @property
+    def _measured_on(self) -> tuple[str, str, str]:
+        return self.reference, self.alignment_scope, self.metric
+
+    def check(self, decoder: Decoder) -> None:
+        if self.steps != "block":
+            for block in decoder.blocks:
+                for projection in block.pruned:
+                    decoder.row_groups(block, projection)
+
+    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+        plan = SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity))
+        decisions: dict = {}
+        if self.steps in ("both", "block"):
+            plan, decisions["block"] = self._block_step(sweep, sparsity)
+        if self.steps in ("both", "row"):
+            plan, decisions["row"] = self._row_step(sweep, plan)
+        return Allocation(plan, decisions)
+
+    def _block_step(self, sweep: Sweep, sparsity: float) -> tuple[SparsityPlan, dict]:
+        """Sparsity rises linearly from the first block to the last (paper, section 3.1.1)."""
+        start = time.perf_counter()
+        plans = [block_plan(sweep.decoder, sparsity, lam) for lam in self.block_lambdas]
+        errors = sweep.alignment_errors(plans, *self._measured_on, label="Block step")
+        best = min(range(len(plans)), key=errors.__getitem__)
+        return plans[best], _decision(self.block_lambdas, errors, best, start)
+
+    def _row_step(self, sweep: Sweep, base: SparsityPlan) -> tuple[SparsityPlan, dict]:
+        """Rows whose features deviate more from the dense model's get less sparsity (paper, section 3.1.2)."""
+        start = time.perf_counter()
+        deviation = sweep.deviation(base, *self._measured_on, label="Row deviations")
+        trials = [lam for lam in self.row_lambdas if lam != 0]
+        plans = [row_plan(sweep.decoder, base, lam, deviation) for lam in trials]
+        measured = sweep.alignment_errors(plans, *self._measured_on, label="Row step") if plans else []
+        by_lambda = {0.0: (deviation.error, base)} | {
+            lam: (error, plan) for lam, error, plan in zip(trials, measured, plans)
+        }
+        errors = [by_lambda[lam][0] for lam in self.row_lambdas]
+        best = min(range(len(errors)), key=errors.__getitem__)
+        return by_lambda[self.row_lambdas[best]][1], _decision(self.row_lambdas, errors, best, start)
+
+
+def block_plan(decoder: Decoder, sparsity: float, lam: float) -> SparsityPlan:
+    """Linear schedule from `sparsity - lam` in the first block to `sparsity + lam` in the last."""
+    sizes = [sum(math.prod(projection.shape) for projection in block.pruned) for block in decoder.blocks]
+    from_last = torch.arange(len(sizes), 0, -1)  # the paper's block index, turned around: early blocks are spared
+    spread = get_dist(sparsity, lam, from_last, torch.tensor(sizes)).tolist()
+    return SparsityPlan({name: value for block, value in zip(decoder.blocks, spread) for name in block.pruned_names})
+
+
+def row_plan(decoder: Decoder, base: SparsityPlan, lam: float, deviation: Deviation) -> SparsityPlan:
+    """Spreads the base plan's sparsity of every projection over its rows, by the deviation of what they feed."""
+    plan: dict[str, torch.Tensor] = {}
+    for index, block in enumerate(decoder.blocks):
+        for projection in block.pruned:
+            place = deviation.places[index, decoder.place_fed_by(projection)]
+            rows = torch.empty(projection.shape[0], dtype=torch.float64)
+            for group in decoder.row_groups(block, projection):
+                rows[group.rows] = get_dist(base.sparsity[projection.name], lam, group.values(place))
+            plan[projection.name] = rows
+    return SparsityPlan(plan)
+
+
+def _decision(lambdas: Sequence[float], errors: Sequence[float], best: int, start: float) -> dict:
+    return {
+        "lambda": lambdas[best],
+        "candidates": [{"lambda": lam, "error": error} for lam, error in zip(lambdas, errors)],
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _checked_lambdas(name: str, lambdas) -> tuple[float, ...]:
+    try:
+        checked = tuple(float(lam) for lam in lambdas)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} is {lambdas!r}: expected numbers, such as (0.05, 0.1).") from error
+    if not checked or not all(0 <= lam <= 1 for lam in checked) or len(set(checked)) != len(checked):
+        raise ValueError(f"{name} is {lambdas!r}: expected at least one number, each once, from 0 to 1.")
+    return checked

@@ -1,0 +1,19 @@
+"""Uniform: every row of every projection gets the same sparsity."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..masks import SparsityPlan
+from ..sweep import Sweep
+from .base import Allocation, TopUp, register_topup
+
+
+@register_topup("uniform")
+@dataclass(frozen=True)
+class Uniform(TopUp):
+    """The baseline that the literature compares with; costs nothing."""
+
+    uses_calibration: ClassVar[bool] = False
+
+    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+        return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))
