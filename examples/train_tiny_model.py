@@ -13,16 +13,29 @@ from pathlib import Path
 
 import torch
 from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 
 END, LENGTH = "<|endoftext|>", 256
 SKIP = {"site-packages", "__pycache__", "encodings", "pydoc_data", "data", "cjkencodings"}  # tables, not prose
-SHAPES = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=8, num_attention_heads=4, tie_word_embeddings=True)
+SHAPES = dict(
+    hidden_size=128, intermediate_size=384, num_hidden_layers=8, num_attention_heads=4, tie_word_embeddings=True
+)
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+)
 parser.add_argument("--output", type=Path, required=True, help="directory to write")
-parser.add_argument("--model-type", default="llama", help="a causal model type of transformers: llama, mistral, qwen3, ...")
+parser.add_argument(
+    "--model-type", default="llama", help="a causal model type of transformers: llama, mistral, qwen3, ..."
+)
 parser.add_argument("--steps", type=int, default=3000, help="optimizer steps of 8 sequences of 256 tokens")
 parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of the text")
 args = parser.parse_args()

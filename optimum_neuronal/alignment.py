@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .statistics import Norms, activation, wide_dtype
+from .statistics import Norms, wide_dtype
 
 
 def l2(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
@@ -32,11 +32,8 @@ def alignment_error(
         `Tensor`: a scalar in the widest type of the tensors' device.
     """
     if scope == "pooled":
-        dense, sparse = activation(dense)[None], activation(sparse)[None]
-    else:
-        dense, sparse = dense.sqrt(), sparse.sqrt()
-    wide = wide_dtype(dense.device)
-    errors = METRICS[metric](_normalise(dense.to(wide)), _normalise(sparse.to(wide)))
+        dense, sparse = dense.mean(dim=0, keepdim=True), sparse.mean(dim=0, keepdim=True)
+    errors = METRICS[metric](_normalise(dense), _normalise(sparse))
     return errors.sum() / dense.shape[-1]
 
 
@@ -49,6 +46,7 @@ def total_error(names: Sequence[str], dense: Norms, sparse: Norms, scope: str, m
     return sum((errors[id(sparse[name])] for name in names), torch.zeros(()))
 
 
-def _normalise(activations: torch.Tensor) -> torch.Tensor:
+def _normalise(squared_norms: torch.Tensor) -> torch.Tensor:
+    activations = squared_norms.to(wide_dtype(squared_norms.device)).sqrt()
     # An input that is zero everywhere (dead ReLUs) stays zero rather than becoming 0 / 0.
     return activations / activations.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(activations.dtype).tiny)

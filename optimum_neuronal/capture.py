@@ -172,8 +172,8 @@ def replay(block: Block, hidden: Sequence[torch.Tensor], calls: Sequence[Call], 
         `tuple`: the outputs, one tensor per batch, and a dict from projection name to [`SquaredNorms`].
     """
     watched = {name: projection.module for name, projection in block.projections.items()} if record else {}
-    with record_inputs(watched) as recorded:
-        outputs = [
-            first_output(block.module(states, *call.args, **call.kwargs)) for states, call in zip(hidden, calls)
-        ]
+    outputs, recorded = [], {}
+    for states, call in zip(hidden, calls):
+        with record_inputs(watched, recorded, len(states)):
+            outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
     return outputs, recorded

@@ -1,14 +1,14 @@
 """Perplexity of a language model, by the protocol that the papers of this field share."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch.nn.functional import cross_entropy
 from transformers.utils import logging
 
-from .calibration import as_token_ids, check_vocabulary, load_documents, resolve_seq_length, tokenize
+from .calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
+from .capture import inference
+from .documents import load_documents
 
 
 def evaluate_perplexity(
@@ -25,7 +25,7 @@ def evaluate_perplexity(
         model (`PreTrainedModel`): a causal language model. It computes on its device and in its dtype, in evaluation
             mode; afterwards every module is in the mode it was in.
         tokenizer (`PreTrainedTokenizerBase`): makes ids of text; may be None for token ids.
-        dataset: any kind that `optimum_neuronal.calibration` lists. A Hub dataset without a split gives its test
+        dataset: any kind that `optimum_neuronal.calibration` takes. A Hub dataset without a split gives its test
             split; token ids of shape (N, L) are the windows themselves.
         seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and what the model admits; of
             token ids, L.
@@ -35,7 +35,7 @@ def evaluate_perplexity(
     Raises:
         `ValueError`: less text than one window, ids outside the vocabulary, a length that the model does not admit, a
             model without a language-model head or with weights on the meta device; a loss that is NaN or infinite;
-            and what [`load_documents`](optimum_neuronal.calibration.load_documents) raises.
+            and what [`load_documents`](optimum_neuronal.documents.load_documents) raises.
     """
     for name, value, least in (
         ("seq_length", seq_length, 2),
@@ -52,7 +52,7 @@ def evaluate_perplexity(
     # What accelerate offloaded is on meta; its hooks bring the ids to the right device.
     device = "cpu" if embeddings.is_meta else embeddings.device
 
-    with _evaluation_mode(model), torch.no_grad():
+    with inference(model):
         mean = _mean_nll(model, windows, batch_size, device)
     return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float
 
@@ -102,14 +102,3 @@ def _summed_nll(model, ids: torch.Tensor) -> float:
         raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")
     targets = ids[:, 1:].flatten().to(logits.device)
     return cross_entropy(logits[:, :-1].float().flatten(0, 1), targets, reduction="sum").item()
-
-
-@contextmanager
-def _evaluation_mode(model) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from . import __version__
 from .blocks import Decoder, check_model, check_weights, find_decoder
-from .calibration import CalibrationSet, draw_sequences, is_token_ids
+from .calibration import CalibrationSet, as_token_ids, draw_sequences, resolve_seq_length
 from .capture import inference
 from .config import NeuronALConfig
 from .masks import PackedMask
@@ -28,8 +28,6 @@ from .topup import Allocation
 
 
 logger = logging.get_logger(__name__)
-
-LONGEST_DEFAULT = 2048  # tokens per calibration sequence, as in the paper
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -180,9 +178,7 @@ class NeuronALPruner(OptimumQuantizer):
         check_weights(model, decoder.projections)
         saliency, topup = self.config.make_saliency(), self.config.make_topup()
         topup.check(decoder)
-        longest = getattr(decoder.config, "max_position_embeddings", None)
-        if longest and (self.config.seq_length or 0) > longest:
-            raise ValueError(f"seq_length is {self.config.seq_length}, but the model admits {longest} tokens at most.")
+        resolve_seq_length(model.config, self.config.seq_length)
         return decoder, saliency, topup
 
     def _draw(self, model: PreTrainedModel, dataset) -> CalibrationSet:
@@ -192,12 +188,10 @@ class NeuronALPruner(OptimumQuantizer):
                 "No calibration data: set NeuronALConfig(dataset=...), or pass prune(model, dataset=...) text or token "
                 "ids."
             )
-        longest = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        if is_token_ids(dataset):
-            seq_length = self.config.seq_length
-        else:
+        seq_length = self.config.seq_length
+        if as_token_ids(dataset) is None:
+            seq_length = resolve_seq_length(model.config, seq_length)
             self.tokenizer = self.tokenizer or _own_tokenizer(model)
-            seq_length = self.config.seq_length or min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)
         calibration = draw_sequences(
             dataset,
             self.tokenizer,
@@ -206,10 +200,7 @@ class NeuronALPruner(OptimumQuantizer):
             seed=self.config.seed,
             vocab_size=model.get_input_embeddings().weight.shape[0],
         )
-        if longest and calibration.ids.shape[1] > longest:
-            raise ValueError(
-                f"The calibration sequences have {calibration.ids.shape[1]} tokens, but the model admits {longest}."
-            )
+        resolve_seq_length(model.config, calibration.ids.shape[1])
         return calibration
 
     def _make_report(
@@ -221,11 +212,6 @@ class NeuronALPruner(OptimumQuantizer):
         seconds: dict[str, float],
     ) -> PruningReport:
         achieved, blocks, projections = measure_sparsity(decoder)
-        data = {}
-        if calibration is not None:
-            num_samples, seq_length = calibration.ids.shape
-            data = {"source": calibration.source, "num_samples": num_samples, "seq_length": seq_length}
-            data["seed"] = self.config.seed
         return PruningReport(
             config=self.config.to_dict(),
             requested_sparsity=self.config.sparsity,
@@ -235,7 +221,7 @@ class NeuronALPruner(OptimumQuantizer):
             block_lambda=allocation.decisions.get("block", {}).get("lambda"),
             row_lambda=allocation.decisions.get("row", {}).get("lambda"),
             decisions=allocation.decisions,
-            calibration=data,
+            calibration={} if calibration is None else calibration.to_dict(),
             seconds=seconds,
             block_forwards=block_forwards,
             peak_memory=peak_memory(),

@@ -75,7 +75,9 @@ class PruningReport:
         if self.calibration:
             rows.append(["calibration", "{num_samples} x {seq_length} tokens of {source}".format(**self.calibration)])
         rows.append(["seconds", ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())])
-        rows.append(["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())])
+        rows.append(
+            ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
+        )
         return format_table(["", "pruned model"], rows)
 
 
@@ -131,9 +133,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
-        padded = [
-            cell.rjust(width) if _is_number(cell) else cell.ljust(width) for cell, width in zip(row, widths)
-        ]
+        padded = [cell.rjust(width) if _is_number(cell) else cell.ljust(width) for cell, width in zip(row, widths)]
         return "  ".join(padded).rstrip()
 
     return "\n".join([line(cells[0]), "  ".join("-" * width for width in widths), *map(line, cells[1:])])

@@ -1,7 +1,7 @@
 """Statistics of the inputs of projections, gathered by hooks while a block runs."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -19,8 +19,9 @@ class SquaredNorms:
     def __init__(self):
         self._parts: list[torch.Tensor] = []
 
-    def update(self, inputs: torch.Tensor) -> None:
-        """Adds a batch of inputs of shape (batch, tokens, in)."""
+    def update(self, inputs: torch.Tensor, sequences: int) -> None:
+        """Adds a batch of inputs of shape (sequences, tokens, in), or flattened to (sequences * tokens, in)."""
+        inputs = inputs.reshape(sequences, -1, inputs.shape[-1])
         self._parts.append(inputs.float().square().sum(dim=1))
 
     @property
@@ -51,38 +52,37 @@ def activation(squared_norms: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def record_inputs(modules: Mapping[str, nn.Module], statistic=SquaredNorms) -> Iterator[dict[str, SquaredNorms]]:
-    """While the context lasts, gathers a statistic of the input of every module.
+def record_inputs(
+    modules: Mapping[str, nn.Module], recorded: dict[str, SquaredNorms], sequences: int, statistic=SquaredNorms
+) -> Iterator[None]:
+    """While the context lasts, adds the inputs of every module, for one batch, to a statistic of its own.
 
     Modules that receive the very same tensor (q, k and v; gate and up) share one statistic, computed once.
 
     Args:
         modules (`Mapping[str, nn.Module]`): name -> module whose first positional input is watched.
-        statistic: class with `update(inputs)`, made once per distinct input.
-
-    Yields:
-        `dict`: name -> statistic, filled as the modules run; a module that never ran is missing.
+        recorded (`dict`): name -> statistic, filled as the modules run; a module that never ran is missing.
+        sequences (`int`): sequences in the batch.
+        statistic: class with `update(inputs, sequences)`, made once per distinct input.
     """
-    recorded: dict[str, SquaredNorms] = {}
     seen: list[tuple[weakref.ref, int, SquaredNorms]] = []  # weak: a statistic must not keep activations alive
 
     def hook(name: str):
         def observe(_module, args):
             inputs = args[0]
-            seen[:] = [entry for entry in seen if entry[0]() is not None]
             for reference, version, shared in seen:
                 if reference() is inputs and version == inputs._version:
                     recorded[name] = shared
                     return
             own = recorded.setdefault(name, statistic())
-            own.update(inputs)
+            own.update(inputs, sequences)
             seen.append((weakref.ref(inputs), inputs._version, own))
 
         return observe
 
-    handles: Iterable = [module.register_forward_pre_hook(hook(name)) for name, module in modules.items()]
+    handles = [module.register_forward_pre_hook(hook(name)) for name, module in modules.items()]
     try:
-        yield recorded
+        yield
     finally:
         for handle in handles:
             handle.remove()

@@ -219,7 +219,9 @@ class Sweep:
             hidden = visit(index, block, inputs.calls[index], hidden)
         return hidden
 
-    def _replay(self, block: Block, hidden: Hidden, calls: Sequence[Call], record: bool = True) -> tuple[Hidden, Norms]:
+    def _replay(
+        self, block: Block, hidden: Hidden, calls: Sequence[Call], record: bool = True
+    ) -> tuple[Hidden, Norms]:
         self.block_forwards += sum(len(states) for states in hidden)
         return replay(block, hidden, calls, record)
 
@@ -292,5 +294,5 @@ def _difference(dense: SquaredNorms, sparse: SquaredNorms) -> torch.Tensor:
 def _final_norms(final_norm: nn.Module | None, hidden: Hidden) -> SquaredNorms:
     norms = SquaredNorms()
     for states in hidden:
-        norms.update(states if final_norm is None else final_norm(states))
+        norms.update(states if final_norm is None else final_norm(states), len(states))
     return norms

@@ -55,9 +55,7 @@ class TopUp(ABC):
             sparsity (`float`): share of all prunable weights to prune, in [0, 1).
         """
 
-    def refine(
-        self, projection: Projection, mask: torch.Tensor, activation: torch.Tensor | None
-    ) -> torch.Tensor:
+    def refine(self, projection: Projection, mask: torch.Tensor, activation: torch.Tensor | None) -> torch.Tensor:
         """Edits a final mask. The default returns it unchanged.
 
         Args:
@@ -68,9 +66,7 @@ class TopUp(ABC):
         return mask
 
 
-def get_dist(
-    sparsity: float, lam: float, values: torch.Tensor, weights: torch.Tensor | None = None
-) -> torch.Tensor:
+def get_dist(sparsity: float, lam: float, values: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
     """Spreads sparsity around its mean, within a window of `2 * lam`: large values get less of it (paper, Eq. 4).
 
     `density = 2 lam (v - min v) / (max v - min v)`, shifted to the mean density `1 - sparsity`. Sparsities are kept

@@ -1,0 +1,280 @@
+"""Text datasets of any kind, opened as lists of documents.
+
+A dataset is a name in `CALIBRATION_DATASETS`; a Hub dataset, `"id"`, `"id:split"`, `"id:split:column"` or
+`"id:config:split:column"`; a .txt, .jsonl (one object per line) or .parquet file, `"FILE"` or `"FILE:column"`; a list
+of strings; a `datasets.Dataset`.
+"""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+ALTERNATIVES = "a local .txt, .jsonl or .parquet file, a list of strings, or token ids of shape (N, L)"
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """Where a text dataset lies on the Hub, and how the field uses it.
+
+    Args:
+        hub_id, config, revision (`str`): as `datasets.load_dataset` takes them.
+        train_split, test_split (`str`): the splits to calibrate with and to evaluate on.
+        train_file, test_file (`str`): load only this file of the repository as that split.
+        column (`str`): the column that holds the text.
+        separator (`str`): put between documents where they are joined.
+        joined (`bool`): the documents are lines or paragraphs, and only mean something joined.
+        test_documents, test_windows (`int`): evaluate on the first so many documents, and windows of them.
+    """
+
+    hub_id: str
+    config: str | None = None
+    revision: str | None = None
+    train_split: str = "train"
+    test_split: str = "test"
+    train_file: str | None = None
+    test_file: str | None = None
+    column: str = "text"
+    separator: str = "\n\n"
+    joined: bool = False
+    test_documents: int | None = None
+    test_windows: int | None = None
+
+
+CALIBRATION_DATASETS: dict[str, HubDataset] = {
+    "c4": HubDataset(
+        "allenai/c4",
+        test_split="validation",
+        train_file="en/c4-train.00000-of-01024.json.gz",
+        test_file="en/c4-validation.00000-of-00008.json.gz",
+        separator=" ",
+        test_documents=1100,
+        test_windows=256,
+    ),
+    "wikitext2": HubDataset("Salesforce/wikitext", "wikitext-2-raw-v1", joined=True),
+    # Its own repository holds a loading script, which datasets no longer runs; the Hub's conversion holds the data.
+    "ptb": HubDataset(
+        "ptb-text-only/ptb_text_only",
+        revision="refs/convert/parquet",
+        train_file="penn_treebank/train/0000.parquet",
+        test_file="penn_treebank/test/0000.parquet",
+        column="sentence",
+        separator=" ",
+        joined=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Documents(Sequence):
+    """Texts, read when they are asked for. An entry that is no string raises `TypeError` with its index.
+
+    Args:
+        texts (`Sequence[str]`): a list, or the column of a `datasets.Dataset`.
+        source (`str`): where they come from, for reports and errors; of a file, its name without its folder.
+        separator (`str`): put between documents where they are joined.
+        joined (`bool`): use them joined only, never one by one.
+        max_windows (`int`): evaluate on so many windows at most.
+    """
+
+    texts: Sequence
+    source: str
+    separator: str = "\n\n"
+    joined: bool = False
+    max_windows: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> str:
+        return self._checked(index, self.texts[index])
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._checked(index, text) for index, text in enumerate(self.texts))
+
+    def join(self) -> str:
+        """All documents as one text, with the separator between them."""
+        return self.separator.join(self)
+
+    def _checked(self, index: int, text: str) -> str:
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise TypeError(f"Document {index} of {self.source} is of type {kind}: every document has to be a string.")
+        return text
+
+
+def load_documents(dataset, split: str = "train") -> Documents:
+    """Finds and opens a text dataset.
+
+    Args:
+        dataset: any kind of text that this module's head lists.
+        split (`"train"` or `"test"`): for a Hub dataset that names no split itself: the one to load.
+
+    Returns:
+        [`Documents`]: at least one, at least one of them not blank.
+
+    Raises:
+        `RuntimeError`: a Hub dataset could not be loaded, e.g. without network.
+        `FileNotFoundError`, `ValueError`, `TypeError`: no such file, name or column; no text; not text.
+    """
+    if isinstance(dataset, (str, os.PathLike)):
+        documents = _from_name(os.fspath(dataset), split)
+    elif isinstance(dataset, (list, tuple)):
+        documents = Documents(list(dataset), f"a list of {len(dataset)} strings", joined=len(dataset) == 1)
+    else:
+        documents = _from_dataset(dataset, None, "a datasets.Dataset")
+    if isinstance(documents.texts, list):
+        list(documents)  # in memory, so an entry that is no string can be known at once
+    if not any(text.strip() for text in documents):
+        what = "only blank documents" if len(documents) else "no documents"
+        raise ValueError(f"The dataset ({documents.source}) holds {what}: pass one with text.")
+    return documents
+
+
+def _from_name(name: str, split: str) -> Documents:
+    if name in CALIBRATION_DATASETS:
+        return _from_hub(CALIBRATION_DATASETS[name], name, split)
+    head, _, tail = name.rpartition(":")
+    has_column = Path(head).suffix.lower() in _READERS
+    path, column = (head, tail) if has_column else (name, None)
+    path = os.path.expanduser(path)
+    suffix = Path(path).suffix.lower()
+    if os.path.isdir(path) or (os.path.isfile(path) and suffix not in _READERS):
+        kind = "folder" if os.path.isdir(path) else "file of an unknown kind"
+        raise ValueError(f"The dataset {name!r} is a {kind}: pass one file that ends in {', '.join(_READERS)}.")
+    if os.path.isfile(path):
+        return _READERS[suffix](path, column)
+    if suffix in _READERS:
+        raise FileNotFoundError(f"The dataset file {path!r} does not exist: check its path.")
+    return _from_hub(_parse_hub_name(name), name, split)
+
+
+def _parse_hub_name(name: str) -> HubDataset:
+    hub_id, *parts = name.split(":")
+    close = difflib.get_close_matches(hub_id.lower(), CALIBRATION_DATASETS, n=1)
+    if close and "/" not in hub_id:
+        raise ValueError(f"Unknown dataset {name!r}. Did you mean {close[0]!r}? Write a Hub id with its owner.")
+    if len(parts) > 3 or not all(parts) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", hub_id):
+        raise ValueError(
+            f"The dataset {name[:80]!r} is neither a known name ({', '.join(CALIBRATION_DATASETS)}), a file that "
+            "exists, nor a Hub dataset (id, id:split, id:split:column or id:config:split:column). To use a text "
+            "itself, put it in a list."
+        )
+    config = parts.pop(0) if len(parts) == 3 else None
+    spec = {"column": parts[1]} if len(parts) == 2 else {}
+    if parts:
+        spec |= {"train_split": parts[0], "test_split": parts[0]}
+    return HubDataset(hub_id, config, **spec)
+
+
+def _from_hub(spec: HubDataset, name: str, role: str) -> Documents:
+    import datasets
+
+    test = role == "test"
+    split, file = (spec.test_split, spec.test_file) if test else (spec.train_split, spec.train_file)
+    files = {split: file} if file else None
+    no_connection = _connection_error(spec.hub_id)
+    try:
+        with _offline_mode(no_connection is not None):
+            data = datasets.load_dataset(
+                spec.hub_id, spec.config, data_files=files, split=split, revision=spec.revision
+            )
+    except Exception as error:  # of many kinds: no network, no such id, config or split, gated, a full disk
+        cause = no_connection or error
+        reason = " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__
+        why = f"no connection to the Hub ({reason})" if no_connection else reason
+        raise RuntimeError(
+            f"Could not load the dataset {name!r} ({spec.hub_id}, split {split!r}): {why}. Pass {ALTERNATIVES}."
+        ) from cause
+    if test and spec.test_documents:
+        data = data.select(range(min(spec.test_documents, len(data))))
+    source = f"{name} ({spec.hub_id}, split {split})"
+    documents = _from_dataset(data, spec.column, source)
+    return Documents(documents.texts, source, spec.separator, spec.joined, spec.test_windows if test else None)
+
+
+def _connection_error(hub_id: str) -> Exception | None:
+    """Asks the Hub once, without the retries of a download, which last up to minutes when there is no network."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().dataset_info(hub_id, timeout=10)
+    except HfHubHTTPError:  # the Hub answered; what it refuses, load_dataset explains
+        return None
+    except Exception as error:
+        return error
+    return None
+
+
+@contextmanager
+def _offline_mode(enabled: bool) -> Iterator[None]:
+    """Lets `datasets` use its cache only, so that what was loaded before still works without network."""
+    from datasets import config
+
+    before = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = before or enabled
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
+
+
+def _from_dataset(data, column: str | None, source: str) -> Documents:
+    import datasets
+
+    if not isinstance(data, datasets.Dataset):
+        raise TypeError(
+            f"A dataset of type {type(data).__name__} is not supported. Pass a name, {ALTERNATIVES}, or one split "
+            "of a datasets.Dataset."
+        )
+    if column is None:
+        strings = [name for name, kind in data.features.items() if getattr(kind, "dtype", "").endswith("string")]
+        column = strings[0] if len(strings) == 1 else "text"
+    if column not in data.column_names:
+        raise ValueError(f"The dataset ({source}) has no column {column!r}, it has: {', '.join(data.column_names)}.")
+    return Documents(data[column], f"{source}, column {column}")
+
+
+def _read_txt(path: str, column: str | None) -> Documents:
+    if column is not None:
+        raise ValueError(f"The text file {path!r} has no column {column!r}: leave {':' + column!r} away.")
+    try:
+        return Documents([Path(path).read_text(encoding="utf-8-sig")], Path(path).name, joined=True)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"The file {path!r} is not UTF-8 text ({error.reason}): convert it.") from error
+
+
+def _read_jsonl(path: str, column: str | None) -> Documents:
+    column = column or "text"
+    texts = []
+    for number, line in enumerate(_read_txt(path, None)[0].split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"Line {number} of {path!r} is not JSON: {error}. One object per line.") from error
+        if not isinstance(record, dict) or column not in record:
+            found = f"keys {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
+            raise ValueError(f"Line {number} of {path!r} is no object with the key {column!r}, it is: {found}.")
+        texts.append(record[column])
+    return Documents(texts, Path(path).name)
+
+
+def _read_parquet(path: str, column: str | None) -> Documents:
+    from datasets import Dataset
+
+    try:
+        data = Dataset.from_parquet(path)
+    except Exception as error:  # pyarrow's and datasets' own, and OSError
+        raise ValueError(f"The file {path!r} could not be read as parquet: {error}.") from error
+    return _from_dataset(data, column, Path(path).name)
+
+
+_READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

@@ -1,0 +1,37 @@
+"""Contract tests run over the registry, so that a new method is tested by being there; then known answers."""
+
+import pytest
+import torch
+
+from optimum_neuronal.saliency import SALIENCIES
+
+
+WEIGHT = torch.tensor([[1.0, -2.0], [-3.0, 0.5]])
+ACTIVATION = torch.tensor([2.0, 4.0])
+
+
+@pytest.mark.parametrize("name", SALIENCIES.names())
+def test_contract(name):
+    saliency = SALIENCIES.get(name)()
+    weight = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    activation = torch.rand(7, generator=torch.Generator().manual_seed(1)) if saliency.uses_activations else None
+    copy = weight.clone()
+    score = saliency.score(weight, activation)
+    assert score.shape == weight.shape and score.dtype == torch.float32
+    assert torch.isfinite(score).all() and (score >= 0).all()
+    assert torch.equal(weight, copy) and torch.equal(score, saliency.score(weight, activation))
+    assert torch.equal(saliency.score(-weight, activation), score), "the sign of a weight does not matter"
+
+
+def test_magnitude():
+    assert SALIENCIES.get("magnitude")().score(WEIGHT).tolist() == [[1, 2], [3, 0.5]]
+
+
+def test_wanda():
+    assert SALIENCIES.get("wanda")().score(WEIGHT, ACTIVATION).tolist() == [[2, 8], [6, 2]]
+
+
+def test_multiflow():
+    # |W| a = [[2, 8], [6, 2]]: means over the rows 5 and 4, over the columns 4 and 5
+    expected = [[1 * 5 * 4, 2 * 5 * 5], [3 * 4 * 4, 0.5 * 4 * 5]]
+    assert SALIENCIES.get("multiflow")().score(WEIGHT, ACTIVATION).tolist() == expected

@@ -1,0 +1,41 @@
+import pytest
+import torch
+
+from optimum_neuronal.alignment import alignment_error, total_error
+from optimum_neuronal.statistics import SquaredNorms
+
+
+def test_equation_3_by_hand():
+    dense = torch.tensor([[1.0, 9.0], [4.0, 4.0]])  # activations 1 3 and 2 2
+    sparse = torch.tensor([[1.0, 1.0], [4.0, 4.0]])  # activations 1 1 and 2 2
+    # first sequence: (1/4, 3/4) - (1/2, 1/2) has norm sqrt(2)/4; the second is aligned; both are divided by in = 2
+    assert alignment_error(dense, sparse).item() == pytest.approx(2**0.5 / 4 / 2)
+
+
+def test_pooled_takes_one_activation_over_all_sequences():
+    dense = torch.tensor([[1.0, 0.0], [1.0, 2.0]])  # mean 1 1
+    sparse = torch.tensor([[4.0, 4.0], [4.0, 4.0]])
+    assert alignment_error(dense, sparse, "pooled").item() == pytest.approx(0, abs=1e-8)
+    assert alignment_error(dense, sparse, "sequence").item() > 0.1
+
+
+def test_scale_does_not_matter():
+    norms = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
+    assert alignment_error(norms, 49 * norms).item() == pytest.approx(0, abs=1e-8)
+
+
+def test_dead_inputs_are_finite():
+    assert alignment_error(torch.zeros(2, 4), torch.zeros(2, 4)).item() == 0
+    assert torch.isfinite(alignment_error(torch.zeros(2, 4), torch.ones(2, 4)))
+
+
+def test_total_counts_every_projection():
+    norms = {}
+    for model, value in (("dense", 1.0), ("sparse", 4.0)):
+        shared, own = SquaredNorms(), SquaredNorms()
+        shared.update(torch.tensor([[[1.0, value]]]), 1)
+        own.update(torch.tensor([[[value, 1.0]]]), 1)
+        norms[model] = {"q": shared, "k": shared, "o": own}
+    single = alignment_error(norms["dense"]["q"].value, norms["sparse"]["q"].value)
+    total = total_error(["q", "k", "o"], norms["dense"], norms["sparse"], "sequence", "l2")
+    assert total.item() == pytest.approx(3 * single.item())

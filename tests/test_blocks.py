@@ -1,0 +1,149 @@
+import pytest
+import torch
+from conftest import LAYERS, make_model
+from torch import nn
+
+from optimum_neuronal.architectures import Architecture, register_architecture
+from optimum_neuronal.blocks import check_model, check_weights, find_decoder, trial_weights
+
+
+EXPECTED = {
+    "llama": "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
+    "mlp.gate_proj mlp.up_proj mlp.down_proj",
+    "phi": "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.dense mlp.fc1 mlp.fc2",
+    "opt": "self_attn.k_proj self_attn.v_proj self_attn.q_proj self_attn.out_proj fc1 fc2",
+    "gpt2": "attn.c_attn attn.c_proj mlp.c_fc mlp.c_proj",
+    "gpt_neox": "attention.query_key_value attention.dense mlp.dense_h_to_4h mlp.dense_4h_to_h",
+}
+EXPECTED |= dict.fromkeys(("mistral", "qwen2", "qwen3"), EXPECTED["llama"])
+
+
+def test_every_projection_is_found_and_nothing_else(any_model):
+    decoder = find_decoder(any_model)
+    assert len(decoder.blocks) == LAYERS
+    for block in decoder.blocks:
+        local = [name.removeprefix(block.name + ".") for name in block.projections]
+        assert set(local) == set(EXPECTED[any_model.config.model_type].split())
+        for name, projection in block.projections.items():
+            assert any_model.get_submodule(name) is projection.module
+
+
+def test_conv1d_is_seen_as_out_by_in():
+    model = make_model("gpt2")
+    projection = find_decoder(model).projections["transformer.h.0.mlp.c_fc"]
+    assert projection.shape == (48, 32) and projection.module.weight.shape == (32, 48)
+    projection.weight[3] = 0
+    assert torch.equal(projection.module.weight[:, 3], torch.zeros(32))
+
+
+def test_targets_and_ignore():
+    model = make_model("llama")
+    decoder = find_decoder(model, targets=["mlp"], ignore=[r"layers\.0\."])
+    assert len(decoder.projections) == 3 * (LAYERS - 1)
+    assert all("mlp" in name and ".0." not in name for name in decoder.projections)
+
+
+@pytest.mark.parametrize("patterns", [{"targets": ["qproj"]}, {"ignore": ["mpl"]}])
+def test_patterns_that_match_nothing_are_refused(patterns):
+    with pytest.raises(ValueError, match="match no projection: .*(qproj|mpl)"):
+        find_decoder(make_model("llama"), **patterns)
+
+
+def test_leaving_nothing_is_refused():
+    with pytest.raises(ValueError, match="leave no projection"):
+        find_decoder(make_model("llama"), targets=["mlp"], ignore=["mlp"])
+
+
+def test_what_is_not_understood_is_named():
+    model = make_model("llama")
+    model.model.layers[1].mlp.router = nn.Linear(32, 4)
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.router \(Linear\) is not understood"):
+        find_decoder(model)
+    assert "model.layers.1.mlp.router" not in find_decoder(model, ignore=["router"]).projections
+
+
+def test_expert_parameters_are_not_overlooked():
+    model = make_model("llama")
+    model.model.layers[0].mlp.experts = nn.ParameterList([nn.Parameter(torch.zeros(4, 8, 8))])
+    with pytest.raises(ValueError, match="experts .* is not understood"):
+        find_decoder(model)
+
+
+def test_a_family_is_registered_from_outside():
+    model = make_model("llama")
+    for layer in model.model.layers:
+        layer.mlp.extra_down = nn.Linear(48, 32)
+    model.config.model_type = "test-only"
+    with pytest.raises(ValueError, match="extra_down"):
+        find_decoder(model)
+    register_architecture("test-only", Architecture(roles={"extra_down": "down"}))
+    assert "model.layers.0.mlp.extra_down" in find_decoder(model).projections
+
+
+def test_a_model_without_blocks_is_refused(llama):
+    llama._no_split_modules = None
+    with pytest.raises(ValueError, match="No decoder blocks found in LlamaForCausalLM"):
+        find_decoder(llama)
+
+
+def test_damaged_and_missing_weights_are_refused(llama):
+    decoder = find_decoder(llama)
+    projection = decoder.blocks[1].pruned[2]
+    projection.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match=f"weights of {projection.name} contain NaN"):
+        check_weights(llama, decoder.projections)
+    with pytest.raises(ValueError, match="on the meta device or on disk"):
+        meta = llama.to("meta")
+        check_weights(meta, find_decoder(meta).projections)
+
+
+def test_integer_and_tied_weights_are_refused(llama):
+    layer = llama.model.layers[0].self_attn
+    layer.k_proj.weight = layer.q_proj.weight
+    with pytest.raises(ValueError, match="shares its weights with .*q_proj"):
+        check_weights(llama, find_decoder(llama).projections)
+    layer.k_proj.weight = nn.Parameter(torch.ones(32, 32, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(ValueError, match="dtype torch.int8"):
+        check_weights(llama, find_decoder(llama).projections)
+
+
+def test_models_of_another_kind_are_refused(llama):
+    with pytest.raises(TypeError, match="PreTrainedModel, got Linear"):
+        check_model(nn.Linear(2, 2))
+    llama.config.quantization_config = {"quant_method": "gptq"}
+    with pytest.raises(ValueError, match="is quantized"):
+        check_model(llama)
+    del llama.config.quantization_config
+    llama.config.is_encoder_decoder = True
+    with pytest.raises(ValueError, match="encoder-decoder"):
+        check_model(llama)
+    llama.peft_config = {}
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        check_model(llama)
+
+
+def test_trial_weights_are_put_back(any_model):
+    decoder = find_decoder(any_model)
+    before = {name: p.module.weight.data for name, p in decoder.projections.items()}
+    copies = {name: weight.clone() for name, weight in before.items()}
+    pruned = decoder.blocks[0].pruned
+    with pytest.raises(KeyboardInterrupt), trial_weights(pruned, lambda p: torch.ones(p.shape, dtype=torch.bool)):
+        assert all(not p.weight.any() for p in pruned)
+        raise KeyboardInterrupt
+    for name, projection in decoder.projections.items():
+        assert projection.module.weight.data.data_ptr() == before[name].data_ptr()
+        assert torch.equal(projection.module.weight.data, copies[name])
+
+
+def test_a_failing_mask_puts_the_others_back(llama):
+    pruned = find_decoder(llama).blocks[0].pruned
+    before = [p.weight.clone() for p in pruned]
+
+    def mask_of(projection):
+        if projection is pruned[3]:
+            raise RuntimeError("no mask")
+        return torch.ones(projection.shape, dtype=torch.bool)
+
+    with pytest.raises(RuntimeError, match="no mask"), trial_weights(pruned, mask_of):
+        pass
+    assert all(torch.equal(p.weight, weight) for p, weight in zip(pruned, before))

@@ -1,0 +1,96 @@
+import pytest
+import torch
+from torch.nn.utils import prune
+
+from optimum_neuronal.masks import (
+    PackedMask,
+    SparsityPlan,
+    apply_cut,
+    find_cut,
+    prune_rows,
+    row_counts,
+    row_sparsity,
+    sort_rows,
+)
+
+
+def test_counts_carry_the_remainder_from_row_to_row():
+    counts = row_counts(0.7, (10, 128))  # 89.6 weights a row
+    assert counts.tolist() == [89, 90, 89, 90, 90, 89, 90, 89, 90, 90]
+    assert counts.sum() == 896
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (64, 128), (1000, 333)])
+@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 2 / 3, 0.7, 0.99, 1.0])
+def test_counts_are_within_one_weight_of_the_target(shape, sparsity):
+    counts = row_counts(sparsity, shape)
+    floor = int(shape[1] * sparsity + 1e-9)
+    assert set(counts.tolist()) <= {floor, floor + 1}
+    assert abs(counts.sum().item() - sparsity * shape[0] * shape[1]) <= 1
+
+
+def test_counts_of_rows_of_their_own():
+    sparsity = torch.tensor([0.25, 0.5, 1.0, 0.0], dtype=torch.float64)
+    assert row_counts(sparsity, (4, 8)).tolist() == [2, 4, 8, 0]
+
+
+def test_plan_outside_zero_and_one_is_refused():
+    with pytest.raises(ValueError, match="'q' leaves"):
+        SparsityPlan({"q": 1.2})
+    with pytest.raises(ValueError, match="'q' leaves"):
+        SparsityPlan({"q": torch.tensor([0.5, float("nan")])})
+
+
+def test_least_salient_weights_fall():
+    saliency = torch.tensor([[3.0, 1.0, 2.0, 0.0], [0.0, 5.0, 4.0, 6.0]])
+    mask = prune_rows(saliency, torch.tensor([2, 1]))
+    assert mask.tolist() == [[False, True, False, True], [True, False, False, False]]
+
+
+def test_equal_saliencies_fall_in_column_order():
+    saliency = torch.tensor([[1.0, 0.0, 1.0, 1.0, 2.0]]).repeat(6, 1)
+    mask = prune_rows(saliency, torch.arange(6))
+    pruned = [row.nonzero().flatten().tolist() for row in mask]
+    assert pruned == [[], [1], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("levels", [2, 5, 10_000])
+def test_masks_equal_a_stable_sort(levels):
+    generator = torch.Generator().manual_seed(levels)
+    saliency = torch.randint(0, levels, (40, 65), generator=generator).float()
+    counts = torch.randint(0, 66, (40,), generator=generator)
+    order = torch.sort(saliency, dim=1, stable=True).indices
+    expected = torch.zeros_like(saliency, dtype=torch.bool)
+    for row, count in enumerate(counts):
+        expected[row, order[row, :count]] = True
+    assert torch.equal(prune_rows(saliency, counts), expected)
+
+
+def test_one_ranking_serves_many_cuts():
+    saliency = torch.rand(8, 16, generator=torch.Generator().manual_seed(0))
+    ranked = sort_rows(saliency)
+    for count in (0, 3, 16):
+        counts = torch.full((8,), count)
+        assert torch.equal(apply_cut(saliency, find_cut(ranked, counts)), prune_rows(saliency, counts))
+
+
+def test_magnitude_by_row_equals_torch():
+    weight = torch.randn(6, 20, generator=torch.Generator().manual_seed(0))
+    ours = prune_rows(weight.abs(), torch.full((6,), 14))
+    for row in range(6):
+        linear = torch.nn.Linear(20, 1, bias=False)
+        linear.weight.data = weight[row : row + 1].clone()
+        prune.l1_unstructured(linear, "weight", amount=14)
+        assert torch.equal(linear.weight_mask[0] == 0, ours[row])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (8, 8), (17, 33)])
+def test_packing_is_lossless(shape):
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.7
+    packed = PackedMask.pack(mask)
+    assert torch.equal(packed.unpack(), mask)
+    assert packed.bits.numel() == -(-mask.numel() // 8)
+
+
+def test_row_sparsity_counts_zeros():
+    assert row_sparsity(torch.tensor([[0.0, 1.0], [0.0, -0.0]])).tolist() == [0.5, 1.0]

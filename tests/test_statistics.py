@@ -1,0 +1,95 @@
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from optimum_neuronal.statistics import SquaredNorms, activation, record_inputs
+
+
+def test_squared_norms_keep_sequences_apart():
+    inputs = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 1.0]]])
+    norms = SquaredNorms()
+    norms.update(inputs, 2)
+    assert norms.value.tolist() == [[10.0, 20.0], [0.0, 2.0]]
+    assert torch.allclose(activation(norms.value), torch.tensor([5.0, 11.0]).sqrt())
+    flat = SquaredNorms()  # as OPT's MLP receives it
+    flat.update(inputs.flatten(0, 1), 2)
+    assert torch.equal(flat.value, norms.value)
+
+
+def test_batches_do_not_matter():
+    inputs = torch.randn(6, 5, 9, generator=torch.Generator().manual_seed(0))
+    results = []
+    for batch in (1, 2, 4, 6):
+        norms = SquaredNorms()
+        for part in inputs.split(batch):
+            norms.update(part, len(part))
+        results.append(norms.value)
+    assert all(torch.equal(results[0], other) for other in results)
+
+
+def test_half_precision_is_summed_in_float32():
+    norms = SquaredNorms()
+    norms.update(torch.full((1, 1000, 1), 10.0, dtype=torch.float16), 1)
+    assert norms.value.dtype == torch.float32 and norms.value.item() == 100_000  # beyond float16
+
+
+def test_activation_is_wandas_running_mean():
+    inputs = torch.randn(4, 7, 3, generator=torch.Generator().manual_seed(0))
+    running = torch.zeros(3)
+    for count, sequence in enumerate(inputs):
+        running = running * count / (count + 1) + sequence.norm(dim=0) ** 2 / (count + 1)
+    norms = SquaredNorms()
+    norms.update(inputs, 4)
+    torch.testing.assert_close(activation(norms.value), running.sqrt())
+
+
+class _Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.o = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, inputs):
+        return self.o(self.q(inputs) + self.k(inputs))
+
+
+def test_shared_inputs_are_measured_once():
+    class Counting(SquaredNorms):
+        updates = 0
+
+        def update(self, inputs, sequences):
+            type(self).updates += 1
+            super().update(inputs, sequences)
+
+    module = _Shared()
+    recorded = {}
+    for _ in range(2):
+        with torch.no_grad(), record_inputs(dict(module.named_children()), recorded, 2, Counting):
+            module(torch.randn(2, 3, 4))
+    assert recorded["q"] is recorded["k"] and recorded["q"] is not recorded["o"]
+    assert Counting.updates == 4 and recorded["q"].value.shape == (4, 4)
+
+
+def test_an_input_changed_in_place_is_another_input():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    recorded = {}
+    with torch.no_grad(), record_inputs({"first": first, "second": second}, recorded, 1):
+        inputs = torch.ones(1, 1, 4)
+        first(inputs)
+        second(inputs.mul_(2))
+    assert recorded["first"].value[0, 0] == 1 and recorded["second"].value[0, 0] == 4
+
+
+def test_hooks_go_away_and_keep_nothing_alive():
+    linear = nn.Linear(4, 4)
+    with pytest.raises(RuntimeError, match="stop"), torch.no_grad(), record_inputs({"linear": linear}, {}, 1):
+        inputs = torch.ones(1, 1, 4)
+        linear(inputs)
+        alive = weakref.ref(inputs)
+        del inputs
+        gc.collect()
+        assert alive() is None
+        raise RuntimeError("stop")
+    assert not linear._forward_pre_hooks

@@ -1,0 +1,130 @@
+import pytest
+import torch
+from conftest import LAYERS, make_model
+
+from optimum_neuronal.architectures import DOWN_INPUT, MLP_INPUT, NEXT_INPUT, OUTPUT_INPUT
+from optimum_neuronal.blocks import find_decoder
+from optimum_neuronal.capture import inference
+from optimum_neuronal.masks import SparsityPlan
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sweep import Deviation, Sweep
+from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plan
+
+
+class FakeSweep:
+    """Answers with errors of its own choice, so that the decisions can be told."""
+
+    def __init__(self, decoder, errors):
+        self.decoder, self.errors, self.asked = decoder, errors, []
+
+    def alignment_errors(self, plans, *measured_on, label):
+        self.asked.append((label, plans))
+        return self.errors[label][: len(plans)]
+
+    def deviation(self, plan, *measured_on, label):
+        places = {}
+        for index in range(LAYERS):
+            for place, size in ((OUTPUT_INPUT, 32), (MLP_INPUT, 32), (DOWN_INPUT, 48), (NEXT_INPUT, 32)):
+                places[index, place] = torch.arange(size, dtype=torch.float64)
+        return Deviation(self.errors["base"], places)
+
+
+def test_defaults_are_the_papers():
+    topup = NeuronAL()
+    assert topup.block_lambdas == LAMBDAS and topup.row_lambdas == (0.0, *LAMBDAS) and len(LAMBDAS) == 14
+    assert (topup.steps, topup.reference, topup.alignment_scope) == ("both", "sparse-stream", "sequence")
+
+
+def test_block_plan_is_linear_and_spares_early_blocks(llama):
+    decoder = find_decoder(llama)
+    plan = block_plan(decoder, 0.7, 0.1)
+    by_block = [plan.sparsity[block.pruned_names[0]] for block in decoder.blocks]
+    assert by_block == pytest.approx([0.6, 0.7, 0.8])
+    assert all(plan.sparsity[name] == value for b, value in zip(decoder.blocks, by_block) for name in b.pruned_names)
+
+
+def test_a_single_block_gets_the_target():
+    decoder = find_decoder(make_model("llama", num_hidden_layers=1))
+    assert set(block_plan(decoder, 0.7, 0.25).sparsity.values()) == {0.7}
+
+
+def test_lowest_error_wins_and_the_first_of_equals(llama):
+    decoder = find_decoder(llama)
+    errors = {"Block step": [3.0, 1.0, 1.0], "Row step": [0.9, 0.5], "base": 0.7}
+    sweep = FakeSweep(decoder, errors)
+    allocation = NeuronAL(block_lambdas=(0.05, 0.1, 0.2), row_lambdas=(0.0, 0.1, 0.2)).allocate(sweep, 0.7)
+    assert allocation.decisions["block"]["lambda"] == 0.1
+    assert allocation.decisions["row"]["lambda"] == 0.2
+    assert [c["error"] for c in allocation.decisions["row"]["candidates"]] == [0.7, 0.9, 0.5]
+    assert [label for label, _ in sweep.asked] == ["Block step", "Row step"]
+    assert allocation.plan is sweep.asked[1][1][1]
+
+
+def test_rows_stay_alone_when_none_is_better(llama):
+    errors = {"Block step": [1.0], "Row step": [0.9, 0.8], "base": 0.7}
+    allocation = NeuronAL(block_lambdas=(0.1,), row_lambdas=(0.0, 0.1, 0.2)).allocate(
+        FakeSweep(find_decoder(llama), errors), 0.7
+    )
+    assert allocation.decisions["row"]["lambda"] == 0.0
+    assert all(isinstance(value, float) for value in allocation.plan.sparsity.values())
+
+
+@pytest.mark.parametrize("steps, labels", [("block", ["Block step"]), ("row", ["Row step"])])
+def test_single_steps(llama, steps, labels):
+    sweep = FakeSweep(find_decoder(llama), {"Block step": [1.0], "Row step": [0.1], "base": 0.7})
+    allocation = NeuronAL(steps=steps, block_lambdas=(0.1,), row_lambdas=(0.1,)).allocate(sweep, 0.7)
+    assert [label for label, _ in sweep.asked] == labels and set(allocation.decisions) == {steps}
+
+
+def test_rows_that_deviate_more_are_spared(llama):
+    decoder = find_decoder(llama)
+    base = block_plan(decoder, 0.5, 0.1)
+    deviation = FakeSweep(decoder, {"base": 0.0}).deviation(base, label="test")
+    plan = row_plan(decoder, base, 0.2, deviation)
+    for name, rows in plan.sparsity.items():
+        assert rows[0] == pytest.approx(base.sparsity[name] + 0.2)
+        assert rows[-1] == pytest.approx(base.sparsity[name] - 0.2)
+        assert rows.mean().item() == pytest.approx(base.sparsity[name])
+
+
+@pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
+@pytest.mark.parametrize("scope", ["sequence", "pooled"])
+def test_row_step_everywhere(any_model, ids, reference, scope):
+    """Every family, both references: every row of every projection takes part, the last block's down too."""
+    with inference(any_model):
+        decoder = find_decoder(any_model)
+        sweep = Sweep(decoder, SALIENCIES.get("wanda")(), ids, 4)
+        base = SparsityPlan(dict.fromkeys(decoder.projections, 0.7))
+        deviation = sweep.deviation(base, reference, scope, "l2", "test")
+        plan = row_plan(decoder, base, 0.2, deviation)
+        (error,) = sweep.alignment_errors([base], reference, scope, "l2", "test")
+    assert deviation.error == error, "the row step's lambda 0 is the block step's winner"
+    for name, rows in plan.sparsity.items():
+        assert rows.max() - rows.min() > 0.3, name
+        assert rows.mean().item() == pytest.approx(0.7)
+
+
+def test_shapes_that_do_not_map_are_refused_before_any_work(llama):
+    decoder = find_decoder(llama)
+    decoder.config.num_attention_heads = 5
+    with pytest.raises(ValueError, match=r"row step does not understand model\.layers\.0\.self_attn\.k_proj.*'block'"):
+        NeuronAL().check(decoder)
+    NeuronAL(steps="block").check(decoder)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"steps": "rows"}, "steps is 'rows'.*Did you mean 'row'"),
+        ({"reference": "sparse"}, "reference is 'sparse'.*Did you mean 'sparse-stream'"),
+        ({"alignment_scope": "all"}, "alignment_scope is 'all'"),
+        ({"metric": "l1"}, "metric is 'l1'"),
+        ({"block_lambdas": ()}, "block_lambdas is"),
+        ({"row_lambdas": (0.1, 0.1)}, "each once"),
+        ({"block_lambdas": (1.5,)}, "from 0 to 1"),
+        ({"block_lambdas": "abc"}, "expected numbers"),
+    ],
+)
+def test_bad_hyper_parameters(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        NeuronAL(**arguments)

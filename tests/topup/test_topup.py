@@ -1,0 +1,76 @@
+"""Contract tests run over the registry, so that a new top-up is tested by being there."""
+
+import math
+
+import pytest
+import torch
+from conftest import make_model
+
+from optimum_neuronal.blocks import find_decoder
+from optimum_neuronal.capture import inference
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sweep import Sweep
+from optimum_neuronal.topup import TOPUPS, get_dist
+
+
+def plan_sparsity(decoder, plan) -> float:
+    pruned = sum(plan.row_counts(name, p.shape).sum().item() for name, p in decoder.projections.items())
+    return pruned / sum(math.prod(p.shape) for p in decoder.projections.values())
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.6, 0.8, 0.97])
+@pytest.mark.parametrize("name", TOPUPS.names())
+def test_contract(name, sparsity, ids):
+    model = make_model("mistral")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with inference(model):
+        decoder = find_decoder(model)
+        topup = TOPUPS.get(name)()
+        topup.check(decoder)
+        allocations = [topup.allocate(Sweep(decoder, SALIENCIES.get("wanda")(), ids, 4), sparsity) for _ in range(2)]
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key]), "allocation changes no weight"
+    plan = allocations[0].plan
+    assert set(plan.sparsity) == set(decoder.projections)
+    assert plan_sparsity(decoder, plan) == pytest.approx(sparsity, abs=2e-3), "the target is hit"
+    for name, value in plan.sparsity.items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(allocations[1].plan.sparsity[name]))
+
+
+@pytest.mark.parametrize("name", TOPUPS.names())
+def test_the_default_refinement_or_its_own_keeps_the_counts(name):
+    mask = torch.rand(6, 8, generator=torch.Generator().manual_seed(0)) < 0.5
+    projection = next(iter(find_decoder(make_model("llama")).projections.values()))
+    refined = TOPUPS.get(name)().refine(projection, mask, None)
+    assert torch.equal(refined.sum(dim=1), mask.sum(dim=1))
+
+
+class TestGetDist:
+    def test_equation_by_hand(self):
+        assert get_dist(0.7, 0.1, torch.tensor([3.0, 2.0, 1.0])).tolist() == pytest.approx([0.6, 0.7, 0.8])
+        assert get_dist(0.5, 0.2, torch.tensor([0.0, 0.0, 3.0])).tolist() == pytest.approx(
+            [0.5 + 0.4 / 3] * 2 + [0.5 - 0.8 / 3]
+        )
+
+    def test_constant_values_and_lambda_zero_give_the_mean(self):
+        assert get_dist(0.7, 0.2, torch.ones(4)).tolist() == [0.7] * 4
+        assert get_dist(0.7, 0.0, torch.arange(4)).tolist() == [0.7] * 4
+        assert get_dist(0.7, 0.2, torch.tensor([5.0])).tolist() == [0.7]
+
+    @pytest.mark.parametrize("sparsity", [0.02, 0.1, 0.5, 0.9, 0.98])
+    @pytest.mark.parametrize("lam", [0.05, 0.25, 1.0])
+    def test_clipping_keeps_the_mean(self, sparsity, lam):
+        values = torch.randn(50, generator=torch.Generator().manual_seed(0))
+        spread = get_dist(sparsity, lam, values)
+        assert spread.mean().item() == pytest.approx(sparsity, abs=1e-9)
+        assert spread.min() >= 0.01 and spread.max() <= 0.99
+        assert torch.equal(spread.argsort(stable=True), (-spread.neg()).argsort(stable=True))
+
+    def test_sparsities_beyond_the_clip_stay_as_asked(self):
+        assert get_dist(0.0, 0.2, torch.arange(3)).tolist() == [0.0] * 3
+        assert get_dist(0.995, 0.2, torch.arange(3)).tolist() == [0.995] * 3
+
+    def test_the_mean_is_weighted_by_size(self):
+        weights = torch.tensor([1.0, 3.0])
+        spread = get_dist(0.6, 0.1, torch.tensor([1.0, 0.0]), weights)
+        assert spread.tolist() == pytest.approx([0.45, 0.65])
