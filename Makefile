@@ -1,0 +1,44 @@
+# make demo   prune the model that comes with the package, and show what was gained
+# make test   run the tests
+# make style  format the code          make check  verify format, lint and import directions
+# Each first makes .venv; another interpreter: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+# On Linux the public package index offers only torch's CUDA build, several gigabytes. Without an NVIDIA device torch is
+# therefore taken from its own index of CPU builds, if that answers (pip alone would retry for minutes), and unless
+# PIP_INDEX_URL or PIP_EXTRA_INDEX_URL already says where packages come from.
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: demo test style check
+.DEFAULT_GOAL := demo
+
+demo: .venv/.installed
+	@$(BIN)/optimum-cli neuronal demo
+
+test: .venv/.installed
+	@$(BIN)/python -m pytest
+
+style: .venv/.installed
+	@$(BIN)/ruff check --fix --exit-zero
+	@$(BIN)/ruff format
+
+check: .venv/.installed
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/lint-imports
+
+.venv/.installed: setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "$(PYTHON) is not Python 3.10 or later. Name one that is: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "Installing the pinned requirements into .venv. This takes a few minutes, once."
+	@$(PYTHON) -m venv .venv
+	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
+		&& [ -z "$$PIP_INDEX_URL$$PIP_EXTRA_INDEX_URL" ] \
+		&& $(BIN)/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1] + "/torch/", timeout=5)' \
+			$(TORCH_CPU_INDEX) 2>/dev/null; then \
+		$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
+			--extra-index-url $(TORCH_CPU_INDEX) torch; fi
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
