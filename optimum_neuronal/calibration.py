@@ -105,7 +105,7 @@ def _draw(documents: Documents, tokenizer, num_samples: int, seq_length: int, se
 
 def _draw_from_documents(documents, tokenizer, num_samples, seq_length, rng) -> list[list[int]] | None:
     windows, long = [], []
-    with logging.tqdm(total=num_samples, desc="Drawing calibration sequences") as progress:
+    with logging.tqdm(total=num_samples, desc="Drawing calibration sequences", leave=False) as progress:
         for index in rng.sample(range(len(documents)), len(documents)):
             ids = tokenize(documents[index], tokenizer)
             if len(ids) >= seq_length:

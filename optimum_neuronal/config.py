@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -74,7 +74,7 @@ class NeuronALConfig(QuantizationConfigMixin):
     ignore: Sequence[str] | None = None
     format: str = "dense"
 
-    quant_method = "neuronal"
+    quant_method: ClassVar[str] = "neuronal"
 
     def __post_init__(self):
         if isinstance(self.sparsity, bool) or not isinstance(self.sparsity, (int, float)):

@@ -83,7 +83,7 @@ def _windows(model_config, tokenizer, dataset, seq_length: int | None, max_windo
 def _mean_nll(model, windows: torch.Tensor, batch_size: int, device) -> float:
     """Mean NLL in nats of every token but the first of each window; `windows` of shape (windows, seq_length)."""
     total = 0.0
-    for start in logging.tqdm(range(0, len(windows), batch_size), desc="Perplexity", unit="batch"):
+    for start in logging.tqdm(range(0, len(windows), batch_size), desc="Perplexity", unit="batch", leave=False):
         batch = windows[start : start + batch_size]
         loss = _summed_nll(model, batch.to(device))
         if not math.isfinite(loss):

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class NeuronALPruner(OptimumQuantizer):
             For calibration text, and saved with the model. None: the one of the model's own checkpoint.
 
     Attributes:
+        model (`PreTrainedModel`): what `from_pretrained` loaded; None otherwise.
         report ([`PruningReport`]): of the last prune; None before.
     """
 
@@ -55,7 +56,7 @@ class NeuronALPruner(OptimumQuantizer):
         self.config = config
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.report: PruningReport | None = None
-        self._model: PreTrainedModel | None = None
+        self.model: PreTrainedModel | None = None
 
     @classmethod
     def from_pretrained(
@@ -79,7 +80,13 @@ class NeuronALPruner(OptimumQuantizer):
         if file_name is not None:
             raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
         pruner = cls(config, tokenizer)
-        pruner._model = AutoModelForCausalLM.from_pretrained(model_or_path, **model_kwargs)
+        pruner.model = AutoModelForCausalLM.from_pretrained(model_or_path, **model_kwargs)
+        if pruner.tokenizer is None:
+            shared = {
+                key: model_kwargs[key] for key in ("revision", "trust_remote_code", "token") if key in model_kwargs
+            }
+            with suppress(OSError, ValueError):  # a model may come without one; only calibration text needs it
+                pruner.tokenizer = AutoTokenizer.from_pretrained(model_or_path, **shared)
         return pruner
 
     def quantize(self, save_dir: str | Path, file_prefix: str | None = None, *, dataset=None) -> PreTrainedModel:
@@ -92,10 +99,10 @@ class NeuronALPruner(OptimumQuantizer):
         """
         if file_prefix is not None:
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
-        if self._model is None:
+        if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         check_directory(save_dir)
-        model = self.prune(self._model, dataset)
+        model = self.prune(self.model, dataset)
         self.save(model, save_dir)
         return model
 

@@ -214,7 +214,7 @@ class Sweep:
 
     def _sweep(self, inputs: BlockInputs, streams: int, visit: Visit, label: str | None) -> list[Hidden]:
         hidden = [inputs.hidden] * streams
-        blocks = logging.tqdm(self.decoder.blocks, desc=label, unit="block", disable=label is None)
+        blocks = logging.tqdm(self.decoder.blocks, desc=label, unit="block", leave=False, disable=label is None)
         for index, block in enumerate(blocks):
             hidden = visit(index, block, inputs.calls[index], hidden)
         return hidden

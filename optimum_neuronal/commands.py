@@ -1,0 +1,176 @@
+"""`optimum-cli neuronal`: prune, evaluate, demo.
+
+`optimum-cli` builds the parsers of all plug-ins at every start, so this module imports nothing heavy: what a command
+needs is imported when it runs.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
+
+
+LAMBDAS = "0.01 0.02 0.03 0.04 0.05 0.06 0.07 0.08 0.09 0.1 0.12 0.15 0.2 0.25"
+DATASETS = "c4, wikitext2, ptb; a Hub dataset as ID:SPLIT:COLUMN; or a local .txt, .jsonl or .parquet file (FILE or FILE:COLUMN)"
+
+# Field of NeuronALConfig -> its default as text, how it is parsed, and what it means. A flag that is not given is left
+# to the config; a test holds the defaults here to the config's.
+CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
+    "sparsity": (None, {"type": float, "required": True}, "share of the projections' weights to set to zero: 0.7"),
+    "saliency": ("wanda", {}, "how weights are scored: magnitude, wanda or multiflow"),
+    "topup": ("neuronal", {}, "where the sparsity goes: neuronal or uniform"),
+    "steps": ("both", {}, "NeuronAL's steps: both, block or row"),
+    "reference": ("sparse-stream", {}, "where dense activations come from: sparse-stream or dense"),
+    "alignment_scope": ("sequence", {}, "alignment error by sequence (the paper) or pooled (its authors' code)"),
+    "block_lambdas": (LAMBDAS, {"type": float, "nargs": "+"}, "half-widths of the sparsity window, block step"),
+    "row_lambdas": (f"0.0 {LAMBDAS}", {"type": float, "nargs": "+"}, "half-widths of the sparsity window, row step"),
+    "dataset": ("c4", {}, f"calibration text: {DATASETS}"),
+    "num_samples": ("128", {"type": int}, "calibration sequences"),
+    "num_alignment_samples": ("8", {"type": int}, "how many of them the top-up measures its candidates on"),
+    "seq_length": ("the smaller of 2048 and what the model admits", {"type": int}, "tokens per sequence"),
+    "batch_size": ("1", {"type": int}, "sequences per forward: memory and speed, not the result"),
+    "seed": ("0", {"type": int}, "seed of the draw of calibration sequences"),
+    "targets": ("all projections", {"nargs": "+"}, "regular expressions: prune only modules whose names match"),
+    "ignore": ("none", {"nargs": "+"}, "regular expressions: leave out modules whose names match"),
+    "format": ("dense", {}, "how weights are saved: dense, ordinary safetensors with zeros"),
+}
+
+
+def write(text: str) -> None:
+    """Writes a line to the terminal."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _add_config_flags(parser: argparse.ArgumentParser) -> None:
+    for field, (default, options, meaning) in CONFIG_FLAGS.items():
+        shown = "required" if default is None else f"default: {default}"
+        flag = "--" + field.replace("_", "-")
+        parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, help="Hub id or directory of the model (required)")
+    parser.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default: auto)")
+    parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one, else cpu)")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that comes with the model (default: no)"
+    )
+
+
+def _load_options(args: argparse.Namespace) -> dict[str, Any]:
+    return {"dtype": args.dtype, "revision": args.revision or "main", "trust_remote_code": args.trust_remote_code}
+
+
+def _device(args: argparse.Namespace):
+    import torch
+
+    if args.device:
+        return torch.device(args.device)
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
+class _Command(BaseOptimumCLICommand):
+    """A command whose expected errors are told in one line."""
+
+    def run(self) -> None:
+        from transformers.utils import logging
+
+        try:
+            self.work()
+        except (ValueError, TypeError, OSError, RuntimeError) as error:
+            logging.get_logger(__name__).debug("The error's origin:", exc_info=True)
+            message = " ".join(str(error).split())
+            sys.exit(f"{self.COMMAND.name}: error: {message} (TRANSFORMERS_VERBOSITY=debug shows where)")
+        except KeyboardInterrupt:
+            sys.exit(f"{self.COMMAND.name}: interrupted, nothing was written")
+
+    work: Callable[[], None]
+
+
+class PruneCommand(_Command):
+    COMMAND = CommandInfo(name="prune", help="Prune a model and save it.")
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        _add_model_flags(parser)
+        parser.add_argument("--output", required=True, help="directory to save the pruned model in (required)")
+        parser.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
+        parser.add_argument("--private", action="store_true", help="make that repository private (default: no)")
+        _add_config_flags(parser)
+
+    def work(self) -> None:
+        from .config import NeuronALConfig
+        from .pruner import NeuronALPruner
+        from .saving import check_directory
+
+        args = self.args
+        check_directory(args.output)
+        config = NeuronALConfig(**{field: value for field, value in vars(args).items() if field in CONFIG_FLAGS})
+        pruner = NeuronALPruner.from_pretrained(args.model, config=config, **_load_options(args))
+        pruner.model.to(_device(args))
+        model = pruner.quantize(args.output)
+        write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")
+        write(f'    AutoModelForCausalLM.from_pretrained("{args.output}")')
+        if args.push_to_hub:
+            write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")
+
+
+class EvaluateCommand(_Command):
+    COMMAND = CommandInfo(name="evaluate", help="Measure a model's perplexity.")
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        _add_model_flags(parser)
+        parser.add_argument(
+            "--dataset", nargs="+", default=["wikitext2"], help=f"test text: {DATASETS} (default: wikitext2)"
+        )
+        parser.add_argument(
+            "--seq-length", type=int, help="tokens per window (default: the smaller of 2048 and what the model admits)"
+        )
+        parser.add_argument("--max-windows", type=int, help="measure on the first so many windows (default: all)")
+        parser.add_argument("--batch-size", type=int, default=1, help="windows per forward (default: 1)")
+
+    def work(self) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from .evaluation import evaluate_perplexity
+        from .report import format_table
+
+        args, options = self.args, _load_options(self.args)
+        model = AutoModelForCausalLM.from_pretrained(args.model, **options).to(_device(args))
+        options.pop("dtype")
+        tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
+        rows = []
+        for dataset in args.dataset:
+            perplexity = evaluate_perplexity(
+                model, tokenizer, dataset, args.seq_length, max_windows=args.max_windows, batch_size=args.batch_size
+            )
+            rows.append([dataset, f"{perplexity:.2f}"])
+        write("\n" + format_table(["dataset", "perplexity"], rows))
+
+
+class DemoCommand(_Command):
+    COMMAND = CommandInfo(name="demo", help="Prune the small model that comes with the package; two minutes.")
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--output", default="demo-model", help="directory to save the 70%% sparse model in (default: demo-model)"
+        )
+
+    def work(self) -> None:
+        from .demo import run_demo
+
+        run_demo(self.args.output, write)
+
+
+class NeuronalCommand(BaseOptimumCLICommand):
+    COMMAND = CommandInfo(name="neuronal", help="Sparse language models without retraining (NeuronAL).")
+    SUBCOMMANDS = tuple(
+        CommandInfo(name=command.COMMAND.name, help=command.COMMAND.help, subcommand_class=command)
+        for command in (PruneCommand, EvaluateCommand, DemoCommand)
+    )

@@ -1,0 +1,94 @@
+import json
+import logging
+
+import pytest
+
+from optimum_neuronal import NeuronALConfig
+
+
+def test_defaults_are_the_papers():
+    config = NeuronALConfig(0.7)
+    assert (config.saliency, config.topup, config.dataset) == ("wanda", "neuronal", "c4")
+    assert (config.num_samples, config.num_alignment_samples, config.seed) == (128, 8, 0)
+    topup = config.make_topup()
+    assert topup.steps == "both" and len(topup.block_lambdas) == 14 and len(topup.row_lambdas) == 15
+
+
+def test_round_trip_through_json():
+    config = NeuronALConfig(0.7, "multiflow", steps="block", block_lambdas=(0.1, 0.2), targets=["mlp"], seq_length=64)
+    stored = json.loads(json.dumps(config.to_dict()))
+    assert stored["quant_method"] == "neuronal"
+    assert NeuronALConfig.from_dict(stored) == config
+    assert NeuronALConfig.from_dict(stored, sparsity=0.5).sparsity == 0.5
+    assert NeuronALConfig.from_dict(stored, return_unused_kwargs=True, other=1) == (config, {"other": 1})
+    assert json.loads(config.to_json_string())["sparsity"] == 0.7
+
+
+def test_unknown_keys_and_other_methods_are_refused():
+    with pytest.raises(ValueError, match="no field 'sparsty'. Did you mean 'sparsity'"):
+        NeuronALConfig.from_dict({"sparsty": 0.7})
+    with pytest.raises(ValueError, match="config of 'gptq'"):
+        NeuronALConfig.from_dict({"quant_method": "gptq", "sparsity": 0.7})
+
+
+def test_topup_takes_what_it_knows():
+    topup = NeuronALConfig(0.7, steps="row", topup_args={"metric": "l2", "reference": "dense"}).make_topup()
+    assert (topup.steps, topup.reference) == ("row", "dense")
+    assert NeuronALConfig(0.7, topup="uniform").make_topup().name == "uniform"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"sparsity": 1.0}, "sparsity is 1.0: expected a share in"),
+        ({"sparsity": -0.1}, "sparsity is -0.1"),
+        ({"sparsity": float("nan")}, "sparsity is nan"),
+        ({"sparsity": 70}, "Did you mean 0.7?"),
+        ({"saliency": "wnada"}, "Unknown saliency 'wnada'. Did you mean 'wanda'?"),
+        ({"topup": "neuroal"}, "Unknown top-up 'neuroal'. Did you mean 'neuronal'?"),
+        ({"steps": "rows"}, "Did you mean 'row'?"),
+        ({"saliency_args": {"alpha": 1}}, "saliency_args holds 'alpha', which the saliency 'wanda' does not have"),
+        ({"topup_args": {"metrik": "l2"}}, "topup_args holds 'metrik'.*Did you mean 'metric'?"),
+        ({"num_samples": 0}, "num_samples is 0: expected at least 1"),
+        ({"seq_length": 1}, "seq_length is 1: expected at least 2"),
+        ({"num_alignment_samples": 200}, "num_alignment_samples is 200, more than num_samples=128"),
+        ({"targets": ["("]}, "targets holds '\\(', which is no regular expression"),
+        ({"format": "pickle"}, "format is 'pickle': expected one of 'dense'"),
+        ({"block_lambdas": []}, "block_lambdas is"),
+    ],
+)
+def test_bad_values(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        NeuronALConfig(**{"sparsity": 0.7, **arguments})
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"sparsity": "0.7"}, "sparsity is '0.7': expected a number"),
+        ({"sparsity": True}, "expected a number"),
+        ({"seed": 1.5}, "seed is 1.5: expected a whole number"),
+        ({"dataset": ["text"]}, "dataset is a list: .*prune\\(model, dataset=...\\)"),
+        ({"ignore": "lm_head"}, "ignore is 'lm_head': expected a list of regular expressions"),
+    ],
+)
+def test_bad_types(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        NeuronALConfig(**{"sparsity": 0.7, **arguments})
+
+
+def test_what_has_no_effect_is_said(caplog):
+    logging.getLogger("transformers").propagate = True
+    with caplog.at_level("WARNING"):
+        NeuronALConfig(0.7, topup="uniform", steps="row")
+    assert "steps='row' has no effect: the top-up 'uniform' does not use it." in caplog.text
+    caplog.clear()
+    NeuronALConfig(0.7, topup="uniform")
+    assert not caplog.records
+
+
+def test_every_field_is_documented():
+    import dataclasses
+
+    for entry in dataclasses.fields(NeuronALConfig):
+        assert f"\n        {entry.name} (`" in NeuronALConfig.__doc__ or f", {entry.name} (`" in NeuronALConfig.__doc__

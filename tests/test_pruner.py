@@ -1,0 +1,194 @@
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import FAMILIES, make_model
+from optimum.quantization_base import OptimumQuantizer
+from torch.nn.utils import prune
+from transformers import AutoModelForCausalLM
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import pruner as pruner_module
+from optimum_neuronal.blocks import find_decoder
+
+
+FAST = {"num_samples": 12, "num_alignment_samples": 4, "block_lambdas": (0.05, 0.15), "row_lambdas": (0.0, 0.1)}
+
+
+def config(sparsity=0.7, **fields):
+    return NeuronALConfig(sparsity, **{**FAST, **fields})
+
+
+def state(model):
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_with_both_steps(family, reference, ids):
+    model = make_model(family)
+    before = state(model)
+    pruner = NeuronALPruner(config(reference=reference))
+    assert pruner.prune(model, ids) is model
+    projections = find_decoder(model).projections
+    weights = {f"{name}.weight" for name in projections}
+    zeros = sum((p.weight == 0).sum().item() for p in projections.values())
+    total = sum(p.weight.numel() for p in projections.values())
+    assert zeros / total == pytest.approx(0.7, abs=1e-3)
+    assert pruner.report.achieved_sparsity == zeros / total
+    for key, value in model.state_dict().items():
+        if key in weights:
+            assert torch.equal(value[value != 0], before[key][value != 0]), "what is kept is kept as it was"
+        else:
+            assert torch.equal(value, before[key]), f"{key} is no projection"
+
+
+def test_magnitude_uniform_equals_torch():
+    """Per row, against torch.nn.utils.prune."""
+    model = make_model("llama")
+    linear = model.model.layers[1].mlp.down_proj
+    expected = linear.weight.detach().clone()
+    counts = torch.diff(torch.floor(torch.arange(33) * 48 * 0.7 + 1e-4)).long()
+    for row in range(32):
+        single = torch.nn.Linear(48, 1, bias=False)
+        single.weight.data = expected[row : row + 1].clone()
+        prune.l1_unstructured(single, "weight", amount=int(counts[row]))
+        expected[row] = single.weight[0].detach()
+    NeuronALPruner(config(saliency="magnitude", topup="uniform")).prune(model)
+    assert torch.equal(linear.weight, expected)
+
+
+def test_the_same_seed_gives_the_same_masks(ids, tokenizer, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))
+    results = []
+    for seed, batch_size in ((0, 1), (0, 4), (1, 1)):
+        model = make_model("llama", vocab_size=256)
+        fields = {"seed": seed, "batch_size": batch_size, "dataset": str(text), "seq_length": 16}
+        NeuronALPruner(config(**fields), tokenizer).prune(model)
+        results.append(state(model))
+    assert all(torch.equal(value, results[1][key]) for key, value in results[0].items())
+    assert any(not torch.equal(value, results[2][key]) for key, value in results[0].items())
+
+
+def test_the_report_tells_everything(llama, ids):
+    pruner = NeuronALPruner(config())
+    pruner.prune(llama, ids)
+    report = json.loads(json.dumps(pruner.report.to_dict()))
+    assert report["requested_sparsity"] == 0.7 and len(report["blocks"]) == 3 and len(report["projections"]) == 21
+    smallest = min(p["smallest_row"] for p in report["projections"].values())
+    largest = max(p["largest_row"] for p in report["projections"].values())
+    assert smallest < 0.6 < 0.8 < largest
+    for step in ("block", "row"):
+        candidates = report["decisions"][step]["candidates"]
+        best = min(candidates, key=lambda candidate: candidate["error"])
+        assert report[f"{step}_lambda"] == best["lambda"] == report["decisions"][step]["lambda"]
+    assert report["calibration"]["num_samples"] == 12 and report["calibration"]["seq_length"] == 16
+    assert set(report["seconds"]) == {"calibration data", "allocation", "pruning"}
+    assert report["peak_memory"]["host"] > 0 and report["block_forwards"] > 0
+    assert report["versions"]["torch"] == torch.__version__
+    short = llama.config.sparsity_config
+    assert (
+        short["achieved_sparsity"] == report["achieved_sparsity"] and short["block_lambda"] == report["block_lambda"]
+    )
+    assert NeuronALConfig.from_dict(short["config"]) == config()
+    text = str(pruner.report)
+    assert "lambda of the row step" in text and "12 x 16 tokens" in text
+
+
+def test_the_interface_of_optimum(tmp_path, ids):
+    dense, sparse = tmp_path / "dense", tmp_path / "sparse"
+    make_model("llama").save_pretrained(dense)
+    pruner = NeuronALPruner.from_pretrained(dense, config=config(topup="uniform"))
+    assert isinstance(pruner, OptimumQuantizer) and pruner.tokenizer is None
+    model = pruner.quantize(sparse, dataset=ids)
+    reloaded = AutoModelForCausalLM.from_pretrained(sparse)
+    assert torch.equal(reloaded(ids).logits, model(ids).logits)
+    assert NeuronALPruner.from_dict(pruner.to_dict()).config == pruner.config
+
+
+def test_misuse_of_the_interface(llama, tmp_path):
+    pruner = NeuronALPruner(config())
+    with pytest.raises(TypeError, match="config is a dict: expected a NeuronALConfig"):
+        NeuronALPruner({"sparsity": 0.7})
+    with pytest.raises(ValueError, match="no model to prune"):
+        pruner.quantize(tmp_path)
+    with pytest.raises(ValueError, match="pruned nothing yet"):
+        pruner.save(llama, tmp_path)
+    with pytest.raises(ValueError, match="file_prefix"):
+        pruner.quantize(tmp_path, "prefix")
+    with pytest.raises(ValueError, match="file_name"):
+        NeuronALPruner.from_pretrained(tmp_path, "model.bin", config=config())
+
+
+@pytest.mark.parametrize(
+    "fields, dataset, message",
+    [
+        ({}, None, "No calibration data"),
+        ({}, "ids+1000", "Token ids run from"),
+        ({"num_samples": 13}, "ids", "set num_samples=12"),
+        ({"seq_length": 65}, "ids", "admits 1 to 64 tokens"),
+        ({}, "long", "admits 1 to 64 tokens"),
+        ({"targets": ["nothing"]}, "ids", "match no projection"),
+        ({}, ["some text"], "needs a tokenizer: pass NeuronALPruner"),
+    ],
+)
+def test_bad_input_is_refused_before_work_and_changes_nothing(llama, ids, fields, dataset, message):
+    data = {"ids": ids, "ids+1000": ids + 1000, "long": ids.repeat(1, 5)}.get(str(dataset), dataset)
+    before = state(llama)
+    with pytest.raises(ValueError, match=message):
+        NeuronALPruner(config(**{"dataset": None, **fields})).prune(llama, data)
+    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+    assert not hasattr(llama.config, "sparsity_config")
+
+
+def test_a_sparse_model_is_not_pruned_again_silently(llama, ids):
+    NeuronALPruner(config(0.5, topup="uniform")).prune(llama, ids)
+    with pytest.raises(ValueError, match="sparse already .* del model.config.sparsity_config"):
+        NeuronALPruner(config()).prune(llama, ids)
+    del llama.config.sparsity_config
+    again = NeuronALPruner(config(topup="uniform"))
+    again.prune(llama, ids)
+    assert again.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
+
+
+def test_modes_and_gradients_are_left_alone(llama, ids):
+    llama.train()
+    NeuronALPruner(config(topup="uniform")).prune(llama, ids)
+    assert llama.training
+    weight = llama.model.layers[0].mlp.up_proj.weight
+    assert weight.requires_grad and weight.grad is None
+    llama(ids, labels=ids).loss.backward()
+    assert weight.grad is not None
+
+
+def test_half_precision(ids):
+    model = make_model("llama").to(torch.bfloat16)
+    pruner = NeuronALPruner(config())
+    pruner.prune(model, ids)
+    assert pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
+    assert model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+
+
+def test_ctrl_c_while_weights_change_waits_for_them(llama, ids, monkeypatch):
+    original = pruner_module.apply_masks
+
+    def interrupted(decoder, masks):
+        signal.raise_signal(signal.SIGINT)
+        original(decoder, masks)
+
+    monkeypatch.setattr(pruner_module, "apply_masks", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    pruner = NeuronALPruner(config(topup="uniform"))
+    with pytest.raises(KeyboardInterrupt):
+        pruner.prune(llama, ids)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3), "whole, not half"
+
+
+def test_importing_the_package_is_light():
+    code = "import sys, optimum_neuronal, optimum_neuronal.commands; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

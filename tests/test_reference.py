@@ -1,0 +1,159 @@
+"""The authors' own figures on a trained model: masks bit for bit, scores, lambdas and perplexities."""
+
+import authors
+import numpy as np
+import pytest
+import torch
+
+from optimum_neuronal import evaluate_perplexity
+from optimum_neuronal.blocks import find_decoder
+from optimum_neuronal.capture import inference
+from optimum_neuronal.pruner import apply_masks
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sweep import Sweep
+from optimum_neuronal.topup.neuronal import LAMBDAS, block_plan
+
+
+FIGURES = authors.load_figures()
+MEASURED_ON = ("sparse-stream", "pooled", "l2")  # what the authors' code computes
+
+
+class Reference:
+    """The reference model and what is measured on it."""
+
+    def __init__(self, saliency: str = "wanda"):
+        self.model = authors.load_model()
+        self.decoder = find_decoder(self.model)
+        self.sweep = Sweep(self.decoder, SALIENCIES.get(saliency)(), authors.load_ids("calibration_ids"), 8)
+
+    def errors(self, plans):
+        with inference(self.model):
+            return self.sweep.alignment_errors(plans, *MEASURED_ON, label=None)
+
+    def prune(self, plan):
+        with inference(self.model):
+            masks = self.sweep.final_masks(plan)
+            apply_masks(self.decoder, masks)
+        return masks
+
+    def check_perplexities(self, figures, tests=authors.TESTS):
+        for test in tests:
+            ours = evaluate_perplexity(self.model, None, authors.load_ids(f"test_ids_{test}"), batch_size=8)
+            assert ours == pytest.approx(figures["ppl"][test], rel=5e-3), test
+
+
+@pytest.fixture
+def reference():
+    return Reference()
+
+
+def run(saliency, sparsity, topup):
+    return FIGURES["runs"][f"{saliency}|{sparsity}"][topup]
+
+
+def block_targets(figures, sparsity):
+    """The block sparsities of the lambda that the authors' code chose; uniform ones if it chose none."""
+    if "block" not in figures:
+        return [sparsity] * 8
+    chosen = figures["block"]["lambdas"][int(np.argmin(figures["block"]["scores"]))]
+    return authors.authors_block_targets(sparsity, chosen, 8)
+
+
+def wanda_plan(topup, decoder):
+    """The authors' plan at 70 % with Wanda."""
+    if topup == "uniform":
+        return authors.authors_block_plan(decoder, [0.7] * 8)
+    if topup == "neuronal_block":
+        return authors.authors_block_plan(decoder, block_targets(run("wanda", 0.7, "neuroal_block"), 0.7))
+    with np.load(authors.REFERENCE / "row_sparsity_wanda_0.7.npz") as file:
+        rows = {name: file[authors.local_name(name)] for name in decoder.projections}
+    return authors.authors_row_plan(decoder, rows)
+
+
+@pytest.mark.parametrize("topup", ["uniform", "neuronal_block", "neuronal_both"])
+def test_masks_are_the_authors_bit_for_bit(reference, topup):
+    masks = reference.prune(wanda_plan(topup, reference.decoder))
+    with np.load(authors.REFERENCE / "masks_wanda_0.7.npz") as file:
+        for name, mask in masks.items():
+            theirs = np.unpackbits(file[f"{topup}:{authors.local_name(name)}"])
+            ours = mask.unpack().flatten().numpy()
+            assert np.array_equal(ours, theirs[: ours.size].astype(bool)), name
+    reference.check_perplexities(run("wanda", 0.7, topup.replace("neuronal", "neuroal")))
+
+
+def test_block_scores_are_the_authors(reference):
+    figures = run("wanda", 0.7, "neuroal_both")["block"]
+    assert figures["lambdas"] == list(LAMBDAS)
+    targets = [authors.authors_block_targets(0.7, lam, 8) for lam in LAMBDAS]
+    errors = reference.errors([authors.authors_block_plan(reference.decoder, target) for target in targets])
+    assert errors == pytest.approx(figures["scores"], rel=1e-4)
+    assert np.argmin(errors) == np.argmin(figures["scores"])
+
+
+def test_row_scores_are_the_authors(reference):
+    figures = run("wanda", 0.7, "neuroal_both")["row"]
+    with np.load(authors.REFERENCE / "norms_best_block_step_wanda_0.7.npz") as file:
+        names = [name.removeprefix("dense:") for name in file.files if name.startswith("dense:")]
+        alignment = {name: file[f"dense:{name}"] - file[f"sparse:{name}"] for name in names}
+    targets = authors.authors_block_targets(0.7, 0.2, 8)
+    rows = [authors.authors_row_sparsity(reference.decoder, targets, lam, alignment) for lam in figures["lambdas"]]
+    errors = reference.errors([authors.authors_row_plan(reference.decoder, row) for row in rows])
+    assert errors == pytest.approx(figures["scores"], rel=1e-4)
+    assert np.argmin(errors) == np.argmin(figures["scores"])
+
+
+def test_deviations_are_the_authors(reference):
+    """`a_D - a_S` after the best block step, at the inputs of o, gate and down."""
+    targets = authors.authors_block_targets(0.7, 0.2, 8)
+    with inference(reference.model):
+        plan = authors.authors_block_plan(reference.decoder, targets)
+        deviation = reference.sweep.deviation(plan, *MEASURED_ON, label=None)
+    with np.load(authors.REFERENCE / "norms_best_block_step_wanda_0.7.npz") as file:
+        for (index, place), values in deviation.places.items():
+            local = {"output": "self_attn.o_proj", "mlp": "mlp.gate_proj", "down": "mlp.down_proj"}.get(place)
+            if local is not None:
+                dense, sparse = file[f"dense:{index}.{local}"], file[f"sparse:{index}.{local}"]
+                np.testing.assert_allclose(values, dense - sparse, atol=2e-4 * dense.max())
+
+
+def test_our_block_step_chooses_as_the_authors_code(reference):
+    errors = reference.errors([block_plan(reference.decoder, 0.7, lam) for lam in LAMBDAS])
+    assert LAMBDAS[int(np.argmin(errors))] == 0.2
+
+
+def test_the_papers_own_equation_chooses_012(reference):
+    with inference(reference.model):
+        plans = [block_plan(reference.decoder, 0.7, lam) for lam in LAMBDAS]
+        errors = reference.sweep.alignment_errors(plans, "sparse-stream", "sequence", "l2", label=None)
+    assert LAMBDAS[int(np.argmin(errors))] == 0.12
+
+
+@pytest.mark.parametrize(
+    "saliency, sparsity, topup",
+    [("magnitude", 0.6, "uniform"), ("multiflow", 0.8, "neuroal_block"), ("magnitude", 0.7, "neuroal_block")],
+)
+def test_perplexities_are_the_authors(saliency, sparsity, topup):
+    """One of each kind; benchmarks/authors.py measures all 27."""
+    reference = Reference(saliency)
+    figures = run(saliency, sparsity, topup)
+    reference.prune(authors.authors_block_plan(reference.decoder, block_targets(figures, sparsity)))
+    reference.check_perplexities(figures, tests=("man",))
+
+
+def test_dense_perplexities_are_the_authors(reference):
+    reference.check_perplexities(FIGURES["dense"])
+
+
+def test_batch_size_does_not_change_a_bit():
+    """Of errors and masks, on the trained model."""
+    results = []
+    for batch_size in (1, 3, 8):
+        reference = Reference()
+        reference.sweep = Sweep(
+            reference.decoder, reference.sweep.saliency, reference.sweep.ids[:16], 8, batch_size=batch_size
+        )
+        plans = [block_plan(reference.decoder, 0.7, lam) for lam in (0.05, 0.2)]
+        results.append((reference.errors(plans), reference.prune(plans[0])))
+    for errors, masks in results[1:]:
+        assert errors == results[0][0]
+        assert all(torch.equal(mask.bits, results[0][1][name].bits) for name, mask in masks.items())
