@@ -10,6 +10,7 @@ from optimum_neuronal.blocks import find_decoder
 from optimum_neuronal.capture import inference
 from optimum_neuronal.pruner import apply_masks
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.statistics import SquaredNorms
 from optimum_neuronal.sweep import Sweep
 from optimum_neuronal.topup.neuronal import LAMBDAS, block_plan
 
@@ -70,6 +71,21 @@ def wanda_plan(topup, decoder):
     return authors.authors_row_plan(decoder, rows)
 
 
+@pytest.fixture
+def their_rounding(monkeypatch):
+    """The authors square the norm of a sequence, which rounds once more than summing squares.
+
+    It decides one weight: at lambda 0.2, in row 34 of block 1's up projection, two saliencies differ by 2e-8 of their
+    value, less than float32 resolves, and the extra rounding turns them around.
+    """
+
+    def update(self, inputs, sequences):
+        inputs = inputs.reshape(sequences, -1, inputs.shape[-1]).transpose(1, 2)
+        self._parts.append(torch.stack([torch.norm(sequence, p=2, dim=1) ** 2 for sequence in inputs]))
+
+    monkeypatch.setattr(SquaredNorms, "update", update)
+
+
 @pytest.mark.parametrize("topup", ["uniform", "neuronal_block", "neuronal_both"])
 def test_masks_are_the_authors_bit_for_bit(reference, topup):
     masks = reference.prune(wanda_plan(topup, reference.decoder))
@@ -81,13 +97,23 @@ def test_masks_are_the_authors_bit_for_bit(reference, topup):
     reference.check_perplexities(run("wanda", 0.7, topup.replace("neuronal", "neuroal")))
 
 
-def test_block_scores_are_the_authors(reference):
+def check_block_scores(reference, skip=()):
     figures = run("wanda", 0.7, "neuroal_both")["block"]
     assert figures["lambdas"] == list(LAMBDAS)
     targets = [authors.authors_block_targets(0.7, lam, 8) for lam in LAMBDAS]
     errors = reference.errors([authors.authors_block_plan(reference.decoder, target) for target in targets])
-    assert errors == pytest.approx(figures["scores"], rel=1e-4)
     assert np.argmin(errors) == np.argmin(figures["scores"])
+    for lam, ours, theirs in zip(LAMBDAS, errors, figures["scores"]):
+        assert ours == pytest.approx(theirs, rel=1e-3 if lam in skip else 1e-6), lam
+
+
+def test_block_scores_are_the_authors(reference, their_rounding):
+    check_block_scores(reference)
+
+
+def test_block_scores_are_the_authors_but_for_one_weight(reference):
+    """With our own rounding, which keeps the order of the one pair of weights that theirs turns around."""
+    check_block_scores(reference, skip=(0.2,))
 
 
 def test_row_scores_are_the_authors(reference):
@@ -102,7 +128,7 @@ def test_row_scores_are_the_authors(reference):
     assert np.argmin(errors) == np.argmin(figures["scores"])
 
 
-def test_deviations_are_the_authors(reference):
+def test_deviations_are_the_authors(reference, their_rounding):
     """`a_D - a_S` after the best block step, at the inputs of o, gate and down."""
     targets = authors.authors_block_targets(0.7, 0.2, 8)
     with inference(reference.model):
@@ -113,7 +139,7 @@ def test_deviations_are_the_authors(reference):
             local = {"output": "self_attn.o_proj", "mlp": "mlp.gate_proj", "down": "mlp.down_proj"}.get(place)
             if local is not None:
                 dense, sparse = file[f"dense:{index}.{local}"], file[f"sparse:{index}.{local}"]
-                np.testing.assert_allclose(values, dense - sparse, atol=2e-4 * dense.max())
+                np.testing.assert_allclose(values, dense - sparse, atol=1e-5 * dense.max())
 
 
 def test_our_block_step_chooses_as_the_authors_code(reference):
@@ -122,8 +148,10 @@ def test_our_block_step_chooses_as_the_authors_code(reference):
 
 
 def test_the_papers_own_equation_chooses_012(reference):
+    """Equation 3, summed over sequences, with the authors' counts of weights (ours prune a little more: 0.09)."""
     with inference(reference.model):
-        plans = [block_plan(reference.decoder, 0.7, lam) for lam in LAMBDAS]
+        targets = [authors.authors_block_targets(0.7, lam, 8) for lam in LAMBDAS]
+        plans = [authors.authors_block_plan(reference.decoder, target) for target in targets]
         errors = reference.sweep.alignment_errors(plans, "sparse-stream", "sequence", "l2", label=None)
     assert LAMBDAS[int(np.argmin(errors))] == 0.12
 
