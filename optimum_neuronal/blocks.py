@@ -263,7 +263,7 @@ def trial_weights(projections: Sequence[Projection], mask_of: Callable[[Projecti
     try:
         for projection in projections:
             original = projection.module.weight.data
-            trial = original.masked_fill(projection.matrix(mask_of(projection)), 0)
+            trial = torch.where(projection.matrix(mask_of(projection)), 0, original)  # faster than masked_fill
             originals.append((projection.module.weight, original))
             projection.module.weight.data = trial
         yield

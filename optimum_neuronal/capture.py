@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from .blocks import Block, Decoder
-from .statistics import record_inputs
+from .blocks import Block, Decoder, Projection
+from .statistics import SquaredNorms, record_inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,13 @@ def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
             handle.remove()
 
 
-def replay(block: Block, hidden: Sequence[torch.Tensor], calls: Sequence[Call], record: bool = True):
+def replay(
+    block: Block,
+    hidden: Sequence[torch.Tensor],
+    calls: Sequence[Call],
+    record: bool = True,
+    skipped: Sequence[Projection] = (),
+) -> tuple[list[torch.Tensor], dict[str, SquaredNorms]]:
     """Runs one block on the hidden states of every batch.
 
     Args:
@@ -167,13 +173,22 @@ def replay(block: Block, hidden: Sequence[torch.Tensor], calls: Sequence[Call], 
         hidden (`Sequence[Tensor]`): one tensor of shape (batch, tokens, hidden size) per batch.
         calls (`Sequence[Call]`): the block's calls, one per batch.
         record (`bool`): whether to gather the squared norms of its projections' inputs.
+        skipped (`Sequence[Projection]`):
+            Projections that only feed the block's output, for a caller who does not need it: they return zeros.
 
     Returns:
-        `tuple`: the outputs, one tensor per batch, and a dict from projection name to [`SquaredNorms`].
+        `tuple`: the outputs, one tensor per batch, and the norms by projection name.
     """
     watched = {name: projection.module for name, projection in block.projections.items()} if record else {}
     outputs, recorded = [], {}
-    for states, call in zip(hidden, calls):
-        with record_inputs(watched, recorded, len(states)):
-            outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
+    with ExitStack() as stack:
+        for projection in skipped:
+            stack.enter_context(_replaced_forward(projection.module, _zeros(projection.shape[0])))
+        for states, call in zip(hidden, calls):
+            with record_inputs(watched, recorded, len(states)):
+                outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
     return outputs, recorded
+
+
+def _zeros(features: int) -> Callable:
+    return lambda inputs: inputs.new_zeros(*inputs.shape[:-1], features)

@@ -30,7 +30,11 @@ CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
     "num_samples": ("128", {"type": int}, "calibration sequences"),
     "num_alignment_samples": ("8", {"type": int}, "how many of them the top-up measures its candidates on"),
     "seq_length": ("the smaller of 2048 and what the model admits", {"type": int}, "tokens per sequence"),
-    "batch_size": ("1", {"type": int}, "sequences per forward: memory and speed, not the result"),
+    "batch_size": (
+        "what makes about 2048 tokens",
+        {"type": int},
+        "sequences per forward: memory and speed, not the result",
+    ),
     "seed": ("0", {"type": int}, "seed of the draw of calibration sequences"),
     "targets": ("all projections", {"nargs": "+"}, "regular expressions: prune only modules whose names match"),
     "ignore": ("none", {"nargs": "+"}, "regular expressions: leave out modules whose names match"),

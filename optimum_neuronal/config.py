@@ -45,7 +45,8 @@ class NeuronALConfig(QuantizationConfigMixin):
         num_samples (`int`): calibration sequences for the final pruning.
         num_alignment_samples (`int`): how many of them, from the first, the top-up measures its candidates on.
         seq_length (`int`, *optional*): tokens per sequence. None: the smaller of 2048 and what the model admits.
-        batch_size (`int`): sequences per forward; changes memory and speed, not the result.
+        batch_size (`int`, *optional*):
+            Sequences per forward; changes memory and speed, not the result. None: what makes about 2048 tokens.
         seed (`int`): seed of the draw of calibration sequences.
         targets (`Sequence[str]`, *optional*):
             Regular expressions, searched in full module names: only projections that match one are pruned, and
@@ -68,7 +69,7 @@ class NeuronALConfig(QuantizationConfigMixin):
     num_samples: int = 128
     num_alignment_samples: int = 8
     seq_length: int | None = None
-    batch_size: int = 1
+    batch_size: int | None = None
     seed: int = 0
     targets: Sequence[str] | None = None
     ignore: Sequence[str] | None = None
@@ -82,10 +83,11 @@ class NeuronALConfig(QuantizationConfigMixin):
         if not 0 <= self.sparsity < 1:
             hint = f" Did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
             raise ValueError(f"sparsity is {self.sparsity}: expected a share in [0, 1), such as 0.7.{hint}")
-        for name, smallest in (("num_samples", 1), ("num_alignment_samples", 1), ("batch_size", 1), ("seed", 0)):
+        for name, smallest in (("num_samples", 1), ("num_alignment_samples", 1), ("seed", 0)):
             _check_int(name, getattr(self, name), smallest)
-        if self.seq_length is not None:
-            _check_int("seq_length", self.seq_length, 2)
+        for name, smallest in (("seq_length", 2), ("batch_size", 1)):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), smallest)
         if self.num_alignment_samples > self.num_samples:
             raise ValueError(
                 f"num_alignment_samples is {self.num_alignment_samples}, more than num_samples={self.num_samples}: the "

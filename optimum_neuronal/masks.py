@@ -59,11 +59,11 @@ class Cut:
 
     Args:
         threshold (`Tensor` of shape (out, 1)): the largest pruned saliency of each row, -inf if none is pruned.
-        ties (`Tensor` of int64, shape (out, 1)): how many weights with exactly that saliency are pruned.
+        counts (`Tensor` of int64, shape (out, 1)): how many weights of each row are pruned.
     """
 
     threshold: torch.Tensor
-    ties: torch.Tensor
+    counts: torch.Tensor
 
 
 def sort_rows(saliency: torch.Tensor) -> torch.Tensor:
@@ -82,9 +82,7 @@ def find_cut(sorted_rows: torch.Tensor, counts: torch.Tensor) -> Cut:
     """
     counts = counts.to(sorted_rows.device)[:, None]
     threshold = sorted_rows.gather(1, (counts - 1).clamp(min=0))
-    threshold = torch.where(counts > 0, threshold, -torch.inf)
-    below = torch.searchsorted(sorted_rows, threshold)  # weights that are strictly less salient
-    return Cut(threshold, counts - below)
+    return Cut(torch.where(counts > 0, threshold, -torch.inf), counts)
 
 
 def apply_cut(saliency: torch.Tensor, cut: Cut) -> torch.Tensor:
@@ -98,10 +96,12 @@ def apply_cut(saliency: torch.Tensor, cut: Cut) -> torch.Tensor:
         `Tensor`: boolean, shape (out, in), True where pruned; every row has exactly its count of True.
     """
     mask = saliency <= cut.threshold
-    tied = saliency == cut.threshold
+    excess = mask.sum(dim=1, keepdim=True) - cut.counts
     # Equal saliencies are rare. Testing for them would make an accelerator wait, so there they are always resolved.
-    if saliency.device.type != "cpu" or bool((tied.sum(dim=1, keepdim=True) > cut.ties).any()):
-        mask &= ~(tied & (tied.cumsum(dim=1, dtype=torch.int32) > cut.ties))
+    if saliency.device.type != "cpu" or bool(excess.any()):
+        tied = saliency == cut.threshold
+        pruned_ties = tied.sum(dim=1, keepdim=True) - excess
+        mask &= ~(tied & (tied.cumsum(dim=1, dtype=torch.int32) > pruned_ties))
     return mask
 
 

@@ -30,6 +30,9 @@ from .topup import Allocation
 logger = logging.get_logger(__name__)
 
 
+TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
+
+
 class NeuronALPruner(OptimumQuantizer):
     """Prunes language models without retraining.
 
@@ -131,14 +134,10 @@ class NeuronALPruner(OptimumQuantizer):
         calibration = self._draw(model, dataset) if needs_calibration else None
         clock.lap("calibration data")
         with inference(model):
-            sweep = Sweep(
-                decoder,
-                saliency,
-                torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids,
-                self.config.num_alignment_samples,
-                self.config.batch_size,
-                model.get_input_embeddings().weight.device,
-            )
+            ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
+            batch_size = self.config.batch_size or max(1, TOKENS_PER_FORWARD // max(1, ids.shape[1]))
+            device = model.get_input_embeddings().weight.device
+            sweep = Sweep(decoder, saliency, ids, self.config.num_alignment_samples, batch_size, device)
             if needs_calibration:
                 sweep.check_replay()
             allocation = topup.allocate(sweep, self.config.sparsity)

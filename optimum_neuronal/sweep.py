@@ -24,6 +24,7 @@ REFERENCES = ("sparse-stream", "dense")
 
 Hidden = list[torch.Tensor]  # one tensor of shape (batch, tokens, hidden size) per batch
 Visit = Callable[[int, Block, Sequence[Call], list[Hidden]], list[Hidden]]
+MaskOf = Callable[[Projection], torch.Tensor]
 Refine = Callable[[Projection, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
@@ -91,7 +92,7 @@ class Sweep:
             )
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-            return [self._replay(block, streams[0], calls, record=False)[0]]
+            return [self._run(block, streams[0], calls)]
 
         inputs = capture_inputs(self.decoder, first, 1, self.device)
         (replayed,) = self._sweep(inputs, 1, visit, None)
@@ -127,11 +128,14 @@ class Sweep:
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
             outputs: list[Hidden] = [[] for _ in plans]
             for members in _grouped(streams, shared=reference == "dense"):
-                _, norms = self._reference(reference, index, block, streams[members[0]], calls)
-                cuts = self._cuts(block, norms, [plans[member] for member in members])
-                for member, own_cuts in zip(members, cuts):
-                    with trial_weights(block.pruned, self._mask_of(norms, own_cuts)):
-                        outputs[member], sparse = self._replay(block, streams[member], calls)
+                norms = self._reference(reference, index, block, streams[members[0]], calls)
+                masks = self._masks(block, norms, [plans[member] for member in members])
+                for member, mask_of in zip(members, masks):
+                    with trial_weights(block.pruned, mask_of):
+                        if block is self.decoder.blocks[-1]:  # nothing reads its output
+                            sparse = self._input_norms(block, streams[member], calls)
+                        else:
+                            outputs[member], sparse = self._measure(block, streams[member], calls)
                     errors[member].append(total_error(block.pruned_names, norms, sparse, scope, metric))
             return outputs
 
@@ -149,19 +153,22 @@ class Sweep:
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
             hidden, dense_hidden = streams
-            dense_output, norms = self._reference(reference, index, block, hidden, calls)
-            (cuts,) = self._cuts(block, norms, [plan])
-            with trial_weights(block.pruned, self._mask_of(norms, cuts)):
-                output, sparse = self._replay(block, hidden, calls)
+            if reference == "dense":
+                dense_output, norms = dense_hidden, self.dense_norms()[index]
+            else:
+                dense_output, norms = self._measure(block, hidden, calls)
+            (mask_of,) = self._masks(block, norms, [plan])
+            with trial_weights(block.pruned, mask_of):
+                output, sparse = self._measure(block, hidden, calls)
             errors.append(total_error(block.pruned_names, norms, sparse, scope, metric))
             entry = (block.reader(NEXT_INPUT) or next(iter(block.projections.values()))).name
             if index > 0:
-                before = norms if dense_output is None else self._replay(block, dense_hidden, calls)[1]
+                before = norms if reference == "dense" else self._first_norms(block, dense_hidden, calls)
                 places[index - 1, NEXT_INPUT] = _difference(before[entry], sparse[entry])
             for place in (OUTPUT_INPUT, MLP_INPUT, DOWN_INPUT):
                 if reader := block.reader(place):
                     places[index, place] = _difference(norms[reader.name], sparse[reader.name])
-            return [output, dense_output or dense_hidden]
+            return [output, dense_output]
 
         inputs = self._alignment_inputs()
         output, dense_output = self._sweep(inputs, 2, visit, label)
@@ -193,12 +200,11 @@ class Sweep:
                 finite.append(torch.isfinite(score).all())
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-            _, norms = self._replay(block, streams[0], calls)
-            prune_block(block, norms)
+            prune_block(block, self._input_norms(block, streams[0], calls))
             if index == len(self.decoder.blocks) - 1:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda projection: masks[projection.name].unpack()):
-                return [self._replay(block, streams[0], calls, record=False)[0]]
+                return [self._run(block, streams[0], calls)]
 
         if self.saliency.uses_activations:
             self._inputs = self._dense = None
@@ -219,11 +225,24 @@ class Sweep:
             hidden = visit(index, block, inputs.calls[index], hidden)
         return hidden
 
-    def _replay(
-        self, block: Block, hidden: Hidden, calls: Sequence[Call], record: bool = True
-    ) -> tuple[Hidden, Norms]:
+    def _measure(self, block: Block, hidden: Hidden, calls: Sequence[Call]) -> tuple[Hidden, Norms]:
         self.block_forwards += sum(len(states) for states in hidden)
-        return replay(block, hidden, calls, record)
+        return replay(block, hidden, calls)
+
+    def _run(self, block: Block, hidden: Hidden, calls: Sequence[Call]) -> Hidden:
+        self.block_forwards += sum(len(states) for states in hidden)
+        return replay(block, hidden, calls, record=False)[0]
+
+    def _input_norms(self, block: Block, hidden: Hidden, calls: Sequence[Call]) -> Norms:
+        """Norms alone: what only feeds the block's output (an eighth of a Llama's work) is left out."""
+        self.block_forwards += sum(len(states) for states in hidden)
+        last = [p for p in block.projections.values() if self.decoder.place_fed_by(p) == NEXT_INPUT]
+        return replay(block, hidden, calls, skipped=last)[1]
+
+    def _first_norms(self, block: Block, hidden: Hidden, calls: Sequence[Call]) -> Norms:
+        """Norms of which only those of the block's first input mean something: no projection is computed."""
+        self.block_forwards += sum(len(states) for states in hidden)
+        return replay(block, hidden, calls, skipped=list(block.projections.values()))[1]
 
     def _alignment_inputs(self) -> BlockInputs:
         if self._inputs is None:
@@ -236,7 +255,7 @@ class Sweep:
             per_block: list[Norms] = []
 
             def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-                output, norms = self._replay(block, streams[0], calls)
+                output, norms = self._measure(block, streams[0], calls)
                 per_block.append(norms)
                 return [output]
 
@@ -245,13 +264,11 @@ class Sweep:
             self._dense = per_block, _final_norms(inputs.final_norm, output)
         return self._dense
 
-    def _reference(
-        self, reference: str, index: int, block: Block, hidden: Hidden, calls: Sequence[Call]
-    ) -> tuple[Hidden | None, Norms]:
-        """The dense block's output, None if it is not that of this stream, and its inputs' norms."""
+    def _reference(self, reference: str, index: int, block: Block, hidden: Hidden, calls: Sequence[Call]) -> Norms:
+        """What the dense block's projections receive: in the dense model, or on these hidden states."""
         if reference == "dense":
-            return None, self.dense_norms()[index]
-        return self._replay(block, hidden, calls)
+            return self.dense_norms()[index]
+        return self._input_norms(block, hidden, calls)
 
     def _activation(self, projection: Projection, norms: Norms | None) -> torch.Tensor | None:
         return None if norms is None else activation(norms[projection.name].value)
@@ -259,17 +276,26 @@ class Sweep:
     def _score(self, projection: Projection, norms: Norms | None) -> torch.Tensor:
         return self.saliency.score(projection.weight.float(), self._activation(projection, norms))
 
-    def _cuts(self, block: Block, norms: Norms, plans: Sequence[SparsityPlan]) -> list[dict[str, Cut]]:
-        """For every plan, the cut of each projection: the weights of a row are ranked once for all plans."""
-        cuts: list[dict[str, Cut]] = [{} for _ in plans]
+    def _masks(self, block: Block, norms: Norms, plans: Sequence[SparsityPlan]) -> list[MaskOf]:
+        """For every plan, a function from projection to mask; only one mask exists at a time.
+
+        The weights of a row are ranked once for all plans. What is kept of the ranking is where each plan cuts it.
+        """
+
+        def counts(plan: SparsityPlan, projection: Projection) -> torch.Tensor:
+            return plan.row_counts(projection.name, projection.shape)
+
+        if len(plans) == 1:
+            return [lambda projection: prune_rows(self._score(projection, norms), counts(plans[0], projection))]
+        cuts: dict[str, list[Cut]] = {}
         for projection in block.pruned:
             ranked = sort_rows(self._score(projection, norms))
-            for plan, own_cuts in zip(plans, cuts):
-                own_cuts[projection.name] = find_cut(ranked, plan.row_counts(projection.name, projection.shape))
-        return cuts
+            cuts[projection.name] = [find_cut(ranked, counts(plan, projection)) for plan in plans]
 
-    def _mask_of(self, norms: Norms, cuts: dict[str, Cut]) -> Callable[[Projection], torch.Tensor]:
-        return lambda projection: apply_cut(self._score(projection, norms), cuts[projection.name])
+        def mask_of(index: int) -> MaskOf:
+            return lambda projection: apply_cut(self._score(projection, norms), cuts[projection.name][index])
+
+        return [mask_of(index) for index in range(len(plans))]
 
     def _total(self, per_block: list[torch.Tensor]) -> float:
         errors = torch.stack(per_block)

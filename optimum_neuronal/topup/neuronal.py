@@ -81,7 +81,7 @@ class NeuronAL(TopUp):
         start = time.perf_counter()
         deviation = sweep.deviation(base, *self._measured_on, label="Row deviations")
         trials = [lam for lam in self.row_lambdas if lam != 0]
-        plans = [row_plan(sweep.decoder, base, lam, deviation) for lam in trials]
+        plans = row_plans(sweep.decoder, base, trials, deviation)
         measured = sweep.alignment_errors(plans, *self._measured_on, label="Row step") if plans else []
         by_lambda = {0.0: (deviation.error, base)} | {
             lam: (error, plan) for lam, error, plan in zip(trials, measured, plans)
@@ -99,17 +99,21 @@ def block_plan(decoder: Decoder, sparsity: float, lam: float) -> SparsityPlan:
     return SparsityPlan({name: value for block, value in zip(decoder.blocks, spread) for name in block.pruned_names})
 
 
-def row_plan(decoder: Decoder, base: SparsityPlan, lam: float, deviation: Deviation) -> SparsityPlan:
-    """Spreads the base plan's sparsity of every projection over its rows, by the deviation of what they feed."""
-    plan: dict[str, torch.Tensor] = {}
+def row_plans(
+    decoder: Decoder, base: SparsityPlan, lambdas: Sequence[float], deviation: Deviation
+) -> list[SparsityPlan]:
+    """Spread the base plan's sparsity of every projection over its rows, by the deviation of what they feed."""
+    plans: list[dict[str, torch.Tensor]] = [{} for _ in lambdas]
     for index, block in enumerate(decoder.blocks):
         for projection in block.pruned:
             place = deviation.places[index, decoder.place_fed_by(projection)]
-            rows = torch.empty(projection.shape[0], dtype=torch.float64)
-            for group in decoder.row_groups(block, projection):
-                rows[group.rows] = get_dist(base.sparsity[projection.name], lam, group.values(place))
-            plan[projection.name] = rows
-    return SparsityPlan(plan)
+            parts = [(group.rows, group.values(place)) for group in decoder.row_groups(block, projection)]
+            for plan, lam in zip(plans, lambdas):
+                rows = torch.empty(projection.shape[0], dtype=torch.float64)
+                for indices, values in parts:
+                    rows[indices] = get_dist(base.sparsity[projection.name], lam, values)
+                plan[projection.name] = rows
+    return [SparsityPlan(plan) for plan in plans]
 
 
 def _decision(lambdas: Sequence[float], errors: Sequence[float], best: int, start: float) -> dict:

@@ -8,7 +8,7 @@ from optimum_neuronal.capture import inference
 from optimum_neuronal.masks import SparsityPlan
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sweep import Deviation, Sweep
-from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plan
+from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
 
 
 class FakeSweep:
@@ -80,7 +80,7 @@ def test_rows_that_deviate_more_are_spared(llama):
     decoder = find_decoder(llama)
     base = block_plan(decoder, 0.5, 0.1)
     deviation = FakeSweep(decoder, {"base": 0.0}).deviation(base, label="test")
-    plan = row_plan(decoder, base, 0.2, deviation)
+    (plan,) = row_plans(decoder, base, [0.2], deviation)
     for name, rows in plan.sparsity.items():
         assert rows[0] == pytest.approx(base.sparsity[name] + 0.2)
         assert rows[-1] == pytest.approx(base.sparsity[name] - 0.2)
@@ -96,7 +96,7 @@ def test_row_step_everywhere(any_model, ids, reference, scope):
         sweep = Sweep(decoder, SALIENCIES.get("wanda")(), ids, 4)
         base = SparsityPlan(dict.fromkeys(decoder.projections, 0.7))
         deviation = sweep.deviation(base, reference, scope, "l2", "test")
-        plan = row_plan(decoder, base, 0.2, deviation)
+        (plan,) = row_plans(decoder, base, [0.2], deviation)
         (error,) = sweep.alignment_errors([base], reference, scope, "l2", "test")
     assert deviation.error == error, "the row step's lambda 0 is the block step's winner"
     for name, rows in plan.sparsity.items():
