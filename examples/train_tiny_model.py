@@ -11,38 +11,22 @@ import hashlib
 import sysconfig
 from pathlib import Path
 
+import tokenizers
 import torch
-from tokenizers import ByteLevelBPETokenizer
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedTokenizerFast,
-    Trainer,
-    TrainingArguments,
-    set_seed,
-)
-
+import transformers
 
 END, LENGTH = "<|endoftext|>", 256
 SKIP = {"site-packages", "__pycache__", "encodings", "pydoc_data", "data", "cjkencodings"}  # tables, not prose
-SHAPES = dict(
-    hidden_size=128, intermediate_size=384, num_hidden_layers=8, num_attention_heads=4, tie_word_embeddings=True
-)
 
-parser = argparse.ArgumentParser(
-    description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-)
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--output", type=Path, required=True, help="directory to write")
-parser.add_argument(
-    "--model-type", default="llama", help="a causal model type of transformers: llama, mistral, qwen3, ..."
-)
-parser.add_argument("--steps", type=int, default=3000, help="optimizer steps of 8 sequences of 256 tokens")
-parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of the text")
+parser.add_argument("--model-type", default="llama", help="llama (default), mistral, qwen3, or one of that shape")
+parser.add_argument("--steps", type=int, default=3000, help="steps of 8 sequences of 256 tokens (default: 3000)")
+parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the text (default: 0)")
 args = parser.parse_args()
-set_seed(args.seed)
+transformers.set_seed(args.seed)
 
-library = Path(sysconfig.get_paths()["stdlib"])
-texts = {"train": [], "calibration": [], "heldout": []}
+library, texts = Path(sysconfig.get_paths()["stdlib"]), {"train": [], "calibration": [], "heldout": []}
 for file in sorted(library.rglob("*.py")):
     name = file.relative_to(library).as_posix()
     digest = hashlib.sha256(name.encode()).digest()
@@ -51,24 +35,23 @@ for file in sorted(library.rglob("*.py")):
         texts[part].append((digest, file.read_text(encoding="utf-8", errors="replace")))
 texts = {part: [text for _, text in sorted(files)] for part, files in texts.items()}  # in the hash's order: mixed
 
-trainer = ByteLevelBPETokenizer()
-trainer.train_from_iterator(texts["train"], vocab_size=4096, special_tokens=[END], show_progress=False)
-tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=trainer._tokenizer, bos_token=END, eos_token=END, pad_token=END, model_max_length=2 * LENGTH
-)
+bpe = tokenizers.ByteLevelBPETokenizer()
+bpe.train_from_iterator(texts["train"], vocab_size=4096, special_tokens=[END], show_progress=False)
+names = {"bos_token": END, "eos_token": END, "pad_token": END, "model_max_length": 2 * LENGTH}
+tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **names)
 ids = [i for text in tokenizer(texts["train"], verbose=False)["input_ids"] for i in [*text, tokenizer.eos_token_id]]
 windows = torch.tensor(ids[: len(ids) // LENGTH * LENGTH]).view(-1, LENGTH)
 
-shapes = SHAPES | {"vocab_size": len(tokenizer), "max_position_embeddings": 2 * LENGTH}
-config = AutoConfig.for_model(args.model_type, **shapes, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 8, "num_attention_heads": 4}
+shape |= {"tie_word_embeddings": True, "vocab_size": len(tokenizer), "max_position_embeddings": 2 * LENGTH}
+config = transformers.AutoConfig.for_model(args.model_type, **shape, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 print(f"{model.num_parameters():,} parameters, {windows.numel():,} training tokens")
-training = TrainingArguments(
-    args.output / "training", max_steps=args.steps, per_device_train_batch_size=8, learning_rate=2e-3, warmup_steps=150,
-    lr_scheduler_type="cosine", weight_decay=0.1, adam_beta2=0.95, logging_steps=100, save_strategy="no",
-    report_to="none", dataloader_pin_memory=False, seed=args.seed,
-)  # fmt: skip
-Trainer(model, training, train_dataset=[{"input_ids": w, "labels": w} for w in windows]).train()
+schedule = {"learning_rate": 2e-3, "warmup_steps": 150, "lr_scheduler_type": "cosine", "max_steps": args.steps}
+quiet = {"logging_steps": 100, "save_strategy": "no", "report_to": "none", "dataloader_pin_memory": False}
+schedule |= {"per_device_train_batch_size": 8, "weight_decay": 0.1, "adam_beta2": 0.95, "seed": args.seed}
+training = transformers.TrainingArguments(args.output / "training", **schedule, **quiet)
+transformers.Trainer(model, training, train_dataset=[{"input_ids": w, "labels": w} for w in windows]).train()
 
 model.to(torch.bfloat16).save_pretrained(args.output)
 tokenizer.save_pretrained(args.output)

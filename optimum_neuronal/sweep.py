@@ -92,7 +92,7 @@ class Sweep:
             )
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-            return [self._run(block, streams[0], calls)]
+            return [self._replay(block, streams[0], calls, record=False)[0]]
 
         inputs = capture_inputs(self.decoder, first, 1, self.device)
         (replayed,) = self._sweep(inputs, 1, visit, None)
@@ -132,10 +132,8 @@ class Sweep:
                 masks = self._masks(block, norms, [plans[member] for member in members])
                 for member, mask_of in zip(members, masks):
                     with trial_weights(block.pruned, mask_of):
-                        if block is self.decoder.blocks[-1]:  # nothing reads its output
-                            sparse = self._input_norms(block, streams[member], calls)
-                        else:
-                            outputs[member], sparse = self._measure(block, streams[member], calls)
+                        unread = self._output_projections(block) if block is self.decoder.blocks[-1] else ()
+                        outputs[member], sparse = self._replay(block, streams[member], calls, skipped=unread)
                     errors[member].append(total_error(block.pruned_names, norms, sparse, scope, metric))
             return outputs
 
@@ -156,14 +154,16 @@ class Sweep:
             if reference == "dense":
                 dense_output, norms = dense_hidden, self.dense_norms()[index]
             else:
-                dense_output, norms = self._measure(block, hidden, calls)
+                dense_output, norms = self._replay(block, hidden, calls)
             (mask_of,) = self._masks(block, norms, [plan])
             with trial_weights(block.pruned, mask_of):
-                output, sparse = self._measure(block, hidden, calls)
+                output, sparse = self._replay(block, hidden, calls)
             errors.append(total_error(block.pruned_names, norms, sparse, scope, metric))
             entry = (block.reader(NEXT_INPUT) or next(iter(block.projections.values()))).name
             if index > 0:
-                before = norms if reference == "dense" else self._first_norms(block, dense_hidden, calls)
+                before = norms
+                if reference != "dense":  # only the first input is wanted, so no projection need be computed
+                    before = self._replay(block, dense_hidden, calls, skipped=list(block.projections.values()))[1]
                 places[index - 1, NEXT_INPUT] = _difference(before[entry], sparse[entry])
             for place in (OUTPUT_INPUT, MLP_INPUT, DOWN_INPUT):
                 if reader := block.reader(place):
@@ -200,11 +200,11 @@ class Sweep:
                 finite.append(torch.isfinite(score).all())
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-            prune_block(block, self._input_norms(block, streams[0], calls))
+            prune_block(block, self._reference("sparse-stream", index, block, streams[0], calls))
             if index == len(self.decoder.blocks) - 1:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda projection: masks[projection.name].unpack()):
-                return [self._run(block, streams[0], calls)]
+                return [self._replay(block, streams[0], calls, record=False)[0]]
 
         if self.saliency.uses_activations:
             self._inputs = self._dense = None
@@ -225,24 +225,20 @@ class Sweep:
             hidden = visit(index, block, inputs.calls[index], hidden)
         return hidden
 
-    def _measure(self, block: Block, hidden: Hidden, calls: Sequence[Call]) -> tuple[Hidden, Norms]:
+    def _replay(
+        self,
+        block: Block,
+        hidden: Hidden,
+        calls: Sequence[Call],
+        record: bool = True,
+        skipped: Sequence[Projection] = (),
+    ) -> tuple[Hidden, Norms]:
         self.block_forwards += sum(len(states) for states in hidden)
-        return replay(block, hidden, calls)
+        return replay(block, hidden, calls, record, skipped)
 
-    def _run(self, block: Block, hidden: Hidden, calls: Sequence[Call]) -> Hidden:
-        self.block_forwards += sum(len(states) for states in hidden)
-        return replay(block, hidden, calls, record=False)[0]
-
-    def _input_norms(self, block: Block, hidden: Hidden, calls: Sequence[Call]) -> Norms:
-        """Norms alone: what only feeds the block's output (an eighth of a Llama's work) is left out."""
-        self.block_forwards += sum(len(states) for states in hidden)
-        last = [p for p in block.projections.values() if self.decoder.place_fed_by(p) == NEXT_INPUT]
-        return replay(block, hidden, calls, skipped=last)[1]
-
-    def _first_norms(self, block: Block, hidden: Hidden, calls: Sequence[Call]) -> Norms:
-        """Norms of which only those of the block's first input mean something: no projection is computed."""
-        self.block_forwards += sum(len(states) for states in hidden)
-        return replay(block, hidden, calls, skipped=list(block.projections.values()))[1]
+    def _output_projections(self, block: Block) -> list[Projection]:
+        """What only feeds the block's output (an eighth of a Llama's work), skipped where norms are all we want."""
+        return [p for p in block.projections.values() if self.decoder.place_fed_by(p) == NEXT_INPUT]
 
     def _alignment_inputs(self) -> BlockInputs:
         if self._inputs is None:
@@ -255,7 +251,7 @@ class Sweep:
             per_block: list[Norms] = []
 
             def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-                output, norms = self._measure(block, streams[0], calls)
+                output, norms = self._replay(block, streams[0], calls)
                 per_block.append(norms)
                 return [output]
 
@@ -268,7 +264,7 @@ class Sweep:
         """What the dense block's projections receive: in the dense model, or on these hidden states."""
         if reference == "dense":
             return self.dense_norms()[index]
-        return self._input_norms(block, hidden, calls)
+        return self._replay(block, hidden, calls, skipped=self._output_projections(block))[1]
 
     def _activation(self, projection: Projection, norms: Norms | None) -> torch.Tensor | None:
         return None if norms is None else activation(norms[projection.name].value)

@@ -1,0 +1,32 @@
+"""Prune a model with NeuronAL from Python, compare it with the dense one, and reload it with plain transformers.
+
+python examples/prune.py --model Qwen/Qwen3-0.6B --dataset c4 --evaluate wikitext2 --output qwen3-70
+"""
+
+import argparse
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--model", required=True, help="Hub id or directory")
+parser.add_argument("--output", required=True, help="directory for the sparse model")
+parser.add_argument("--sparsity", type=float, default=0.7, help="share of weights to set to zero (default: 0.7)")
+parser.add_argument("--dataset", default="c4", help="calibration text (default: c4)")
+parser.add_argument("--evaluate", default="wikitext2", help="test text (default: wikitext2)")
+parser.add_argument("--num-samples", type=int, default=128, help="calibration sequences (default: 128)")
+args = parser.parse_args()
+
+model = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained(args.model)
+print(f"dense: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate):.2f}")
+
+pruner = NeuronALPruner(NeuronALConfig(args.sparsity, dataset=args.dataset, num_samples=args.num_samples), tokenizer)
+model = pruner.prune(model)
+print(pruner.report)
+pruner.save(model, args.output)
+
+reloaded = AutoModelForCausalLM.from_pretrained(args.output, dtype="auto")
+print(f"sparse, reloaded: perplexity {evaluate_perplexity(reloaded, tokenizer, args.evaluate):.2f}")

@@ -1,0 +1,149 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import MISSING, fields
+
+import pytest
+from conftest import make_model
+from optimum.commands import optimum_cli
+
+from optimum_neuronal import NeuronALConfig, demo
+from optimum_neuronal.commands import CONFIG_FLAGS
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs `optimum-cli neuronal ...` in this process and returns what it printed."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["optimum-cli", "neuronal", *map(str, arguments)])
+        optimum_cli.main()
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def dense(tmp_path, tokenizer):
+    """A saved model with its tokenizer, and a text that both know."""
+    make_model("llama", vocab_size=256).save_pretrained(tmp_path / "dense")
+    tokenizer.save_pretrained(tmp_path / "dense")
+    (tmp_path / "text.txt").write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))
+    return tmp_path / "dense"
+
+
+SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16, "--block-lambdas", 0.05, 0.1)
+
+
+def test_optimum_cli_lists_the_commands():
+    """The installed plug-in, in a process of its own."""
+    command = os.path.join(os.path.dirname(sys.executable), "optimum-cli")
+    result = subprocess.run([command, "neuronal", "--help"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for name in ("prune", "evaluate", "demo"):
+        assert name in result.stdout
+
+
+def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
+    flags = {name: default for name, (default, _, _) in CONFIG_FLAGS.items()}
+    described = {"seq_length", "batch_size", "targets", "ignore"}  # None there, told in words here
+    without_flag = {"saliency_args", "topup_args"}  # dicts, for Python
+    for entry in fields(NeuronALConfig):
+        if entry.name in without_flag:
+            continue
+        shown = flags.pop(entry.name)
+        if entry.default is MISSING:
+            assert shown is None
+        elif entry.name in described:
+            assert entry.default is None
+        elif isinstance(entry.default, tuple):
+            assert [float(value) for value in shown.split()] == list(entry.default)
+        else:
+            assert shown == str(entry.default)
+    assert not flags
+    with pytest.raises(SystemExit) as stop:
+        run("prune", "--help")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for line in text.split("\n  --")[1:]:
+        assert "(default:" in line or "(required)" in line, line
+
+
+def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path):
+    output = tmp_path / "sparse"
+    text = tmp_path / "text.txt"
+    printed = run("prune", "--model", dense, "--output", output, "--sparsity", 0.7, "--dataset", text, *SMALL)
+    report = json.loads((output / "neuronal_report.json").read_text())
+    assert report["achieved_sparsity"] == pytest.approx(0.7, abs=1e-3)
+    assert [c["lambda"] for c in report["decisions"]["block"]["candidates"]] == [0.05, 0.1]
+    assert report["calibration"]["source"] == "text.txt"
+    assert "sparsity" in printed and "lambda of the block step" in printed and f'from_pretrained("{output}")' in printed
+    assert (output / "tokenizer.json").exists()
+    lines = run("evaluate", "--model", output, "--dataset", text, "--seq-length", 16, "--max-windows", 3).split("\n")
+    assert lines[1].split() == ["dataset", "perplexity"] and float(lines[3].split()[1]) > 1
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        (("--sparsity", "70"), "prune: error: sparsity is 70.0: expected a share .* Did you mean 0.7"),
+        (("--saliency", "wnada"), "Did you mean 'wanda'"),
+        (("--dataset", "missing.txt"), "missing.txt"),
+        (("--model", "./nowhere"), "nowhere"),
+        (("--targets", "qqq"), "match no projection"),
+        (("--seq-length", "1000"), "admits 1 to 64 tokens"),
+        (("--num-samples", "1000"), "holds 2000 tokens"),
+    ],
+)
+def test_errors_are_one_line_and_leave_no_files(run, dense, tmp_path, changed, message):
+    arguments = {
+        "--model": dense,
+        "--output": tmp_path / "sparse",
+        "--sparsity": 0.7,
+        "--dataset": tmp_path / "text.txt",
+        "--num-samples": 8,
+        "--seq-length": 16,
+    }
+    arguments |= dict([changed])
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SystemExit, match=message) as stop:
+        run("prune", *(part for pair in arguments.items() for part in pair))
+    assert "\n" not in str(stop.value.code)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_output_that_is_a_file_is_refused_before_loading(run, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("precious")
+    with pytest.raises(SystemExit, match="file is a file. Choose another directory"):
+        run("prune", "--model", "./never-looked-at", "--output", file, "--sparsity", 0.7)
+    assert file.read_text() == "precious"
+
+
+def test_demo(run, tmp_path, monkeypatch):
+    """The whole of it, with fewer sequences and lambdas."""
+    small = {"num_samples": 4, "num_alignment_samples": 2}
+    lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}
+    methods = {"magnitude, uniform": {}, "Wanda, uniform": small, "Wanda, NeuronAL": small | lambdas}
+    merged = {name: fields | methods[name] for name, fields in demo.METHODS.items()}
+    monkeypatch.setattr(demo, "METHODS", merged)
+    monkeypatch.setattr(demo, "TEST_WINDOWS", 2)
+    printed = run("demo", "--output", tmp_path / "model")
+    assert "Dense perplexity:" in printed and printed.count("Wanda, NeuronAL") == 3
+    assert printed.count("NeuronAL wins") + printed.count("NeuronAL loses") == 3
+    assert "70.00% of the projections' weights are zero" in printed
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_the_verdict_says_who_wins():
+    perplexities = {(s, demo.OURS): 20.0 + s for s in demo.SPARSITIES}
+    perplexities |= {(s, demo.BASELINE): 20.65 for s in demo.SPARSITIES}
+    lines = demo._verdict(perplexities, 10.0).split("\n")
+    assert ["wins" in line for line in lines] == [True, False, False]
+    assert ["loses" in line for line in lines] == [False, True, True]
+
+
+def test_the_tiny_model_is_small_and_comes_with_its_licence():
+    assert sum(file.stat().st_size for file in demo.TINY_MODEL.iterdir()) < 6e6
+    assert "Python Software Foundation" in (demo.TINY_MODEL / "NOTICE").read_text()
