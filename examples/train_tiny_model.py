@@ -2,8 +2,8 @@
 
     python examples/train_tiny_model.py --output tiny-model
 
-Writes the model (bf16 safetensors), its byte-level BPE tokenizer, and two texts that the training never saw:
-`calibration.txt` and `heldout.txt`. Files are told apart by a hash of their name, so the split is always the same.
+Writes the model (bf16), its byte-level BPE tokenizer, and two texts that the training never saw: calibration.txt and
+heldout.txt. Files are told apart by a hash of their name, so the split is always the same.
 """
 
 import argparse
@@ -15,12 +15,13 @@ import tokenizers
 import torch
 import transformers
 
+
 END, LENGTH = "<|endoftext|>", 256
 SKIP = {"site-packages", "__pycache__", "encodings", "pydoc_data", "data", "cjkencodings"}  # tables, not prose
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--output", type=Path, required=True, help="directory to write")
-parser.add_argument("--model-type", default="llama", help="llama (default), mistral, qwen3, or one of that shape")
+parser.add_argument("--model-type", default="llama", help="llama (default), mistral, opt, phi, qwen2, ...")
 parser.add_argument("--steps", type=int, default=3000, help="steps of 8 sequences of 256 tokens (default: 3000)")
 parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the text (default: 0)")
 args = parser.parse_args()
@@ -41,10 +42,11 @@ names = {"bos_token": END, "eos_token": END, "pad_token": END, "model_max_length
 tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **names)
 ids = [i for text in tokenizer(texts["train"], verbose=False)["input_ids"] for i in [*text, tokenizer.eos_token_id]]
 windows = torch.tensor(ids[: len(ids) // LENGTH * LENGTH]).view(-1, LENGTH)
-
 shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 8, "num_attention_heads": 4}
-shape |= {"tie_word_embeddings": True, "vocab_size": len(tokenizer), "max_position_embeddings": 2 * LENGTH}
-config = transformers.AutoConfig.for_model(args.model_type, **shape, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+shape |= {"num_key_value_heads": 4, "ffn_dim": 384, "tie_word_embeddings": True, "vocab_size": len(tokenizer)}
+shape |= {"max_position_embeddings": 2 * LENGTH, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+known = transformers.AutoConfig.for_model(args.model_type).to_dict()
+config = transformers.AutoConfig.for_model(args.model_type, **{k: v for k, v in shape.items() if k in known})
 model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 print(f"{model.num_parameters():,} parameters, {windows.numel():,} training tokens")
 schedule = {"learning_rate": 2e-3, "warmup_steps": 150, "lr_scheduler_type": "cosine", "max_steps": args.steps}
@@ -52,7 +54,6 @@ quiet = {"logging_steps": 100, "save_strategy": "no", "report_to": "none", "data
 schedule |= {"per_device_train_batch_size": 8, "weight_decay": 0.1, "adam_beta2": 0.95, "seed": args.seed}
 training = transformers.TrainingArguments(args.output / "training", **schedule, **quiet)
 transformers.Trainer(model, training, train_dataset=[{"input_ids": w, "labels": w} for w in windows]).train()
-
 model.to(torch.bfloat16).save_pretrained(args.output)
 tokenizer.save_pretrained(args.output)
 for part in ("calibration", "heldout"):  # a slice of every file, for variety

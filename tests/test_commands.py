@@ -6,8 +6,8 @@ from dataclasses import MISSING, fields
 
 import pytest
 from conftest import make_model
-from optimum.commands import optimum_cli
 
+from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, demo
 from optimum_neuronal.commands import CONFIG_FLAGS
 
@@ -78,7 +78,9 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path):
     assert report["achieved_sparsity"] == pytest.approx(0.7, abs=1e-3)
     assert [c["lambda"] for c in report["decisions"]["block"]["candidates"]] == [0.05, 0.1]
     assert report["calibration"]["source"] == "text.txt"
-    assert "sparsity" in printed and "lambda of the block step" in printed and f'from_pretrained("{output}")' in printed
+    assert (
+        "sparsity" in printed and "lambda of the block step" in printed and f'from_pretrained("{output}")' in printed
+    )
     assert (output / "tokenizer.json").exists()
     lines = run("evaluate", "--model", output, "--dataset", text, "--seq-length", 16, "--max-windows", 3).split("\n")
     assert lines[1].split() == ["dataset", "perplexity"] and float(lines[3].split()[1]) > 1

@@ -6,9 +6,10 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from optimum_neuronal.demo import TINY_MODEL
+from optimum_neuronal.demo import TINY_MODEL, load_tiny_model
 
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -24,7 +25,8 @@ def test_examples_are_short():
         assert len(example.read_text().splitlines()) <= 60, example.name
 
 
-def test_train_tiny_model(tmp_path, monkeypatch):
+@pytest.mark.parametrize("model_type", ["mistral", "opt"])
+def test_train_tiny_model(tmp_path, monkeypatch, model_type):
     """One step, on a library of forty files."""
     library, output = tmp_path / "library", tmp_path / "model"
     library.mkdir()
@@ -35,19 +37,22 @@ def test_train_tiny_model(tmp_path, monkeypatch):
         lines = [f"def function_{index}_{line}(a, b):\n    return a + {line} * b\n" for line in range(60)]
         (library / name).write_text("\n".join(lines))
     assert {0, 1} < parts, "all three parts are there"
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(library)})
-    run("train_tiny_model.py", monkeypatch, "--output", output, "--steps", 1, "--model-type", "mistral")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda *_: {"stdlib": str(library)})
+    run("train_tiny_model.py", monkeypatch, "--output", output, "--steps", 1, "--model-type", model_type)
     model = AutoModelForCausalLM.from_pretrained(output)
-    assert model.config.model_type == "mistral" and model.config.num_hidden_layers == 8
+    assert model.config.model_type == model_type and model.config.num_hidden_layers == 8
     calibration, heldout = ((output / f"{part}.txt").read_text() for part in ("calibration", "heldout"))
     assert calibration and heldout and not set(calibration.split("\n\n")) & set(heldout.split("\n\n")) - {""}
     assert AutoTokenizer.from_pretrained(output)(heldout)["input_ids"]
 
 
 def test_prune(tmp_path, monkeypatch, capsys):
+    model, tokenizer = load_tiny_model()
+    model.save_pretrained(tmp_path / "dense")
+    tokenizer.save_pretrained(tmp_path / "dense")
     text = tmp_path / "text.txt"
-    text.write_text((TINY_MODEL / "heldout.txt").read_text()[:20_000])
+    text.write_text((TINY_MODEL / "heldout.txt").read_text()[:10_000])
     arguments = ("--dataset", TINY_MODEL / "calibration.txt", "--evaluate", text, "--num-samples", 8)
-    run("prune.py", monkeypatch, "--model", TINY_MODEL, "--output", tmp_path / "sparse", *arguments)
+    run("prune.py", monkeypatch, "--model", tmp_path / "dense", "--output", tmp_path / "sparse", *arguments)
     printed = capsys.readouterr().out
     assert "dense: perplexity" in printed and "sparse, reloaded: perplexity" in printed and "70.0" in printed
