@@ -26,7 +26,6 @@ parser.add_argument("--steps", type=int, default=3000, help="steps of 8 sequence
 parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the text (default: 0)")
 args = parser.parse_args()
 transformers.set_seed(args.seed)
-
 library, texts = Path(sysconfig.get_paths()["stdlib"]), {"train": [], "calibration": [], "heldout": []}
 for file in sorted(library.rglob("*.py")):
     name = file.relative_to(library).as_posix()
@@ -35,7 +34,6 @@ for file in sorted(library.rglob("*.py")):
     if not SKIP & set(Path(name).parts):
         texts[part].append((digest, file.read_text(encoding="utf-8", errors="replace")))
 texts = {part: [text for _, text in sorted(files)] for part, files in texts.items()}  # in the hash's order: mixed
-
 bpe = tokenizers.ByteLevelBPETokenizer()
 bpe.train_from_iterator(texts["train"], vocab_size=4096, special_tokens=[END], show_progress=False)
 names = {"bos_token": END, "eos_token": END, "pad_token": END, "model_max_length": 2 * LENGTH}
@@ -49,11 +47,12 @@ known = transformers.AutoConfig.for_model(args.model_type).to_dict()
 config = transformers.AutoConfig.for_model(args.model_type, **{k: v for k, v in shape.items() if k in known})
 model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 print(f"{model.num_parameters():,} parameters, {windows.numel():,} training tokens")
-schedule = {"learning_rate": 2e-3, "warmup_steps": 150, "lr_scheduler_type": "cosine", "max_steps": args.steps}
-quiet = {"logging_steps": 100, "save_strategy": "no", "report_to": "none", "dataloader_pin_memory": False}
-schedule |= {"per_device_train_batch_size": 8, "weight_decay": 0.1, "adam_beta2": 0.95, "seed": args.seed}
-training = transformers.TrainingArguments(args.output / "training", **schedule, **quiet)
+how = {"learning_rate": 2e-3, "warmup_steps": 150, "lr_scheduler_type": "cosine", "max_steps": args.steps}
+how |= {"per_device_train_batch_size": 8, "weight_decay": 0.1, "adam_beta2": 0.95, "seed": args.seed}
+how |= {"logging_steps": 100, "save_strategy": "no", "report_to": "none", "dataloader_pin_memory": False}
+training = transformers.TrainingArguments(args.output / "training", **how)
 transformers.Trainer(model, training, train_dataset=[{"input_ids": w, "labels": w} for w in windows]).train()
+model.config.use_cache = True  # the Trainer has turned it off
 model.to(torch.bfloat16).save_pretrained(args.output)
 tokenizer.save_pretrained(args.output)
 for part in ("calibration", "heldout"):  # a slice of every file, for variety
