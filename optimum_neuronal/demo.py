@@ -39,9 +39,9 @@ zeros = sum((p == 0).sum().item() for p in weights) / sum(p.numel() for p in wei
 assert "optimum_neuronal" not in sys.modules
 print(f"{zeros:.2%} of the projections' weights are zero. It goes on:")
 inputs = tokenizer(sys.argv[2], return_tensors="pt", return_token_type_ids=False)
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=48, do_sample=False, repetition_penalty=1.2)[0]))
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=48, do_sample=False, no_repeat_ngram_size=4)[0]))
 """
-PROMPT = "def read(self, size=-1):\n"
+PROMPT = "def __init__(self, name, value=None):\n    self.name ="
 
 
 def load_tiny_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -15,6 +15,7 @@ from safetensors.torch import load
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from optimum_neuronal.masks import SparsityPlan
+from optimum_neuronal.statistics import SquaredNorms
 
 
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
@@ -42,6 +43,16 @@ def load_ids(name: str) -> torch.Tensor:
 
 def load_figures() -> dict:
     return json.loads((REFERENCE / "authors.json").read_text())
+
+
+def rounded_update(self: SquaredNorms, inputs: torch.Tensor, sequences: int) -> None:
+    """`SquaredNorms.update` as the authors round: they square the norm of a sequence instead of summing squares.
+
+    It decides single weights where two saliencies differ by less than float32 resolves: at 70 % with Wanda and lambda
+    0.2, in row 34 of block 1's up projection, they differ by 2e-8 of their value, and their rounding turns them around.
+    """
+    tokens = inputs.reshape(sequences, -1, inputs.shape[-1]).transpose(1, 2)
+    self._parts.append(torch.stack([torch.norm(sequence, p=2, dim=1) ** 2 for sequence in tokens]))
 
 
 def local_name(name: str) -> str:

@@ -73,17 +73,7 @@ def wanda_plan(topup, decoder):
 
 @pytest.fixture
 def their_rounding(monkeypatch):
-    """The authors square the norm of a sequence, which rounds once more than summing squares.
-
-    It decides one weight: at lambda 0.2, in row 34 of block 1's up projection, two saliencies differ by 2e-8 of their
-    value, less than float32 resolves, and the extra rounding turns them around.
-    """
-
-    def update(self, inputs, sequences):
-        inputs = inputs.reshape(sequences, -1, inputs.shape[-1]).transpose(1, 2)
-        self._parts.append(torch.stack([torch.norm(sequence, p=2, dim=1) ** 2 for sequence in inputs]))
-
-    monkeypatch.setattr(SquaredNorms, "update", update)
+    monkeypatch.setattr(SquaredNorms, "update", authors.rounded_update)
 
 
 @pytest.mark.parametrize("topup", ["uniform", "neuronal_block", "neuronal_both"])
