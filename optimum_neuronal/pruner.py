@@ -13,7 +13,6 @@ import torch
 import transformers
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from . import __version__
 from .blocks import Decoder, check_model, check_weights, find_decoder
@@ -25,9 +24,6 @@ from .report import PruningReport, measure_sparsity, peak_memory, short_form
 from .saving import check_directory, push_pruned, save_pruned
 from .sweep import Sweep
 from .topup import Allocation
-
-
-logger = logging.get_logger(__name__)
 
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
@@ -218,8 +214,11 @@ class NeuronALPruner(OptimumQuantizer):
         seconds: dict[str, float],
     ) -> PruningReport:
         achieved, blocks, projections = measure_sparsity(decoder)
+        config = self.config.to_dict()
+        if self.config.dataset is not None and Path(self.config.dataset).exists():
+            config["dataset"] = Path(self.config.dataset).name  # a report is published: no folders of this machine
         return PruningReport(
-            config=self.config.to_dict(),
+            config=config,
             requested_sparsity=self.config.sparsity,
             achieved_sparsity=achieved,
             blocks=blocks,

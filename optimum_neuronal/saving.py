@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 from huggingface_hub import HfApi, ModelCard, ModelCardData
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .report import PruningReport, format_table
@@ -81,6 +82,8 @@ def save_pruned(
             _replace_files(staging, path)
         else:
             staging.rename(path)
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -148,7 +151,7 @@ def _check_space(model: PreTrainedModel, path: Path) -> None:
     free = shutil.disk_usage(path if path.exists() else path.parent).free
     if free < needed:
         raise OSError(
-            f"Saving to {path} needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free: free some space or choose "
+            f"Saving to {path} needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free: free some space or choose "
             "another disk."
         )
 
@@ -157,6 +160,7 @@ def _replace_files(staging: Path, path: Path) -> None:
     new = {file.name for file in staging.iterdir()}
     for file in sorted(staging.iterdir()):
         os.replace(file, path / file.name)
-    for file in path.glob("model*.safetensors*"):
-        if file.name not in new:
-            file.unlink()
+    for pattern in ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"):
+        for file in path.glob(pattern):
+            if file.name not in new:
+                file.unlink()

@@ -294,7 +294,7 @@ class Sweep:
         return [mask_of(index) for index in range(len(plans))]
 
     def _total(self, per_block: list[torch.Tensor]) -> float:
-        errors = torch.stack(per_block)
+        errors = torch.stack([error.cpu() for error in per_block])  # blocks may lie on several devices
         if not bool(torch.isfinite(errors).all()):
             block = self.decoder.blocks[int((~torch.isfinite(errors)).nonzero()[0])]
             raise ValueError(f"Activations in {block.name} are not finite: they overflow in the model's dtype.")
