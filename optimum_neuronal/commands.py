@@ -7,6 +7,7 @@ needs is imported when it runs.
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
@@ -15,17 +16,32 @@ from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
 LAMBDAS = "0.01 0.02 0.03 0.04 0.05 0.06 0.07 0.08 0.09 0.1 0.12 0.15 0.2 0.25"
 DATASETS = "c4, wikitext2, ptb; a Hub dataset as ID:SPLIT:COLUMN; or a local .txt, .jsonl or .parquet file (FILE or FILE:COLUMN)"
 
+
+def methods(kind: str) -> str:
+    """Names of the methods that come with the package: of their files, so that none need be imported."""
+    files = (Path(__file__).parent / kind).glob("*.py")
+    return ", ".join(sorted(file.stem for file in files if file.stem not in ("__init__", "base")))
+
+
 # Field of NeuronALConfig -> its default as text, how it is parsed, and what it means. A flag that is not given is left
 # to the config; a test holds the defaults here to the config's.
 CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
     "sparsity": (None, {"type": float, "required": True}, "share of the projections' weights to set to zero: 0.7"),
-    "saliency": ("wanda", {}, "how weights are scored: magnitude, wanda or multiflow"),
-    "topup": ("neuronal", {}, "where the sparsity goes: neuronal or uniform"),
+    "saliency": ("wanda", {}, f"how weights are scored: {methods('saliency')}"),
+    "topup": ("neuronal", {}, f"where the sparsity goes: {methods('topup')}"),
     "steps": ("both", {}, "NeuronAL's steps: both, block or row"),
     "reference": ("sparse-stream", {}, "where dense activations come from: sparse-stream or dense"),
     "alignment_scope": ("sequence", {}, "alignment error by sequence (the paper) or pooled (its authors' code)"),
-    "block_lambdas": (LAMBDAS, {"type": float, "nargs": "+"}, "half-widths of the sparsity window, block step"),
-    "row_lambdas": (f"0.0 {LAMBDAS}", {"type": float, "nargs": "+"}, "half-widths of the sparsity window, row step"),
+    "block_lambdas": (
+        LAMBDAS,
+        {"type": float, "nargs": "+", "metavar": "X"},
+        "half-widths of the sparsity window, block step",
+    ),
+    "row_lambdas": (
+        f"0.0 {LAMBDAS}",
+        {"type": float, "nargs": "+", "metavar": "X"},
+        "half-widths of the sparsity window, row step",
+    ),
     "dataset": ("c4", {}, f"calibration text: {DATASETS}"),
     "num_samples": ("128", {"type": int}, "calibration sequences"),
     "num_alignment_samples": ("8", {"type": int}, "how many of them the top-up measures its candidates on"),
@@ -36,8 +52,12 @@ CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
         "sequences per forward: memory and speed, not the result",
     ),
     "seed": ("0", {"type": int}, "seed of the draw of calibration sequences"),
-    "targets": ("all projections", {"nargs": "+"}, "regular expressions: prune only modules whose names match"),
-    "ignore": ("none", {"nargs": "+"}, "regular expressions: leave out modules whose names match"),
+    "targets": (
+        "all projections",
+        {"nargs": "+", "metavar": "REGEX"},
+        "regular expressions: prune only modules whose names match",
+    ),
+    "ignore": ("none", {"nargs": "+", "metavar": "REGEX"}, "regular expressions: leave out modules whose names match"),
     "format": ("dense", {}, "how weights are saved: dense, ordinary safetensors with zeros"),
 }
 

@@ -9,7 +9,9 @@ from conftest import make_model
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, demo
-from optimum_neuronal.commands import CONFIG_FLAGS
+from optimum_neuronal.commands import CONFIG_FLAGS, methods
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.topup import TOPUPS
 
 
 @pytest.fixture
@@ -68,6 +70,11 @@ def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
     text = capsys.readouterr().out
     for line in text.split("\n  --")[1:]:
         assert "(default:" in line or "(required)" in line, line
+
+
+def test_the_help_names_every_method():
+    assert methods("saliency").split(", ") == SALIENCIES.names()
+    assert methods("topup").split(", ") == TOPUPS.names()
 
 
 def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path):
