@@ -222,7 +222,7 @@ def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted
     return Block(name, module, projections)
 
 
-def check_weights(model: PreTrainedModel, projections: Mapping[str, Projection]) -> None:
+def check_weights(projections: Mapping[str, Projection]) -> None:
     """Raises `ValueError` unless every projection holds finite floating-point weights of its own, in memory."""
     owners: dict[int, str] = {}
     for name, projection in projections.items():

@@ -177,7 +177,7 @@ class NeuronALPruner(OptimumQuantizer):
                 "further, del model.config.sparsity_config first."
             )
         decoder = find_decoder(model, self.config.targets, self.config.ignore)
-        check_weights(model, decoder.projections)
+        check_weights(decoder.projections)
         saliency, topup = self.config.make_saliency(), self.config.make_topup()
         topup.check(decoder)
         resolve_seq_length(model.config, self.config.seq_length)

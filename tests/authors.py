@@ -18,6 +18,9 @@ from optimum_neuronal.masks import SparsityPlan
 from optimum_neuronal.statistics import SquaredNorms
 
 
+# The figures come from torch 2.13's kernels for AVX2. Others round differently, which turns single weights around whose
+# saliencies are nearly equal; there, figures are compared less strictly.
+SAME_KERNELS = torch.__version__.startswith("2.13") and torch.backends.cpu.get_cpu_capability() == "AVX2"
 REFERENCE = Path(__file__).parent / "fixtures" / "reference"
 TESTS = ("python", "man", "rust")
 ROWS_FOLLOW = {

@@ -91,20 +91,20 @@ def test_damaged_and_missing_weights_are_refused(llama):
     projection = decoder.blocks[1].pruned[2]
     projection.weight[0, 0] = float("nan")
     with pytest.raises(ValueError, match=f"weights of {projection.name} contain NaN"):
-        check_weights(llama, decoder.projections)
+        check_weights(decoder.projections)
     with pytest.raises(ValueError, match="on the meta device or on disk"):
         meta = llama.to("meta")
-        check_weights(meta, find_decoder(meta).projections)
+        check_weights(find_decoder(meta).projections)
 
 
 def test_integer_and_tied_weights_are_refused(llama):
     layer = llama.model.layers[0].self_attn
     layer.k_proj.weight = layer.q_proj.weight
     with pytest.raises(ValueError, match="shares its weights with .*q_proj"):
-        check_weights(llama, find_decoder(llama).projections)
+        check_weights(find_decoder(llama).projections)
     layer.k_proj.weight = nn.Parameter(torch.ones(32, 32, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ValueError, match="dtype torch.int8"):
-        check_weights(llama, find_decoder(llama).projections)
+        check_weights(find_decoder(llama).projections)
 
 
 def test_models_of_another_kind_are_refused(llama):
