@@ -78,7 +78,11 @@ def _add_config_flags(parser: argparse.ArgumentParser) -> None:
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="Hub id or directory of the model (required)")
     parser.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default: auto)")
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        help="float32, bfloat16 or float16; on a CPU float32 is often much faster (default: auto, the checkpoint's)",
+    )
     parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one, else cpu)")
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with the model (default: no)"
