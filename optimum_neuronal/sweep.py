@@ -267,7 +267,13 @@ class Sweep:
         return self._replay(block, hidden, calls, skipped=self._output_projections(block))[1]
 
     def _activation(self, projection: Projection, norms: Norms | None) -> torch.Tensor | None:
-        return None if norms is None else activation(norms[projection.name].value)
+        if norms is None:
+            return None
+        if projection.name not in norms:
+            raise ValueError(
+                f"{projection.name} takes no part in the model's forward: leave it out with ignore=[...]."
+            )
+        return activation(norms[projection.name].value)
 
     def _score(self, projection: Projection, norms: Norms | None) -> torch.Tensor:
         return self.saliency.score(projection.weight.float(), self._activation(projection, norms))

@@ -225,6 +225,14 @@ def test_activations_that_are_not_finite_are_refused(ids):
             sweep.alignment_errors([uniform(sweep)], "dense", "sequence", "l2", label=None)
 
 
+def test_a_projection_that_never_runs_is_named(llama, ids):
+    llama.model.layers[1].mlp.fc1 = torch.nn.Linear(32, 48)
+    message = r"layers\.1\.mlp\.fc1 takes no part in the model's forward"
+    with pytest.raises(ValueError, match=message), inference(llama):
+        sweep = make_sweep(llama, ids)
+        sweep.final_masks(uniform(sweep))
+
+
 def test_squared_norms_of_an_alignment_set_are_the_first_sequences(llama, ids):
     with inference(llama):
         norms = make_sweep(llama, ids).dense_norms()[0]["model.layers.0.self_attn.q_proj"]
