@@ -20,7 +20,7 @@ CARD = """---
 # {title}
 
 {sparsity:.1%} of the weights of this model's linear projections are zero. It was pruned without retraining by
-[NeuronAL](https://arxiv.org/abs/2411.07066), as `optimum_neuronal` implements it, and loads like any other model:
+`optimum_neuronal` (saliency: {saliency}, top-up: {topup}) and loads like any other model:
 
 ```python
 from transformers import AutoModelForCausalLM
@@ -138,11 +138,14 @@ def _card(model: PreTrainedModel, report: PruningReport, title: str) -> str:
         base_model=origin if on_hub else None,
         library_name="transformers",
         pipeline_tag="text-generation",
-        tags=["sparse", "pruning", "neuronal"],
+        tags=["sparse", "pruning", report.config["saliency"], report.config["topup"]],
     )
     rows = [[name, f"{sparsity:.2%}"] for name, sparsity in report.blocks.items()]
     table = "```\n" + format_table(["block", "sparsity"], rows) + "\n```"
-    card = CARD.format(metadata=metadata.to_yaml(), title=title, sparsity=report.achieved_sparsity, table=table)
+    methods = {name: report.config[name] for name in ("saliency", "topup")}
+    card = CARD.format(
+        metadata=metadata.to_yaml(), title=title, sparsity=report.achieved_sparsity, table=table, **methods
+    )
     return str(ModelCard(card))
 
 
