@@ -148,7 +148,7 @@ def row_groups(role: str, layout: str, out_features: int, fed_features: int, hea
         `ValueError`: the shapes do not fit each other.
     """
     everything = torch.arange(out_features)
-    if role == "query" or role in ("output", "gate", "up", "down"):
+    if role in ("query", "output", "gate", "up", "down"):
         groups = [RowGroup(everything, everything[:, None])]
     elif role == "gate_up":
         half = torch.arange(out_features // 2)

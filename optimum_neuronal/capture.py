@@ -101,7 +101,8 @@ def capture_inputs(decoder: Decoder, ids: torch.Tensor, batch_size: int, device:
 
     with ExitStack() as stack:
         batches = ids.split(batch_size)
-        rest = _rest_of_output(decoder, batches[0][:1].to(device))
+        output = block_output(decoder, decoder.blocks[0], batches[0][:1, :1].to(device))
+        rest = output[1:] if isinstance(output, tuple) else None
         for index, block in enumerate(decoder.blocks):
             stack.enter_context(_replaced_forward(block.module, passthrough(index)))
         stack.enter_context(_watch_final_norm(decoder, inputs))
@@ -110,14 +111,15 @@ def capture_inputs(decoder: Decoder, ids: torch.Tensor, batch_size: int, device:
     return inputs
 
 
-def _rest_of_output(decoder: Decoder, ids: torch.Tensor) -> tuple | None:
+def block_output(decoder: Decoder, block: Block, ids: torch.Tensor):
+    """What a block returns in the decoder's own forward on token ids of shape (sequences, tokens)."""
     outputs = []
-    handle = decoder.blocks[0].module.register_forward_hook(lambda module, args, output: outputs.append(output))
+    handle = block.module.register_forward_hook(lambda module, args, output: outputs.append(output))
     try:
-        decoder.module(input_ids=ids[:, :1], use_cache=False)
+        decoder.module(input_ids=ids, use_cache=False)
     finally:
         handle.remove()
-    return outputs[0][1:] if isinstance(outputs[0], tuple) else None
+    return outputs[0]
 
 
 def _intern(call: Call, known: list[torch.Tensor]) -> Call:

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from .alignment import total_error
 from .architectures import DOWN_INPUT, MLP_INPUT, NEXT_INPUT, OUTPUT_INPUT
 from .blocks import Block, Decoder, Projection, trial_weights
-from .capture import BlockInputs, Call, capture_inputs, first_output, replay
+from .capture import BlockInputs, Call, block_output, capture_inputs, first_output, replay
 from .masks import Cut, PackedMask, SparsityPlan, apply_cut, find_cut, prune_rows, sort_rows
 from .saliency import Saliency
 from .statistics import Norms, SquaredNorms, activation
@@ -78,13 +78,8 @@ class Sweep:
         Raises:
             `ValueError`: they differ, so the family is not understood; or the activations are not finite.
         """
-        first, outputs = self.ids[:1], []
-        handle = self.decoder.blocks[-1].module.register_forward_hook(lambda _m, _a, output: outputs.append(output))
-        try:
-            self.decoder.module(input_ids=first.to(self.device), use_cache=False)
-        finally:
-            handle.remove()
-        expected = first_output(outputs[0])
+        first = self.ids[:1]
+        expected = first_output(block_output(self.decoder, self.decoder.blocks[-1], first.to(self.device)))
         if not bool(torch.isfinite(expected).all()):
             raise ValueError(
                 "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
@@ -201,7 +196,7 @@ class Sweep:
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
             prune_block(block, self._reference("sparse-stream", index, block, streams[0], calls))
-            if index == len(self.decoder.blocks) - 1:
+            if block is self.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda projection: masks[projection.name].unpack()):
                 return [self._replay(block, streams[0], calls, record=False)[0]]
