@@ -114,7 +114,7 @@ class _Command(BaseOptimumCLICommand):
             message = " ".join(str(error).split())
             sys.exit(f"{self.COMMAND.name}: error: {message} (TRANSFORMERS_VERBOSITY=debug shows where)")
         except KeyboardInterrupt:
-            sys.exit(f"{self.COMMAND.name}: interrupted, nothing was written")
+            sys.exit(f"{self.COMMAND.name}: interrupted")
 
     work: Callable[[], None]
 

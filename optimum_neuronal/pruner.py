@@ -215,8 +215,9 @@ class NeuronALPruner(OptimumQuantizer):
     ) -> PruningReport:
         achieved, blocks, projections = measure_sparsity(decoder)
         config = self.config.to_dict()
-        if self.config.dataset is not None and Path(self.config.dataset).exists():
-            config["dataset"] = Path(self.config.dataset).name  # a report is published: no folders of this machine
+        dataset = self.config.dataset or ""
+        if Path(dataset).is_file() or Path(dataset.rpartition(":")[0]).is_file():  # FILE or FILE:COLUMN
+            config["dataset"] = Path(dataset).name  # a report is published: no folders of this machine
         return PruningReport(
             config=config,
             requested_sparsity=self.config.sparsity,

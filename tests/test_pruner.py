@@ -99,13 +99,15 @@ def test_the_report_tells_everything(llama, ids):
     assert "lambda of the row step" in text and "12 x 16 tokens" in text
 
 
-def test_the_report_keeps_folders_to_itself(tokenizer, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))
+@pytest.mark.parametrize("name, column", [("text.txt", ""), ("text.jsonl", ":words")])
+def test_the_report_keeps_folders_to_itself(tokenizer, tmp_path, name, column):
+    text = tmp_path / name
+    words = " ".join(f"w{(i * 7) % 60}" for i in range(2000))
+    text.write_text(json.dumps({"words": words}) if column else words)
     model = make_model("llama", vocab_size=256)
-    pruner = NeuronALPruner(config(dataset=str(text), seq_length=16, topup="uniform"), tokenizer)
+    pruner = NeuronALPruner(config(dataset=str(text) + column, seq_length=16, topup="uniform"), tokenizer)
     pruner.prune(model)
-    assert pruner.report.config["dataset"] == pruner.report.calibration["source"] == "text.txt"
+    assert pruner.report.calibration["source"] == name and pruner.report.config["dataset"] == name + column
     assert str(tmp_path) not in json.dumps([pruner.report.to_dict(), model.config.sparsity_config])
 
 
