@@ -15,7 +15,6 @@ import numpy as np
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.architectures import DOWN_INPUT, MLP_INPUT, OUTPUT_INPUT
 from optimum_neuronal.blocks import find_decoder
 from optimum_neuronal.capture import inference
 from optimum_neuronal.masks import SparsityPlan
@@ -27,7 +26,6 @@ from tests import authors
 
 
 MEASURED_ON = ("sparse-stream", "pooled", "l2")
-LOCAL = {OUTPUT_INPUT: "self_attn.o_proj", MLP_INPUT: "mlp.gate_proj", DOWN_INPUT: "mlp.down_proj"}
 
 
 def perplexities(model) -> list[float]:
@@ -79,7 +77,7 @@ class Setting:
             plan = authors.authors_block_plan(self.decoder, targets)
             with patch.object(SquaredNorms, "update", authors.rounded_update):
                 places = self.sweep.deviation(plan, *MEASURED_ON, label=None).places
-            alignment = {f"{i}.{LOCAL[place]}": v.numpy() for (i, place), v in places.items() if place in LOCAL}
+            alignment = {place.removeprefix("model.layers."): values.numpy() for place, values in places.items()}
             rows = [authors.authors_row_sparsity(self.decoder, targets, lam, alignment) for lam in steps["lambdas"]]
             plans = [authors.authors_row_plan(self.decoder, row) for row in rows]
             return plans[int(np.argmin(steps["scores"]))], self.scores(plans, steps)

@@ -1,9 +1,11 @@
 """How far the inputs of a sparse model's projections are from those of the dense model (paper, Eq. 2 and 3)."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
 
+from .blocks import Projection
 from .statistics import Norms, wide_dtype
 
 
@@ -37,13 +39,31 @@ def alignment_error(
     return errors.sum() / dense.shape[-1]
 
 
-def total_error(names: Sequence[str], dense: Norms, sparse: Norms, scope: str, metric: str) -> torch.Tensor:
-    """Sum of the alignment errors of the named projections; those that share an input share the computation."""
+def total_error(
+    projections: Sequence[Projection], dense: Norms, sparse: Norms, scope: str, metric: str
+) -> torch.Tensor:
+    """Sum of the alignment errors of projections; those that share an input share the computation.
+
+    The experts of a layer count as one projection: each with its share of the tokens that the dense model routes,
+    so that many experts with few tokens do not drown the rest of the model.
+    """
+    shares = _expert_shares(projections, dense)
     errors: dict[int, torch.Tensor] = {}
-    for name in names:
+    total = torch.zeros(())
+    for projection in projections:
+        name = projection.name
         if id(sparse[name]) not in errors:
             errors[id(sparse[name])] = alignment_error(dense[name].value, sparse[name].value, scope, metric)
-    return sum((errors[id(sparse[name])] for name in names), torch.zeros(()))
+        total = total + shares.get(name, 1.0) * errors[id(sparse[name])]
+    return total
+
+
+def _expert_shares(projections: Sequence[Projection], dense: Norms) -> dict[str, float]:
+    experts = [projection for projection in projections if projection.expert is not None]
+    tokens = Counter()
+    for projection in experts:
+        tokens[projection.group] += dense[projection.name].tokens
+    return {p.name: dense[p.name].tokens / max(1, tokens[p.group]) for p in experts}
 
 
 def _normalise(squared_norms: torch.Tensor) -> torch.Tensor:

@@ -1,44 +1,81 @@
-"""The only place that knows model families: which role each projection plays, and which features its rows feed.
+"""The only place that knows model families: what a projection of a given name does in its block.
 
-A projection's *role* says where its rows go. Llama-like families need no entry in the table below: their projections
-have the default names and the default layout. A family that departs from it is one `Architecture` of data, added
-here or, from outside the package, with [`register_architecture`].
+A projection's *role* says what its rows feed, see [`rows`]. `DEFAULT_ROLES` knows the names that most families use, so
+that a new family which uses them too needs no line here. What a family does otherwise is one `Architecture` of data,
+added to the table below or, from outside the package, with [`register_architecture`].
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
 
+NEXT_BLOCK, MLP = "next block", "mlp"  # what is fed beside projections of the same module
 
-# The places of a block whose inputs are compared, named by what reads them.
-OUTPUT_INPUT, MLP_INPUT, DOWN_INPUT, NEXT_INPUT = "output", "mlp", "down", "next"
-
-# Role -> the place that the projection's rows feed (DESIGN: row step).
+# Role -> what its rows feed: the projection of that role in the same module (an attention, an MLP, one expert), the
+# block's MLP, or the next block.
 FEEDS = {
-    "query": OUTPUT_INPUT,
-    "key": OUTPUT_INPUT,
-    "value": OUTPUT_INPUT,
-    "qkv": OUTPUT_INPUT,
-    "output": MLP_INPUT,
-    "gate": DOWN_INPUT,
-    "up": DOWN_INPUT,
-    "gate_up": DOWN_INPUT,
-    "down": NEXT_INPUT,
+    "query": "output",
+    "gated_query": "output",  # for every head its query and the gate of its output
+    "key": "output",
+    "value": "output",
+    "qkv": "output",  # all queries, all keys, all values
+    "interleaved_qkv": "output",  # for every group of heads its queries, its key, its value
+    "partitioned_qvk": "output",  # four partitions, each with its queries, values, keys
+    "query_a": "query",  # low-rank: to the latent vector from which the queries are made
+    "kv_a": "kv",
+    "kv": "output",  # for every head its key and its value
+    "mixer": "output",  # of a state-space layer: gate and values, then what steers the state
+    "qkvz": "output",  # of linear attention: for every key head its query, key, values, gates
+    "output": MLP,
+    "gate": "down",
+    "up": "down",
+    "gate_up": "down",  # all gates, all ups
+    "interleaved_gate_up": "down",  # gate and up in turns
+    "down": NEXT_BLOCK,
 }
-ROLES = tuple(FEEDS)
+MLP_ENTRIES = ("gate", "up", "gate_up", "interleaved_gate_up")
+BLOCK_ENTRIES = ("query", "gated_query", "qkv", "interleaved_qkv", "partitioned_qvk", "query_a", "mixer", "qkvz")
 
-DEFAULT_ROLES = {
+# Last components of a name inside its block -> role; None for what is no projection of features: never pruned.
+DEFAULT_ROLES: dict[str, str | None] = {
     "q_proj": "query",
     "k_proj": "key",
     "v_proj": "value",
+    "qkv_proj": "qkv",
+    "Wqkv": "qkv",
+    "c_attn": "qkv",
+    "query_key_value": "interleaved_qkv",
+    "q_a_proj": "query_a",
+    "q_b_proj": "query",
+    "kv_a_proj_with_mqa": "kv_a",
+    "kv_b_proj": "kv",
+    "in_proj": "mixer",
+    "in_proj_qkvz": "qkvz",
     "o_proj": "output",
     "out_proj": "output",
+    "dense": "output",
+    "attn.c_proj": "output",
     "gate_proj": "gate",
     "up_proj": "up",
-    "down_proj": "down",
+    "gate_up_proj": "gate_up",
     "fc1": "up",
+    "fc_in": "up",
+    "c_fc": "up",
+    "dense_h_to_4h": "up",
+    "down_proj": "down",
     "fc2": "down",
+    "fc_out": "down",
+    "mlp.c_proj": "down",
+    "dense_4h_to_h": "down",
+    # routers and gates of experts
+    "router": None,
+    "gate": None,
+    "shared_expert_gate": None,
+    # state-space parameters: time steps, decays, input and output matrices
+    "A_log": None,
+    "x_proj": None,
+    "dt_proj": None,
+    "in_proj_ba": None,
 }
 
 
@@ -47,53 +84,56 @@ class Architecture:
     """What a model family does differently from the default.
 
     Args:
-        roles (`Mapping[str, str]`):
-            Name of a projection inside its block, or its last components (`"mlp.c_proj"`), -> role, one of
-            `query`, `key`, `value`, `qkv`, `output`, `gate`, `up`, `gate_up`, `down`. Added to the default names.
-        qkv_layout (`str`):
-            Order of the rows of a fused `qkv` projection: `"contiguous"` (all q, all k, all v) or
-            `"interleaved"` (for every head its q, k and v).
-        parallel_attribute (`str`, *optional*):
-            Attribute of the model's config that is true when attention and MLP read the same hidden states, so that
-            the attention's output feeds the next block and not the MLP.
-        parallel (`bool`): whether attention and MLP are always parallel.
+        roles (`Mapping[str, str | None]`):
+            Name of a projection inside its block, or its last components (`"mlp.c_proj"`), -> its role, a key of
+            `FEEDS`, or None to leave it dense. Added to `DEFAULT_ROLES`.
+        parallel (`bool` or `tuple[str, ...]`):
+            Whether attention and MLP read the same hidden states, so that the attention's output feeds the next block
+            and not the MLP. Names: true if one of these attributes of the model's config is.
+        stacked_experts (`bool`):
+            Whether the experts, instead of a token's indices, take their inputs stacked, (experts * tokens, hidden),
+            and store their weights transposed.
+        blocks (`str`, *optional*):
+            Name of the decoder's `ModuleList` of blocks, where `_no_split_modules` does not lead to it.
     """
 
-    roles: Mapping[str, str] = field(default_factory=dict)
-    qkv_layout: str = "contiguous"
-    parallel_attribute: str | None = None
-    parallel: bool = False
+    roles: Mapping[str, str | None] = field(default_factory=dict)
+    parallel: bool | tuple[str, ...] = False
+    stacked_experts: bool = False
+    blocks: str | None = None
 
     def __post_init__(self):
         for name, role in self.roles.items():
-            if role not in ROLES:
-                raise ValueError(f"Projection {name!r} has the role {role!r}: expected one of {', '.join(ROLES)}.")
-        if self.qkv_layout not in ("contiguous", "interleaved"):
-            raise ValueError(f"qkv_layout is {self.qkv_layout!r}: expected 'contiguous' or 'interleaved'.")
+            if role is not None and role not in FEEDS:
+                raise ValueError(f"Projection {name!r} has the role {role!r}: expected one of {', '.join(FEEDS)}.")
 
-    def role(self, name: str) -> str | None:
-        """Role of the projection called `name` inside its block (`"self_attn.q_proj"`), None if it has none here."""
+    def find_role(self, name: str) -> tuple[bool, str | None]:
+        """Whether the parameter called `name` inside its block (`"self_attn.q_proj"`) is known, and its role."""
         roles = {**DEFAULT_ROLES, **self.roles}
         parts = name.split(".")
         suffixes = (".".join(parts[start:]) for start in range(len(parts)))  # the longest first
-        return next((roles[suffix] for suffix in suffixes if suffix in roles), None)
+        known = next((suffix for suffix in suffixes if suffix in roles), None)
+        return known is not None, roles.get(known)
 
-    def feeds(self, role: str, config) -> str:
-        """The place that the rows of a projection with this role feed; `config` is the text model's config."""
-        parallel = self.parallel or bool(self.parallel_attribute and getattr(config, self.parallel_attribute, False))
-        return NEXT_INPUT if parallel and role == "output" else FEEDS[role]
+    def is_parallel(self, config) -> bool:
+        """Whether attention and MLP are parallel in a model whose text config is `config`."""
+        if isinstance(self.parallel, bool):
+            return self.parallel
+        return any(bool(getattr(config, name, False)) for name in self.parallel)
 
 
 _ARCHITECTURES = {
-    "gpt2": Architecture(
-        roles={"attn.c_attn": "qkv", "attn.c_proj": "output", "mlp.c_fc": "up", "mlp.c_proj": "down"}
-    ),
-    "gpt_neox": Architecture(
-        roles={"query_key_value": "qkv", "dense": "output", "dense_h_to_4h": "up", "dense_4h_to_h": "down"},
-        qkv_layout="interleaved",
-        parallel_attribute="use_parallel_residual",
-    ),
-    "phi": Architecture(roles={"dense": "output"}, parallel=True),
+    "codegen": Architecture(roles={"qkv_proj": "partitioned_qvk"}, parallel=True),
+    "cohere": Architecture(parallel=True),
+    "cohere2": Architecture(parallel=True),
+    "falcon": Architecture(parallel=("parallel_attn", "new_decoder_architecture")),
+    "gpt_bigcode": Architecture(roles={"c_attn": "interleaved_qkv"}),
+    "gpt_neox": Architecture(parallel=("use_parallel_residual",)),
+    "gptj": Architecture(parallel=True),
+    "llama4_text": Architecture(stacked_experts=True),
+    "phi": Architecture(parallel=True),
+    "qwen3_next": Architecture(roles={"self_attn.q_proj": "gated_query"}),
+    "stablelm": Architecture(parallel=("use_parallel_residual",)),
 }
 
 
@@ -101,7 +141,7 @@ def register_architecture(model_type: str, architecture: Architecture) -> None:
     """Teaches the package a model family, or replaces what it knows of one.
 
     Args:
-        model_type (`str`): `model.config.model_type` of the family.
+        model_type (`str`): `model.config.get_text_config().model_type` of the family.
         architecture ([`Architecture`]): what differs from the default.
     """
     if not isinstance(architecture, Architecture):
@@ -112,68 +152,3 @@ def register_architecture(model_type: str, architecture: Architecture) -> None:
 def find_architecture(model_type: str) -> Architecture:
     """The entry of `model_type`, or the default one."""
     return _ARCHITECTURES.get(model_type, Architecture())
-
-
-@dataclass(frozen=True)
-class RowGroup:
-    """Rows of one part of a projection (the q of a fused qkv, say) and the features that each of them feeds.
-
-    Args:
-        rows (`Tensor` of int64, shape (n,)): row indices in the projection's weight.
-        features (`Tensor` of int64, shape (n, served)): for every row, the features of the place it feeds.
-    """
-
-    rows: torch.Tensor
-    features: torch.Tensor
-
-    def values(self, place: torch.Tensor) -> torch.Tensor:
-        """Value of every row, shape (n,): the mean of `place`, shape (in,), over the features that the row feeds."""
-        return place[self.features.to(place.device)].mean(dim=1)
-
-
-def row_groups(role: str, layout: str, out_features: int, fed_features: int, heads: int, kv_heads: int):
-    """Splits a projection's rows into parts and says which features of the fed place every row serves.
-
-    Args:
-        role (`str`): the projection's role.
-        layout (`str`): layout of a fused qkv, see [`Architecture`].
-        out_features (`int`): rows of the weight.
-        fed_features (`int`): length of the fed place's activation.
-        heads, kv_heads (`int`): attention heads, and those of keys and values (grouped-query attention).
-
-    Returns:
-        `list[RowGroup]`: one for each part; a row of k or v serves all query heads of its group.
-
-    Raises:
-        `ValueError`: the shapes do not fit each other.
-    """
-    everything = torch.arange(out_features)
-    if role in ("query", "output", "gate", "up", "down"):
-        groups = [RowGroup(everything, everything[:, None])]
-    elif role == "gate_up":
-        half = torch.arange(out_features // 2)
-        groups = [RowGroup(half, half[:, None]), RowGroup(half + len(half), half[:, None])]
-    else:
-        groups = _attention_groups(role, layout, fed_features, heads, kv_heads)
-    rows = torch.cat([group.rows for group in groups])
-    widest = max(int(group.features.max()) for group in groups)
-    if rows.numel() != out_features or not torch.equal(rows.sort().values, everything) or widest + 1 != fed_features:
-        raise ValueError(
-            f"{out_features} rows of a {role!r} projection do not map to {fed_features} features with {heads} heads "
-            f"and {kv_heads} key-value heads"
-        )
-    return groups
-
-
-def _attention_groups(role: str, layout: str, fed_features: int, heads: int, kv_heads: int) -> list[RowGroup]:
-    head_dim = fed_features // heads
-    query = torch.arange(heads * head_dim).view(heads, head_dim)
-    served = query.view(kv_heads, heads // kv_heads, head_dim).transpose(1, 2).flatten(0, 1)  # (kv rows, group)
-    if role in ("key", "value"):
-        return [RowGroup(torch.arange(len(served)), served)]
-    if layout == "interleaved":
-        rows = torch.arange(3 * heads * head_dim).view(heads, 3, head_dim)
-        return [RowGroup(rows[:, part].flatten(), query.flatten()[:, None]) for part in range(3)]
-    sizes = [heads * head_dim, len(served), len(served)]
-    parts = torch.arange(sum(sizes)).split(sizes)
-    return [RowGroup(rows, feeds) for rows, feeds in zip(parts, (query.flatten()[:, None], served, served))]

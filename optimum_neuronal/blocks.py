@@ -4,30 +4,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from .architectures import (
-    DOWN_INPUT,
-    MLP_INPUT,
-    NEXT_INPUT,
-    OUTPUT_INPUT,
-    Architecture,
-    RowGroup,
-    find_architecture,
-    row_groups,
-)
-
-
-READERS = {  # place -> roles of the projections that read it
-    OUTPUT_INPUT: ("output",),
-    MLP_INPUT: ("gate", "up", "gate_up"),
-    DOWN_INPUT: ("down",),
-    NEXT_INPUT: ("query", "qkv"),
-}
+from .architectures import BLOCK_ENTRIES, FEEDS, MLP, MLP_ENTRIES, NEXT_BLOCK, Architecture, find_architecture
+from .rows import RowGroup, row_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,30 +20,77 @@ class Projection:
     """A linear projection inside a decoder block.
 
     Args:
-        name (`str`): its full name in the model: `"model.layers.0.self_attn.q_proj"`.
-        role (`str`): what it does in its block, see [`Architecture`].
-        module (`nn.Module`): an `nn.Linear`, or a `Conv1D`, which keeps its weight transposed.
+        name (`str`):
+            Its full name in the model: `"model.layers.0.self_attn.q_proj"`; of an expert, with the expert's number:
+            `"model.layers.0.mlp.experts.7.down_proj"`.
+        role (`str`, *optional*): what it does in its block, see `architectures`; None if only the user named it.
+        module (`nn.Module`): what holds its weight: an `nn.Linear`, a `Conv1D`, or a mixture of experts.
         pruned (`bool`): False if the user's `targets` and `ignore` leave it out.
+        parameter (`str`): name of the weight in the module.
+        expert (`int`, *optional*): index of the expert in a weight of shape (experts, ., .).
+        transposed (`bool`): whether the weight is kept as (in, out).
     """
 
     name: str
-    role: str
+    role: str | None
     module: nn.Module
     pruned: bool
+    parameter: str = "weight"
+    expert: int | None = None
+    transposed: bool = False
 
-    def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
-        """View of a tensor of the module's layout as (out, in), and back."""
-        return tensor.T if isinstance(self.module, Conv1D) else tensor
+    @property
+    def owner(self) -> nn.Parameter:
+        """The parameter that holds the weight, alone or with those of other experts."""
+        return getattr(self.module, self.parameter)
+
+    @property
+    def parent(self) -> str:
+        """Name of the attention, MLP or expert that it belongs to."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def group(self) -> str | None:
+        """What the same projections of all experts have in common, None if it is no expert's."""
+        return None if self.expert is None else f"{self.parent.rpartition('.')[0]}.{self.parameter}"
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This projection's part of a tensor of its owner's layout, as a view of shape (out, in)."""
+        part = tensor if self.expert is None else tensor[self.expert]
+        return part.T if self.transposed else part
 
     @property
     def weight(self) -> torch.Tensor:
         """The weight as a view of shape (out, in)."""
-        return self.matrix(self.module.weight.data)
+        return self.view(self.owner.data)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Number of output and input features."""
-        return tuple(self.weight.shape)
+        sizes = tuple(self.owner.shape[-2:])
+        return sizes[::-1] if self.transposed else sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """A mixture of experts: its full name, its module, and whether it takes its inputs stacked (`Architecture`)."""
+
+    name: str
+    module: nn.Module
+    stacked: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """An input that rows feed and that is compared between the dense and the sparse model.
+
+    Args:
+        name (`str`): of the projection or the experts that read it; of a block, for what reads the block's output.
+        features (`int`): length of its activation.
+    """
+
+    name: str
+    features: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +100,7 @@ class Block:
     name: str
     module: nn.Module
     projections: Mapping[str, Projection]
+    experts: Sequence[Experts] = ()
 
     @property
     def pruned(self) -> list[Projection]:
@@ -79,9 +112,28 @@ class Block:
         """Their full names."""
         return [projection.name for projection in self.pruned]
 
-    def reader(self, place: str) -> Projection | None:
-        """The first projection whose input is `place`, one of the places of `architectures`."""
-        return next((p for p in self.projections.values() if p.role in READERS[place]), None)
+    @property
+    def entry(self) -> str:
+        """Name of what reads the block's input."""
+        first = next((p for p in self.projections.values() if p.role in BLOCK_ENTRIES), None)
+        if first is not None:
+            return first.name
+        return next(iter(self.projections)) if self.mlp_input is None else self.mlp_input.name
+
+    @cached_property
+    def mlp_input(self) -> Place | None:
+        """What reads the input of the block's MLP: one that sees every token. None if there is no such."""
+        readers = [p for p in self.projections.values() if p.role in MLP_ENTRIES]
+        first = next((p for p in readers if p.expert is None), None)
+        if first is not None:
+            return Place(first.name, first.shape[1])
+        experts = next((experts for experts in self.experts if not experts.stacked), None)
+        return Place(experts.name, readers[0].shape[1]) if experts else None
+
+    @cached_property
+    def siblings(self) -> dict[tuple[str, str | None], Projection]:
+        """(name of an attention, MLP or expert, role) -> its projection of that role."""
+        return {(p.parent, p.role): p for p in self.projections.values()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,23 +150,41 @@ class Decoder:
         """All projections to prune, by full name, from the first block to the last."""
         return {projection.name: projection for block in self.blocks for projection in block.pruned}
 
-    def place_fed_by(self, projection: Projection) -> str:
-        """The place whose features the projection's rows feed."""
-        return self.architecture.feeds(projection.role, self.config)
+    def feeds_next_block(self, block: Block, projection: Projection) -> bool:
+        """Whether the projection's rows only feed the block's output."""
+        fed = None if projection.role is None else FEEDS[projection.role]
+        without_mlp = block.mlp_input is None or self.architecture.is_parallel(self.config)
+        return fed == NEXT_BLOCK or (fed == MLP and without_mlp)
+
+    def place_fed_by(self, block: Block, projection: Projection) -> Place | None:
+        """What the projection's rows feed. None if it has no role. Raises `ValueError` if nothing reads it."""
+        if projection.role is None:
+            return None
+        if self.feeds_next_block(block, projection):
+            return Place(block.name, projection.shape[0])
+        fed = FEEDS[projection.role]
+        if fed == MLP:
+            return block.mlp_input
+        reader = block.siblings.get((projection.parent, fed))
+        if reader is None:
+            raise ValueError(
+                f"{projection.parent} has no projection that reads what {projection.name} writes (role {fed!r}): use "
+                "steps='block'."
+            )
+        return Place(reader.name, reader.shape[1])
 
     def row_groups(self, block: Block, projection: Projection) -> list[RowGroup]:
-        """The projection's rows by part, with the features that they feed. Raises `ValueError` if unknown."""
-        place = self.place_fed_by(projection)
-        reader = None if place == NEXT_INPUT else block.reader(place)
-        if place != NEXT_INPUT and reader is None:
-            raise ValueError(f"{block.name} has no projection that reads what {projection.name} writes: use 'block'.")
-        fed = projection.shape[0] if reader is None else reader.shape[1]
-        heads = self.config.num_attention_heads
-        kv_heads = getattr(self.config, "num_key_value_heads", None) or heads
-        layout = self.architecture.qkv_layout
+        """The projection's rows by part, with the features that they feed; none if that is not known.
+
+        Raises:
+            `ValueError`: the projection's shape does not fit its role.
+        """
+        place = self.place_fed_by(block, projection)
+        if place is None:
+            return []
         try:
-            return row_groups(projection.role, layout, projection.shape[0], fed, heads, kv_heads)
-        except (ValueError, RuntimeError) as error:
+            return row_groups(projection.role, projection.shape[0], place.features, self.config)
+        except ValueError as error:
             raise ValueError(
                 f"The row step does not understand {projection.name}: {error}. Use steps='block', or leave it out "
                 f"with ignore=[{re.escape(projection.name)!r}]."
@@ -144,13 +214,13 @@ def find_decoder(
     decoder, prefix = _decoder_module(model)
     config = model.config.get_text_config(decoder=True)
     architecture = find_architecture(config.model_type)
-    list_name, modules = _block_list(model, decoder)
+    list_name, modules = _block_list(model, decoder, architecture)
     wanted = _Selection(targets, ignore)
     blocks = [
         _make_block(f"{prefix}{list_name}.{index}", module, architecture, wanted)
         for index, module in enumerate(modules)
     ]
-    wanted.check_matches()
+    wanted.check_matches(model)
     if not any(block.pruned for block in blocks):
         raise ValueError(f"targets={targets} and ignore={ignore} leave no projection to prune.")
     return Decoder(decoder, blocks, architecture, config)
@@ -166,6 +236,9 @@ class _Selection:
     def ignores(self, name: str) -> bool:
         return self._matches(self.ignore, name)
 
+    def targets_it(self, name: str) -> bool:
+        return self.targets is not None and self._matches(self.targets, name)
+
     def takes(self, name: str) -> bool:
         targeted = self.targets is None or self._matches(self.targets, name)
         return not self.ignores(name) and targeted
@@ -175,7 +248,9 @@ class _Selection:
         self.unmatched.difference_update(matching)
         return bool(matching)
 
-    def check_matches(self) -> None:
+    def check_matches(self, model: nn.Module) -> None:
+        for name, _ in model.named_modules():  # leaving out what is left out anyway (a router, lm_head) is no mistake
+            self._matches(self.ignore, name)
         if self.unmatched:
             raise ValueError(
                 f"These patterns of targets and ignore match no projection: {sorted(self.unmatched)}. They are "
@@ -190,7 +265,9 @@ def _decoder_module(model: PreTrainedModel) -> tuple[nn.Module, str]:
     return decoder, f"{name}." if name else ""
 
 
-def _block_list(model: PreTrainedModel, decoder: nn.Module) -> tuple[str, nn.ModuleList]:
+def _block_list(model: PreTrainedModel, decoder: nn.Module, architecture: Architecture) -> tuple[str, nn.ModuleList]:
+    if architecture.blocks is not None:
+        return architecture.blocks, decoder.get_submodule(architecture.blocks)
     names = set(getattr(model, "_no_split_modules", None) or ())
     lists = [
         (name, module)
@@ -200,41 +277,75 @@ def _block_list(model: PreTrainedModel, decoder: nn.Module) -> tuple[str, nn.Mod
     if not lists:
         raise ValueError(
             f"No decoder blocks found in {type(model).__name__}: it needs a ModuleList whose elements' class is named "
-            f"in the model's _no_split_modules, which is {sorted(names) or 'empty'}."
+            f"in the model's _no_split_modules, which is {sorted(names) or 'empty'}. Name the list with "
+            f"optimum_neuronal.register_architecture({model.config.model_type!r}, Architecture(blocks='...'))."
         )
     return max(lists, key=lambda item: len(item[1]))
 
 
 def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted: _Selection) -> Block:
-    projections = {}
+    projections: list[Projection] = []
+    experts: dict[str, Experts] = {}
     for local, child in module.named_modules():
-        full = f"{name}.{local}"
-        if not any(parameter.ndim > 1 for parameter in child.parameters(recurse=False)):
-            continue
-        role = architecture.role(local) if isinstance(child, (nn.Linear, Conv1D)) else None
-        if role is not None:
-            projections[full] = Projection(full, role, child, wanted.takes(full))
-        elif not wanted.ignores(full):
-            raise ValueError(
-                f"{full} ({type(child).__name__}) is not understood: leave it out with ignore=[{re.escape(local)!r}], "
-                "or describe its family with optimum_neuronal.architectures.register_architecture."
-            )
-    return Block(name, module, projections)
+        for key, parameter in child.named_parameters(recurse=False):
+            if parameter.ndim < 2 or _is_no_projection(child, key):
+                continue
+            full = f"{name}.{local}"
+            found = _find_projections(full, local, child, key, architecture, wanted)
+            if found and found[0].expert is not None:
+                experts[full] = Experts(full, child, architecture.stacked_experts)
+            projections += found
+    return Block(name, module, {projection.name: projection for projection in projections}, list(experts.values()))
+
+
+def _is_no_projection(module: nn.Module, parameter: str) -> bool:
+    """Convolutions, embeddings, norms with a weight for every head, and the experts' biases."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Embedding)
+    return isinstance(module, kinds) or "Norm" in type(module).__name__ or parameter.endswith("bias")
+
+
+def _find_projections(
+    full: str, local: str, module: nn.Module, key: str, architecture: Architecture, wanted: _Selection
+) -> list[Projection]:
+    """The projections in the parameter `key` of a module: one, one for every expert, or none if it is left out."""
+    weight = getattr(module, key)
+    known, role = architecture.find_role(local if key == "weight" else f"{local}.{key}")
+    named = full if key == "weight" else f"{full}.{key}"
+    if isinstance(module, (nn.Linear, Conv1D)) and (role or (not known and wanted.targets_it(named))):
+        return [Projection(full, role, module, wanted.takes(full), transposed=isinstance(module, Conv1D))]
+    if weight.ndim == 3 and role in ("down", *MLP_ENTRIES):
+        if role == "gate_up" and not getattr(module, "is_concatenated", True):
+            role = "interleaved_gate_up"
+        transposed = getattr(module, "is_transposed", architecture.stacked_experts)
+        names = [f"{full}.{index}.{key}" for index in range(len(weight))]
+        return [
+            Projection(name, role, module, wanted.takes(name), key, index, transposed)
+            for index, name in enumerate(names)
+        ]
+    if not wanted.ignores(named) and (role or not known):
+        raise ValueError(
+            f"{named} ({type(module).__name__}, shape {tuple(weight.shape)}) is not understood. Leave it out with "
+            f"ignore=[{re.escape(named.removeprefix(full.removesuffix(local)))!r}]; or, if it is a linear projection, "
+            "name it in targets; or describe its family with optimum_neuronal.register_architecture."
+        )
+    return []
 
 
 def check_weights(projections: Mapping[str, Projection]) -> None:
     """Raises `ValueError` unless every projection holds finite floating-point weights of its own, in memory."""
     owners: dict[int, str] = {}
     for name, projection in projections.items():
-        weight = projection.module.weight
+        weight = projection.owner
+        if hasattr(weight, "device_mesh"):
+            raise ValueError(f"The weights of {name} are spread over processes: load the model without tp_plan.")
         if weight.is_meta:
             raise ValueError(f"The weights of {name} are on the meta device or on disk: load the model into memory.")
         if not weight.is_floating_point():
             raise ValueError(f"The weights of {name} have dtype {weight.dtype}: load the model without quantization.")
-        other = owners.setdefault(weight.data_ptr(), name)
+        other = owners.setdefault(projection.weight.data_ptr(), name)
         if other != name:
             raise ValueError(f"{name} shares its weights with {other}: tied projections cannot be pruned.")
-        if not bool(torch.isfinite(weight).all()):
+        if not bool(torch.isfinite(projection.weight).all()):
             raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")
 
 
@@ -259,13 +370,22 @@ def trial_weights(projections: Sequence[Projection], mask_of: Callable[[Projecti
         projections (`Sequence[Projection]`): whose weights are replaced; the original tensors are put back.
         mask_of: projection -> boolean mask of shape (out, in), True where pruned.
     """
+    by_owner: dict[nn.Parameter, list[Projection]] = {}
+    for projection in projections:
+        by_owner.setdefault(projection.owner, []).append(projection)
     originals = []
     try:
-        for projection in projections:
-            original = projection.module.weight.data
-            trial = torch.where(projection.matrix(mask_of(projection)), 0, original)  # faster than masked_fill
-            originals.append((projection.module.weight, original))
-            projection.module.weight.data = trial
+        for parameter, members in by_owner.items():
+            original = parameter.data
+            if members[0].expert is None:
+                mask = mask_of(members[0])
+                trial = torch.where(mask.T if members[0].transposed else mask, 0, original)  # beats masked_fill
+            else:
+                trial = original.clone()
+                for projection in members:
+                    projection.view(trial).masked_fill_(mask_of(projection), 0)
+            originals.append((parameter, original))
+            parameter.data = trial
         yield
     finally:
         for parameter, original in originals:

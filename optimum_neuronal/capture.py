@@ -1,13 +1,14 @@
 """Captures what a model's blocks are called with, and replays single blocks on it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from .blocks import Block, Decoder, Projection
+from .experts import RecordingExperts
 from .statistics import SquaredNorms, record_inputs
 
 
@@ -73,14 +74,21 @@ def first_output(output) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def capture_inputs(decoder: Decoder, ids: torch.Tensor, batch_size: int, device: torch.device) -> BlockInputs:
+def capture_inputs(
+    decoder: Decoder,
+    ids: torch.Tensor,
+    batch_size: int,
+    device: torch.device,
+    attention_mask: torch.Tensor | None = None,
+) -> BlockInputs:
     """Runs the decoder once per batch with its blocks passing their hidden states through.
 
     Args:
         decoder ([`Decoder`]): whose blocks' inputs are wanted. Call it inside [`inference`].
-        ids (`Tensor` of int64, shape (sequences, tokens)): token ids, without padding.
+        ids (`Tensor` of int64, shape (sequences, tokens)): token ids.
         batch_size (`int`): sequences per batch.
         device (`torch.device`): where the decoder expects token ids.
+        attention_mask (`Tensor` of int64, shape (sequences, tokens), *optional*): 0 where a token is padding.
 
     Returns:
         [`BlockInputs`]: bit-equal to what the blocks receive, since no block has computed anything yet.
@@ -106,8 +114,9 @@ def capture_inputs(decoder: Decoder, ids: torch.Tensor, batch_size: int, device:
         for index, block in enumerate(decoder.blocks):
             stack.enter_context(_replaced_forward(block.module, passthrough(index)))
         stack.enter_context(_watch_final_norm(decoder, inputs))
-        for batch in batches:
-            decoder.module(input_ids=batch.to(device), use_cache=False)
+        masks = [None] * len(batches) if attention_mask is None else attention_mask.to(device).split(batch_size)
+        for batch, mask in zip(batches, masks):
+            decoder.module(input_ids=batch.to(device), attention_mask=mask, use_cache=False)
     return inputs
 
 
@@ -181,15 +190,32 @@ def replay(
     Returns:
         `tuple`: the outputs, one tensor per batch, and the norms by projection name.
     """
-    watched = {name: projection.module for name, projection in block.projections.items()} if record else {}
     outputs, recorded = [], {}
     with ExitStack() as stack:
         for projection in skipped:
-            stack.enter_context(_replaced_forward(projection.module, _zeros(projection.shape[0])))
+            if projection.expert is None:
+                stack.enter_context(_replaced_forward(projection.module, _zeros(projection.shape[0])))
         for states, call in zip(hidden, calls):
-            with record_inputs(watched, recorded, len(states)):
+            with _recording(block, recorded, len(states), skipped) if record else nullcontext():
                 outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
     return outputs, recorded
+
+
+@contextmanager
+def _recording(
+    block: Block, recorded: dict[str, SquaredNorms], sequences: int, skipped: Sequence[Projection]
+) -> Iterator[None]:
+    """While the context lasts, the inputs of all projections are measured, and those of every mixture of experts."""
+    watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
+    watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
+    with ExitStack() as stack:
+        stack.enter_context(record_inputs(watched, recorded, sequences))
+        for experts in block.experts:
+            own = [p for p in block.projections.values() if p.module is experts.module]
+            if any(p.pruned for p in own):
+                forward = RecordingExperts(experts, own, recorded, sequences, skipped).forward
+                stack.enter_context(_replaced_forward(experts.module, forward))
+        yield
 
 
 def _zeros(features: int) -> Callable:

@@ -51,6 +51,11 @@ CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
         {"type": int},
         "sequences per forward: memory and speed, not the result",
     ),
+    "min_expert_tokens": (
+        "32",
+        {"type": int},
+        "an expert that receives fewer calibration tokens is pruned as if all its inputs were equally active",
+    ),
     "seed": ("0", {"type": int}, "seed of the draw of calibration sequences"),
     "targets": (
         "all projections",

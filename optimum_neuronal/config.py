@@ -47,6 +47,10 @@ class NeuronALConfig(QuantizationConfigMixin):
         seq_length (`int`, *optional*): tokens per sequence. None: the smaller of 2048 and what the model admits.
         batch_size (`int`, *optional*):
             Sequences per forward; changes memory and speed, not the result. None: what makes about 2048 tokens.
+        min_expert_tokens (`int`):
+            An expert of a mixture that receives fewer calibration tokens than this is pruned as if all its inputs
+            were equally active (with Wanda: by magnitude), and named in the report. Counted over the `num_samples`
+            sequences for the pruning, over the `num_alignment_samples` for the top-up's trials.
         seed (`int`): seed of the draw of calibration sequences.
         targets (`Sequence[str]`, *optional*):
             Regular expressions, searched in full module names: only projections that match one are pruned, and
@@ -70,6 +74,7 @@ class NeuronALConfig(QuantizationConfigMixin):
     num_alignment_samples: int = 8
     seq_length: int | None = None
     batch_size: int | None = None
+    min_expert_tokens: int = 32
     seed: int = 0
     targets: Sequence[str] | None = None
     ignore: Sequence[str] | None = None
@@ -83,7 +88,8 @@ class NeuronALConfig(QuantizationConfigMixin):
         if not 0 <= self.sparsity < 1:
             hint = f" Did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
             raise ValueError(f"sparsity is {self.sparsity}: expected a share in [0, 1), such as 0.7.{hint}")
-        for name, smallest in (("num_samples", 1), ("num_alignment_samples", 1), ("seed", 0)):
+        positive = ("num_samples", "num_alignment_samples", "min_expert_tokens")
+        for name, smallest in (*((name, 1) for name in positive), ("seed", 0)):
             _check_int(name, getattr(self, name), smallest)
         for name, smallest in (("seq_length", 2), ("batch_size", 1)):
             if getattr(self, name) is not None:

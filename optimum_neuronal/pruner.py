@@ -133,7 +133,8 @@ class NeuronALPruner(OptimumQuantizer):
             ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
             batch_size = self.config.batch_size or max(1, TOKENS_PER_FORWARD // max(1, ids.shape[1]))
             device = model.get_input_embeddings().weight.device
-            sweep = Sweep(decoder, saliency, ids, self.config.num_alignment_samples, batch_size, device)
+            samples, least = self.config.num_alignment_samples, self.config.min_expert_tokens
+            sweep = Sweep(decoder, saliency, ids, samples, batch_size, device, least)
             if needs_calibration:
                 sweep.check_replay()
             allocation = topup.allocate(sweep, self.config.sparsity)
@@ -142,7 +143,7 @@ class NeuronALPruner(OptimumQuantizer):
             clock.lap("pruning")
         with _deferred_interrupt():
             apply_masks(decoder, masks)
-            self.report = self._make_report(decoder, allocation, calibration, sweep.block_forwards, clock.seconds)
+            self.report = self._make_report(decoder, allocation, calibration, sweep, clock.seconds)
             model.config.sparsity_config = dict(short_form(self.report))
         return model
 
@@ -210,7 +211,7 @@ class NeuronALPruner(OptimumQuantizer):
         decoder: Decoder,
         allocation: Allocation,
         calibration: CalibrationSet | None,
-        block_forwards: int,
+        sweep: Sweep,
         seconds: dict[str, float],
     ) -> PruningReport:
         achieved, blocks, projections = measure_sparsity(decoder)
@@ -229,7 +230,8 @@ class NeuronALPruner(OptimumQuantizer):
             decisions=allocation.decisions,
             calibration={} if calibration is None else calibration.to_dict(),
             seconds=seconds,
-            block_forwards=block_forwards,
+            block_forwards=sweep.block_forwards,
+            starved_experts=sweep.starved_experts,
             peak_memory=peak_memory(),
             versions={
                 "optimum_neuronal": __version__,

@@ -31,6 +31,8 @@ class PruningReport:
         calibration (`dict`): source, number and length of the sequences, seed; empty if none was needed.
         seconds (`dict`): wall-clock seconds by phase.
         block_forwards (`int`): how often a block was run on one sequence.
+        starved_experts (`list[str]`):
+            Projections of experts that received fewer than `min_expert_tokens` calibration tokens.
         peak_memory (`dict`): bytes by device, see [`peak_memory`].
         versions (`dict`): of this package, transformers, torch and Python.
         version (`int`): of this format.
@@ -47,6 +49,7 @@ class PruningReport:
     calibration: dict[str, Any]
     seconds: dict[str, float]
     block_forwards: int
+    starved_experts: list[str]
     peak_memory: dict[str, int]
     versions: dict[str, str]
     version: int = VERSION
@@ -74,6 +77,9 @@ class PruningReport:
             rows.append(["lambda of the row step", f"{self.row_lambda:g}"])
         if self.calibration:
             rows.append(["calibration", "{num_samples} x {seq_length} tokens of {source}".format(**self.calibration)])
+        if self.starved_experts:
+            count, least = len(self.starved_experts), self.config["min_expert_tokens"]
+            rows.append(["starved experts", f"{count} projections of experts that received fewer than {least} tokens"])
         rows.append(["seconds", ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())])
         rows.append(
             ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]

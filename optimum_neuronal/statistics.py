@@ -14,15 +14,35 @@ class SquaredNorms:
     `value` has shape (sequences, in), in float32: sequences in the order they were seen. From it follow the
     activation of one sequence, `sqrt(value[i])`, and that of a projection, [`activation`]. Keeping the sequences
     apart makes the result independent of how they were batched.
+
+    Attributes:
+        tokens (`int`): how many inputs were added.
     """
 
     def __init__(self):
+        self.tokens = 0
         self._parts: list[torch.Tensor] = []
 
     def update(self, inputs: torch.Tensor, sequences: int) -> None:
         """Adds a batch of inputs of shape (sequences, tokens, in), or flattened to (sequences * tokens, in)."""
         inputs = inputs.reshape(sequences, -1, inputs.shape[-1])
+        self.tokens += inputs.shape[0] * inputs.shape[1]
         self._parts.append(inputs.float().square().sum(dim=1))
+
+    def update_routed(self, inputs: torch.Tensor, sequences: int, rows: torch.Tensor, batch_tokens: int) -> None:
+        """Adds the inputs of those tokens of a batch that an expert received.
+
+        Args:
+            inputs (`Tensor`, shape (n, in)): what it received; n may be 0.
+            sequences (`int`): sequences in the batch.
+            rows (`Tensor` of int64, shape (n,)): which token of the flattened batch each input belongs to.
+            batch_tokens (`int`): tokens in the batch. The others count as zero, and the sum runs over all of them,
+                so that the result does not depend on the batch.
+        """
+        squares = inputs.new_zeros(batch_tokens, inputs.shape[-1], dtype=torch.float32)
+        squares[rows] = inputs.float().square()
+        self.tokens += len(inputs)
+        self._parts.append(squares.view(sequences, -1, inputs.shape[-1]).sum(dim=1))
 
     @property
     def value(self) -> torch.Tensor:

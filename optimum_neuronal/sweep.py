@@ -4,7 +4,7 @@ Every pass visits the blocks in order and carries *streams* of hidden states fro
 candidate, so that all candidates visit a block together and share what is the same for them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,9 @@ from torch import nn
 from transformers.utils import logging
 
 from .alignment import total_error
-from .architectures import DOWN_INPUT, MLP_INPUT, NEXT_INPUT, OUTPUT_INPUT
 from .blocks import Block, Decoder, Projection, trial_weights
 from .capture import BlockInputs, Call, block_output, capture_inputs, first_output, replay
+from .experts import projection_activations
 from .masks import Cut, PackedMask, SparsityPlan, apply_cut, find_cut, prune_rows, sort_rows
 from .saliency import Saliency
 from .statistics import Norms, SquaredNorms, activation
@@ -34,12 +34,12 @@ class Deviation:
 
     Args:
         error (`float`): the alignment error of the whole plan.
-        places (`dict[tuple[int, str], Tensor]`):
-            (block index, place) -> `a_D - a_S`, signed, float64 on the CPU, shape (features of the place,).
+        places (`dict[str, Tensor]`):
+            Name of a [`Place`] -> `a_D - a_S`, signed, float64 on the CPU, shape (features of the place,).
     """
 
     error: float
-    places: dict[tuple[int, str], torch.Tensor]
+    places: dict[str, torch.Tensor]
 
 
 class Sweep:
@@ -52,9 +52,11 @@ class Sweep:
         num_alignment_samples (`int`): how many of them, from the first, trials are measured on.
         batch_size (`int`): sequences per forward.
         device (`torch.device`): where the decoder expects token ids.
+        min_expert_tokens (`int`): an expert that receives fewer falls back, see [`projection_activations`].
 
     Attributes:
         block_forwards (`int`): how often a block was run on one sequence, so far: the cost of everything.
+        starved_experts (`list[str]`): the experts' projections that fell back in `final_masks`.
     """
 
     def __init__(
@@ -65,10 +67,13 @@ class Sweep:
         num_alignment_samples: int,
         batch_size: int = 1,
         device: torch.device | str = "cpu",
+        min_expert_tokens: int = 1,
     ):
         self.decoder, self.saliency, self.ids = decoder, saliency, ids
         self.num_alignment_samples, self.batch_size, self.device = num_alignment_samples, batch_size, device
+        self.min_expert_tokens = min_expert_tokens
         self.block_forwards = 0
+        self.starved_experts: list[str] = []
         self._inputs: BlockInputs | None = None
         self._dense: tuple[list[Norms], SquaredNorms] | None = None
 
@@ -87,15 +92,18 @@ class Sweep:
             )
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-            return [self._replay(block, streams[0], calls, record=False)[0]]
+            return [self._replay(block, streams[0], calls)[0]]
 
         inputs = capture_inputs(self.decoder, first, 1, self.device)
         (replayed,) = self._sweep(inputs, 1, visit, None)
         difference = (replayed[0] - expected).abs().max()
-        if difference > 1e-3 * expected.abs().max():
+        if not difference <= 1e-3 * expected.abs().max():
             raise ValueError(
                 f"Replaying the blocks ({type(self.decoder.blocks[0].module).__name__}) does not give what the model "
-                f"computes: the largest difference is {difference:.3g}. This model family is not supported."
+                f"computes: the largest difference is {difference:.3g}, where the largest output is "
+                f"{expected.abs().max():.3g}. Were the wrong modules taken for the blocks, name the list with "
+                "optimum_neuronal.register_architecture(model_type, Architecture(blocks='layers')), model_type being "
+                f"{self.decoder.config.model_type!r}; else this model family is not supported."
             )
 
     def dense_norms(self) -> list[Norms]:
@@ -124,12 +132,13 @@ class Sweep:
             outputs: list[Hidden] = [[] for _ in plans]
             for members in _grouped(streams, shared=reference == "dense"):
                 norms = self._reference(reference, index, block, streams[members[0]], calls)
-                masks = self._masks(block, norms, [plans[member] for member in members])
+                activations, _ = projection_activations(block, norms, self.min_expert_tokens)
+                masks = self._masks(block, activations, [plans[member] for member in members])
                 for member, mask_of in zip(members, masks):
                     with trial_weights(block.pruned, mask_of):
                         unread = self._output_projections(block) if block is self.decoder.blocks[-1] else ()
                         outputs[member], sparse = self._replay(block, streams[member], calls, skipped=unread)
-                    errors[member].append(total_error(block.pruned_names, norms, sparse, scope, metric))
+                    errors[member].append(total_error(block.pruned, norms, sparse, scope, metric))
             return outputs
 
         self._sweep(self._alignment_inputs(), len(plans), visit, label)
@@ -142,7 +151,7 @@ class Sweep:
         are compared by that block's two outputs, each as this block's first projection receives it.
         """
         errors: list[torch.Tensor] = []
-        places: dict[tuple[int, str], torch.Tensor] = {}
+        places: dict[str, torch.Tensor] = {}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
             hidden, dense_hidden = streams
@@ -150,27 +159,37 @@ class Sweep:
                 dense_output, norms = dense_hidden, self.dense_norms()[index]
             else:
                 dense_output, norms = self._replay(block, hidden, calls)
-            (mask_of,) = self._masks(block, norms, [plan])
+            activations, _ = projection_activations(block, norms, self.min_expert_tokens)
+            (mask_of,) = self._masks(block, activations, [plan])
             with trial_weights(block.pruned, mask_of):
                 output, sparse = self._replay(block, hidden, calls)
-            errors.append(total_error(block.pruned_names, norms, sparse, scope, metric))
-            entry = (block.reader(NEXT_INPUT) or next(iter(block.projections.values()))).name
+            errors.append(total_error(block.pruned, norms, sparse, scope, metric))
             if index > 0:
                 before = norms
                 if reference != "dense":  # only the first input is wanted, so no projection need be computed
                     before = self._replay(block, dense_hidden, calls, skipped=list(block.projections.values()))[1]
-                places[index - 1, NEXT_INPUT] = _difference(before[entry], sparse[entry])
-            for place in (OUTPUT_INPUT, MLP_INPUT, DOWN_INPUT):
-                if reader := block.reader(place):
-                    places[index, place] = _difference(norms[reader.name], sparse[reader.name])
+                entry = block.entry
+                places[self.decoder.blocks[index - 1].name] = _difference(before[entry], sparse[entry])
+            places.update(self._deviations(block, norms, sparse))
             return [output, dense_output]
 
         inputs = self._alignment_inputs()
         output, dense_output = self._sweep(inputs, 2, visit, label)
         dense_final = self._dense_pass()[1] if reference == "dense" else _final_norms(inputs.final_norm, dense_output)
-        last = len(self.decoder.blocks) - 1
-        places[last, NEXT_INPUT] = _difference(dense_final, _final_norms(inputs.final_norm, output))
+        places[self.decoder.blocks[-1].name] = _difference(dense_final, _final_norms(inputs.final_norm, output))
         return Deviation(self._total(errors), {key: value.double().cpu() for key, value in places.items()})
+
+    def _deviations(self, block: Block, dense: Norms, sparse: Norms) -> dict[str, torch.Tensor]:
+        """Deviation of every place inside a block that rows of its pruned projections feed."""
+        fed = {self.decoder.place_fed_by(block, projection) for projection in block.pruned} - {None}
+        deviations = {}
+        for name in sorted(place.name for place in fed if place.name != block.name):
+            deviations[name] = _difference(dense[name], sparse[name])
+            reader = block.projections.get(name)
+            if reader is not None and reader.expert is not None:
+                fewest = min(dense[name].tokens, sparse[name].tokens)
+                deviations[name] *= fewest >= self.min_expert_tokens  # a few tokens' deviation says nothing
+        return deviations
 
     def final_masks(self, plan: SparsityPlan, refine: Refine | None = None) -> dict[str, PackedMask]:
         """The masks of a plan, block by block over all sequences, each block seeing the pruned blocks before it.
@@ -186,11 +205,15 @@ class Sweep:
         finite: list[torch.Tensor] = []
 
         def prune_block(block: Block, norms: Norms | None) -> None:
+            activations, starved = {}, []
+            if norms is not None:
+                activations, starved = projection_activations(block, norms, self.min_expert_tokens)
+            self.starved_experts += starved
             for projection in block.pruned:
-                score = self._score(projection, norms)
+                score = self._score(projection, activations)
                 mask = prune_rows(score, plan.row_counts(projection.name, projection.shape))
                 if refine is not None:
-                    mask = refine(projection, mask, self._activation(projection, norms))
+                    mask = refine(projection, mask, activations.get(projection.name))
                 masks[projection.name] = PackedMask.pack(mask)
                 finite.append(torch.isfinite(score).all())
 
@@ -201,6 +224,7 @@ class Sweep:
             with trial_weights(block.pruned, lambda projection: masks[projection.name].unpack()):
                 return [self._replay(block, streams[0], calls, record=False)[0]]
 
+        self.starved_experts = []
         if self.saliency.uses_activations:
             self._inputs = self._dense = None
             inputs = capture_inputs(self.decoder, self.ids, self.batch_size, self.device)
@@ -233,7 +257,7 @@ class Sweep:
 
     def _output_projections(self, block: Block) -> list[Projection]:
         """What only feeds the block's output (an eighth of a Llama's work), skipped where norms are all we want."""
-        return [p for p in block.projections.values() if self.decoder.place_fed_by(p) == NEXT_INPUT]
+        return [p for p in block.projections.values() if self.decoder.feeds_next_block(block, p)]
 
     def _alignment_inputs(self) -> BlockInputs:
         if self._inputs is None:
@@ -261,19 +285,12 @@ class Sweep:
             return self.dense_norms()[index]
         return self._replay(block, hidden, calls, skipped=self._output_projections(block))[1]
 
-    def _activation(self, projection: Projection, norms: Norms | None) -> torch.Tensor | None:
-        if norms is None:
-            return None
-        if projection.name not in norms:
-            raise ValueError(
-                f"{projection.name} takes no part in the model's forward: leave it out with ignore=[...]."
-            )
-        return activation(norms[projection.name].value)
+    def _score(self, projection: Projection, activations: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self.saliency.score(projection.weight.float(), activations.get(projection.name))
 
-    def _score(self, projection: Projection, norms: Norms | None) -> torch.Tensor:
-        return self.saliency.score(projection.weight.float(), self._activation(projection, norms))
-
-    def _masks(self, block: Block, norms: Norms, plans: Sequence[SparsityPlan]) -> list[MaskOf]:
+    def _masks(
+        self, block: Block, activations: Mapping[str, torch.Tensor], plans: Sequence[SparsityPlan]
+    ) -> list[MaskOf]:
         """For every plan, a function from projection to mask; only one mask exists at a time.
 
         The weights of a row are ranked once for all plans. What is kept of the ranking is where each plan cuts it.
@@ -283,14 +300,14 @@ class Sweep:
             return plan.row_counts(projection.name, projection.shape)
 
         if len(plans) == 1:
-            return [lambda projection: prune_rows(self._score(projection, norms), counts(plans[0], projection))]
+            return [lambda projection: prune_rows(self._score(projection, activations), counts(plans[0], projection))]
         cuts: dict[str, list[Cut]] = {}
         for projection in block.pruned:
-            ranked = sort_rows(self._score(projection, norms))
+            ranked = sort_rows(self._score(projection, activations))
             cuts[projection.name] = [find_cut(ranked, counts(plan, projection)) for plan in plans]
 
         def mask_of(index: int) -> MaskOf:
-            return lambda projection: apply_cut(self._score(projection, norms), cuts[projection.name][index])
+            return lambda projection: apply_cut(self._score(projection, activations), cuts[projection.name][index])
 
         return [mask_of(index) for index in range(len(plans))]
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from conftest import make_model
+from forward import squared_norms, token_counts
 
 from optimum_neuronal.blocks import find_decoder, trial_weights
 from optimum_neuronal.capture import inference
@@ -28,29 +29,12 @@ def unchanged(model, before):
     return not hooks and all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def input_norms(model, ids, names):
-    """Squared norms of the inputs of modules in the model's own forward: written apart from the package."""
-    norms = {}
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(
-            lambda _m, args, name=name: norms.__setitem__(name, args[0].reshape(len(ids), -1, args[0].shape[-1]))
-        )
-        for name in names
-    ]
-    with torch.no_grad():
-        model(ids, use_cache=False)
-    for handle in handles:
-        handle.remove()
-    return {name: values.square().sum(dim=1) for name, values in norms.items()}
-
-
 def test_dense_norms_are_the_models_own(any_model, ids):
     with inference(any_model):
         sweep = make_sweep(any_model, ids)
         ours = {name: norms.value for block in sweep.dense_norms() for name, norms in block.items()}
-    expected = input_norms(any_model, ids[:4], ours)
-    for name, norms in ours.items():
-        torch.testing.assert_close(norms, expected[name])
+    for name, expected in squared_norms(any_model, ids[:4], sweep.decoder.projections).items():
+        torch.testing.assert_close(ours[name], expected)
 
 
 def test_dense_alignment_by_brute_force(any_model, ids):
@@ -60,19 +44,22 @@ def test_dense_alignment_by_brute_force(any_model, ids):
         plan = block_plan(sweep.decoder, 0.6, 0.1)
         (error,) = sweep.alignment_errors([plan], "dense", "sequence", "l2", label=None)
         projections = sweep.decoder.projections
-        dense = input_norms(any_model, ids[:4], projections)
+        dense = squared_norms(any_model, ids[:4], projections)
 
         def mask_of(projection):
             norms = dense[projection.name]
             score = projection.weight.abs() * norms.mean(dim=0).sqrt()
             return prune_rows(score, row_counts(plan.sparsity[projection.name], projection.shape))
 
+        tokens = token_counts(any_model, ids[:4], projections)
         with trial_weights(list(projections.values()), mask_of):
-            sparse = input_norms(any_model, ids[:4], projections)
+            sparse = squared_norms(any_model, ids[:4], projections)
     expected = 0
-    for name in projections:
+    for name, projection in projections.items():
+        together = [tokens[other.name] for other in projections.values() if other.group == projection.group]
+        share = 1 if projection.expert is None else tokens[name] / sum(together)
         for d, s in zip(dense[name].sqrt(), sparse[name].sqrt()):
-            expected += ((d / d.sum() - s / s.sum()).norm() / len(d)).item()
+            expected += share * ((d / max(d.sum(), 1e-30) - s / max(s.sum(), 1e-30)).norm() / len(d)).item()
     assert error == pytest.approx(expected, rel=1e-4)
 
 
@@ -118,7 +105,7 @@ def test_final_masks_follow_the_pruned_stream(any_model, ids, saliency):
         masks = {name: mask.unpack() for name, mask in sweep.final_masks(plan).items()}
         assert unchanged(any_model, before)
         for block in sweep.decoder.blocks:
-            norms = input_norms(any_model, ids, block.projections)
+            norms = squared_norms(any_model, ids, block.projections)
             for projection in block.pruned:
                 score = sweep.saliency.score(projection.weight, activation(norms[projection.name]))
                 expected = prune_rows(score, plan.row_counts(projection.name, projection.shape))

@@ -104,12 +104,13 @@ def row_plans(
 ) -> list[SparsityPlan]:
     """Spread the base plan's sparsity of every projection over its rows, by the deviation of what they feed."""
     plans: list[dict[str, torch.Tensor]] = [{} for _ in lambdas]
-    for index, block in enumerate(decoder.blocks):
+    for block in decoder.blocks:
         for projection in block.pruned:
-            place = deviation.places[index, decoder.place_fed_by(projection)]
-            parts = [(group.rows, group.values(place)) for group in decoder.row_groups(block, projection)]
+            place = decoder.place_fed_by(block, projection)
+            groups = decoder.row_groups(block, projection)
+            parts = [(group.rows, group.values(deviation.places[place.name])) for group in groups]
             for plan, lam in zip(plans, lambdas):
-                rows = torch.empty(projection.shape[0], dtype=torch.float64)
+                rows = torch.full((projection.shape[0],), base.sparsity[projection.name], dtype=torch.float64)
                 for indices, values in parts:
                     rows[indices] = get_dist(base.sparsity[projection.name], lam, values)
                 plan[projection.name] = rows

@@ -1,8 +1,7 @@
 import pytest
 import torch
-from conftest import LAYERS, make_model
+from conftest import make_model
 
-from optimum_neuronal.architectures import DOWN_INPUT, MLP_INPUT, NEXT_INPUT, OUTPUT_INPUT
 from optimum_neuronal.blocks import find_decoder
 from optimum_neuronal.capture import inference
 from optimum_neuronal.masks import SparsityPlan
@@ -23,9 +22,10 @@ class FakeSweep:
 
     def deviation(self, plan, *measured_on, label):
         places = {}
-        for index in range(LAYERS):
-            for place, size in ((OUTPUT_INPUT, 32), (MLP_INPUT, 32), (DOWN_INPUT, 48), (NEXT_INPUT, 32)):
-                places[index, place] = torch.arange(size, dtype=torch.float64)
+        for block in self.decoder.blocks:
+            for projection in block.pruned:
+                place = self.decoder.place_fed_by(block, projection)
+                places[place.name] = torch.arange(place.features, dtype=torch.float64)
         return Deviation(self.errors["base"], places)
 
 

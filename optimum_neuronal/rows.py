@@ -1,0 +1,178 @@
+"""Which features every row of a projection feeds: what the row step spreads sparsity by.
+
+One function per role of `architectures.FEEDS` whose rows are not fed one to one. All sizes but the number of heads
+follow from the shapes: of the projection, and of the one that reads what it writes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows of one part of a projection (the q of a fused qkv, say) and the features that each of them feeds.
+
+    Args:
+        rows (`Tensor` of int64, shape (n,)): row indices in the projection's weight.
+        features (`Tensor` of int64, shape (n, served), or (1, served) if all rows feed the same):
+            for every row, the features that it feeds; served is 0 for rows that feed none of them.
+    """
+
+    rows: torch.Tensor
+    features: torch.Tensor
+
+    def values(self, place: torch.Tensor) -> torch.Tensor:
+        """Value of every row, shape (n,): the mean of `place`, shape (in,), over the features that the row feeds."""
+        if self.features.shape[1] == 0:
+            return place.new_zeros(len(self.rows))
+        return place[self.features.to(place.device)].mean(dim=1).expand(len(self.rows))
+
+
+def row_groups(role: str, out_features: int, fed_features: int, config) -> list[RowGroup]:
+    """Splits a projection's rows into parts and says which features every row feeds.
+
+    Args:
+        role (`str`): the projection's role, a key of `architectures.FEEDS`.
+        out_features (`int`): rows of the weight.
+        fed_features (`int`): input features of what reads them.
+        config: the text model's config.
+
+    Returns:
+        `list[RowGroup]`: one for each part. A row of k or v serves all query heads of its group.
+
+    Raises:
+        `ValueError`: the shapes do not fit each other.
+    """
+    try:
+        groups = _LAYOUTS.get(role, _one_to_one)(out_features, fed_features, config)
+        rows = torch.cat([group.rows for group in groups]).sort().values
+        fits = torch.equal(rows, torch.arange(out_features))
+        fits = fits and torch.cat([group.features.flatten() for group in groups]).max() + 1 == fed_features
+    except (AttributeError, RuntimeError, TypeError, ZeroDivisionError):  # a size that the config lacks, or a bad view
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{out_features} rows of a {role!r} projection do not map to {fed_features} features with "
+            f"{getattr(config, 'num_attention_heads', None)} attention heads"
+        )
+    return groups
+
+
+def _group(rows: torch.Tensor, features: torch.Tensor) -> RowGroup:
+    return RowGroup(rows.flatten(), features.reshape(rows.numel(), -1))
+
+
+def _one_to_one(rows: int, fed: int, config) -> list[RowGroup]:
+    return [_group(torch.arange(rows), torch.arange(rows))]
+
+
+def _low_rank(rows: int, fed: int, config) -> list[RowGroup]:
+    """The latent vector, then the rotary part of the keys, which goes past the projection that reads the vector."""
+    latent = RowGroup(torch.arange(fed), torch.arange(fed)[:, None])
+    rotary = RowGroup(torch.arange(fed, rows), torch.empty(1, 0, dtype=torch.int64))
+    return [latent, rotary] if rows > fed else [latent]
+
+
+def _mixer(rows: int, fed: int, config) -> list[RowGroup]:
+    """Gate and values, in either order, then what acts on the whole state: its input, its output, its time steps."""
+    everything = torch.arange(fed)
+    parts = [_group(everything + part * fed, everything) for part in range(2)]
+    steering = RowGroup(torch.arange(2 * fed, rows), everything[None])
+    return [*parts, steering] if rows > 2 * fed else parts
+
+
+def _heads(fed: int, config) -> torch.Tensor:
+    """The fed features by head, shape (heads, head size)."""
+    return torch.arange(fed).view(config.num_attention_heads, -1)
+
+
+def _per_head(rows: torch.Tensor, heads: torch.Tensor) -> RowGroup:
+    """Rows of shape (heads, n) onto their head's features: one to one if they are as many, else to all of them."""
+    if rows.shape == heads.shape:
+        return _group(rows, heads)
+    return _group(rows, heads[:, None].expand(-1, rows.shape[1], -1))
+
+
+def _served(heads: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """Features that the rows of k or v serve, shape (kv_heads * head size, query heads of a group)."""
+    return heads.view(kv_heads, -1, heads.shape[1]).transpose(1, 2).flatten(0, 1)
+
+
+def _query(rows: int, fed: int, config) -> list[RowGroup]:
+    heads = _heads(fed, config)
+    return [_per_head(torch.arange(rows).view(len(heads), -1), heads)]
+
+
+def _gated_query(rows: int, fed: int, config) -> list[RowGroup]:
+    heads = _heads(fed, config)
+    parts = torch.arange(rows).view(len(heads), 2, -1)
+    return [_per_head(parts[:, part], heads) for part in range(2)]
+
+
+def _key_or_value(rows: int, fed: int, config) -> list[RowGroup]:
+    heads = _heads(fed, config)
+    return [_group(torch.arange(rows), _served(heads, rows // heads.shape[1]))]
+
+
+def _contiguous(rows: int, fed: int, config) -> list[RowGroup]:
+    heads = _heads(fed, config)
+    served = _served(heads, (rows - fed) // (2 * heads.shape[1]))
+    query, key, value = torch.arange(rows).split([fed, len(served), len(served)])
+    return [_group(query, heads), _group(key, served), _group(value, served)]
+
+
+def _interleaved(rows: int, fed: int, config) -> list[RowGroup]:
+    heads = _heads(fed, config)
+    kv_heads = (rows - fed) // (2 * heads.shape[1])
+    served = _served(heads, kv_heads)
+    groups = torch.arange(rows).view(kv_heads, -1, heads.shape[1])
+    return [_group(groups[:, :-2], heads), _group(groups[:, -2], served), _group(groups[:, -1], served)]
+
+
+def _partitioned(rows: int, fed: int, config) -> list[RowGroup]:
+    parts = torch.arange(rows).view(4, 3, -1)
+    return [_group(parts[:, part], torch.arange(fed)) for part in range(3)]
+
+
+def _key_and_value(rows: int, fed: int, config) -> list[RowGroup]:
+    heads = _heads(fed, config)
+    by_head = torch.arange(rows).view(len(heads), -1)
+    size = heads.shape[1]
+    return [_per_head(by_head[:, :-size], heads), _per_head(by_head[:, -size:], heads)]
+
+
+def _qkvz(rows: int, fed: int, config) -> list[RowGroup]:
+    key_heads, key_size = config.linear_num_key_heads, config.linear_key_head_dim
+    values = torch.arange(fed).view(key_heads, -1)
+    sizes = [key_size, key_size, values.shape[1], values.shape[1]]
+    query, key, value, gate = torch.arange(rows).view(key_heads, -1).split(sizes, dim=1)
+    every = values[:, None].expand(-1, key_size, -1)
+    return [_group(query, every), _group(key, every), _group(value, values), _group(gate, values)]
+
+
+def _gate_up(rows: int, fed: int, config) -> list[RowGroup]:
+    return [_group(part, torch.arange(len(part))) for part in torch.arange(rows).chunk(2)]
+
+
+def _interleaved_gate_up(rows: int, fed: int, config) -> list[RowGroup]:
+    return [_group(part, torch.arange(len(part))) for part in torch.arange(rows).view(-1, 2).unbind(1)]
+
+
+_LAYOUTS: dict[str, Callable[[int, int, object], list[RowGroup]]] = {
+    "query": _query,
+    "gated_query": _gated_query,
+    "key": _key_or_value,
+    "value": _key_or_value,
+    "qkv": _contiguous,
+    "interleaved_qkv": _interleaved,
+    "partitioned_qvk": _partitioned,
+    "query_a": _low_rank,
+    "kv_a": _low_rank,
+    "kv": _key_and_value,
+    "mixer": _mixer,
+    "qkvz": _qkvz,
+    "gate_up": _gate_up,
+    "interleaved_gate_up": _interleaved_gate_up,
+}

@@ -1,0 +1,88 @@
+"""The coverage matrix: what every supported family must do, on tiny models of the installed transformers."""
+
+import pytest
+import torch
+from conftest import make_model
+from families import FAMILIES
+from transformers import AutoModelForCausalLM
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.blocks import find_decoder
+from optimum_neuronal.capture import capture_inputs, first_output, inference, replay
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def padding(ids) -> torch.Tensor:
+    """Attention mask of three sequences: one whole, one padded on the left, one on the right."""
+    mask = torch.ones_like(ids[:3])
+    mask[1, :5] = mask[2, -4:] = 0
+    return mask
+
+
+def test_every_projection_and_nothing_else(family):
+    model = make_model(family)
+    decoder = find_decoder(model)
+    assert len(decoder.blocks) == model.config.get_text_config().num_hidden_layers
+    for index, block in enumerate(decoder.blocks):
+        assert model.get_submodule(block.name) is block.module
+        local = [name.removeprefix(block.name + ".") for name in block.projections]
+        assert sorted(local) == FAMILIES[family].expected(index)
+        for name, projection in block.projections.items():
+            stem, _expert, parameter = name.rsplit(".", 2)
+            owner = f"{name}.weight" if projection.expert is None else f"{stem}.{parameter}"
+            assert model.get_parameter(owner) is projection.owner
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_replay_is_bit_equal_to_the_models_forward(family, ids, padding, padded):
+    model = make_model(family)
+    mask = padding if padded else None
+    outputs = []
+    with inference(model):
+        decoder = find_decoder(model)
+        inputs = capture_inputs(decoder, ids[:3], 3, CPU, mask)
+        for block in decoder.blocks:
+            block.module.register_forward_hook(lambda _module, _args, output: outputs.append(first_output(output)))
+        model(ids[:3], attention_mask=mask, use_cache=False)
+        expected = outputs[:]
+        hidden = inputs.hidden
+        for block, calls, output in zip(decoder.blocks, inputs.calls, expected):
+            recorded, _ = replay(block, hidden, calls)
+            hidden, _ = replay(block, hidden, calls, record=False)
+            assert torch.equal(hidden[0], output)
+            torch.testing.assert_close(recorded[0], output)  # experts run one by one while they are recorded
+
+
+@pytest.mark.parametrize("topup", ["uniform", "neuronal"])
+def test_prune_save_and_reload(family, topup, ids, tmp_path):
+    model = make_model(family)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    fields = {"num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}
+    pruner = NeuronALPruner(NeuronALConfig(0.7, topup=topup, min_expert_tokens=8, **fields))
+    pruner.prune(model, ids)
+    assert pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
+
+    owners = {}
+    for projection in find_decoder(model).projections.values():
+        owners.setdefault(id(projection.owner), []).append(projection)
+    for key, parameter in model.named_parameters():
+        if id(parameter) not in owners:
+            assert torch.equal(parameter, before[key]), f"{key} is no projection"
+        else:
+            kept = parameter != 0
+            assert torch.equal(parameter[kept], before[key][kept])
+            zeros = (~kept).sum().item() / parameter.numel()
+            assert zeros == pytest.approx(0.7, abs=0.01 if topup == "uniform" else 0.2)
+
+    model.save_pretrained(tmp_path)
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert reloaded.config.sparsity_config == model.config.sparsity_config
+    assert torch.equal(reloaded(ids).logits, model(ids).logits)
