@@ -126,7 +126,7 @@ _ARCHITECTURES = {
     "codegen": Architecture(roles={"qkv_proj": "partitioned_qvk"}, parallel=True),
     "cohere": Architecture(parallel=True),
     "cohere2": Architecture(parallel=True),
-    "falcon": Architecture(parallel=("parallel_attn", "new_decoder_architecture")),
+    "falcon": Architecture(parallel=("parallel_attn",)),
     "gpt_bigcode": Architecture(roles={"c_attn": "interleaved_qkv"}),
     "gpt_neox": Architecture(parallel=("use_parallel_residual",)),
     "gptj": Architecture(parallel=True),

@@ -211,19 +211,17 @@ def find_decoder(
     Raises:
         `ValueError`: no blocks, a weight that is not understood, or a pattern that matches nothing.
     """
-    decoder, prefix = _decoder_module(model)
     config = model.config.get_text_config(decoder=True)
     architecture = find_architecture(config.model_type)
-    list_name, modules = _block_list(model, decoder, architecture)
+    list_name, modules = _block_list(model, architecture)
     wanted = _Selection(targets, ignore)
     blocks = [
-        _make_block(f"{prefix}{list_name}.{index}", module, architecture, wanted)
-        for index, module in enumerate(modules)
+        _make_block(f"{list_name}.{index}", module, architecture, wanted) for index, module in enumerate(modules)
     ]
     wanted.check_matches(model)
     if not any(block.pruned for block in blocks):
         raise ValueError(f"targets={targets} and ignore={ignore} leave no projection to prune.")
-    return Decoder(decoder, blocks, architecture, config)
+    return Decoder(_innermost_model(model, list_name), blocks, architecture, config)
 
 
 class _Selection:
@@ -258,19 +256,16 @@ class _Selection:
             )
 
 
-def _decoder_module(model: PreTrainedModel) -> tuple[nn.Module, str]:
+def _block_list(model: PreTrainedModel, architecture: Architecture) -> tuple[str, nn.ModuleList]:
+    """The decoder's list of blocks and its name in the model."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     decoder = model if decoder is None else decoder
-    name = next(name for name, module in model.named_modules() if module is decoder)
-    return decoder, f"{name}." if name else ""
-
-
-def _block_list(model: PreTrainedModel, decoder: nn.Module, architecture: Architecture) -> tuple[str, nn.ModuleList]:
+    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
     if architecture.blocks is not None:
-        return architecture.blocks, decoder.get_submodule(architecture.blocks)
+        return prefix + architecture.blocks, decoder.get_submodule(architecture.blocks)
     names = set(getattr(model, "_no_split_modules", None) or ())
     lists = [
-        (name, module)
+        (prefix + name, module)
         for name, module in decoder.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) and type(module[0]).__name__ in names
     ]
@@ -281,6 +276,13 @@ def _block_list(model: PreTrainedModel, decoder: nn.Module, architecture: Archit
             f"optimum_neuronal.register_architecture({model.config.model_type!r}, Architecture(blocks='...'))."
         )
     return max(lists, key=lambda item: len(item[1]))
+
+
+def _innermost_model(model: PreTrainedModel, name: str) -> nn.Module:
+    """The smallest model around the module called `name`: without the language-model head, which costs much."""
+    parents = [name.rsplit(".", levels)[0] for levels in range(1, name.count(".") + 1)]
+    modules = (model.get_submodule(parent) for parent in parents)
+    return next((module for module in modules if isinstance(module, PreTrainedModel)), model)
 
 
 def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted: _Selection) -> Block:

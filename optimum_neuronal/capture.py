@@ -88,7 +88,8 @@ def capture_inputs(
         ids (`Tensor` of int64, shape (sequences, tokens)): token ids.
         batch_size (`int`): sequences per batch.
         device (`torch.device`): where the decoder expects token ids.
-        attention_mask (`Tensor` of int64, shape (sequences, tokens), *optional*): 0 where a token is padding.
+        attention_mask (`Tensor` of int64, shape (sequences, tokens), *optional*):
+            0 where a token is padding; on the same device.
 
     Returns:
         [`BlockInputs`]: bit-equal to what the blocks receive, since no block has computed anything yet.
@@ -114,9 +115,9 @@ def capture_inputs(
         for index, block in enumerate(decoder.blocks):
             stack.enter_context(_replaced_forward(block.module, passthrough(index)))
         stack.enter_context(_watch_final_norm(decoder, inputs))
-        masks = [None] * len(batches) if attention_mask is None else attention_mask.to(device).split(batch_size)
-        for batch, mask in zip(batches, masks):
-            decoder.module(input_ids=batch.to(device), attention_mask=mask, use_cache=False)
+        for index, batch in enumerate(batches):
+            padding = {} if attention_mask is None else {"attention_mask": attention_mask.split(batch_size)[index]}
+            decoder.module(input_ids=batch.to(device), use_cache=False, **padding)
     return inputs
 
 

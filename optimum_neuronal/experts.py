@@ -42,11 +42,16 @@ class RecordingExperts:
         """The calling convention of most families.
 
         Args:
-            hidden (`Tensor`, shape (tokens, hidden size)): the tokens of a batch.
+            hidden (`Tensor`, shape (tokens, hidden size)): the tokens of the batch, sequence by sequence.
             indices, weights (`Tensor`, shape (tokens, k)): the experts of every token, and how much each counts.
         """
         if self.skips_up:
             return torch.zeros_like(hidden)
+        # One sequence after the other, since the last bits of a product may depend on the number of its rows.
+        parts = (part.chunk(self.sequences) for part in (hidden, indices, weights))
+        return torch.cat([self._sequence(*part) for part in zip(*parts)])
+
+    def _sequence(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         tokens, k = indices.shape
         chosen = indices.flatten()
         # Reading the sizes is the only time that an accelerator is waited for.
@@ -61,19 +66,20 @@ class RecordingExperts:
 
     def _stacked(self, hidden: torch.Tensor) -> torch.Tensor:
         """Llama 4's: inputs of shape (experts * tokens, hidden size), zero where a token is not the expert's."""
-        outputs = torch.zeros_like(hidden).view(len(self.up), -1, hidden.shape[-1])
+        outputs = torch.zeros_like(hidden)
         if self.skips_up:
-            return outputs.view_as(hidden)
-        by_expert = hidden.view_as(outputs)
-        for expert, (inputs, routed) in enumerate(zip(by_expert, by_expert.any(dim=-1))):
-            rows = routed.nonzero().flatten()
-            result = self._run(expert, inputs[rows], rows, len(inputs))
-            if result is not None:
-                outputs[expert, rows] = result
-        return outputs.view_as(hidden)
+            return outputs
+        shape = (len(self.up), self.sequences, -1, hidden.shape[-1])
+        for expert, (inputs, results) in enumerate(zip(hidden.view(shape), outputs.view(shape))):
+            for sequence, result in zip(inputs, results):
+                rows = sequence.any(dim=-1).nonzero().flatten()
+                output = self._run(expert, sequence[rows], rows, len(sequence))
+                if output is not None:
+                    result[rows] = output
+        return outputs
 
     def _run(self, expert: int, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> torch.Tensor | None:
-        """What the expert makes of the inputs, shape (n, hidden size), of the tokens `rows` of a batch."""
+        """What the expert makes of its inputs, shape (n, hidden size): of the tokens `rows` of a sequence of `tokens`."""
         self._record(self.up[expert], inputs, rows, tokens)
         inner = self._activate(self._project(self.up[expert], inputs))
         self._record(self.down[expert], inner, rows, tokens)
@@ -84,7 +90,7 @@ class RecordingExperts:
 
     def _record(self, projection: Projection, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
         statistic = self.recorded.setdefault(projection.name, SquaredNorms())
-        statistic.update_routed(inputs, self.sequences, rows, tokens)
+        statistic.update_routed(inputs, rows, tokens)
 
     def _project(self, projection: Projection, inputs: torch.Tensor) -> torch.Tensor:
         bias = getattr(self.module, f"{projection.parameter}_bias", None)

@@ -29,20 +29,19 @@ class SquaredNorms:
         self.tokens += inputs.shape[0] * inputs.shape[1]
         self._parts.append(inputs.float().square().sum(dim=1))
 
-    def update_routed(self, inputs: torch.Tensor, sequences: int, rows: torch.Tensor, batch_tokens: int) -> None:
-        """Adds the inputs of those tokens of a batch that an expert received.
+    def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
+        """Adds those inputs of one sequence that an expert received.
 
         Args:
             inputs (`Tensor`, shape (n, in)): what it received; n may be 0.
-            sequences (`int`): sequences in the batch.
-            rows (`Tensor` of int64, shape (n,)): which token of the flattened batch each input belongs to.
-            batch_tokens (`int`): tokens in the batch. The others count as zero, and the sum runs over all of them,
-                so that the result does not depend on the batch.
+            rows (`Tensor` of int64, shape (n,)): which tokens of the sequence these are.
+            tokens (`int`): tokens in the sequence. The sum runs over all, the others counting as zero, so that it does
+                not depend on their number.
         """
-        squares = inputs.new_zeros(batch_tokens, inputs.shape[-1], dtype=torch.float32)
+        squares = inputs.new_zeros(tokens, inputs.shape[-1], dtype=torch.float32)
         squares[rows] = inputs.float().square()
         self.tokens += len(inputs)
-        self._parts.append(squares.view(sequences, -1, inputs.shape[-1]).sum(dim=1))
+        self._parts.append(squares.sum(dim=0, keepdim=True))
 
     @property
     def value(self) -> torch.Tensor:

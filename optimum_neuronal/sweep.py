@@ -253,7 +253,8 @@ class Sweep:
         skipped: Sequence[Projection] = (),
     ) -> tuple[Hidden, Norms]:
         self.block_forwards += sum(len(states) for states in hidden)
-        return replay(block, hidden, calls, record, skipped)
+        # Experts always run as they do while they are recorded: sequence by sequence, whatever the batch.
+        return replay(block, hidden, calls, record or bool(block.experts), skipped)
 
     def _output_projections(self, block: Block) -> list[Projection]:
         """What only feeds the block's output (an eighth of a Llama's work), skipped where norms are all we want."""

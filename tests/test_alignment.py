@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from optimum_neuronal.alignment import alignment_error, total_error
+from optimum_neuronal.blocks import Projection
 from optimum_neuronal.statistics import SquaredNorms
 
 
@@ -37,5 +38,21 @@ def test_total_counts_every_projection():
         own.update(torch.tensor([[[value, 1.0]]]), 1)
         norms[model] = {"q": shared, "k": shared, "o": own}
     single = alignment_error(norms["dense"]["q"].value, norms["sparse"]["q"].value)
-    total = total_error(["q", "k", "o"], norms["dense"], norms["sparse"], "sequence", "l2")
+    projections = [Projection(name, None, torch.nn.Linear(2, 2), True) for name in ("q", "k", "o")]
+    total = total_error(projections, norms["dense"], norms["sparse"], "sequence", "l2")
     assert total.item() == pytest.approx(3 * single.item())
+
+
+def test_experts_count_by_their_share_of_the_tokens():
+    mixture = torch.nn.Module()
+    projections = [Projection(f"experts.{e}.up", "up", mixture, True, "up", e) for e in range(3)]
+    dense, sparse = ({p.name: SquaredNorms() for p in projections} for _ in range(2))
+    for tokens, projection in zip((1, 3, 0), projections):
+        rows = torch.arange(tokens)
+        dense[projection.name].update_routed(torch.ones(tokens, 2), rows, 4)
+        sparse[projection.name].update_routed(torch.tensor([[1.0, 3.0]]).expand(tokens, 2), rows, 4)
+    single = alignment_error(torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 9.0]]))
+    assert total_error(projections, dense, sparse, "sequence", "l2").item() == pytest.approx(single.item())
+    alone = total_error(projections[:1], dense, sparse, "sequence", "l2")
+    both = total_error(projections[:2], dense, sparse, "pooled", "l2")
+    assert alone.item() == pytest.approx(both.item()) == pytest.approx(single.item())

@@ -24,10 +24,10 @@ def test_every_role_is_fed_to_something_that_exists():
 
 def test_parallel_may_depend_on_the_config():
     class Config:
-        parallel_attn, new_decoder_architecture = False, True
+        parallel_attn = True
 
     assert find_architecture("falcon").is_parallel(Config)
-    Config.new_decoder_architecture = False
+    Config.parallel_attn = False
     assert not find_architecture("falcon").is_parallel(Config)
     assert find_architecture("cohere").is_parallel(Config) and not find_architecture("llama").is_parallel(Config)
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from conftest import make_model
-from families import LAYERS
+from families import FAMILIES, LAYERS
 from torch import nn
 
 from optimum_neuronal.architectures import Architecture, register_architecture
@@ -36,17 +36,40 @@ def test_leaving_nothing_is_refused():
 
 def test_what_is_not_understood_is_named():
     model = make_model("llama")
-    model.model.layers[1].mlp.router = nn.Linear(32, 4)
-    with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.router \(Linear\) is not understood"):
+    model.model.layers[1].mlp.lora = nn.Linear(32, 4)
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.lora \(Linear, shape \(4, 32\)\) is not understood"):
         find_decoder(model)
-    assert "model.layers.1.mlp.router" not in find_decoder(model, ignore=["router"]).projections
+    assert "model.layers.1.mlp.lora" not in find_decoder(model, ignore=["lora"]).projections
+    found = find_decoder(model, targets=["."])
+    assert found.projections["model.layers.1.mlp.lora"].role is None
+    assert found.row_groups(found.blocks[1], found.projections["model.layers.1.mlp.lora"]) == []
 
 
-def test_expert_parameters_are_not_overlooked():
+def test_what_is_never_pruned_may_be_ignored_by_name():
+    find_decoder(make_model("mixtral"), ignore=["lm_head", r"mlp\.gate$"])
+
+
+def test_experts_of_an_unknown_kind_are_not_overlooked():
     model = make_model("llama")
     model.model.layers[0].mlp.experts = nn.ParameterList([nn.Parameter(torch.zeros(4, 8, 8))])
-    with pytest.raises(ValueError, match="experts .* is not understood"):
+    with pytest.raises(ValueError, match=r"mlp\.experts\.0 \(ParameterList, shape \(4, 8, 8\)\) is not understood"):
         find_decoder(model)
+
+
+def test_the_list_of_blocks_can_be_named(llama):
+    llama._no_split_modules = None
+    llama.config.model_type = "test-only-blocks"
+    with pytest.raises(ValueError, match=r"register_architecture\('test-only-blocks', Architecture\(blocks="):
+        find_decoder(llama)
+    register_architecture("test-only-blocks", Architecture(blocks="layers"))
+    assert [block.name for block in find_decoder(llama).blocks] == [f"model.layers.{i}" for i in range(LAYERS)]
+
+
+def test_the_head_is_no_part_of_the_decoder():
+    for family in FAMILIES:
+        model = make_model(family)
+        decoder = find_decoder(model).module
+        assert decoder is not model and model.get_output_embeddings() not in list(decoder.modules()), family
 
 
 def test_a_family_is_registered_from_outside():

@@ -71,7 +71,7 @@ def test_a_size_that_the_config_lacks_is_refused():
 VARIANTS = [
     *((name, {}) for name in FAMILIES),
     ("falcon", {"multi_query": False, "parallel_attn": False}),
-    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "parallel_attn": False}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     ("gpt_bigcode", {"multi_query": False}),
     ("gpt_neox", {"use_parallel_residual": False}),
     ("stablelm", {"use_parallel_residual": True}),
@@ -99,13 +99,13 @@ def test_a_row_moves_the_features_that_it_is_said_to_feed(family, overrides, ids
         for index, block in enumerate(decoder.blocks):
             for projection in block.projections.values():
                 for part, group in enumerate(decoder.row_groups(block, projection)):
-                    _check(decoder, inputs, index, hidden, projection, group, part)
+                    for chosen in {len(group.rows) // 2, len(group.rows) - 1}:
+                        _check(decoder, inputs, index, hidden, projection, group, part, chosen)
             hidden, _ = replay(block, hidden, inputs.calls[index])
 
 
-def _check(decoder, inputs, index, hidden, projection, group, part):
-    block, place = decoder.blocks[index], decoder.place_fed_by(decoder.blocks[index], projection)
-    chosen = len(group.rows) // 2
+def _check(decoder, inputs, index, hidden, projection, group, part, chosen):
+    place = decoder.place_fed_by(decoder.blocks[index], projection)
     named = group.features[chosen if len(group.features) > 1 else 0]
     count = len(named)
     heads = part in WHOLE_HEADS.get(projection.role, ())

@@ -19,6 +19,13 @@ def test_squared_norms_keep_sequences_apart():
     assert torch.equal(flat.value, norms.value)
 
 
+def test_only_the_routed_tokens_of_a_sequence_count():
+    norms = SquaredNorms()
+    norms.update_routed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0, 4]), 5)
+    norms.update_routed(torch.empty(0, 2), torch.empty(0, dtype=torch.int64), 5)
+    assert norms.value.tolist() == [[10.0, 20.0], [0.0, 0.0]] and norms.tokens == 2
+
+
 def test_batches_do_not_matter():
     inputs = torch.randn(6, 5, 9, generator=torch.Generator().manual_seed(0))
     results = []

@@ -107,7 +107,7 @@ def test_row_step_everywhere(any_model, ids, reference, scope):
 def test_shapes_that_do_not_map_are_refused_before_any_work(llama):
     decoder = find_decoder(llama)
     decoder.config.num_attention_heads = 5
-    with pytest.raises(ValueError, match=r"row step does not understand model\.layers\.0\.self_attn\.k_proj.*'block'"):
+    with pytest.raises(ValueError, match=r"row step does not understand model\.layers\.0\.self_attn\.q_proj.*'block'"):
         NeuronAL().check(decoder)
     NeuronAL(steps="block").check(decoder)
 
