@@ -26,6 +26,9 @@ FEEDS = {
     "kv": "output",  # for every head its key and its value
     "mixer": "output",  # of a state-space layer: gate and values, then what steers the state
     "qkvz": "output",  # of linear attention: for every key head its query, key, values, gates
+    "linear_qkv": "output",  # of linear attention: all queries, all keys, all values
+    "output_gate": "output",
+    "gated_conv": "output",  # two gates, then values
     "output": MLP,
     "gate": "down",
     "up": "down",
@@ -34,7 +37,7 @@ FEEDS = {
     "down": NEXT_BLOCK,
 }
 MLP_ENTRIES = ("gate", "up", "gate_up", "interleaved_gate_up")
-BLOCK_ENTRIES = ("query", "gated_query", "qkv", "interleaved_qkv", "partitioned_qvk", "query_a", "mixer", "qkvz")
+BLOCK_ENTRIES = tuple(role for role, fed in FEEDS.items() if fed in ("output", "query", "kv") and role != "kv")
 
 # Last components of a name inside its block -> role; None for what is no projection of features: never pruned.
 DEFAULT_ROLES: dict[str, str | None] = {
@@ -51,6 +54,10 @@ DEFAULT_ROLES: dict[str, str | None] = {
     "kv_b_proj": "kv",
     "in_proj": "mixer",
     "in_proj_qkvz": "qkvz",
+    "in_proj_qkv": "linear_qkv",
+    "in_proj_z": "output_gate",
+    "self_attn.gate_proj": "output_gate",
+    "output_gate": "output_gate",
     "o_proj": "output",
     "out_proj": "output",
     "dense": "output",
@@ -58,6 +65,9 @@ DEFAULT_ROLES: dict[str, str | None] = {
     "gate_proj": "gate",
     "up_proj": "up",
     "gate_up_proj": "gate_up",
+    "w1": "gate",
+    "w3": "up",
+    "shared_mlp.input_linear": "gate_up",
     "fc1": "up",
     "fc_in": "up",
     "c_fc": "up",
@@ -67,14 +77,22 @@ DEFAULT_ROLES: dict[str, str | None] = {
     "fc_out": "down",
     "mlp.c_proj": "down",
     "dense_4h_to_h": "down",
+    "w2": "down",
+    "shared_mlp.output_linear": "down",
     # routers and gates of experts
     "router": None,
     "gate": None,
+    "gate.wg": None,
+    # embeddings that every block adds
+    "per_layer_input_gate": None,
+    "per_layer_projection": None,
     "shared_expert_gate": None,
     # state-space parameters: time steps, decays, input and output matrices
     "A_log": None,
     "x_proj": None,
     "dt_proj": None,
+    "in_proj_a": None,
+    "in_proj_b": None,
     "in_proj_ba": None,
 }
 
@@ -130,8 +148,13 @@ _ARCHITECTURES = {
     "gpt_bigcode": Architecture(roles={"c_attn": "interleaved_qkv"}),
     "gpt_neox": Architecture(parallel=("use_parallel_residual",)),
     "gptj": Architecture(parallel=True),
+    "minimax": Architecture(roles={"qkv_proj": "interleaved_qkv"}),
+    "lfm2": Architecture(roles={"conv.in_proj": "gated_conv"}),
+    "lfm2_moe": Architecture(roles={"conv.in_proj": "gated_conv"}),
     "llama4_text": Architecture(stacked_experts=True),
     "phi": Architecture(parallel=True),
+    "qwen3_5_moe_text": Architecture(roles={"self_attn.q_proj": "gated_query"}),
+    "qwen3_5_text": Architecture(roles={"self_attn.q_proj": "gated_query"}),
     "qwen3_next": Architecture(roles={"self_attn.q_proj": "gated_query"}),
     "stablelm": Architecture(parallel=("use_parallel_residual",)),
 }

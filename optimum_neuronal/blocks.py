@@ -197,7 +197,7 @@ def find_decoder(
     """Finds the blocks of a model and the projections to prune in them.
 
     The blocks are, in the model's decoder, the largest `ModuleList` of modules that the model says must not be split
-    (`_no_split_modules`). Every matrix in a block must be known by its role or be left out by the user.
+    (`_no_split_modules`), or the largest of all if there is no such. Every matrix in a block must be known by its role or be left out by the user.
 
     Args:
         model (`PreTrainedModel`): a language model with its weights in memory.
@@ -213,7 +213,7 @@ def find_decoder(
     """
     config = model.config.get_text_config(decoder=True)
     architecture = find_architecture(config.model_type)
-    list_name, modules = _block_list(model, architecture)
+    list_name, modules = _block_list(model, config, architecture)
     wanted = _Selection(targets, ignore)
     blocks = [
         _make_block(f"{list_name}.{index}", module, architecture, wanted) for index, module in enumerate(modules)
@@ -256,7 +256,7 @@ class _Selection:
             )
 
 
-def _block_list(model: PreTrainedModel, architecture: Architecture) -> tuple[str, nn.ModuleList]:
+def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> tuple[str, nn.ModuleList]:
     """The decoder's list of blocks and its name in the model."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     decoder = model if decoder is None else decoder
@@ -267,15 +267,15 @@ def _block_list(model: PreTrainedModel, architecture: Architecture) -> tuple[str
     lists = [
         (prefix + name, module)
         for name, module in decoder.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) and type(module[0]).__name__ in names
+        if isinstance(module, nn.ModuleList) and len(module)
     ]
+    named = [(name, module) for name, module in lists if type(module[0]).__name__ in names]
     if not lists:
         raise ValueError(
-            f"No decoder blocks found in {type(model).__name__}: it needs a ModuleList whose elements' class is named "
-            f"in the model's _no_split_modules, which is {sorted(names) or 'empty'}. Name the list with "
-            f"optimum_neuronal.register_architecture({model.config.model_type!r}, Architecture(blocks='...'))."
+            f"No decoder blocks found in {type(model).__name__}: it has no ModuleList. Where they are, can be told with "
+            f"optimum_neuronal.register_architecture({config.model_type!r}, Architecture(blocks='...'))."
         )
-    return max(lists, key=lambda item: len(item[1]))
+    return max(named or lists, key=lambda item: len(item[1]))
 
 
 def _innermost_model(model: PreTrainedModel, name: str) -> nn.Module:
@@ -292,7 +292,7 @@ def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted
         for key, parameter in child.named_parameters(recurse=False):
             if parameter.ndim < 2 or _is_no_projection(child, key):
                 continue
-            full = f"{name}.{local}"
+            full = f"{name}.{local}".removesuffix(".")
             found = _find_projections(full, local, child, key, architecture, wanted)
             if found and found[0].expert is not None:
                 experts[full] = Experts(full, child, architecture.stacked_experts)

@@ -113,7 +113,11 @@ def _gated_query(rows: int, fed: int, config) -> list[RowGroup]:
 
 def _key_or_value(rows: int, fed: int, config) -> list[RowGroup]:
     heads = _heads(fed, config)
-    return [_group(torch.arange(rows), _served(heads, rows // heads.shape[1]))]
+    kv_heads, rest = divmod(rows, heads.shape[1])
+    if rest == 0 and len(heads) % kv_heads == 0:
+        return [_group(torch.arange(rows), _served(heads, kv_heads))]
+    by_group = heads.view(config.num_key_value_heads, -1)  # keys that are longer or shorter than values
+    return [_per_head(torch.arange(rows).view(len(by_group), -1), by_group)]
 
 
 def _contiguous(rows: int, fed: int, config) -> list[RowGroup]:
@@ -152,6 +156,17 @@ def _qkvz(rows: int, fed: int, config) -> list[RowGroup]:
     return [_group(query, every), _group(key, every), _group(value, values), _group(gate, values)]
 
 
+def _linear_qkv(rows: int, fed: int, config) -> list[RowGroup]:
+    values = torch.arange(fed).view(config.linear_num_key_heads, -1)
+    query, key, value = torch.arange(rows).split([(rows - fed) // 2, (rows - fed) // 2, fed])
+    every = values[:, None].expand(-1, len(query) // len(values), -1)
+    return [_group(query, every), _group(key, every), _group(value, values)]
+
+
+def _gated_conv(rows: int, fed: int, config) -> list[RowGroup]:
+    return [_group(part, torch.arange(fed)) for part in torch.arange(rows).view(3, -1)]
+
+
 def _gate_up(rows: int, fed: int, config) -> list[RowGroup]:
     return [_group(part, torch.arange(len(part))) for part in torch.arange(rows).chunk(2)]
 
@@ -173,6 +188,8 @@ _LAYOUTS: dict[str, Callable[[int, int, object], list[RowGroup]]] = {
     "kv": _key_and_value,
     "mixer": _mixer,
     "qkvz": _qkvz,
+    "linear_qkv": _linear_qkv,
+    "gated_conv": _gated_conv,
     "gate_up": _gate_up,
     "interleaved_gate_up": _interleaved_gate_up,
 }

@@ -48,15 +48,21 @@ LLAMA = f"{ATTENTION} {GATED}"
 EXPERTS_OF = "mlp.experts.*.gate_up_proj mlp.experts.*.down_proj"
 SHARED = "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj mlp.shared_expert.down_proj"
 MOE = f"{ATTENTION} {EXPERTS_OF}"
+SHARED_PLURAL = SHARED.replace("expert", "experts")
 PLAIN = "mlp.dense_h_to_4h mlp.dense_4h_to_h"
 FEED_FORWARD = "feed_forward.gate_proj feed_forward.up_proj feed_forward.down_proj"
 MAMBA = "mamba.in_proj mamba.out_proj"
+DELTA = "linear_attn.in_proj_qkv linear_attn.in_proj_z linear_attn.out_proj"
+LIGHTNING = "self_attn.qkv_proj self_attn.output_gate self_attn.out_proj"
 LATENT = (
     "self_attn.q_a_proj self_attn.q_b_proj self_attn.kv_a_proj_with_mqa self_attn.kv_b_proj self_attn.o_proj"
 )  # fmt: skip
 
 _LOCAL = dict(num_local_experts=EXPERTS, num_experts_per_tok=2)
 _FINE = dict(num_experts=EXPERTS, num_experts_per_tok=2, moe_intermediate_size=24)
+_DELTA = dict(
+    linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=6, linear_value_head_dim=8,
+)  # fmt: skip
 _DEEPSEEK = dict(
     n_routed_experts=EXPERTS, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=24,
     first_k_dense_replace=1, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_dim=8,
@@ -75,8 +81,7 @@ FAMILIES = {
         "Qwen3-Next",
         3 * (f"linear_attn.in_proj_qkvz linear_attn.out_proj {EXPERTS_OF} {SHARED}",) + (f"{MOE} {SHARED}",),
         dict(
-            **_FINE, shared_expert_intermediate_size=40, head_dim=8, linear_num_value_heads=4, linear_num_key_heads=2,
-            linear_key_head_dim=6, linear_value_head_dim=8, num_hidden_layers=4,
+            **_FINE, shared_expert_intermediate_size=40, head_dim=8, num_hidden_layers=4, **_DELTA,
         ),
     ),
     "gemma": Family("Gemma", LLAMA, dict(head_dim=8)),
@@ -133,7 +138,7 @@ FAMILIES = {
     ),
     "deepseek_v3": Family(
         "DeepSeek-V3, R1",
-        (f"{LATENT} {GATED}",) + 2 * (f"{LATENT} {EXPERTS_OF} {SHARED.replace('expert', 'experts')}",),
+        (f"{LATENT} {GATED}",) + 2 * (f"{LATENT} {EXPERTS_OF} {SHARED_PLURAL}",),
         _DEEPSEEK,
     ),
     "gpt_oss": Family("gpt-oss", MOE, dict(**_LOCAL, head_dim=8, sliding_window=8)),
@@ -161,5 +166,87 @@ FAMILIES = {
         2 * (f"{MAMBA} {FEED_FORWARD}", f"{ATTENTION} feed_forward.experts.*.gate_up_proj feed_forward.experts.*.down_proj"),
         dict(num_experts=EXPERTS, num_experts_per_tok=2, mamba_d_state=8, attn_layer_period=2, attn_layer_offset=1,
              expert_layer_period=2, expert_layer_offset=1, num_hidden_layers=4),
+    ),
+    # Beyond the common forty: newer, or of a layout that no family above has.
+    "apertus": Family("Apertus", f"{ATTENTION} mlp.up_proj mlp.down_proj"),
+    "afmoe": Family(
+        "Arcee Trinity",
+        (f"{ATTENTION} self_attn.gate_proj {GATED}",) + 2 * (f"{MOE} self_attn.gate_proj {SHARED_PLURAL}",),
+        dict(**_FINE, num_dense_layers=1, head_dim=8, sliding_window=8),
+    ),
+    "biogpt": Family("BioGPT", "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj fc1 fc2"),
+    "deepseek_v2": Family(
+        "DeepSeek-V2", (f"{LATENT} {GATED}",) + 2 * (f"{LATENT} {EXPERTS_OF} {SHARED_PLURAL}",), {**_DEEPSEEK, "head_dim": 4}
+    ),
+    "ernie4_5_moe": Family(
+        "ERNIE 4.5",
+        (LLAMA,) + 2 * (f"{MOE} {SHARED_PLURAL}",),
+        dict(moe_num_experts=EXPERTS, moe_k=2, moe_intermediate_size=24, moe_layer_start_index=1),
+    ),
+    "falcon_h1": Family(
+        "Falcon-H1",
+        f"{ATTENTION} {MAMBA} {FEED_FORWARD}",
+        dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, head_dim=8),
+    ),
+    "falcon_mamba": Family("Falcon Mamba", "mixer.in_proj mixer.out_proj", dict(state_size=8)),
+    "gemma4_text": Family("Gemma 4, text decoder", LLAMA, dict(global_head_dim=8, hidden_size_per_layer_input=8, vocab_size_per_layer_input=64, num_kv_shared_layers=0)),
+    "glm4_moe": Family(
+        "GLM-4.5, 4.6",
+        (LLAMA,) + 2 * (f"{MOE} {SHARED_PLURAL}",),
+        dict(n_routed_experts=EXPERTS, num_experts_per_tok=2, n_group=1, topk_group=1, moe_intermediate_size=24,
+             first_k_dense_replace=1, head_dim=8),
+    ),
+    "granitemoehybrid": Family(
+        "Granite 4",
+        tuple(
+            f"{mixer} block_sparse_moe.experts.*.gate_up_proj block_sparse_moe.experts.*.down_proj "
+            "shared_mlp.input_linear shared_mlp.output_linear"
+            for mixer in (MAMBA, ATTENTION, MAMBA)
+        ),
+        dict(**_LOCAL, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, shared_intermediate_size=40,
+             layer_types=["mamba", "attention", "mamba"]),
+    ),
+    "hunyuan_v1_moe": Family(
+        "Hunyuan", f"{MOE} {SHARED}".replace("shared_expert", "shared_mlp"), dict(num_experts=EXPERTS, moe_topk=2, head_dim=8)
+    ),
+    "lfm2": Family(
+        "LFM2",
+        tuple(
+            f"{mixer} feed_forward.w1 feed_forward.w2 feed_forward.w3"
+            for mixer in ("conv.in_proj conv.out_proj", ATTENTION.replace("o_proj", "out_proj"), "conv.in_proj conv.out_proj")
+        ),
+        dict(layer_types=["conv", "full_attention", "conv"]),
+    ),
+    "minimax": Family(
+        "MiniMax",
+        tuple(
+            f"{attention} {EXPERTS_OF}"
+            for attention in (LIGHTNING, ATTENTION, LIGHTNING)
+        ),
+        dict(**_LOCAL, head_dim=8, layer_types=["linear_attention", "full_attention", "linear_attention"]),
+    ),
+    "nemotron_h": Family(
+        "Nemotron-H",
+        (
+            "mixer.in_proj mixer.out_proj",
+            "mixer.q_proj mixer.k_proj mixer.v_proj mixer.o_proj",
+            "mixer.up_proj mixer.down_proj",
+            "mixer.experts.*.up_proj mixer.experts.*.down_proj mixer.shared_experts.up_proj mixer.shared_experts.down_proj",
+        ),
+        dict(layers_block_type=["mamba", "attention", "mlp", "moe"], n_routed_experts=EXPERTS, num_experts_per_tok=2,
+             moe_intermediate_size=24, moe_shared_expert_intermediate_size=40, mamba_num_heads=4, mamba_head_dim=16,
+             ssm_state_size=8, n_group=1, topk_group=1, n_groups=2, head_dim=8),
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3.5, text decoder", 3 * (f"{DELTA} {GATED}",) + (LLAMA,), dict(head_dim=8, num_hidden_layers=4, **_DELTA)
+    ),
+    "qwen3_5_moe_text": Family(
+        "Qwen3.5-MoE, text decoder",
+        3 * (f"{DELTA} {EXPERTS_OF} {SHARED}",) + (f"{MOE} {SHARED}",),
+        dict(**_FINE, shared_expert_intermediate_size=40, head_dim=8, num_hidden_layers=4, **_DELTA),
+    ),
+    "xglm": Family(
+        "XGLM", "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj fc1 fc2",
+        dict(d_model=HIDDEN, num_layers=LAYERS, attention_heads=4, ffn_dim=48),
     ),
 }  # fmt: skip

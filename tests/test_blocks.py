@@ -57,9 +57,12 @@ def test_experts_of_an_unknown_kind_are_not_overlooked():
 
 
 def test_the_list_of_blocks_can_be_named(llama):
+    llama.model.experiments = nn.ModuleList([nn.Linear(4, 4) for _ in range(10)])
+    assert find_decoder(llama).blocks[0].name == "model.layers.0", "the longest list of what must not be split"
     llama._no_split_modules = None
+    assert len(find_decoder(make_model("biogpt")).blocks) == LAYERS, "the longest list of all, if nothing is said"
     llama.config.model_type = "test-only-blocks"
-    with pytest.raises(ValueError, match=r"register_architecture\('test-only-blocks', Architecture\(blocks="):
+    with pytest.raises(ValueError, match=r"model\.experiments\.0 \(Linear, shape \(4, 4\)\) is not understood"):
         find_decoder(llama)
     register_architecture("test-only-blocks", Architecture(blocks="layers"))
     assert [block.name for block in find_decoder(llama).blocks] == [f"model.layers.{i}" for i in range(LAYERS)]
@@ -84,8 +87,8 @@ def test_a_family_is_registered_from_outside():
 
 
 def test_a_model_without_blocks_is_refused(llama):
-    llama._no_split_modules = None
-    with pytest.raises(ValueError, match="No decoder blocks found in LlamaForCausalLM"):
+    del llama.model.layers
+    with pytest.raises(ValueError, match=r"No decoder blocks found in LlamaForCausalLM.*Architecture\(blocks="):
         find_decoder(llama)
 
 

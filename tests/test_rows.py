@@ -27,6 +27,8 @@ def test_rows_of_separate_projections():
     assert values("key", 2) == [15, 16], "one key head serves both: means of 10 and 20, 11 and 21"
     four = SimpleNamespace(num_attention_heads=4)
     assert values("value", 4, torch.arange(8.0), four) == [1, 2, 5, 6], "means of 0 2, 1 3, 4 6, 5 7"
+    longer = SimpleNamespace(num_attention_heads=2, num_key_value_heads=1)
+    assert values("key", 3, config=longer) == [15.5] * 3, "longer than values: to all of their heads' features"
     assert values("query", 6) == [10.5] * 3 + [20.5] * 3, "as many as their head has no features"
 
 
@@ -52,6 +54,8 @@ def test_low_rank_and_state_space():
     assert values("mixer", 9) == [10, 11, 20, 21] * 2 + [15.5]
     config = SimpleNamespace(linear_num_key_heads=2, linear_key_head_dim=1)
     assert values("qkvz", 12, config=config) == [10.5, 10.5, 10, 11, 10, 11, 20.5, 20.5, 20, 21, 20, 21]
+    assert values("linear_qkv", 8, config=config) == [10.5, 20.5] * 2 + PLACE.tolist()
+    assert values("gated_conv", 12) == PLACE.tolist() * 3
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,7 @@ def test_a_row_moves_the_features_that_it_is_said_to_feed(family, overrides, ids
 def _check(decoder, inputs, index, hidden, projection, group, part, chosen):
     place = decoder.place_fed_by(decoder.blocks[index], projection)
     named = group.features[chosen if len(group.features) > 1 else 0]
-    count = len(named)
+    count = len(named) if len(group.features) > 1 else 0
     heads = part in WHOLE_HEADS.get(projection.role, ())
     if heads:
         features = torch.arange(place.features).view(decoder.config.num_attention_heads, -1)
@@ -115,7 +119,9 @@ def _check(decoder, inputs, index, hidden, projection, group, part, chosen):
 
     before = _inputs(decoder, inputs, index, hidden, place)
     original = projection.weight[group.rows[chosen]].clone()
-    projection.weight[group.rows[chosen]] *= 1.5 if heads else -100
+    # A row that passes a norm over its head or over all heads is changed gently, or everything else would move more.
+    gently = projection.role in ("mixer", "qkvz", "linear_qkv")
+    projection.weight[group.rows[chosen]] *= 1.5 if heads or gently else -100
     after = _inputs(decoder, inputs, index, hidden, place)
     projection.weight[group.rows[chosen]] = original
 
