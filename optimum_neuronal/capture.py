@@ -1,6 +1,6 @@
 """Captures what a model's blocks are called with, and replays single blocks on it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -102,6 +102,7 @@ def capture_inputs(
         def forward(*args, **kwargs):
             hidden, call = split_hidden(args, kwargs)
             if index == 0:
+                _keep_shared(hidden, hidden, call)
                 inputs.hidden.append(hidden)
             inputs.calls[index].append(_intern(call, known))
             return hidden if rest is None else (hidden, *rest)
@@ -118,6 +119,12 @@ def capture_inputs(
         for index, batch in enumerate(batches):
             padding = {} if attention_mask is None else {"attention_mask": attention_mask.split(batch_size)[index]}
             decoder.module(input_ids=batch.to(device), use_cache=False, **padding)
+            if inputs.hidden[-1].shape[:-1] != batch.shape:
+                raise ValueError(
+                    f"The blocks of {type(decoder.module).__name__} receive hidden states of shape "
+                    f"{tuple(inputs.hidden[-1].shape)} for {tuple(batch.shape)} tokens: expected (sequences, tokens, "
+                    "hidden size). This model family is not supported."
+                )
     return inputs
 
 
@@ -197,9 +204,31 @@ def replay(
             if projection.expert is None:
                 stack.enter_context(_replaced_forward(projection.module, _zeros(projection.shape[0])))
         for states, call in zip(hidden, calls):
+            _restore_shared(states, call)
             with _recording(block, recorded, len(states), skipped) if record else nullcontext():
                 outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
+            _keep_shared(outputs[-1], states, call)
     return outputs, recorded
+
+
+def _mappings(call: Call) -> list[MutableMapping]:
+    """Containers through which blocks hand values to later ones: keys and values, where some blocks share them."""
+    return [value for value in call.kwargs.values() if isinstance(value, MutableMapping)]
+
+
+def _keep_shared(output: torch.Tensor, hidden: torch.Tensor, call: Call) -> None:
+    """Notes with a block's output what its containers hold, since every stream of hidden states needs its own."""
+    contents = {id(mapping): dict(mapping) for mapping in _mappings(call)}
+    output.shared_contents = {**getattr(hidden, "shared_contents", {}), **contents}
+
+
+def _restore_shared(hidden: torch.Tensor, call: Call) -> None:
+    """Puts into a block's containers what the blocks before it wrote for these hidden states."""
+    contents = getattr(hidden, "shared_contents", {})
+    for mapping in _mappings(call):
+        if id(mapping) in contents:
+            mapping.clear()
+            mapping.update(contents[id(mapping)])
 
 
 @contextmanager

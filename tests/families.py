@@ -189,7 +189,14 @@ FAMILIES = {
         dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, head_dim=8),
     ),
     "falcon_mamba": Family("Falcon Mamba", "mixer.in_proj mixer.out_proj", dict(state_size=8)),
-    "gemma4_text": Family("Gemma 4, text decoder", LLAMA, dict(global_head_dim=8, hidden_size_per_layer_input=8, vocab_size_per_layer_input=64, num_kv_shared_layers=0)),
+    "gemma4_text": Family(  # the last two blocks use the keys and values of the two before them
+        "Gemma 4, text decoder",
+        4 * (LLAMA,) + 2 * (f"self_attn.q_proj self_attn.o_proj {GATED}",),
+        dict(
+            global_head_dim=8, hidden_size_per_layer_input=8, vocab_size_per_layer_input=64, num_kv_shared_layers=2,
+            num_hidden_layers=6, layer_types=3 * ["sliding_attention", "full_attention"], sliding_window=8,
+        ),
+    ),
     "glm4_moe": Family(
         "GLM-4.5, 4.6",
         (LLAMA,) + 2 * (f"{MOE} {SHARED_PLURAL}",),

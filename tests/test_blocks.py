@@ -2,7 +2,8 @@ import pytest
 import torch
 from conftest import make_model
 from families import FAMILIES, LAYERS
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from optimum_neuronal.architectures import Architecture, register_architecture
 from optimum_neuronal.blocks import check_model, check_weights, find_decoder, trial_weights
@@ -111,6 +112,18 @@ def test_integer_and_tied_weights_are_refused(llama):
     layer.k_proj.weight = nn.Parameter(torch.ones(32, 32, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ValueError, match="dtype torch.int8"):
         check_weights(find_decoder(llama).projections)
+
+
+def test_weights_that_are_spread_over_processes_are_refused(llama):
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = distributed.init_device_mesh("cpu", (1,))
+        linear = llama.model.layers[1].mlp.up_proj
+        linear.weight = nn.Parameter(distribute_tensor(linear.weight.data, mesh, [Shard(0)]))
+        with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj are spread over processes.*without tp_plan"):
+            check_weights(find_decoder(llama).projections)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_models_of_another_kind_are_refused(llama):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import make_model
 from families import FAMILIES
+from family_table import README, in_readme, table
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -86,3 +87,7 @@ def test_prune_save_and_reload(family, topup, ids, tmp_path):
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert reloaded.config.sparsity_config == model.config.sparsity_config
     assert torch.equal(reloaded(ids).logits, model(ids).logits)
+
+
+def test_the_table_of_the_readme_is_of_this_matrix():
+    assert in_readme(README.read_text(encoding="utf-8")) == table(), "run python tests/family_table.py"

@@ -73,9 +73,12 @@ def test_first_inputs_are_aligned_on_the_sparse_stream(llama, ids):
     assert everything[0] > 0
 
 
-def test_plans_do_not_disturb_each_other(llama, ids):
-    with inference(llama):
-        sweep = make_sweep(llama, ids)
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gemma4_text"])
+def test_plans_do_not_disturb_each_other(family, ids):
+    """Not even where blocks hand keys and values to later blocks, as Gemma 4's do."""
+    model = make_model(family)
+    with inference(model):
+        sweep = make_sweep(model, ids)
         plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2)]
         for reference in ("sparse-stream", "dense"):
             together = sweep.alignment_errors(plans, reference, "sequence", "l2", label=None)
@@ -192,7 +195,8 @@ def test_check_replay_refuses_what_it_does_not_understand(llama, ids):
 
     layer = llama.model.layers[1]
     layer.__class__ = type("LlamaDecoderLayer", (type(layer),), {"forward": stateful})
-    message = "does not give what the model computes: the largest difference"
+    message = r"blocks \(LlamaDecoderLayer\) does not give what the model computes: the largest difference is 0\.\d+.*"
+    message += r"register_architecture\(model_type, Architecture\(blocks='layers'\)\), model_type being 'llama'"
     with pytest.raises(ValueError, match=message), inference(llama):
         make_sweep(llama, ids).check_replay()
 
