@@ -1,7 +1,8 @@
 # make demo   prune the model that comes with the package, and show what was gained
 # make test   run the tests
 # make style  format the code          make check  verify format, lint and import directions
-# Each first makes .venv; another interpreter: make demo PYTHON=python3.12
+# make test-lowest  run the tests with the lowest transformers and optimum that setup.cfg admits
+# Each first makes .venv (.venv-lowest); another interpreter: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,7 +12,7 @@ BIN := .venv/bin
 # PIP_INDEX_URL or PIP_EXTRA_INDEX_URL already says where packages come from.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test style check
+.PHONY: demo test test-lowest style check
 .DEFAULT_GOAL := demo
 
 demo: .venv/.installed
@@ -19,6 +20,9 @@ demo: .venv/.installed
 
 test: .venv/.installed
 	@$(BIN)/python -m pytest
+
+test-lowest: .venv-lowest/.installed
+	@.venv-lowest/bin/python -m pytest
 
 style: .venv/.installed
 	@$(BIN)/ruff check --fix --exit-zero
@@ -29,16 +33,21 @@ check: .venv/.installed
 	@$(BIN)/ruff check
 	@$(BIN)/lint-imports
 
-.venv/.installed: setup.cfg pyproject.toml constraints.txt
+INSTEAD := /dev/null
+.venv-lowest/.installed: INSTEAD := constraints-lowest.txt
+
+.venv/.installed .venv-lowest/.installed: setup.cfg pyproject.toml constraints.txt constraints-lowest.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 		echo "$(PYTHON) is not Python 3.10 or later. Name one that is: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@echo "Installing the pinned requirements into .venv. This takes a few minutes, once."
-	@$(PYTHON) -m venv .venv
+	@echo "Installing the pinned requirements into $(@D). This takes a few minutes, once."
+	@$(PYTHON) -m venv $(@D)
+	@awk -F== 'NR == FNR { instead[$$1]; print; next } !($$1 in instead)' $(INSTEAD) constraints.txt \
+		> $(@D)/constraints.txt
 	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
 		&& [ -z "$$PIP_INDEX_URL$$PIP_EXTRA_INDEX_URL" ] \
-		&& $(BIN)/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1] + "/torch/", timeout=5)' \
+		&& $(@D)/bin/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1] + "/torch/", timeout=5)' \
 			$(TORCH_CPU_INDEX) 2>/dev/null; then \
-		$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		$(@D)/bin/pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt \
 			--extra-index-url $(TORCH_CPU_INDEX) torch; fi
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt -e ".[dev]"
 	@touch $@

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .blocks import Projection
+from .projections import Projection
 from .statistics import Norms, wide_dtype
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from .blocks import Block, Decoder, Projection
 from .experts import RecordingExperts
+from .projections import Block, Decoder, Projection
 from .statistics import SquaredNorms, record_inputs
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear
 
-from .blocks import Block, Experts, Projection
+from .projections import Block, Experts, Projection
 from .statistics import Norms, SquaredNorms, activation
 
 

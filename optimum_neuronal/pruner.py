@@ -15,11 +15,12 @@ from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from . import __version__
-from .blocks import Decoder, check_model, check_weights, find_decoder
+from .blocks import check_model, check_weights, find_decoder
 from .calibration import CalibrationSet, as_token_ids, draw_sequences, resolve_seq_length
 from .capture import inference
 from .config import NeuronALConfig
 from .masks import PackedMask
+from .projections import Decoder
 from .report import PruningReport, measure_sparsity, peak_memory, short_form
 from .saving import check_directory, push_pruned, save_pruned
 from .sweep import Sweep

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .blocks import Decoder
 from .masks import row_sparsity
+from .projections import Decoder
 
 
 REPORT_NAME = "neuronal_report.json"

@@ -12,10 +12,10 @@ from torch import nn
 from transformers.utils import logging
 
 from .alignment import total_error
-from .blocks import Block, Decoder, Projection, trial_weights
 from .capture import BlockInputs, Call, block_output, capture_inputs, first_output, replay
 from .experts import projection_activations
 from .masks import Cut, PackedMask, SparsityPlan, apply_cut, find_cut, prune_rows, sort_rows
+from .projections import Block, Decoder, Projection, trial_weights
 from .saliency import Saliency
 from .statistics import Norms, SquaredNorms, activation
 

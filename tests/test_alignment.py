@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from optimum_neuronal.alignment import alignment_error, total_error
-from optimum_neuronal.blocks import Projection
+from optimum_neuronal.projections import Projection
 from optimum_neuronal.statistics import SquaredNorms
 
 

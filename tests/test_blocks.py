@@ -6,7 +6,8 @@ from torch import distributed, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from optimum_neuronal.architectures import Architecture, register_architecture
-from optimum_neuronal.blocks import check_model, check_weights, find_decoder, trial_weights
+from optimum_neuronal.blocks import check_model, check_weights, find_decoder
+from optimum_neuronal.projections import trial_weights
 
 
 def test_conv1d_is_seen_as_out_by_in():

@@ -3,9 +3,10 @@ import torch
 from conftest import make_model
 from forward import squared_norms, token_counts
 
-from optimum_neuronal.blocks import find_decoder, trial_weights
+from optimum_neuronal.blocks import find_decoder
 from optimum_neuronal.capture import inference
 from optimum_neuronal.masks import SparsityPlan, prune_rows, row_counts
+from optimum_neuronal.projections import trial_weights
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.statistics import SquaredNorms, activation
 from optimum_neuronal.sweep import Sweep

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..blocks import Decoder, Projection
 from ..masks import SparsityPlan
+from ..projections import Decoder, Projection
 from ..registry import Registry
 from ..sweep import Sweep
 

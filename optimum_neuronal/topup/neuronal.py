@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ..alignment import METRICS, SCOPES
-from ..blocks import Decoder
 from ..masks import SparsityPlan
+from ..projections import Decoder
 from ..registry import did_you_mean
 from ..sweep import REFERENCES, Deviation, Sweep
 from .base import Allocation, TopUp, get_dist, register_topup
