@@ -18,7 +18,8 @@ def find_decoder(
     """Finds the blocks of a model and the projections to prune in them.
 
     The blocks are, in the model's decoder, the largest `ModuleList` of modules that the model says must not be split
-    (`_no_split_modules`), or the largest of all if there is no such. Every matrix in a block must be known by its role or be left out by the user.
+    (`_no_split_modules`), or the largest of all if there is no such. Every matrix in a block must be known by its
+    name (`architectures`), or be named by the user in `targets` or `ignore`.
 
     Args:
         model (`PreTrainedModel`): a language model with its weights in memory.
@@ -148,8 +149,8 @@ def _find_projections(
     if not wanted.ignores(named) and (role or not known):
         raise ValueError(
             f"{named} ({type(module).__name__}, shape {tuple(weight.shape)}) is not understood. Leave it out with "
-            f"ignore=[{re.escape(named.removeprefix(full.removesuffix(local)))!r}]; or, if it is a linear projection, "
-            "name it in targets; or describe its family with optimum_neuronal.register_architecture."
+            f"ignore=[{re.escape(named.removeprefix(full.removesuffix(local)))!r}]; or, if it is an "
+            "nn.Linear, name it in targets; or describe its family with optimum_neuronal.register_architecture."
         )
     return []
 

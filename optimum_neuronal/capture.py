@@ -205,7 +205,7 @@ def replay(
                 stack.enter_context(_replaced_forward(projection.module, _zeros(projection.shape[0])))
         for states, call in zip(hidden, calls):
             _restore_shared(states, call)
-            with _recording(block, recorded, len(states), skipped) if record else nullcontext():
+            with _recording(block, recorded, states.shape[:2], skipped) if record else nullcontext():
                 outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
             _keep_shared(outputs[-1], states, call)
     return outputs, recorded
@@ -233,17 +233,17 @@ def _restore_shared(hidden: torch.Tensor, call: Call) -> None:
 
 @contextmanager
 def _recording(
-    block: Block, recorded: dict[str, SquaredNorms], sequences: int, skipped: Sequence[Projection]
+    block: Block, recorded: dict[str, SquaredNorms], batch: tuple[int, int], skipped: Sequence[Projection]
 ) -> Iterator[None]:
     """While the context lasts, the inputs of all projections are measured, and those of every mixture of experts."""
     watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
     watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
     with ExitStack() as stack:
-        stack.enter_context(record_inputs(watched, recorded, sequences))
+        stack.enter_context(record_inputs(watched, recorded, batch))
         for experts in block.experts:
             own = [p for p in block.projections.values() if p.module is experts.module]
             if any(p.pruned for p in own):
-                forward = RecordingExperts(experts, own, recorded, sequences, skipped).forward
+                forward = RecordingExperts(experts, own, recorded, batch[0], skipped).forward
                 stack.enter_context(_replaced_forward(experts.module, forward))
         yield
 

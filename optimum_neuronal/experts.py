@@ -48,8 +48,9 @@ class RecordingExperts:
         if self.skips_up:
             return torch.zeros_like(hidden)
         # One sequence after the other, since the last bits of a product may depend on the number of its rows.
-        parts = (part.chunk(self.sequences) for part in (hidden, indices, weights))
-        return torch.cat([self._sequence(*part) for part in zip(*parts)])
+        tokens = hidden.reshape(-1, hidden.shape[-1])
+        parts = (part.chunk(self.sequences) for part in (tokens, indices, weights))
+        return torch.cat([self._sequence(*part) for part in zip(*parts)]).view_as(hidden)
 
     def _sequence(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         tokens, k = indices.shape
@@ -121,18 +122,11 @@ def projection_activations(
 
     Returns:
         `tuple`: projection name -> float32, shape (in,); and the names of those that fell back.
-
-    Raises:
-        `ValueError`: a projection received nothing because the model's forward does not use it.
     """
     activations: dict[str, torch.Tensor] = {}
     starved: list[Projection] = []
     squares: dict[str, list[torch.Tensor]] = {}
     for projection in block.pruned:
-        if projection.name not in norms:
-            raise ValueError(
-                f"{projection.name} takes no part in the model's forward: leave it out with ignore=[...]."
-            )
         activations[projection.name] = values = activation(norms[projection.name].value)
         if projection.expert is not None and norms[projection.name].tokens < min_expert_tokens:
             starved.append(projection)

@@ -72,7 +72,10 @@ def activation(squared_norms: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def record_inputs(
-    modules: Mapping[str, nn.Module], recorded: dict[str, SquaredNorms], sequences: int, statistic=SquaredNorms
+    modules: Mapping[str, nn.Module],
+    recorded: dict[str, SquaredNorms],
+    batch: tuple[int, int],
+    statistic=SquaredNorms,
 ) -> Iterator[None]:
     """While the context lasts, adds the inputs of every module, for one batch, to a statistic of its own.
 
@@ -80,8 +83,10 @@ def record_inputs(
 
     Args:
         modules (`Mapping[str, nn.Module]`): name -> module whose first positional input is watched.
-        recorded (`dict`): name -> statistic, filled as the modules run; a module that never ran is missing.
-        sequences (`int`): sequences in the batch.
+        recorded (`dict`):
+            name -> statistic, filled as the modules run; a module that never ran, or that did not receive every token
+            once, is missing.
+        batch (`tuple[int, int]`): sequences, and tokens in each.
         statistic: class with `update(inputs, sequences)`, made once per distinct input.
     """
     seen: list[tuple[weakref.ref, int, SquaredNorms]] = []  # weak: a statistic must not keep activations alive
@@ -93,8 +98,10 @@ def record_inputs(
                 if reference() is inputs and version == inputs._version:
                     recorded[name] = shared
                     return
+            if inputs.shape[:-1].numel() != batch[0] * batch[1]:
+                return  # only some of the tokens: whose, cannot be told
             own = recorded.setdefault(name, statistic())
-            own.update(inputs, sequences)
+            own.update(inputs, batch[0])
             seen.append((weakref.ref(inputs), inputs._version, own))
 
         return observe

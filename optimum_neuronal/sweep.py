@@ -4,6 +4,7 @@ Every pass visits the blocks in order and carries *streams* of hidden states fro
 candidate, so that all candidates visit a block together and share what is the same for them.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,7 +82,8 @@ class Sweep:
         """Compares replaying the blocks with the decoder's own forward on the first sequence.
 
         Raises:
-            `ValueError`: they differ, so the family is not understood; or the activations are not finite.
+            `ValueError`: they differ, so the family is not understood; a projection is not used as one; or the
+                activations are not finite.
         """
         first = self.ids[:1]
         expected = first_output(block_output(self.decoder, self.decoder.blocks[-1], first.to(self.device)))
@@ -92,7 +94,14 @@ class Sweep:
             )
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-            return [self._replay(block, streams[0], calls)[0]]
+            output, norms = self._replay(block, streams[0], calls)
+            for name in block.pruned_names:
+                if name not in norms:
+                    raise ValueError(
+                        f"{name} takes no part in the model's forward, or receives only some of the tokens (a mixture "
+                        f"of experts of a kind that is not understood): leave it out with ignore=[{re.escape(name)!r}]."
+                    )
+            return [output]
 
         inputs = capture_inputs(self.decoder, first, 1, self.device)
         (replayed,) = self._sweep(inputs, 1, visit, None)
@@ -183,7 +192,11 @@ class Sweep:
         """Deviation of every place inside a block that rows of its pruned projections feed."""
         fed = {self.decoder.place_fed_by(block, projection) for projection in block.pruned} - {None}
         deviations = {}
-        for name in sorted(place.name for place in fed if place.name != block.name):
+        for place in sorted((place for place in fed if place.name != block.name), key=lambda place: place.name):
+            name = place.name
+            if name not in dense:  # left out by the user, and not understood: its rows are treated alike
+                deviations[name] = torch.zeros(place.features)
+                continue
             deviations[name] = _difference(dense[name], sparse[name])
             reader = block.projections.get(name)
             if reader is not None and reader.expert is not None:

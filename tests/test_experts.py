@@ -138,3 +138,30 @@ def test_single_experts_can_be_left_out(ids):
         pruned = (layer.mlp.experts.down_proj == 0).any(dim=-1).any(dim=-1)
         assert pruned.tolist() == [False, False, True, True]
         assert torch.equal(layer.mlp.experts.down_proj[:2], weight[:2])
+
+
+def test_experts_of_an_unknown_kind_are_refused_before_any_work(llama, ids):
+    """A list of MLPs, each called with the tokens routed to it, as code from outside transformers often has it."""
+
+    class Mixture(torch.nn.Module):
+        def __init__(self, first, second):
+            super().__init__()
+            self.experts = torch.nn.ModuleList([first, second])
+
+        def forward(self, hidden):
+            left = hidden[..., :1] > 0
+            outputs = torch.empty_like(hidden)
+            for expert, rows in zip(self.experts, (left[..., 0], ~left[..., 0])):
+                outputs[rows] = expert(hidden[rows])
+            return outputs
+
+    llama.model.layers[1].mlp = Mixture(llama.model.layers[1].mlp, llama.model.layers[2].mlp)
+    llama.model.layers[2].mlp = make_model("llama", seed=1).model.layers[2].mlp
+    before = {key: value.clone() for key, value in llama.state_dict().items()}
+    with pytest.raises(
+        ValueError, match=r"experts\.0\.gate_proj takes no part .* or receives only some of the tokens"
+    ):
+        NeuronALPruner(NeuronALConfig(0.7, num_samples=12)).prune(llama, ids)
+    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+    config = NeuronALConfig(0.7, num_samples=12, num_alignment_samples=4, ignore=["experts"])
+    assert NeuronALPruner(config).prune(llama, ids) is llama

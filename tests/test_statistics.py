@@ -73,7 +73,7 @@ def test_shared_inputs_are_measured_once():
     module = _Shared()
     recorded = {}
     for _ in range(2):
-        with torch.no_grad(), record_inputs(dict(module.named_children()), recorded, 2, Counting):
+        with torch.no_grad(), record_inputs(dict(module.named_children()), recorded, (2, 3), Counting):
             module(torch.randn(2, 3, 4))
     assert recorded["q"] is recorded["k"] and recorded["q"] is not recorded["o"]
     assert Counting.updates == 4 and recorded["q"].value.shape == (4, 4)
@@ -82,16 +82,23 @@ def test_shared_inputs_are_measured_once():
 def test_an_input_changed_in_place_is_another_input():
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     recorded = {}
-    with torch.no_grad(), record_inputs({"first": first, "second": second}, recorded, 1):
+    with torch.no_grad(), record_inputs({"first": first, "second": second}, recorded, (1, 1)):
         inputs = torch.ones(1, 1, 4)
         first(inputs)
         second(inputs.mul_(2))
     assert recorded["first"].value[0, 0] == 1 and recorded["second"].value[0, 0] == 4
 
 
+def test_a_module_that_sees_only_some_tokens_is_not_measured():
+    linear, recorded = nn.Linear(4, 4), {}
+    with torch.no_grad(), record_inputs({"experts.0": linear}, recorded, (2, 5)):
+        linear(torch.ones(3, 4))
+    assert recorded == {}
+
+
 def test_hooks_go_away_and_keep_nothing_alive():
     linear = nn.Linear(4, 4)
-    with pytest.raises(RuntimeError, match="stop"), torch.no_grad(), record_inputs({"linear": linear}, {}, 1):
+    with pytest.raises(RuntimeError, match="stop"), torch.no_grad(), record_inputs({"linear": linear}, {}, (1, 1)):
         inputs = torch.ones(1, 1, 4)
         linear(inputs)
         alive = weakref.ref(inputs)
