@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from .architectures import MLP_ENTRIES, Architecture, find_architecture
+from .offload import is_offloaded
 from .projections import Block, Decoder, Experts, Projection
 
 
@@ -162,8 +163,13 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
         weight = projection.owner
         if hasattr(weight, "device_mesh"):
             raise ValueError(f"The weights of {name} are spread over processes: load the model without tp_plan.")
+        if is_offloaded(projection.module):
+            continue  # read block by block when they are needed
         if weight.is_meta:
-            raise ValueError(f"The weights of {name} are on the meta device or on disk: load the model into memory.")
+            raise ValueError(
+                f"The weights of {name} are on the meta device: load them with from_pretrained, which can leave them on "
+                "disk (device_map, offload_folder)."
+            )
         if not weight.is_floating_point():
             raise ValueError(f"The weights of {name} have dtype {weight.dtype}: load the model without quantization.")
         other = owners.setdefault(projection.weight.data_ptr(), name)

@@ -74,12 +74,17 @@ def first_output(output) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
+Wrap = Callable[[torch.Tensor], object]  # hidden states -> what a block returns around them
+
+
 def capture_inputs(
     decoder: Decoder,
     ids: torch.Tensor,
     batch_size: int,
     device: torch.device,
     attention_mask: torch.Tensor | None = None,
+    wrap: Wrap | None = None,
+    max_hidden_bytes: int | None = None,
 ) -> BlockInputs:
     """Runs the decoder once per batch with its blocks passing their hidden states through.
 
@@ -90,13 +95,17 @@ def capture_inputs(
         device (`torch.device`): where the decoder expects token ids.
         attention_mask (`Tensor` of int64, shape (sequences, tokens), *optional*):
             0 where a token is padding; on the same device.
+        wrap (*optional*): from [`output_wrapper`], if it is known already; finding it costs a forward of one token.
+        max_hidden_bytes (`int`, *optional*): hidden states beyond this many bytes are kept in CPU memory.
 
     Returns:
         [`BlockInputs`]: bit-equal to what the blocks receive, since no block has computed anything yet.
     """
     inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
     known: list[torch.Tensor] = []
-    rest: tuple | None = None  # what a block returns beside its hidden states; None if it returns a bare tensor
+    batches = ids.split(batch_size)
+    if wrap is None:
+        wrap = output_wrapper(block_outputs(decoder, decoder.blocks[:1], batches[0][:1, :1].to(device))[0])
 
     def passthrough(index: int) -> Callable:
         def forward(*args, **kwargs):
@@ -105,38 +114,66 @@ def capture_inputs(
                 _keep_shared(hidden, hidden, call)
                 inputs.hidden.append(hidden)
             inputs.calls[index].append(_intern(call, known))
-            return hidden if rest is None else (hidden, *rest)
+            return wrap(hidden)
 
         return forward
 
     with ExitStack() as stack:
-        batches = ids.split(batch_size)
-        output = block_output(decoder, decoder.blocks[0], batches[0][:1, :1].to(device))
-        rest = output[1:] if isinstance(output, tuple) else None
         for index, block in enumerate(decoder.blocks):
             stack.enter_context(_replaced_forward(block.module, passthrough(index)))
         stack.enter_context(_watch_final_norm(decoder, inputs))
         for index, batch in enumerate(batches):
             padding = {} if attention_mask is None else {"attention_mask": attention_mask.split(batch_size)[index]}
             decoder.module(input_ids=batch.to(device), use_cache=False, **padding)
-            if inputs.hidden[-1].shape[:-1] != batch.shape:
-                raise ValueError(
-                    f"The blocks of {type(decoder.module).__name__} receive hidden states of shape "
-                    f"{tuple(inputs.hidden[-1].shape)} for {tuple(batch.shape)} tokens: expected (sequences, tokens, "
-                    "hidden size). This model family is not supported."
-                )
+            _check_shape(decoder, inputs.hidden[-1], batch)
+            if max_hidden_bytes is not None and hidden_bytes([inputs.hidden]) > max_hidden_bytes:
+                inputs.hidden[-1] = to_device(inputs.hidden[-1], torch.device("cpu"))
     return inputs
 
 
-def block_output(decoder: Decoder, block: Block, ids: torch.Tensor):
-    """What a block returns in the decoder's own forward on token ids of shape (sequences, tokens)."""
-    outputs = []
-    handle = block.module.register_forward_hook(lambda module, args, output: outputs.append(output))
+def _check_shape(decoder: Decoder, hidden: torch.Tensor, batch: torch.Tensor) -> None:
+    if hidden.shape[:-1] != batch.shape:
+        raise ValueError(
+            f"The blocks of {type(decoder.module).__name__} receive hidden states of shape {tuple(hidden.shape)} for "
+            f"{tuple(batch.shape)} tokens: expected (sequences, tokens, hidden size). This model family is not supported."
+        )
+
+
+def hidden_bytes(streams: Sequence[Sequence[torch.Tensor]]) -> int:
+    """Bytes of streams of hidden states; tensors that several streams share count once."""
+    tensors = {id(states): states for stream in streams for states in stream}
+    return sum(states.numel() * states.element_size() for states in tensors.values())
+
+
+def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Hidden states on another device, with what their blocks share."""
+    if hidden.device == device:
+        return hidden
+    moved = hidden.to(device)
+    if hasattr(hidden, "shared_contents"):
+        moved.shared_contents = hidden.shared_contents
+    return moved
+
+
+def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) -> list:
+    """What blocks return in the decoder's own forward on token ids of shape (sequences, tokens)."""
+    outputs: dict[int, object] = {}
+    handles = [
+        block.module.register_forward_hook(lambda _module, _args, output, i=i: outputs.__setitem__(i, output))
+        for i, block in enumerate(blocks)
+    ]
     try:
         decoder.module(input_ids=ids, use_cache=False)
     finally:
-        handle.remove()
-    return outputs[0]
+        for handle in handles:
+            handle.remove()
+    return [outputs[index] for index in range(len(blocks))]
+
+
+def output_wrapper(output) -> Wrap:
+    """How a block's output is made of hidden states, told from one output: some families return a tuple."""
+    rest = output[1:] if isinstance(output, tuple) else None
+    return lambda hidden: hidden if rest is None else (hidden, *rest)
 
 
 def _intern(call: Call, known: list[torch.Tensor]) -> Call:
@@ -203,8 +240,10 @@ def replay(
         for projection in skipped:
             if projection.expert is None:
                 stack.enter_context(_replaced_forward(projection.module, _zeros(projection.shape[0])))
+        device = next(block.module.parameters()).device
         for states, call in zip(hidden, calls):
             _restore_shared(states, call)
+            states = to_device(states, device)
             with _recording(block, recorded, states.shape[:2], skipped) if record else nullcontext():
                 outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
             _keep_shared(outputs[-1], states, call)

@@ -51,6 +51,11 @@ CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
         {"type": int},
         "sequences per forward: memory and speed, not the result",
     ),
+    "max_hidden_bytes": (
+        "they stay on the device",
+        {"type": int},
+        "hidden states beyond this many bytes wait in CPU memory: memory and speed, not the result",
+    ),
     "min_expert_tokens": (
         "32",
         {"type": int},

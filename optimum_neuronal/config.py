@@ -47,6 +47,9 @@ class NeuronALConfig(QuantizationConfigMixin):
         seq_length (`int`, *optional*): tokens per sequence. None: the smaller of 2048 and what the model admits.
         batch_size (`int`, *optional*):
             Sequences per forward; changes memory and speed, not the result. None: what makes about 2048 tokens.
+        max_hidden_bytes (`int`, *optional*):
+            Hidden states of the calibration sequences beyond this many bytes wait in CPU memory while they are not
+            needed; changes memory and speed, not the result. None: they stay on the device.
         min_expert_tokens (`int`):
             An expert of a mixture that receives fewer calibration tokens than this is pruned as if all its inputs
             were equally active (with Wanda: by magnitude), and named in the report. Counted over the `num_samples`
@@ -74,6 +77,7 @@ class NeuronALConfig(QuantizationConfigMixin):
     num_alignment_samples: int = 8
     seq_length: int | None = None
     batch_size: int | None = None
+    max_hidden_bytes: int | None = None
     min_expert_tokens: int = 32
     seed: int = 0
     targets: Sequence[str] | None = None
@@ -91,7 +95,7 @@ class NeuronALConfig(QuantizationConfigMixin):
         positive = ("num_samples", "num_alignment_samples", "min_expert_tokens")
         for name, smallest in (*((name, 1) for name in positive), ("seed", 0)):
             _check_int(name, getattr(self, name), smallest)
-        for name, smallest in (("seq_length", 2), ("batch_size", 1)):
+        for name, smallest in (("seq_length", 2), ("batch_size", 1), ("max_hidden_bytes", 0)):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), smallest)
         if self.num_alignment_samples > self.num_samples:

@@ -120,7 +120,8 @@ def prune_rows(saliency: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class PackedMask:
-    """A mask kept at one bit per weight. Make one with `PackedMask.pack(mask)`, get it back with `.unpack()`."""
+    """A mask kept at one bit per weight. Make one with `PackedMask.pack(mask)`, get it back with `.unpack()`, on the
+    device of its bits or on another."""
 
     bits: torch.Tensor
     shape: tuple[int, int]
@@ -134,9 +135,13 @@ class PackedMask:
             bits |= flat[:, position] << position
         return cls(bits, tuple(mask.shape))
 
-    def unpack(self) -> torch.Tensor:
-        positions = torch.arange(8, dtype=torch.uint8, device=self.bits.device)
-        flat = ((self.bits[:, None] >> positions) & 1).flatten()
+    def to(self, device: torch.device) -> "PackedMask":
+        return PackedMask(self.bits.to(device), self.shape)
+
+    def unpack(self, device: torch.device | None = None) -> torch.Tensor:
+        bits = self.bits if device is None else self.bits.to(device)
+        positions = torch.arange(8, dtype=torch.uint8, device=bits.device)
+        flat = ((bits[:, None] >> positions) & 1).flatten()
         return flat[: self.shape[0] * self.shape[1]].view(self.shape).bool()
 
 

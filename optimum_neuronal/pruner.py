@@ -20,6 +20,7 @@ from .calibration import CalibrationSet, as_token_ids, draw_sequences, resolve_s
 from .capture import inference
 from .config import NeuronALConfig
 from .masks import PackedMask
+from .offload import execution_device, is_offloaded, mask_offloaded
 from .projections import Decoder
 from .report import PruningReport, measure_sparsity, peak_memory, short_form
 from .saving import check_directory, push_pruned, save_pruned
@@ -133,9 +134,10 @@ class NeuronALPruner(OptimumQuantizer):
         with inference(model):
             ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
             batch_size = self.config.batch_size or max(1, TOKENS_PER_FORWARD // max(1, ids.shape[1]))
-            device = model.get_input_embeddings().weight.device
+            device = execution_device(model.get_input_embeddings())
             samples, least = self.config.num_alignment_samples, self.config.min_expert_tokens
-            sweep = Sweep(decoder, saliency, ids, samples, batch_size, device, least)
+            budget = self.config.max_hidden_bytes
+            sweep = Sweep(decoder, saliency, ids, samples, batch_size, device, least, budget)
             if needs_calibration:
                 sweep.check_replay()
             allocation = topup.allocate(sweep, self.config.sparsity)
@@ -244,10 +246,13 @@ class NeuronALPruner(OptimumQuantizer):
 
 
 def apply_masks(decoder: Decoder, masks: Mapping[str, PackedMask]) -> None:
-    """Sets the weights under the masks to zero, in place."""
+    """Sets the weights under the masks to zero, in place; offloaded ones whenever they are read from then on."""
     with torch.no_grad():
         for name, projection in decoder.projections.items():
-            projection.weight.masked_fill_(masks[name].unpack(), 0)
+            if is_offloaded(projection.module):
+                mask_offloaded(projection, masks[name])
+            else:
+                projection.weight.masked_fill_(masks[name].unpack(projection.weight.device), 0)
 
 
 def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:

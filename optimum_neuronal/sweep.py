@@ -13,9 +13,21 @@ from torch import nn
 from transformers.utils import logging
 
 from .alignment import total_error
-from .capture import BlockInputs, Call, block_output, capture_inputs, first_output, replay
+from .capture import (
+    BlockInputs,
+    Call,
+    Wrap,
+    block_outputs,
+    capture_inputs,
+    first_output,
+    hidden_bytes,
+    output_wrapper,
+    replay,
+    to_device,
+)
 from .experts import projection_activations
 from .masks import Cut, PackedMask, SparsityPlan, apply_cut, find_cut, prune_rows, sort_rows
+from .offload import BlockLoader, is_offloaded
 from .projections import Block, Decoder, Projection, trial_weights
 from .saliency import Saliency
 from .statistics import Norms, SquaredNorms, activation
@@ -54,6 +66,7 @@ class Sweep:
         batch_size (`int`): sequences per forward.
         device (`torch.device`): where the decoder expects token ids.
         min_expert_tokens (`int`): an expert that receives fewer falls back, see [`projection_activations`].
+        max_hidden_bytes (`int`, *optional*): more hidden states than this are kept in CPU memory between blocks.
 
     Attributes:
         block_forwards (`int`): how often a block was run on one sequence, so far: the cost of everything.
@@ -69,10 +82,13 @@ class Sweep:
         batch_size: int = 1,
         device: torch.device | str = "cpu",
         min_expert_tokens: int = 1,
+        max_hidden_bytes: int | None = None,
     ):
         self.decoder, self.saliency, self.ids = decoder, saliency, ids
         self.num_alignment_samples, self.batch_size, self.device = num_alignment_samples, batch_size, device
-        self.min_expert_tokens = min_expert_tokens
+        self.min_expert_tokens, self.max_hidden_bytes = min_expert_tokens, max_hidden_bytes
+        self.loader = BlockLoader(decoder.blocks)
+        self._wrap: Wrap | None = None
         self.block_forwards = 0
         self.starved_experts: list[str] = []
         self._inputs: BlockInputs | None = None
@@ -86,7 +102,9 @@ class Sweep:
                 activations are not finite.
         """
         first = self.ids[:1]
-        expected = first_output(block_output(self.decoder, self.decoder.blocks[-1], first.to(self.device)))
+        ends = [self.decoder.blocks[0], self.decoder.blocks[-1]]
+        begin, end = block_outputs(self.decoder, ends, first.to(self.device))
+        self._wrap, expected = output_wrapper(begin), first_output(end)
         if not bool(torch.isfinite(expected).all()):
             raise ValueError(
                 "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
@@ -103,7 +121,7 @@ class Sweep:
                     )
             return [output]
 
-        inputs = capture_inputs(self.decoder, first, 1, self.device)
+        inputs = self._capture(first)
         (replayed,) = self._sweep(inputs, 1, visit, None)
         difference = (replayed[0] - expected).abs().max()
         if not difference <= 1e-3 * expected.abs().max():
@@ -227,35 +245,60 @@ class Sweep:
                 mask = prune_rows(score, plan.row_counts(projection.name, projection.shape))
                 if refine is not None:
                     mask = refine(projection, mask, activations.get(projection.name))
-                masks[projection.name] = PackedMask.pack(mask)
+                masks[projection.name] = PackedMask.pack(mask).to(self._mask_device(projection))
                 finite.append(torch.isfinite(score).all())
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
             prune_block(block, self._reference("sparse-stream", index, block, streams[0], calls))
             if block is self.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
-            with trial_weights(block.pruned, lambda projection: masks[projection.name].unpack()):
+            with trial_weights(
+                block.pruned, lambda projection: masks[projection.name].unpack(projection.weight.device)
+            ):
                 return [self._replay(block, streams[0], calls, record=False)[0]]
 
         self.starved_experts = []
         if self.saliency.uses_activations:
             self._inputs = self._dense = None
-            inputs = capture_inputs(self.decoder, self.ids, self.batch_size, self.device)
+            inputs = self._capture(self.ids)
             self._sweep(inputs, 1, visit, "Pruning")
         else:
-            for block in self.decoder.blocks:
-                prune_block(block, None)
+            for index in range(len(self.decoder.blocks)):
+                with self.loader.loaded(index) as block:
+                    prune_block(block, None)
         for name, is_finite in zip(masks, finite):
             if not bool(is_finite):
                 raise ValueError(f"The saliency of {name} is not finite: its inputs overflow in the model's dtype.")
         return masks
 
+    def _mask_device(self, projection: Projection) -> torch.device:
+        """Masks of offloaded weights wait in CPU memory, like the weights."""
+        return torch.device("cpu") if is_offloaded(projection.module) else projection.weight.device
+
     def _sweep(self, inputs: BlockInputs, streams: int, visit: Visit, label: str | None) -> list[Hidden]:
         hidden = [inputs.hidden] * streams
         blocks = logging.tqdm(self.decoder.blocks, desc=label, unit="block", leave=False, disable=label is None)
-        for index, block in enumerate(blocks):
-            hidden = visit(index, block, inputs.calls[index], hidden)
+        for index, _ in enumerate(blocks):
+            with self.loader.loaded(index) as block:
+                hidden = self._within_budget(visit(index, block, inputs.calls[index], hidden))
         return hidden
+
+    def _capture(self, ids: torch.Tensor) -> BlockInputs:
+        budget = self.max_hidden_bytes
+        return capture_inputs(
+            self.decoder, ids, self.batch_size, self.device, wrap=self._wrap, max_hidden_bytes=budget
+        )
+
+    def _within_budget(self, streams: list[Hidden]) -> list[Hidden]:
+        """The same hidden states, in CPU memory if they are more than `max_hidden_bytes`."""
+        if self.max_hidden_bytes is None or hidden_bytes(streams) <= self.max_hidden_bytes:
+            return streams
+        moved: dict[int, torch.Tensor] = {}
+        for states in (states for stream in streams for states in stream):
+            if id(states) not in moved:
+                moved[id(states)] = to_device(states, torch.device("cpu"))
+        lists: dict[int, Hidden] = {}  # streams that are the same stay so
+        return [lists.setdefault(id(stream), [moved[id(states)] for states in stream]) for stream in streams]
 
     def _replay(
         self,
@@ -276,7 +319,7 @@ class Sweep:
     def _alignment_inputs(self) -> BlockInputs:
         if self._inputs is None:
             ids = self.ids[: self.num_alignment_samples]
-            self._inputs = capture_inputs(self.decoder, ids, self.batch_size, self.device)
+            self._inputs = self._capture(ids)
         return self._inputs
 
     def _dense_pass(self) -> tuple[list[Norms], SquaredNorms]:
