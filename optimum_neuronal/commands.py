@@ -6,7 +6,9 @@ needs is imported when it runs.
 
 import argparse
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,18 @@ def _device(args: argparse.Namespace):
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
+@contextmanager
+def _offload_folder(args: argparse.Namespace) -> Iterator[str | None]:
+    """With --stream, a folder on the output's disk for weights that have to be rewritten; removed at the end."""
+    if not args.stream:
+        yield None
+        return
+    output = Path(args.output).absolute()
+    existing = next(parent for parent in output.parents if parent.exists())
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.weights.", dir=existing) as folder:
+        yield folder
+
+
 class _Command(BaseOptimumCLICommand):
     """A command whose expected errors are told in one line."""
 
@@ -138,6 +152,12 @@ class PruneCommand(_Command):
         parser.add_argument("--output", required=True, help="directory to save the pruned model in (required)")
         parser.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         parser.add_argument("--private", action="store_true", help="make that repository private (default: no)")
+        parser.add_argument(
+            "--stream",
+            action="store_true",
+            help="leave the blocks' weights on disk and read them one block at a time, for models larger than memory "
+            "(default: no)",
+        )
         _add_config_flags(parser)
 
     def work(self) -> None:
@@ -148,13 +168,16 @@ class PruneCommand(_Command):
         args = self.args
         check_directory(args.output)
         config = NeuronALConfig(**{field: value for field, value in vars(args).items() if field in CONFIG_FLAGS})
-        pruner = NeuronALPruner.from_pretrained(args.model, config=config, **_load_options(args))
-        pruner.model.to(_device(args))
-        model = pruner.quantize(args.output)
-        write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")
-        write(f'    AutoModelForCausalLM.from_pretrained("{args.output}")')
-        if args.push_to_hub:
-            write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")
+        with _offload_folder(args) as folder:
+            options = {**_load_options(args), "stream_to": folder, "device": _device(args)}
+            pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
+            if folder is None:
+                pruner.model.to(_device(args))
+            model = pruner.quantize(args.output)
+            write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")
+            write(f'    AutoModelForCausalLM.from_pretrained("{args.output}")')
+            if args.push_to_hub:
+                write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")
 
 
 class EvaluateCommand(_Command):

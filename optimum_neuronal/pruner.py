@@ -23,7 +23,8 @@ from .masks import PackedMask
 from .offload import execution_device, is_offloaded, mask_offloaded
 from .projections import Decoder
 from .report import PruningReport, measure_sparsity, peak_memory, short_form
-from .saving import check_directory, push_pruned, save_pruned
+from .saving import check_space, push_pruned, save_pruned
+from .streaming import load_streamed
 from .sweep import Sweep
 from .topup import Allocation
 
@@ -67,6 +68,8 @@ class NeuronALPruner(OptimumQuantizer):
         *,
         config: NeuronALConfig,
         tokenizer: PreTrainedTokenizerBase | str | None = None,
+        stream_to: str | Path | None = None,
+        device: torch.device | None = None,
         **model_kwargs,
     ) -> "NeuronALPruner":
         """Loads a dense model, to be pruned and saved by [`~NeuronALPruner.quantize`].
@@ -76,12 +79,19 @@ class NeuronALPruner(OptimumQuantizer):
             file_name: part of optimum's interface; a model is more than one file, so it must be None.
             config ([`NeuronALConfig`]): how to prune.
             tokenizer (*optional*): as for the class; None: the checkpoint's own.
+            stream_to (`str` or `Path`, *optional*):
+                For models larger than memory: the blocks' weights stay on disk and are read one block at a time. Names
+                a folder for those that have to be rewritten, see [`load_streamed`].
+            device (`torch.device`, *optional*): with `stream_to`: where to compute. None: the accelerator, or the CPU.
             model_kwargs: for `AutoModelForCausalLM.from_pretrained`: `dtype`, `device_map`, `revision`, ...
         """
         if file_name is not None:
             raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
         pruner = cls(config, tokenizer)
-        pruner.model = AutoModelForCausalLM.from_pretrained(model_or_path, **model_kwargs)
+        if stream_to is None:
+            pruner.model = AutoModelForCausalLM.from_pretrained(model_or_path, **model_kwargs)
+        else:
+            pruner.model = load_streamed(model_or_path, device or _default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:
             shared = {
                 key: model_kwargs[key] for key in ("revision", "trust_remote_code", "token") if key in model_kwargs
@@ -102,7 +112,7 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
-        check_directory(save_dir)
+        check_space(self.model, save_dir)
         model = self.prune(self.model, dataset)
         self.save(model, save_dir)
         return model
@@ -253,6 +263,10 @@ def apply_masks(decoder: Decoder, masks: Mapping[str, PackedMask]) -> None:
                 mask_offloaded(projection, masks[name])
             else:
                 projection.weight.masked_fill_(masks[name].unpack(projection.weight.device), 0)
+
+
+def _default_device() -> torch.device:
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
 def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:

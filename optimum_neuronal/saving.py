@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 import uuid
+import warnings
 from pathlib import Path
 
 from huggingface_hub import HfApi, ModelCard, ModelCardData
@@ -33,6 +34,9 @@ The weights are stored dense, zeros included. `config.json` holds how it was pru
 
 {table}
 """
+
+
+OFFLOADED_SHARD = "1GB"  # a shard of an offloaded model is held in memory while it is written
 
 
 def check_directory(directory: str | Path) -> Path:
@@ -73,7 +77,7 @@ def save_pruned(
     """
     path = check_directory(directory)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _check_space(model, path)
+    check_space(model, path)
     staging = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}"
     try:
         staging.mkdir()
@@ -109,7 +113,7 @@ def push_pruned(
     api = HfApi(token=token)
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
     with tempfile.TemporaryDirectory() as folder:
-        _check_space(model, Path(folder))
+        check_space(model, folder)
         _write(model, Path(folder), report, tokenizer, title=repo_id)
         commit = api.upload_folder(
             repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message
@@ -124,7 +128,10 @@ def _write(
     tokenizer: PreTrainedTokenizerBase | None,
     title: str,
 ) -> None:
-    model.save_pretrained(folder)
+    offloaded = any(parameter.is_meta for parameter in model.parameters())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Attempting to save a model with offloaded modules")  # hence small shards
+        model.save_pretrained(folder, **({"max_shard_size": OFFLOADED_SHARD} if offloaded else {}))
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     report.save(folder)
@@ -149,9 +156,12 @@ def _card(model: PreTrainedModel, report: PruningReport, title: str) -> str:
     return str(ModelCard(card))
 
 
-def _check_space(model: PreTrainedModel, path: Path) -> None:
+def check_space(model: PreTrainedModel, directory: str | Path) -> None:
+    """Raises `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights."""
+    path = check_directory(directory)
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
     needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    free = shutil.disk_usage(path if path.exists() else path.parent).free
+    free = shutil.disk_usage(existing).free
     if free < needed:
         raise OSError(
             f"Saving to {path} needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free: free some space or choose "

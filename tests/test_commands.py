@@ -5,7 +5,9 @@ import sys
 from dataclasses import MISSING, fields
 
 import pytest
+import torch
 from conftest import make_model
+from safetensors.torch import load_file
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, demo
@@ -49,7 +51,7 @@ def test_optimum_cli_lists_the_commands():
 
 def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
     flags = {name: default for name, (default, _, _) in CONFIG_FLAGS.items()}
-    described = {"seq_length", "batch_size", "targets", "ignore"}  # None there, told in words here
+    described = {"seq_length", "batch_size", "max_hidden_bytes", "targets", "ignore"}  # None there, told in words here
     without_flag = {"saliency_args", "topup_args"}  # dicts, for Python
     for entry in fields(NeuronALConfig):
         if entry.name in without_flag:
@@ -70,6 +72,15 @@ def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
     text = capsys.readouterr().out
     for line in text.split("\n  --")[1:]:
         assert "(default:" in line or "(required)" in line, line
+
+
+def test_streaming_gives_the_same_model(run, dense, tmp_path):
+    for name, flags in (("whole", ()), ("streamed", ("--stream", "--device", "cpu"))):
+        run("prune", "--model", dense, "--output", tmp_path / name, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt",
+            *SMALL, *flags)  # fmt: skip
+    whole, streamed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "streamed"))
+    assert whole.keys() == streamed.keys() and all(torch.equal(whole[key], streamed[key]) for key in whole)
+    assert not list(tmp_path.glob(".*")), "the folder for rewritten weights is gone"
 
 
 def test_the_help_names_every_method():
