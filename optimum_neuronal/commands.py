@@ -119,10 +119,16 @@ def _offload_folder(args: argparse.Namespace) -> Iterator[str | None]:
     if not args.stream:
         yield None
         return
-    output = Path(args.output).absolute()
-    existing = next(parent for parent in output.parents if parent.exists())
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.weights.", dir=existing) as folder:
+    beside = _beside(args.output, "weights")
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{beside.name}.", dir=beside.parent) as folder:
         yield folder
+
+
+def _beside(output: str, purpose: str) -> Path:
+    """A hidden name on the same disk as the output directory."""
+    path = Path(output).absolute()
+    return path.parent / f".{path.name}.{purpose}"
 
 
 class _Command(BaseOptimumCLICommand):
@@ -133,7 +139,7 @@ class _Command(BaseOptimumCLICommand):
 
         try:
             self.work()
-        except (ValueError, TypeError, OSError, RuntimeError) as error:
+        except (ValueError, TypeError, OSError, RuntimeError, MemoryError) as error:
             logging.get_logger(__name__).debug("The error's origin:", exc_info=True)
             message = " ".join(str(error).split())
             sys.exit(f"{self.COMMAND.name}: error: {message} (TRANSFORMERS_VERBOSITY=debug shows where)")
@@ -153,6 +159,11 @@ class PruneCommand(_Command):
         parser.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         parser.add_argument("--private", action="store_true", help="make that repository private (default: no)")
         parser.add_argument(
+            "--work-dir",
+            help="where finished steps are recorded, so that the same command goes on after a crash; removed at the end "
+            "(default: hidden, beside the output)",
+        )
+        parser.add_argument(
             "--stream",
             action="store_true",
             help="leave the blocks' weights on disk and read them one block at a time, for models larger than memory "
@@ -162,18 +173,21 @@ class PruneCommand(_Command):
 
     def work(self) -> None:
         from .config import NeuronALConfig
+        from .processes import process_group
         from .pruner import NeuronALPruner
         from .saving import check_directory
 
         args = self.args
         check_directory(args.output)
         config = NeuronALConfig(**{field: value for field, value in vars(args).items() if field in CONFIG_FLAGS})
-        with _offload_folder(args) as folder:
+        with process_group() as processes, _offload_folder(args) as folder:
             options = {**_load_options(args), "stream_to": folder, "device": _device(args)}
             pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
             if folder is None:
                 pruner.model.to(_device(args))
-            model = pruner.quantize(args.output)
+            model = pruner.quantize(args.output, work_dir=args.work_dir or _beside(args.output, "unfinished"))
+            if processes.rank > 0:
+                return
             write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")
             write(f'    AutoModelForCausalLM.from_pretrained("{args.output}")')
             if args.push_to_hub:

@@ -31,17 +31,27 @@ def execution_device(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
 
+def stored_weight(projection: Projection) -> torch.Tensor:
+    """A projection's weight, shape (out, in), where it lives: a view of a file for one on disk."""
+    if not is_offloaded(projection.module):
+        return projection.weight
+    return projection.view(projection.module._hf_hook.weights_map[projection.parameter])
+
+
 class BlockLoader:
     """Brings the weights of a model's blocks to where they compute; does nothing for those that are there.
 
     Args:
         blocks (`Sequence[Block]`): in the order in which they will be wanted.
+
+    Attributes:
+        streams (`bool`): whether there is anything to bring.
     """
 
     def __init__(self, blocks: Sequence[Block]):
         self._blocks = blocks
-        self._streams = any(is_offloaded(module) for block in blocks for module in block.module.modules())
-        self._executor = ThreadPoolExecutor(1, "weights") if self._streams else None
+        self.streams = any(is_offloaded(module) for block in blocks for module in block.module.modules())
+        self._executor = ThreadPoolExecutor(1, "weights") if self.streams else None
         self._ahead: tuple[int, Future] | None = None
 
     @contextmanager
@@ -51,7 +61,7 @@ class BlockLoader:
         Changes to them are lost: masks are kept with [`mask_offloaded`].
         """
         block = self._blocks[index]
-        if not self._streams:
+        if not self.streams:
             yield block
             return
         weights = self._take(index)

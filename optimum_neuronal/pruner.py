@@ -1,6 +1,7 @@
 """`NeuronALPruner`: prunes a model as a `NeuronALConfig` says, from checks to report."""
 
 import platform
+import shutil
 import signal
 import threading
 import time
@@ -19,8 +20,12 @@ from .blocks import check_model, check_weights, find_decoder
 from .calibration import CalibrationSet, as_token_ids, draw_sequences, resolve_seq_length
 from .capture import inference
 from .config import NeuronALConfig
+from .identity import identity
+from .journal import Journal
 from .masks import PackedMask
+from .memory import with_less_memory
 from .offload import execution_device, is_offloaded, mask_offloaded
+from .processes import Processes
 from .projections import Decoder
 from .report import PruningReport, measure_sparsity, peak_memory, short_form
 from .saving import check_space, push_pruned, save_pruned
@@ -29,6 +34,7 @@ from .sweep import Sweep
 from .topup import Allocation
 
 
+MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
 
 
@@ -100,39 +106,56 @@ class NeuronALPruner(OptimumQuantizer):
                 pruner.tokenizer = AutoTokenizer.from_pretrained(model_or_path, **shared)
         return pruner
 
-    def quantize(self, save_dir: str | Path, file_prefix: str | None = None, *, dataset=None) -> PreTrainedModel:
+    def quantize(
+        self,
+        save_dir: str | Path,
+        file_prefix: str | None = None,
+        *,
+        dataset=None,
+        work_dir: str | Path | None = None,
+    ) -> PreTrainedModel:
         """Prunes the model of [`~NeuronALPruner.from_pretrained`], saves it, and returns it.
 
         Args:
             save_dir (`str` or `Path`): where to save; checked before the work starts.
             file_prefix: part of optimum's interface; must be None, since transformers names the files.
             dataset (*optional*): as for [`~NeuronALPruner.prune`].
+            work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
         """
         if file_prefix is not None:
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         check_space(self.model, save_dir)
-        model = self.prune(self.model, dataset)
+        model = self.prune(self.model, dataset, work_dir)
         self.save(model, save_dir)
+        if work_dir is not None and Processes.current().rank == 0:
+            shutil.rmtree(work_dir)
         return model
 
-    def prune(self, model: PreTrainedModel, dataset=None) -> PreTrainedModel:
+    def prune(self, model: PreTrainedModel, dataset=None, work_dir: str | Path | None = None) -> PreTrainedModel:
         """Sets weights of the model to zero, in place.
 
-        A prune that fails or is interrupted leaves every weight as it was: masks are applied at the very end.
+        A prune that fails or is interrupted leaves every weight as it was: masks are applied at the very end. Under
+        torchrun or `accelerate launch` the processes share the work, and each prunes its own copy of the model.
 
         Args:
-            model (`PreTrainedModel`): a dense decoder model with its weights in memory.
+            model (`PreTrainedModel`):
+                A dense decoder model. What accelerate has offloaded (`device_map`) is read block by block; the sparse
+                weights are then made whenever they are read, and no file is changed.
             dataset (*optional*):
                 Calibration data instead of the config's: a name or path as there, a list of strings, a
                 `datasets.Dataset`, or token ids of shape (num_samples, seq_length).
+            work_dir (`str` or `Path`, *optional*):
+                Where finished steps and blocks are recorded. The same call goes on from there after a crash, with the
+                same result to the bit.
 
         Returns:
             `PreTrainedModel`: the same model. `model.config.sparsity_config` tells how it was pruned.
 
         Raises:
             `ValueError`, `TypeError`: the model, the data and the config do not fit; the message says what to do.
+            `MemoryError`: too little memory, even with half the batch.
         """
         clock = _Clock()
         decoder, saliency, topup = self._check(model)
@@ -141,28 +164,57 @@ class NeuronALPruner(OptimumQuantizer):
         needs_calibration = saliency.uses_activations or topup.uses_calibration
         calibration = self._draw(model, dataset) if needs_calibration else None
         clock.lap("calibration data")
-        with inference(model):
-            ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
-            batch_size = self.config.batch_size or max(1, TOKENS_PER_FORWARD // max(1, ids.shape[1]))
-            device = execution_device(model.get_input_embeddings())
-            samples, least = self.config.num_alignment_samples, self.config.min_expert_tokens
-            budget = self.config.max_hidden_bytes
-            sweep = Sweep(decoder, saliency, ids, samples, batch_size, device, least, budget)
+        ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
+        journal = self._journal(work_dir, model, decoder, ids)
+
+        def find_masks(batch_size: int) -> tuple[Sweep, Allocation, dict[str, PackedMask]]:
+            sweep = self._sweep(model, decoder, saliency, ids, batch_size, journal)
             if needs_calibration:
                 sweep.check_replay()
             allocation = topup.allocate(sweep, self.config.sparsity)
             clock.lap("allocation")
             masks = sweep.final_masks(allocation.plan, topup.refine)
             clock.lap("pruning")
+            return sweep, allocation, masks
+
+        with inference(model):
+            batch_size = self.config.batch_size or max(1, TOKENS_PER_FORWARD // max(1, ids.shape[1]))
+            sweep, allocation, masks = with_less_memory(find_masks, batch_size)
         with _deferred_interrupt():
             apply_masks(decoder, masks)
             self.report = self._make_report(decoder, allocation, calibration, sweep, clock.seconds)
             model.config.sparsity_config = dict(short_form(self.report))
         return model
 
+    def _sweep(self, model, decoder: Decoder, saliency, ids: torch.Tensor, batch_size: int, journal: Journal) -> Sweep:
+        return Sweep(
+            decoder,
+            saliency,
+            ids,
+            self.config.num_alignment_samples,
+            batch_size,
+            execution_device(model.get_input_embeddings()),
+            self.config.min_expert_tokens,
+            self.config.max_hidden_bytes,
+            journal,
+            Processes.current(),
+        )
+
+    def _journal(self, work_dir, model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> Journal:
+        if work_dir is None or Processes.current().rank > 0:
+            return Journal()
+        config = {key: value for key, value in self.config.to_dict().items() if key not in MEMORY_KNOBS}
+        return Journal(work_dir, {**config, **identity(model, decoder, ids), "versions": _versions()})
+
     def save(self, model: PreTrainedModel, directory: str | Path) -> None:
-        """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`]."""
-        save_pruned(model, directory, self._own_report(), self.tokenizer)
+        """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
+
+        Of several processes, the first one saves.
+        """
+        report, processes = self._own_report(), Processes.current()
+        if processes.rank == 0:
+            save_pruned(model, directory, report, self.tokenizer)
+        processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs) -> str:
         """Publishes a model that this pruner pruned. Arguments and return value: see [`push_pruned`]."""
@@ -246,13 +298,17 @@ class NeuronALPruner(OptimumQuantizer):
             block_forwards=sweep.block_forwards,
             starved_experts=sweep.starved_experts,
             peak_memory=peak_memory(),
-            versions={
-                "optimum_neuronal": __version__,
-                "transformers": transformers.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            versions=_versions(),
         )
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "optimum_neuronal": __version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def apply_masks(decoder: Decoder, masks: Mapping[str, PackedMask]) -> None:

@@ -23,6 +23,13 @@ class SquaredNorms:
         self.tokens = 0
         self._parts: list[torch.Tensor] = []
 
+    @classmethod
+    def of(cls, value: torch.Tensor, tokens: int) -> "SquaredNorms":
+        """Norms that were measured elsewhere: `value` of shape (sequences, in), over so many tokens."""
+        norms = cls()
+        norms.tokens, norms._parts = tokens, [value]
+        return norms
+
     def update(self, inputs: torch.Tensor, sequences: int) -> None:
         """Adds a batch of inputs of shape (sequences, tokens, in), or flattened to (sequences * tokens, in)."""
         inputs = inputs.reshape(sequences, -1, inputs.shape[-1])

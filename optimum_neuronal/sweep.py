@@ -4,9 +4,13 @@ Every pass visits the blocks in order and carries *streams* of hidden states fro
 candidate, so that all candidates visit a block together and share what is the same for them.
 """
 
+import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,14 +30,17 @@ from .capture import (
     to_device,
 )
 from .experts import projection_activations
+from .journal import Journal
 from .masks import Cut, PackedMask, SparsityPlan, apply_cut, find_cut, prune_rows, sort_rows
 from .offload import BlockLoader, is_offloaded
+from .processes import Processes
 from .projections import Block, Decoder, Projection, trial_weights
 from .saliency import Saliency
 from .statistics import Norms, SquaredNorms, activation
 
 
 REFERENCES = ("sparse-stream", "dense")
+RECORD_EVERY = 60.0  # seconds between two records of an unfinished sweep
 
 Hidden = list[torch.Tensor]  # one tensor of shape (batch, tokens, hidden size) per batch
 Visit = Callable[[int, Block, Sequence[Call], list[Hidden]], list[Hidden]]
@@ -67,6 +74,8 @@ class Sweep:
         device (`torch.device`): where the decoder expects token ids.
         min_expert_tokens (`int`): an expert that receives fewer falls back, see [`projection_activations`].
         max_hidden_bytes (`int`, *optional*): more hidden states than this are kept in CPU memory between blocks.
+        journal ([`Journal`], *optional*): where finished steps and blocks are recorded, and looked up.
+        processes ([`Processes`], *optional*): with whom the work is shared.
 
     Attributes:
         block_forwards (`int`): how often a block was run on one sequence, so far: the cost of everything.
@@ -83,11 +92,15 @@ class Sweep:
         device: torch.device | str = "cpu",
         min_expert_tokens: int = 1,
         max_hidden_bytes: int | None = None,
+        journal: Journal | None = None,
+        processes: Processes | None = None,
     ):
         self.decoder, self.saliency, self.ids = decoder, saliency, ids
         self.num_alignment_samples, self.batch_size, self.device = num_alignment_samples, batch_size, device
         self.min_expert_tokens, self.max_hidden_bytes = min_expert_tokens, max_hidden_bytes
+        self.journal, self.processes = journal or Journal(), processes or Processes()
         self.loader = BlockLoader(decoder.blocks)
+        self._steps, self._recorded_at = 0, time.monotonic()
         self._wrap: Wrap | None = None
         self.block_forwards = 0
         self.starved_experts: list[str] = []
@@ -137,8 +150,19 @@ class Sweep:
         """Squared norms of the dense model's own inputs over the alignment sequences, block by block. Kept."""
         return self._dense_pass()[0]
 
+    @property
+    def can_abandon(self) -> bool:
+        """Whether running one candidate before the others is worth its extra sweep over the weights."""
+        return not self.loader.streams and self.processes.count == 1
+
     def alignment_errors(
-        self, plans: Sequence[SparsityPlan], reference: str, scope: str, metric: str, label: str
+        self,
+        plans: Sequence[SparsityPlan],
+        reference: str,
+        scope: str,
+        metric: str,
+        label: str,
+        bound: float = math.inf,
     ) -> list[float]:
         """Alignment error of every plan (paper, Eq. 3), all of them in one sweep.
 
@@ -149,27 +173,56 @@ class Sweep:
                 own hidden states. `"dense"`: the dense model's own stream.
             scope, metric (`str`): see [`alignment_error`].
             label (`str`): what the progress bar calls the sweep.
+            bound (`float`):
+                A plan is abandoned as soon as its error exceeds this: errors add up block by block and never shrink.
 
         Returns:
-            `list[float]`: one error per plan, summed over all pruned projections. Lower is better.
+            `list[float]`: one error per plan, summed over all pruned projections. Lower is better; infinite for plans
+            that were abandoned.
         """
-        errors: list[list[torch.Tensor]] = [[] for _ in plans]
+
+        def measure(name: str) -> tuple[list[float], dict]:
+            mine = self.processes.deal(plans)
+            return self.processes.collect(self._errors(mine, reference, (scope, metric), label, bound, name)), {}
+
+        return self._once(measure)[0]
+
+    def _errors(
+        self,
+        plans: Sequence[SparsityPlan],
+        reference: str,
+        measured_on: tuple[str, str],
+        label: str,
+        bound: float,
+        name: str,
+    ) -> list[float]:
+        kept: dict[str, torch.Tensor] = {}  # "plan.block" -> error
+
+        def so_far(member: int) -> list[torch.Tensor]:
+            return [kept[key] for block in range(len(self.decoder.blocks)) if (key := f"{member}.{block}") in kept]
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-            outputs: list[Hidden] = [[] for _ in plans]
+            outputs: list[Hidden] = [[] for _ in plans]  # stays empty for those that were abandoned
+            unread = self._output_projections(block) if block is self.decoder.blocks[-1] else ()
             for members in _grouped(streams, shared=reference == "dense"):
                 norms = self._reference(reference, index, block, streams[members[0]], calls)
                 activations, _ = projection_activations(block, norms, self.min_expert_tokens)
                 masks = self._masks(block, activations, [plans[member] for member in members])
                 for member, mask_of in zip(members, masks):
                     with trial_weights(block.pruned, mask_of):
-                        unread = self._output_projections(block) if block is self.decoder.blocks[-1] else ()
-                        outputs[member], sparse = self._replay(block, streams[member], calls, skipped=unread)
-                    errors[member].append(total_error(block.pruned, norms, sparse, scope, metric))
+                        output, sparse = self._replay(block, streams[member], calls, skipped=unread)
+                    kept[f"{member}.{index}"] = total_error(block.pruned, norms, sparse, *measured_on)
+                    if bound == math.inf or self._total(so_far(member)) <= bound:
+                        outputs[member] = output
             return outputs
 
-        self._sweep(self._alignment_inputs(), len(plans), visit, label)
-        return [self._total(per_block) for per_block in errors]
+        if not plans:
+            return []
+        self._sweep(self._alignment_inputs(), len(plans), visit, label, kept, name)
+        blocks = len(self.decoder.blocks)
+        errors = [self._total(so_far(member)) for member in range(len(plans))]
+        finished = [f"{member}.{blocks - 1}" in kept for member in range(len(plans))]
+        return [error if done and error <= bound else math.inf for error, done in zip(errors, finished)]
 
     def deviation(self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str) -> Deviation:
         """Alignment error of one plan, and the deviation at every place that rows feed. Arguments as above.
@@ -177,8 +230,16 @@ class Sweep:
         With `"sparse-stream"` a block's first input is the same in both runs. There the rows of the block before
         are compared by that block's two outputs, each as this block's first projection receives it.
         """
-        errors: list[torch.Tensor] = []
-        places: dict[str, torch.Tensor] = {}
+
+        def measure(name: str) -> tuple[float, dict[str, torch.Tensor]]:
+            return self._deviation(plan, reference, (scope, metric), label, name)
+
+        return Deviation(*self.processes.from_first(self._once(measure)))
+
+    def _deviation(
+        self, plan: SparsityPlan, reference: str, measured_on: tuple[str, str], label: str, name: str
+    ) -> tuple[float, dict[str, torch.Tensor]]:
+        kept: dict[str, torch.Tensor] = {}  # "error block" or "place name"
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
             hidden, dense_hidden = streams
@@ -190,21 +251,25 @@ class Sweep:
             (mask_of,) = self._masks(block, activations, [plan])
             with trial_weights(block.pruned, mask_of):
                 output, sparse = self._replay(block, hidden, calls)
-            errors.append(total_error(block.pruned, norms, sparse, scope, metric))
+            kept[f"error {index}"] = total_error(block.pruned, norms, sparse, *measured_on)
             if index > 0:
                 before = norms
                 if reference != "dense":  # only the first input is wanted, so no projection need be computed
                     before = self._replay(block, dense_hidden, calls, skipped=list(block.projections.values()))[1]
                 entry = block.entry
-                places[self.decoder.blocks[index - 1].name] = _difference(before[entry], sparse[entry])
-            places.update(self._deviations(block, norms, sparse))
+                kept[f"place {self.decoder.blocks[index - 1].name}"] = _difference(before[entry], sparse[entry])
+            for place, difference in self._deviations(block, norms, sparse).items():
+                kept[f"place {place}"] = difference
             return [output, dense_output]
 
         inputs = self._alignment_inputs()
-        output, dense_output = self._sweep(inputs, 2, visit, label)
+        output, dense_output = self._sweep(inputs, 2, visit, label, kept, name)
         dense_final = self._dense_pass()[1] if reference == "dense" else _final_norms(inputs.final_norm, dense_output)
-        places[self.decoder.blocks[-1].name] = _difference(dense_final, _final_norms(inputs.final_norm, output))
-        return Deviation(self._total(errors), {key: value.double().cpu() for key, value in places.items()})
+        last = _difference(dense_final, _final_norms(inputs.final_norm, output))
+        kept[f"place {self.decoder.blocks[-1].name}"] = last
+        errors = [kept[f"error {index}"] for index in range(len(self.decoder.blocks))]
+        places = {key.removeprefix("place "): value for key, value in kept.items() if key.startswith("place ")}
+        return self._total(errors), {place: value.double().cpu() for place, value in places.items()}
 
     def _deviations(self, block: Block, dense: Norms, sparse: Norms) -> dict[str, torch.Tensor]:
         """Deviation of every place inside a block that rows of its pruned projections feed."""
@@ -233,55 +298,133 @@ class Sweep:
             `dict[str, PackedMask]`: projection name -> mask. No weight is changed.
         """
         masks: dict[str, PackedMask] = {}
-        finite: list[torch.Tensor] = []
-
-        def prune_block(block: Block, norms: Norms | None) -> None:
-            activations, starved = {}, []
-            if norms is not None:
-                activations, starved = projection_activations(block, norms, self.min_expert_tokens)
-            self.starved_experts += starved
-            for projection in block.pruned:
-                score = self._score(projection, activations)
-                mask = prune_rows(score, plan.row_counts(projection.name, projection.shape))
-                if refine is not None:
-                    mask = refine(projection, mask, activations.get(projection.name))
-                masks[projection.name] = PackedMask.pack(mask).to(self._mask_device(projection))
-                finite.append(torch.isfinite(score).all())
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-            prune_block(block, self._reference("sparse-stream", index, block, streams[0], calls))
+            def prune() -> tuple[dict, dict[str, torch.Tensor]]:
+                norms = self._reference("sparse-stream", index, block, streams[0], calls)
+                return self._prune_block(block, self._joined(norms), plan, refine)
+
+            masks.update(self._masks_of(index, block, prune))
             if block is self.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
-            with trial_weights(
-                block.pruned, lambda projection: masks[projection.name].unpack(projection.weight.device)
-            ):
+            with trial_weights(block.pruned, lambda p: masks[p.name].unpack(p.weight.device)):
                 return [self._replay(block, streams[0], calls, record=False)[0]]
 
         self.starved_experts = []
         if self.saliency.uses_activations:
             self._inputs = self._dense = None
-            inputs = self._capture(self.ids)
+            inputs = self._capture(self.ids[self.processes.part(len(self.ids))])
             self._sweep(inputs, 1, visit, "Pruning")
         else:
             for index in range(len(self.decoder.blocks)):
                 with self.loader.loaded(index) as block:
-                    prune_block(block, None)
-        for name, is_finite in zip(masks, finite):
-            if not bool(is_finite):
-                raise ValueError(f"The saliency of {name} is not finite: its inputs overflow in the model's dtype.")
+                    masks.update(self._masks_of(index, block, partial(self._prune_block, block, None, plan, refine)))
         return masks
+
+    def _prune_block(
+        self, block: Block, norms: Norms | None, plan: SparsityPlan, refine: Refine | None
+    ) -> tuple[dict, dict[str, torch.Tensor]]:
+        """The starved experts of a block, and its masks' bits by projection."""
+        activations, starved = {}, []
+        if norms is not None:
+            activations, starved = projection_activations(block, norms, self.min_expert_tokens)
+        bits, finite = {}, []
+        for projection in block.pruned:
+            name, score = projection.name, self._score(projection, activations)
+            finite.append(torch.isfinite(score).all())
+            mask = prune_rows(score, plan.row_counts(name, projection.shape))
+            if refine is not None:
+                mask = refine(projection, mask, activations.get(name))
+            bits[name] = PackedMask.pack(mask).bits
+        for name, is_finite in zip(bits, torch.stack(finite).tolist() if finite else ()):
+            if not is_finite:
+                raise ValueError(f"The saliency of {name} is not finite: its inputs overflow in the model's dtype.")
+        return {"starved": starved}, bits
+
+    def _masks_of(self, index: int, block: Block, prune: Callable) -> dict[str, PackedMask]:
+        """The masks of one block, recorded or made now."""
+        found, bits = self._recorded(f"block-{index:05d}", prune)
+        self.starved_experts += found["starved"]
+        return {p.name: PackedMask(bits[p.name].to(self._mask_device(p)), p.shape) for p in block.pruned}
+
+    def _once(self, measure: Callable[[str], tuple[Any, dict[str, torch.Tensor]]]):
+        """What a step measures, recorded or measured now: a JSON value and tensors."""
+        self._steps += 1
+        name = f"step-{self._steps:02d}"
+        found = self._recorded(name, partial(measure, f"{name}-unfinished"))
+        self.journal.drop(f"{name}-unfinished")
+        return found
+
+    def _recorded(self, name: str, make: Callable[[], tuple[Any, dict[str, torch.Tensor]]]):
+        found = self.processes.from_first(self.journal.get(name))
+        if found is None:
+            found = make()
+            if self.processes.rank == 0:
+                self.journal.put(name, *found)
+        return found
+
+    def _joined(self, norms: Norms) -> Norms:
+        """Norms over the sequences of all processes, in their order."""
+        if not self.processes.shares(len(self.ids)):
+            return norms
+        joined: dict[int, SquaredNorms] = {}
+        for norm in norms.values():
+            if id(norm) not in joined:
+                tokens = sum(self.processes.collect([norm.tokens]))
+                joined[id(norm)] = SquaredNorms.of(self.processes.join(norm.value, len(self.ids)), tokens)
+        return {name: joined[id(norm)] for name, norm in norms.items()}
 
     def _mask_device(self, projection: Projection) -> torch.device:
         """Masks of offloaded weights wait in CPU memory, like the weights."""
         return torch.device("cpu") if is_offloaded(projection.module) else projection.weight.device
 
-    def _sweep(self, inputs: BlockInputs, streams: int, visit: Visit, label: str | None) -> list[Hidden]:
-        hidden = [inputs.hidden] * streams
-        blocks = logging.tqdm(self.decoder.blocks, desc=label, unit="block", leave=False, disable=label is None)
-        for index, _ in enumerate(blocks):
-            with self.loader.loaded(index) as block:
-                hidden = self._within_budget(visit(index, block, inputs.calls[index], hidden))
+    def _sweep(
+        self,
+        inputs: BlockInputs,
+        streams: int,
+        visit: Visit,
+        label: str | None,
+        kept: dict[str, torch.Tensor] | None = None,
+        name: str = "",
+    ) -> list[Hidden]:
+        """Visits all blocks in order; with `name`, from where an interrupted sweep of that name had recorded `kept`."""
+        start, hidden = self._unfinished(name, inputs, streams, kept)
+        quiet = label is None or self.processes.rank > 0
+        blocks = logging.tqdm(range(len(inputs.calls)), desc=label, unit="block", leave=False, disable=quiet)
+        for index in blocks:
+            if index >= start:
+                with self.loader.loaded(index) as block:
+                    hidden = self._within_budget(visit(index, block, inputs.calls[index], hidden))
+                self._record_unfinished(name, index + 1, hidden, kept)
         return hidden
+
+    def _record_unfinished(self, name: str, blocks: int, streams: list[Hidden], kept: dict | None) -> None:
+        """Records how far a sweep has come, every now and then, since its hidden states are many."""
+        too_soon = time.monotonic() - self._recorded_at < RECORD_EVERY
+        if not name or not self.journal.keeps or too_soon or self.processes.count > 1:
+            return
+        distinct = {id(states): states for stream in streams for states in stream}
+        if any(getattr(states, "shared_contents", None) for states in distinct.values()):
+            return  # what blocks share is not recorded
+        places = {key: place for place, key in enumerate(distinct)}
+        value = {"blocks": blocks, "streams": [[places[id(states)] for states in stream] for stream in streams]}
+        tensors = {f"hidden {place}": distinct[key] for key, place in places.items()}
+        self.journal.put(name, value, {**tensors, **{f"kept {key}": value for key, value in kept.items()}})
+        self._recorded_at = time.monotonic()
+
+    def _unfinished(self, name: str, inputs: BlockInputs, streams: int, kept: dict | None) -> tuple[int, list[Hidden]]:
+        found = self.journal.get(name) if name and self.processes.count == 1 else None
+        beginning = 0, [inputs.hidden] * streams
+        if found is None:
+            return beginning
+        value, tensors = found
+        shapes = [states.shape for states in inputs.hidden]
+        hidden = [[tensors[f"hidden {place}"] for place in stream] for stream in value["streams"]]
+        if any(stream and [states.shape for states in stream] != shapes for stream in hidden):
+            return beginning  # recorded with another batch size
+        kept.update({key.removeprefix("kept "): t for key, t in tensors.items() if key.startswith("kept ")})
+        same: dict[tuple, Hidden] = {}  # streams that were one list are one again
+        return value["blocks"], [same.setdefault(tuple(map(id, stream)), stream) for stream in hidden]
 
     def _capture(self, ids: torch.Tensor) -> BlockInputs:
         budget = self.max_hidden_bytes
@@ -377,9 +520,14 @@ class Sweep:
 
 
 def _grouped(streams: list[Hidden], shared: bool) -> list[list[int]]:
-    """Indices of streams that share the dense block's activations: those with the very same hidden states."""
+    """Indices of streams that share the dense block's activations: those with the very same hidden states.
+
+    Streams without any were abandoned.
+    """
     groups: dict[int, list[int]] = {}
     for index, stream in enumerate(streams):
+        if not stream:
+            continue
         groups.setdefault(0 if shared else id(stream), []).append(index)
     return list(groups.values())
 

@@ -12,7 +12,7 @@ from ..masks import SparsityPlan
 from ..projections import Decoder
 from ..registry import did_you_mean
 from ..sweep import REFERENCES, Deviation, Sweep
-from .base import Allocation, TopUp, get_dist, register_topup
+from .base import Allocation, Pass, TopUp, get_dist, register_topup
 
 
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
@@ -59,6 +59,18 @@ class NeuronAL(TopUp):
                 for projection in block.pruned:
                     decoder.row_groups(block, projection)
 
+    def passes(self) -> tuple[Pass, ...]:
+        passes = []
+        if self.steps in ("both", "block"):
+            count = len(self.block_lambdas)
+            split = (count,) if count < 3 else (1, count - 1)  # see `_block_errors`
+            passes += [Pass("Block step", plans, self.reference) for plans in split]
+        if self.steps in ("both", "row"):
+            passes.append(Pass("Row deviations", 1, self.reference, deviation=True))
+            if trials := sum(lam != 0 for lam in self.row_lambdas):
+                passes.append(Pass("Row step", trials, self.reference))
+        return tuple(passes)
+
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         plan = SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity))
         decisions: dict = {}
@@ -72,9 +84,19 @@ class NeuronAL(TopUp):
         """Sparsity rises linearly from the first block to the last (paper, section 3.1.1)."""
         start = time.perf_counter()
         plans = [block_plan(sweep.decoder, sparsity, lam) for lam in self.block_lambdas]
-        errors = sweep.alignment_errors(plans, *self._measured_on, label="Block step")
+        errors = self._block_errors(sweep, plans)
         best = min(range(len(plans)), key=errors.__getitem__)
         return plans[best], _decision(self.block_lambdas, errors, best, start)
+
+    def _block_errors(self, sweep: Sweep, plans: Sequence[SparsityPlan]) -> list[float]:
+        """Errors of the candidates; those that cannot beat the middle one, which runs first, need not finish."""
+        label, middle = "Block step", len(plans) // 2
+        if not sweep.can_abandon or len(plans) < 3:
+            return sweep.alignment_errors(plans, *self._measured_on, label=label)
+        (first,) = sweep.alignment_errors([plans[middle]], *self._measured_on, label=label)
+        others = [*plans[:middle], *plans[middle + 1 :]]
+        errors = sweep.alignment_errors(others, *self._measured_on, label=label, bound=first)
+        return [*errors[:middle], first, *errors[middle:]]
 
     def _row_step(self, sweep: Sweep, base: SparsityPlan) -> tuple[SparsityPlan, dict]:
         """Rows whose features deviate more from the dense model's get less sparsity (paper, section 3.1.2)."""
@@ -82,7 +104,9 @@ class NeuronAL(TopUp):
         deviation = sweep.deviation(base, *self._measured_on, label="Row deviations")
         trials = [lam for lam in self.row_lambdas if lam != 0]
         plans = row_plans(sweep.decoder, base, trials, deviation)
-        measured = sweep.alignment_errors(plans, *self._measured_on, label="Row step") if plans else []
+        # Lambda 0.0 stands for leaving the rows alone. If it takes part, its error is known: the others must beat it.
+        bound = deviation.error if 0.0 in self.row_lambdas and sweep.can_abandon else math.inf
+        measured = sweep.alignment_errors(plans, *self._measured_on, label="Row step", bound=bound) if plans else []
         by_lambda = {0.0: (deviation.error, base)} | {
             lam: (error, plan) for lam, error, plan in zip(trials, measured, plans)
         }
@@ -120,7 +144,9 @@ def row_plans(
 def _decision(lambdas: Sequence[float], errors: Sequence[float], best: int, start: float) -> dict:
     return {
         "lambda": lambdas[best],
-        "candidates": [{"lambda": lam, "error": error} for lam, error in zip(lambdas, errors)],
+        "candidates": [  # no error: abandoned, since it could not win any more
+            {"lambda": lam, "error": None if error == math.inf else error} for lam, error in zip(lambdas, errors)
+        ],
         "seconds": time.perf_counter() - start,
     }
 

@@ -16,7 +16,9 @@ class FakeSweep:
     def __init__(self, decoder, errors):
         self.decoder, self.errors, self.asked = decoder, errors, []
 
-    def alignment_errors(self, plans, *measured_on, label):
+    can_abandon = False
+
+    def alignment_errors(self, plans, *measured_on, label, bound=float("inf")):
         self.asked.append((label, plans))
         return self.errors[label][: len(plans)]
 

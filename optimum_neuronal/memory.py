@@ -1,0 +1,56 @@
+"""What is done when memory runs out: once, the batch is halved; then the error says what can be changed."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+Result = TypeVar("Result")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had: an accelerator's, torch's on the CPU, or Python's."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+
+
+def with_less_memory(work: Callable[[int], Result], batch_size: int) -> Result:
+    """Calls `work(batch_size)`; if memory runs out, once more with half the batch.
+
+    Args:
+        work: what to do, given the sequences per forward; its result must not depend on them.
+        batch_size (`int`): sequences per forward.
+
+    Raises:
+        `MemoryError`: it ran out again, or the batch is one sequence already. The message holds the allocator's own,
+            with the bytes that were missing, and names what to change.
+    """
+    try:
+        return work(batch_size)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if batch_size == 1:
+            raise MemoryError(_advice(batch_size, error)) from error
+        logger.warning(f"Memory ran out: going on with batch_size={batch_size // 2} instead of {batch_size}. {error}")
+    if torch.accelerator.is_available():
+        torch.accelerator.memory.empty_cache()
+    try:
+        return work(batch_size // 2)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MemoryError(_advice(batch_size // 2, error)) from error
+
+
+def _advice(batch_size: int, error: BaseException) -> str:
+    smaller = f"a batch_size below {batch_size}, " if batch_size > 1 else ""
+    return (
+        f"Memory ran out, with batch_size={batch_size}; no weight was changed. Try {smaller}a shorter seq_length, "
+        "max_hidden_bytes=0 (hidden states wait in CPU memory), or leave the weights on disk (--stream, or "
+        f"device_map and offload_folder of from_pretrained). The allocator's message: {error}"
+    )
