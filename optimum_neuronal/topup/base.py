@@ -32,6 +32,23 @@ class Allocation:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """What a top-up asks of the sweep, told beforehand.
+
+    Args:
+        label (`str`): what the progress bar calls it.
+        plans (`int`): how many plans are tried; 0 if only the dense model's activations are wanted.
+        reference (`str`): as [`Sweep`] takes it: `"sparse-stream"` or `"dense"`.
+        deviation (`bool`): whether [`Sweep.deviation`] is asked, and not [`Sweep.alignment_errors`].
+    """
+
+    label: str
+    plans: int
+    reference: str
+    deviation: bool = False
+
+
+@dataclass(frozen=True)
 class TopUp(ABC):
     """Decides where the sparsity goes, on top of any saliency. The fields of a subclass are its hyper-parameters:
     those that `NeuronALConfig` has too are taken from there, the others from `topup_args`.
@@ -45,6 +62,10 @@ class TopUp(ABC):
 
     def check(self, decoder: Decoder) -> None:
         """Raises `ValueError` if this top-up cannot serve the model. Called before any long work."""
+
+    def passes(self) -> tuple[Pass, ...]:
+        """What `allocate` asks the sweep for, in its order, if it abandons nothing: a dry run tells the cost by it."""
+        return ()
 
     @abstractmethod
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
