@@ -6,6 +6,7 @@ disk, and renamed. Since a prune is deterministic, its steps are told apart by t
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ class Journal:
     def keeps(self) -> bool:
         """Whether anything is recorded."""
         return self.directory is not None
+
+    def has_room(self, size: int) -> bool:
+        """Whether the directory's disk can take so many bytes beside what is replaced by them."""
+        return self.keeps and shutil.disk_usage(self.directory).free > size
 
     def get(self, name: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
         """What was recorded under a name: a JSON value and tensors on the CPU. None if nothing was."""

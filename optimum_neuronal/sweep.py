@@ -39,6 +39,8 @@ from .saliency import Saliency
 from .statistics import Norms, SquaredNorms, activation
 
 
+logger = logging.get_logger(__name__)
+
 REFERENCES = ("sparse-stream", "dense")
 RECORD_EVERY = 60.0  # seconds between two records of an unfinished sweep
 
@@ -178,7 +180,7 @@ class Sweep:
 
         Returns:
             `list[float]`: one error per plan, summed over all pruned projections. Lower is better; infinite for plans
-            that were abandoned.
+            that were abandoned before the last block.
         """
 
         def measure(name: str) -> tuple[list[float], dict]:
@@ -222,7 +224,7 @@ class Sweep:
         blocks = len(self.decoder.blocks)
         errors = [self._total(so_far(member)) for member in range(len(plans))]
         finished = [f"{member}.{blocks - 1}" in kept for member in range(len(plans))]
-        return [error if done and error <= bound else math.inf for error, done in zip(errors, finished)]
+        return [error if done else math.inf for error, done in zip(errors, finished)]
 
     def deviation(self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str) -> Deviation:
         """Alignment error of one plan, and the deviation at every place that rows feed. Arguments as above.
@@ -406,6 +408,9 @@ class Sweep:
         distinct = {id(states): states for stream in streams for states in stream}
         if any(getattr(states, "shared_contents", None) for states in distinct.values()):
             return  # what blocks share is not recorded
+        if not self.journal.has_room(hidden_bytes(streams)):
+            logger.warning_once("The disk is too full to record unfinished sweeps: finished steps and blocks are.")
+            return
         places = {key: place for place, key in enumerate(distinct)}
         value = {"blocks": blocks, "streams": [[places[id(states)] for states in stream] for stream in streams]}
         tensors = {f"hidden {place}": distinct[key] for key, place in places.items()}

@@ -140,3 +140,11 @@ def test_memory_may_be_managed_otherwise(ids, tmp_path, often, monkeypatch):
     assert (tmp_path / IDENTITY).exists()
     _, result = prune("llama", ids, tmp_path, batch_size=2, max_hidden_bytes=0)
     assert equal(expected, result)
+
+
+def test_a_full_disk_does_not_stop_a_prune(ids, tmp_path, often, monkeypatch):
+    _, expected = prune("llama", ids)
+    monkeypatch.setattr("optimum_neuronal.journal.Journal.has_room", lambda self, size: False)
+    _, result = prune("llama", ids, tmp_path)
+    assert equal(expected, result)
+    assert not list(tmp_path.glob("*unfinished*")) and list(tmp_path.glob("step-*")) and list(tmp_path.glob("block-*"))

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from conftest import make_model
@@ -10,7 +12,7 @@ from optimum_neuronal.projections import trial_weights
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.statistics import SquaredNorms, activation
 from optimum_neuronal.sweep import Sweep
-from optimum_neuronal.topup.neuronal import block_plan
+from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
 
 
 def make_sweep(model, ids, saliency="wanda", batch_size=1):
@@ -85,6 +87,37 @@ def test_plans_do_not_disturb_each_other(family, ids):
             together = sweep.alignment_errors(plans, reference, "sequence", "l2", label=None)
             alone = [sweep.alignment_errors([p], reference, "sequence", "l2", label=None)[0] for p in plans]
             assert together == alone
+
+
+def test_plans_that_cannot_win_are_abandoned(llama, ids):
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2, 0.3)]
+        for reference in ("sparse-stream", "dense"):
+            measured_on = (reference, "sequence", "l2")
+            everything = sweep.alignment_errors(plans, *measured_on, label=None)
+            low, high = min(everything), max(everything)
+            assert sweep.alignment_errors(plans, *measured_on, label=None, bound=high) == everything
+            bounded = sweep.alignment_errors(plans, *measured_on, label=None, bound=low)
+            assert min(bounded) == low and bounded.index(low) == everything.index(low)
+            assert all(error in (whole, math.inf) for error, whole in zip(bounded, everything))
+            sweep.block_forwards = 0
+            assert sweep.alignment_errors(plans, *measured_on, label=None, bound=0.0) == 4 * [math.inf]
+            assert sweep.block_forwards <= 4 * 5, "all of them after the first block"
+
+
+@pytest.mark.parametrize("scope", ["sequence", "pooled"])
+def test_abandoning_does_not_change_the_decision(any_model, ids, scope, monkeypatch):
+    decisions = {}
+    for abandons in (True, False):
+        monkeypatch.setattr(Sweep, "can_abandon", abandons)
+        with inference(any_model):
+            topup = NeuronAL(alignment_scope=scope, block_lambdas=(0.05, 0.1, 0.2, 0.25), row_lambdas=(0.0, 0.1, 0.3))
+            allocation = topup.allocate(make_sweep(any_model, ids), 0.7)
+        decisions[abandons] = {step: decision["lambda"] for step, decision in allocation.decisions.items()}
+        plans = decisions[abandons], {k: torch.as_tensor(v).tolist() for k, v in allocation.plan.sparsity.items()}
+        decisions[abandons] = plans
+    assert decisions[True] == decisions[False]
 
 
 def test_shared_work_is_done_once(llama, ids):
