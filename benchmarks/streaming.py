@@ -1,0 +1,258 @@
+"""Prunes a model under a third of the memory that its weights take, and compares the masks with an ordinary prune.
+
+    python -m benchmarks.streaming --directory DIR [--limit-share 0.333]
+
+A random checkpoint with the shapes of Llama-3.2-3B is written (`make`), loaded and pruned as usual (`whole`), and
+pruned and saved with its weights on disk (`streamed`), each in a process of its own. The last one runs under a hard
+limit of its address space (RLIMIT_AS), set before the interpreter starts. That is stricter than a limit of resident
+memory: libraries and mapped files count in full, read or not. (Hence checkpoint shards of one block: a shard is mapped
+whole while a tensor is read.) That the limit holds is tried first. DIR must have room for three times the model, or
+rather more than twice.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.utils import logging
+
+from benchmarks.memory import MALLOC, resident
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.report import format_table
+
+
+INDEX = "model.safetensors.index.json"
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+SEQUENCES = 4
+
+
+def model_config(args: argparse.Namespace) -> LlamaConfig:
+    """Llama-3.2-3B unless said otherwise."""
+    return LlamaConfig(
+        hidden_size=args.hidden_size,
+        intermediate_size=args.intermediate_size,
+        num_hidden_layers=args.blocks,
+        num_attention_heads=args.hidden_size // args.head_size,
+        num_key_value_heads=max(1, args.hidden_size // args.head_size // 3),
+        head_dim=args.head_size,
+        vocab_size=args.vocabulary,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+        architectures=["LlamaForCausalLM"],
+    )
+
+
+def make(args: argparse.Namespace) -> None:
+    """Writes the checkpoint, one shard for the embeddings and one for each block; no more is ever held."""
+    folder = args.directory / "dense"
+    folder.mkdir(parents=True, exist_ok=True)
+    config = model_config(args)
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    shards: dict[str, list[tuple[str, torch.Size]]] = {}
+    for name, parameter in skeleton.named_parameters():
+        shards.setdefault(".".join(name.split(".")[:3]), []).append((name, parameter.shape))
+    weight_map, total = {}, 0
+    for number, tensors in enumerate(shards.values(), 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        made = {name: random_weight(name, shape) for name, shape in tensors}
+        save_file(made, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(made, file)
+        total += sum(tensor.nbytes for tensor in made.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def random_weight(name: str, shape: torch.Size) -> torch.Tensor:
+    """The same for the same name: normal with deviation 0.02, or ones for a norm."""
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=torch.bfloat16)
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
+
+
+def whole(args: argparse.Namespace) -> None:
+    """Loads and prunes the model as usual."""
+    began = time.perf_counter()
+    pruner = NeuronALPruner.from_pretrained(args.directory / "dense", config=pruning_config(), dtype="auto")
+    pruner.prune(pruner.model, token_ids(args))
+    measured = measurements(began, pruner)
+    weights = {name: weight for name, weight in pruner.model.named_parameters() if is_pruned(name)}
+    masks = {name: mask_digest(weight) for name, weight in weights.items()}
+    (args.directory / "whole.json").write_text(json.dumps({**measured, "masks": masks}, indent=2), encoding="utf-8")
+
+
+def streamed(args: argparse.Namespace) -> None:
+    """Prunes the model from its files, and saves it."""
+    began = time.perf_counter()
+    pruner = NeuronALPruner.from_pretrained(
+        args.directory / "dense",
+        config=pruning_config(),
+        stream_to=args.directory / "rewritten",
+        device=torch.device("cpu"),
+        dtype="auto",
+    )
+    pruner.quantize(args.directory / "sparse", dataset=token_ids(args))
+    measured = measurements(began, pruner)
+    (args.directory / "streamed.json").write_text(json.dumps(measured, indent=2), encoding="utf-8")
+
+
+def pruning_config() -> NeuronALConfig:
+    """Both steps, three candidates each."""
+    return NeuronALConfig(
+        0.7,
+        num_samples=SEQUENCES,
+        num_alignment_samples=SEQUENCES,
+        block_lambdas=(0.05, 0.1, 0.2),
+        row_lambdas=(0.0, 0.05, 0.1),
+    )
+
+
+def token_ids(args: argparse.Namespace) -> torch.Tensor:
+    """The calibration sequences."""
+    return torch.randint(0, args.vocabulary, (SEQUENCES, args.tokens), generator=torch.Generator().manual_seed(0))
+
+
+def measurements(began: float, pruner: NeuronALPruner) -> dict:
+    """What a process used up to now, and what its pruner decided."""
+    io = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    report = pruner.report.to_dict()
+    return {
+        "seconds": time.perf_counter() - began,
+        "peak_resident": resident("VmHWM"),
+        "peak_address_space": resident("VmPeak"),
+        "read_from_disk": int(io["read_bytes"]),
+        "block_bytes": sum(p.numel() * p.element_size() for p in pruner.model.model.layers[0].parameters()),
+        **{key: report[key] for key in ("block_lambda", "row_lambda", "decisions", "achieved_sparsity")},
+        "phases": report["seconds"],
+    }
+
+
+def is_pruned(name: str) -> bool:
+    """Whether a parameter is the weight of a projection."""
+    return name.endswith(tuple(f"{projection}.weight" for projection in PROJECTIONS))
+
+
+def mask_digest(weight: torch.Tensor) -> str:
+    """SHA-256 of where a weight is zero."""
+    return hashlib.sha256(np.packbits((weight == 0).numpy()).tobytes()).hexdigest()
+
+
+def saved_masks(folder: Path) -> dict[str, str]:
+    """The digest of every mask in a saved model, read tensor by tensor."""
+    digests = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            digests |= {name: mask_digest(file.get_tensor(name)) for name in file.keys() if is_pruned(name)}  # noqa: SIM118
+    return digests
+
+
+def run(step: str, limit: int | None = None) -> None:
+    """Runs one step of this benchmark in a process of its own, under a limit of its address space."""
+    start([sys.executable, "-m", "benchmarks.streaming", *sys.argv[1:], "--step", step], limit).check_returncode()
+
+
+def start(command: list[str], limit: int | None, **kwargs) -> subprocess.CompletedProcess:
+    """Runs a command with freed memory handed back at once, in one arena for all threads."""
+
+    def restrict() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    return subprocess.run(
+        command, env={**os.environ, **MALLOC, "MALLOC_ARENA_MAX": "1"}, preexec_fn=restrict, **kwargs
+    )
+
+
+def check_limit(limit: int) -> str:
+    """Raises `RuntimeError` unless a process may allocate half of the limit, and fails to allocate all of it."""
+    outcomes = []
+    for size in (limit // 2, limit):
+        found = start([sys.executable, "-c", f"bytearray({size})"], limit, capture_output=True, text=True)
+        outcomes.append(found.stderr.strip().rpartition("\n")[2])
+    if outcomes != ["", "MemoryError"]:
+        raise RuntimeError(f"The limit is not enforced: {outcomes}")
+    return f"RLIMIT_AS, {limit / 1e9:.2f} GB: under it, {limit / 2e9:.2f} GB can be had, {limit / 1e9:.2f} GB cannot"
+
+
+def drop_cached(folder: Path) -> None:
+    """Has the files of a folder read from the disk when they are read next."""
+    for path in folder.glob("*.safetensors"):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def compare(args: argparse.Namespace, size: int, limit: int) -> None:
+    """Prints the table, and which masks differ."""
+    results = {name: json.loads((args.directory / f"{name}.json").read_text()) for name in ("whole", "streamed")}
+    expected, found = results["whole"]["masks"], saved_masks(args.directory / "sparse")
+    different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    block = results["whole"]["block_bytes"]
+    print(
+        f"model {size / 1e9:.2f} GB, {args.blocks} blocks of {block / 1e6:.0f} MB; {SEQUENCES} x {args.tokens} tokens"
+    )
+    rows = []
+    for name, result in results.items():
+        sizes = [f"{result[key] / 1e9:.2f}" for key in ("peak_resident", "peak_address_space", "read_from_disk")]
+        decided = f"{result['block_lambda']:g} / {result['row_lambda']:g}"
+        allowed = f"{limit / 1e9:.2f}" if name == "streamed" else "none"
+        rows.append([name, allowed, *sizes, f"{result['seconds']:.0f}", decided])
+    header = ["", "limit GB", "resident GB", "address space GB", "from disk GB", "seconds", "lambda block / row"]
+    print(format_table(header, rows))
+    same = results["whole"]["decisions"] == results["streamed"]["decisions"]
+    print(f"decisions and their errors: {'equal' if same else 'DIFFERENT'}")
+    print(f"masks: {len(expected) - len(different)} of {len(expected)} equal", *different, sep="\n")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--directory", type=Path, required=True, help="where models and results are written")
+    parser.add_argument("--limit-share", type=float, default=0.333, help="of the model's bytes (default: 0.333)")
+    parser.add_argument("--hidden-size", type=int, default=3072, help="(default: 3072)")
+    parser.add_argument("--intermediate-size", type=int, default=8192, help="(default: 8192)")
+    parser.add_argument("--head-size", type=int, default=128, help="(default: 128)")
+    parser.add_argument("--blocks", type=int, default=28, help="(default: 28)")
+    parser.add_argument("--vocabulary", type=int, default=128256, help="(default: 128256)")
+    parser.add_argument("--tokens", type=int, default=16, help="in each of the four sequences (default: 16)")
+    parser.add_argument("--step", choices=("make", "whole", "streamed", "compare"), help="only this (default: all)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs one step here, or every step in a process of its own."""
+    args = parse()
+    logging.disable_progress_bar()
+    if args.step in ("make", "whole", "streamed"):
+        {"make": make, "whole": whole, "streamed": streamed}[args.step](args)
+        return
+    dense = args.directory / "dense"
+    if not (dense / INDEX).exists():
+        run("make")
+    size = json.loads((dense / INDEX).read_text())["metadata"]["total_size"]
+    limit = int(size * args.limit_share)
+    print(check_limit(limit), flush=True)
+    if args.step is None:
+        drop_cached(dense)
+        run("whole")
+        drop_cached(dense)
+        run("streamed", limit)
+    compare(args, size, limit)
+
+
+if __name__ == "__main__":
+    main()
