@@ -5,7 +5,6 @@ candidate, so that all candidates visit a block together and share what is the s
 """
 
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +20,12 @@ from .capture import (
     BlockInputs,
     Call,
     Wrap,
-    block_outputs,
     capture_inputs,
-    first_output,
     hidden_bytes,
-    output_wrapper,
     replay,
     to_device,
 )
+from .checks import check_replay
 from .experts import projection_activations
 from .journal import Journal
 from .masks import Cut, PackedMask, SparsityPlan, apply_cut, find_cut, prune_rows, sort_rows
@@ -37,14 +34,12 @@ from .processes import Processes
 from .projections import Block, Decoder, Projection, trial_weights
 from .saliency import Saliency
 from .statistics import Norms, SquaredNorms, activation
+from .unfinished import Hidden, recall_sweep, record_sweep
 
-
-logger = logging.get_logger(__name__)
 
 REFERENCES = ("sparse-stream", "dense")
 RECORD_EVERY = 60.0  # seconds between two records of an unfinished sweep
 
-Hidden = list[torch.Tensor]  # one tensor of shape (batch, tokens, hidden size) per batch
 Visit = Callable[[int, Block, Sequence[Call], list[Hidden]], list[Hidden]]
 MaskOf = Callable[[Projection], torch.Tensor]
 Refine = Callable[[Projection, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -110,43 +105,9 @@ class Sweep:
         self._dense: tuple[list[Norms], SquaredNorms] | None = None
 
     def check_replay(self) -> None:
-        """Compares replaying the blocks with the decoder's own forward on the first sequence.
-
-        Raises:
-            `ValueError`: they differ, so the family is not understood; a projection is not used as one; or the
-                activations are not finite.
-        """
-        first = self.ids[:1]
-        ends = [self.decoder.blocks[0], self.decoder.blocks[-1]]
-        begin, end = block_outputs(self.decoder, ends, first.to(self.device))
-        self._wrap, expected = output_wrapper(begin), first_output(end)
-        if not bool(torch.isfinite(expected).all()):
-            raise ValueError(
-                "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
-                f"bfloat16 or float32 (it is {expected.dtype})."
-            )
-
-        def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-            output, norms = self._replay(block, streams[0], calls)
-            for name in block.pruned_names:
-                if name not in norms:
-                    raise ValueError(
-                        f"{name} takes no part in the model's forward, or receives only some of the tokens (a mixture "
-                        f"of experts of a kind that is not understood): leave it out with ignore=[{re.escape(name)!r}]."
-                    )
-            return [output]
-
-        inputs = self._capture(first)
-        (replayed,) = self._sweep(inputs, 1, visit, None)
-        difference = (replayed[0] - expected).abs().max()
-        if not difference <= 1e-3 * expected.abs().max():
-            raise ValueError(
-                f"Replaying the blocks ({type(self.decoder.blocks[0].module).__name__}) does not give what the model "
-                f"computes: the largest difference is {difference:.3g}, where the largest output is "
-                f"{expected.abs().max():.3g}. Were the wrong modules taken for the blocks, name the list with "
-                "optimum_neuronal.register_architecture(model_type, Architecture(blocks='layers')), model_type being "
-                f"{self.decoder.config.model_type!r}; else this model family is not supported."
-            )
+        """Raises `ValueError` unless replaying the blocks gives what the model computes: see [`checks.check_replay`]."""
+        self._wrap = check_replay(self.decoder, self.ids[:1], self.device, self.loader)
+        self.block_forwards += len(self.decoder.blocks)
 
     def dense_norms(self) -> list[Norms]:
         """Squared norms of the dense model's own inputs over the alignment sequences, block by block. Kept."""
@@ -389,47 +350,23 @@ class Sweep:
         kept: dict[str, torch.Tensor] | None = None,
         name: str = "",
     ) -> list[Hidden]:
-        """Visits all blocks in order; with `name`, from where an interrupted sweep of that name had recorded `kept`."""
-        start, hidden = self._unfinished(name, inputs, streams, kept)
+        """Visits all blocks in order. With `name`, records every now and then how far it has come, with what it has
+        `kept`, and goes on from where an interrupted sweep of that name was recorded."""
+        start, hidden = 0, [inputs.hidden] * streams
+        records = bool(name) and self.processes.count == 1
+        if records and (found := recall_sweep(self.journal, name, inputs.hidden)):
+            start, hidden, measured = found
+            kept.update(measured)
         quiet = label is None or self.processes.rank > 0
-        blocks = logging.tqdm(range(len(inputs.calls)), desc=label, unit="block", leave=False, disable=quiet)
-        for index in blocks:
-            if index >= start:
-                with self.loader.loaded(index) as block:
-                    hidden = self._within_budget(visit(index, block, inputs.calls[index], hidden))
-                self._record_unfinished(name, index + 1, hidden, kept)
+        for index in logging.tqdm(range(len(inputs.calls)), desc=label, unit="block", leave=False, disable=quiet):
+            if index < start:
+                continue
+            with self.loader.loaded(index) as block:
+                hidden = self._within_budget(visit(index, block, inputs.calls[index], hidden))
+            if records and self.journal.keeps and time.monotonic() - self._recorded_at > RECORD_EVERY:
+                record_sweep(self.journal, name, index + 1, hidden, kept)
+                self._recorded_at = time.monotonic()
         return hidden
-
-    def _record_unfinished(self, name: str, blocks: int, streams: list[Hidden], kept: dict | None) -> None:
-        """Records how far a sweep has come, every now and then, since its hidden states are many."""
-        too_soon = time.monotonic() - self._recorded_at < RECORD_EVERY
-        if not name or not self.journal.keeps or too_soon or self.processes.count > 1:
-            return
-        distinct = {id(states): states for stream in streams for states in stream}
-        if any(getattr(states, "shared_contents", None) for states in distinct.values()):
-            return  # what blocks share is not recorded
-        if not self.journal.has_room(hidden_bytes(streams)):
-            logger.warning_once("The disk is too full to record unfinished sweeps: finished steps and blocks are.")
-            return
-        places = {key: place for place, key in enumerate(distinct)}
-        value = {"blocks": blocks, "streams": [[places[id(states)] for states in stream] for stream in streams]}
-        tensors = {f"hidden {place}": distinct[key] for key, place in places.items()}
-        self.journal.put(name, value, {**tensors, **{f"kept {key}": value for key, value in kept.items()}})
-        self._recorded_at = time.monotonic()
-
-    def _unfinished(self, name: str, inputs: BlockInputs, streams: int, kept: dict | None) -> tuple[int, list[Hidden]]:
-        found = self.journal.get(name) if name and self.processes.count == 1 else None
-        beginning = 0, [inputs.hidden] * streams
-        if found is None:
-            return beginning
-        value, tensors = found
-        shapes = [states.shape for states in inputs.hidden]
-        hidden = [[tensors[f"hidden {place}"] for place in stream] for stream in value["streams"]]
-        if any(stream and [states.shape for states in stream] != shapes for stream in hidden):
-            return beginning  # recorded with another batch size
-        kept.update({key.removeprefix("kept "): t for key, t in tensors.items() if key.startswith("kept ")})
-        same: dict[tuple, Hidden] = {}  # streams that were one list are one again
-        return value["blocks"], [same.setdefault(tuple(map(id, stream)), stream) for stream in hidden]
 
     def _capture(self, ids: torch.Tensor) -> BlockInputs:
         budget = self.max_hidden_bytes
