@@ -155,7 +155,12 @@ class PruneCommand(_Command):
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
         _add_model_flags(parser)
-        parser.add_argument("--output", required=True, help="directory to save the pruned model in (required)")
+        parser.add_argument("--output", help="directory to save the pruned model in, unless with --dry-run (required)")
+        parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="only tell what would be pruned and what it would cost; reads no weights and no text (default: no)",
+        )
         parser.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         parser.add_argument("--private", action="store_true", help="make that repository private (default: no)")
         parser.add_argument(
@@ -178,8 +183,16 @@ class PruneCommand(_Command):
         from .saving import check_directory
 
         args = self.args
-        check_directory(args.output)
+        if args.output is None and not args.dry_run:
+            raise ValueError("--output is missing: name a directory to save the pruned model in.")
+        if args.output is not None:
+            check_directory(args.output)
         config = NeuronALConfig(**{field: value for field, value in vars(args).items() if field in CONFIG_FLAGS})
+        if args.dry_run:
+            from .dry_run import plan_prune
+
+            write(f"\n{plan_prune(args.model, config, **_load_options(args), device=_device(args))}")
+            return
         with process_group() as processes, _offload_folder(args) as folder:
             options = {**_load_options(args), "stream_to": folder, "device": _device(args)}
             pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
