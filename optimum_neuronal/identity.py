@@ -6,8 +6,11 @@ import json
 import torch
 from transformers import PreTrainedModel
 
-from .offload import stored_weight
+from .offload import execution_device, stored_weight
 from .projections import Decoder
+
+
+OF_THE_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version")  # where a model came from, not what
 
 
 def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
@@ -22,7 +25,7 @@ def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dic
         `dict[str, str]`: `model`: of its config, of names, shapes and dtypes, and of the first and the last row of
             every projection that is pruned; `calibration data`: of all token ids; `device`: the kind that computes.
     """
-    config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "dtype")}
+    config = {key: value for key, value in model.config.to_dict().items() if key not in OF_THE_FILE}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, projection in decoder.projections.items():
         weight = stored_weight(projection)
@@ -32,5 +35,5 @@ def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dic
     return {
         "model": digest.hexdigest(),
         "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
-        "device": str(next(iter(decoder.projections.values())).owner.device.type),
+        "device": execution_device(next(iter(decoder.projections.values())).module).type,
     }

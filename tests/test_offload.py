@@ -148,3 +148,15 @@ def test_hidden_states_may_wait_in_cpu_memory(ids, limit):
     expected = NeuronALPruner(config()).prune(make_model("mixtral"), ids)
     model = NeuronALPruner(config(max_hidden_bytes=limit)).prune(make_model("mixtral"), ids)
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in expected.state_dict().items())
+
+
+def test_an_unfinished_prune_goes_on_wherever_the_weights_are(tmp_path, ids, monkeypatch):
+    model = on_disk(tmp_path, "mixtral")
+    expected = NeuronALPruner(config()).prune(make_model("mixtral"), ids)
+    with monkeypatch.context() as patch:
+        patch.setattr("optimum_neuronal.pruner.apply_masks", lambda *_args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            NeuronALPruner(config()).prune(make_model("mixtral"), ids, tmp_path / "work")
+    pruner = NeuronALPruner(config())
+    pruner.prune(model, ids, tmp_path / "work")
+    assert torch.equal(model(ids).logits, expected(ids).logits)
