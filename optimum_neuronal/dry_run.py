@@ -301,7 +301,7 @@ def _hidden_sequences(config: NeuronALConfig, passes: Sequence[Pass], blocks: in
 
     needed = [config.num_alignment_samples * (1 + streams(step)) for step in passes]
     if prunes_by_activations:
-        needed.append(config.num_samples * (3 if deep else 2))
+        needed.append(config.num_samples * 2)  # the first block's inputs are let go
     return max(needed, default=0)
 
 

@@ -277,7 +277,7 @@ class Sweep:
         if self.saliency.uses_activations:
             self._inputs = self._dense = None
             inputs = self._capture(self.ids[self.processes.part(len(self.ids))])
-            self._sweep(inputs, 1, visit, "Pruning")
+            self._sweep(inputs, 1, visit, "Pruning", release=True)
         else:
             for index in range(len(self.decoder.blocks)):
                 with self.loader.loaded(index) as block:
@@ -349,14 +349,18 @@ class Sweep:
         label: str | None,
         kept: dict[str, torch.Tensor] | None = None,
         name: str = "",
+        release: bool = False,
     ) -> list[Hidden]:
         """Visits all blocks in order. With `name`, records every now and then how far it has come, with what it has
-        `kept`, and goes on from where an interrupted sweep of that name was recorded."""
+        `kept`, and goes on from where an interrupted sweep of that name was recorded. With `release`, nobody else needs
+        the first block's inputs."""
         start, hidden = 0, [inputs.hidden] * streams
         records = bool(name) and self.processes.count == 1
         if records and (found := recall_sweep(self.journal, name, inputs.hidden)):
             start, hidden, measured = found
             kept.update(measured)
+        if release:
+            inputs.hidden = []
         quiet = label is None or self.processes.rank > 0
         for index in logging.tqdm(range(len(inputs.calls)), desc=label, unit="block", leave=False, disable=quiet):
             if index < start:
