@@ -144,9 +144,13 @@ class _Command(BaseOptimumCLICommand):
             message = " ".join(str(error).split())
             sys.exit(f"{self.COMMAND.name}: error: {message} (TRANSFORMERS_VERBOSITY=debug shows where)")
         except KeyboardInterrupt:
-            sys.exit(f"{self.COMMAND.name}: interrupted")
+            sys.exit(f"{self.COMMAND.name}: interrupted{self.after_interrupt()}")
 
     work: Callable[[], None]
+
+    def after_interrupt(self) -> str:
+        """What to tell who pressed Ctrl-C."""
+        return ""
 
 
 class PruneCommand(_Command):
@@ -205,6 +209,12 @@ class PruneCommand(_Command):
             write(f'    AutoModelForCausalLM.from_pretrained("{args.output}")')
             if args.push_to_hub:
                 write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")
+
+    def after_interrupt(self) -> str:
+        work_dir = self.args.work_dir or (self.args.output and _beside(self.args.output, "unfinished"))
+        if work_dir is None or not Path(work_dir).exists():
+            return ""
+        return f": the same command goes on from here; to begin anew, delete {work_dir}"
 
 
 class EvaluateCommand(_Command):

@@ -83,6 +83,26 @@ def test_streaming_gives_the_same_model(run, dense, tmp_path):
     assert not list(tmp_path.glob(".*")), "the folder for rewritten weights is gone"
 
 
+def test_an_interrupted_prune_goes_on(run, dense, tmp_path, monkeypatch):
+    arguments = ["prune", "--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", *SMALL]
+    run(*arguments, "--output", tmp_path / "undisturbed")
+
+    def interrupt(*_args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("optimum_neuronal.pruner.apply_masks", interrupt)
+        with pytest.raises(SystemExit, match="interrupted: the same command goes on from here; .*delete .*unfinished"):
+            run(*arguments, "--output", tmp_path / "sparse")
+    assert (tmp_path / ".sparse.unfinished").exists() and not (tmp_path / "sparse").exists()
+    with pytest.raises(SystemExit, match="begun otherwise: sparsity was 0.7, is 0.6"):
+        run(*[0.6 if value == 0.7 else value for value in arguments], "--output", tmp_path / "sparse")
+    run(*arguments, "--output", tmp_path / "sparse")
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("undisturbed", "sparse"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert not (tmp_path / ".sparse.unfinished").exists()
+
+
 def test_the_help_names_every_method():
     assert methods("saliency").split(", ") == SALIENCIES.names()
     assert methods("topup").split(", ") == TOPUPS.names()
