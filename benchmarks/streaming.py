@@ -3,11 +3,11 @@
     python -m benchmarks.streaming --directory DIR [--limit-share 0.333]
 
 A random checkpoint with the shapes of Llama-3.2-3B is written (`make`), loaded and pruned as usual (`whole`), and
-pruned and saved with its weights on disk (`streamed`), each in a process of its own. The last one runs under a hard
-limit of its address space (RLIMIT_AS), set before the interpreter starts. That is stricter than a limit of resident
-memory: libraries and mapped files count in full, read or not. (Hence checkpoint shards of one block: a shard is mapped
-whole while a tensor is read.) That the limit holds is tried first. DIR must have room for three times the model, or
-rather more than twice.
+pruned and saved with its weights on disk (`streamed`), each in a process of its own. The last one sets itself a hard
+limit of its private memory (RLIMIT_DATA: everything that can be written, and shards that are mapped, read or not) as
+soon as the model is open, and tries whether the limit holds. Hence checkpoint shards of one block: a shard is mapped
+whole while a tensor is read. While it opens the model, transformers maps all of them at once without reading them; how
+little is resident then is printed. Linux only. DIR must have room for twice the model.
 """
 
 import argparse
@@ -106,8 +106,10 @@ def streamed(args: argparse.Namespace) -> None:
         device=torch.device("cpu"),
         dtype="auto",
     )
+    opening = resident("VmHWM")
+    limited = limit_memory(args.limit)
     pruner.quantize(args.directory / "sparse", dataset=token_ids(args))
-    measured = measurements(began, pruner)
+    measured = {**measurements(began, pruner), "peak_while_opening": opening, "limited": limited}
     (args.directory / "streamed.json").write_text(json.dumps(measured, indent=2), encoding="utf-8")
 
 
@@ -134,7 +136,6 @@ def measurements(began: float, pruner: NeuronALPruner) -> dict:
     return {
         "seconds": time.perf_counter() - began,
         "peak_resident": resident("VmHWM"),
-        "peak_address_space": resident("VmPeak"),
         "read_from_disk": int(io["read_bytes"]),
         "block_bytes": sum(p.numel() * p.element_size() for p in pruner.model.model.layers[0].parameters()),
         **{key: report[key] for key in ("block_lambda", "row_lambda", "decisions", "achieved_sparsity")},
@@ -161,32 +162,24 @@ def saved_masks(folder: Path) -> dict[str, str]:
     return digests
 
 
-def run(step: str, limit: int | None = None) -> None:
-    """Runs one step of this benchmark in a process of its own, under a limit of its address space."""
-    start([sys.executable, "-m", "benchmarks.streaming", *sys.argv[1:], "--step", step], limit).check_returncode()
+def limit_memory(limit: int) -> str:
+    """Limits this process for good. Raises `RuntimeError` unless what exceeds the limit can no longer be allocated."""
+    before = resident("VmData")
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    missing = limit - before
+    np.empty(missing // 2, np.uint8)  # untouched, so that it does not become resident
+    try:
+        np.empty(missing + 2**20, np.uint8)
+    except MemoryError:
+        gigabytes = f"{missing / 2e9:.2f} GB more can be had, {missing / 1e9:.2f} GB more cannot"
+        return f"RLIMIT_DATA, {limit / 1e9:.2f} GB; {before / 1e9:.2f} GB were in use when it was set: {gigabytes}"
+    raise RuntimeError("The limit is not enforced here.")
 
 
-def start(command: list[str], limit: int | None, **kwargs) -> subprocess.CompletedProcess:
-    """Runs a command with freed memory handed back at once, in one arena for all threads."""
-
-    def restrict() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-    return subprocess.run(
-        command, env={**os.environ, **MALLOC, "MALLOC_ARENA_MAX": "1"}, preexec_fn=restrict, **kwargs
-    )
-
-
-def check_limit(limit: int) -> str:
-    """Raises `RuntimeError` unless a process may allocate half of the limit, and fails to allocate all of it."""
-    outcomes = []
-    for size in (limit // 2, limit):
-        found = start([sys.executable, "-c", f"bytearray({size})"], limit, capture_output=True, text=True)
-        outcomes.append(found.stderr.strip().rpartition("\n")[2])
-    if outcomes != ["", "MemoryError"]:
-        raise RuntimeError(f"The limit is not enforced: {outcomes}")
-    return f"RLIMIT_AS, {limit / 1e9:.2f} GB: under it, {limit / 2e9:.2f} GB can be had, {limit / 1e9:.2f} GB cannot"
+def run(step: str, limit: int = 0) -> None:
+    """Runs one step in a process of its own: freed memory is handed back at once, one arena serves all threads."""
+    command = [sys.executable, "-m", "benchmarks.streaming", *sys.argv[1:], "--step", step, "--limit", str(limit)]
+    subprocess.run(command, env={**os.environ, **MALLOC, "MALLOC_ARENA_MAX": "1"}, check=True)
 
 
 def drop_cached(folder: Path) -> None:
@@ -207,15 +200,22 @@ def compare(args: argparse.Namespace, size: int, limit: int) -> None:
     )
     rows = []
     for name, result in results.items():
-        sizes = [f"{result[key] / 1e9:.2f}" for key in ("peak_resident", "peak_address_space", "read_from_disk")]
+        sizes = [f"{result[key] / 1e9:.2f}" for key in ("peak_resident", "read_from_disk")]
         decided = f"{result['block_lambda']:g} / {result['row_lambda']:g}"
         allowed = f"{limit / 1e9:.2f}" if name == "streamed" else "none"
         rows.append([name, allowed, *sizes, f"{result['seconds']:.0f}", decided])
-    header = ["", "limit GB", "resident GB", "address space GB", "from disk GB", "seconds", "lambda block / row"]
+    header = ["", "limit GB", "resident GB", "from disk GB", "seconds", "lambda block / row"]
     print(format_table(header, rows))
-    same = results["whole"]["decisions"] == results["streamed"]["decisions"]
+    print(f"limit: {results['streamed']['limited']}")
+    print(f"resident at most while opening the model: {results['streamed']['peak_while_opening'] / 1e9:.2f} GB")
+    same = candidates(results["whole"]) == candidates(results["streamed"])
     print(f"decisions and their errors: {'equal' if same else 'DIFFERENT'}")
     print(f"masks: {len(expected) - len(different)} of {len(expected)} equal", *different, sep="\n")
+
+
+def candidates(result: dict) -> dict:
+    """What every step tried, with its errors."""
+    return {step: decision["candidates"] for step, decision in result["decisions"].items()}
 
 
 def parse() -> argparse.Namespace:
@@ -229,6 +229,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=28, help="(default: 28)")
     parser.add_argument("--vocabulary", type=int, default=128256, help="(default: 128256)")
     parser.add_argument("--tokens", type=int, default=16, help="in each of the four sequences (default: 16)")
+    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--step", choices=("make", "whole", "streamed", "compare"), help="only this (default: all)")
     return parser.parse_args()
 
@@ -245,7 +246,6 @@ def main() -> None:
         run("make")
     size = json.loads((dense / INDEX).read_text())["metadata"]["total_size"]
     limit = int(size * args.limit_share)
-    print(check_limit(limit), flush=True)
     if args.step is None:
         drop_cached(dense)
         run("whole")

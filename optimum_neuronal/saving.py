@@ -9,6 +9,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, ModelCard, ModelCardData
 from safetensors import SafetensorError
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .report import PruningReport, format_table
@@ -36,7 +37,9 @@ The weights are stored dense, zeros included. `config.json` holds how it was pru
 """
 
 
-OFFLOADED_SHARD = "1GB"  # a shard of an offloaded model is held in memory while it is written
+# A shard of an offloaded model is held in memory while it is written. None: as large as a block, of which pruning holds
+# several.
+OFFLOADED_SHARD: int | str | None = None
 
 
 def check_directory(directory: str | Path) -> Path:
@@ -131,11 +134,19 @@ def _write(
     offloaded = any(parameter.is_meta for parameter in model.parameters())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Attempting to save a model with offloaded modules")  # hence small shards
-        model.save_pretrained(folder, **({"max_shard_size": OFFLOADED_SHARD} if offloaded else {}))
+        model.save_pretrained(
+            folder, **({"max_shard_size": OFFLOADED_SHARD or _largest_block(model)} if offloaded else {})
+        )
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     report.save(folder)
     (folder / "README.md").write_text(_card(model, report, title), encoding="utf-8")
+
+
+def _largest_block(model: PreTrainedModel) -> int:
+    """Bytes of the largest module in any list of modules: a decoder block."""
+    blocks = [block for modules in model.modules() if isinstance(modules, nn.ModuleList) for block in modules]
+    return max(sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks)
 
 
 def _card(model: PreTrainedModel, report: PruningReport, title: str) -> str:
