@@ -4,6 +4,7 @@ Every pass visits the blocks in order and carries *streams* of hidden states fro
 candidate, so that all candidates visit a block together and share what is the same for them.
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +98,7 @@ class Sweep:
         self.min_expert_tokens, self.max_hidden_bytes = min_expert_tokens, max_hidden_bytes
         self.journal, self.processes = journal or Journal(), processes or Processes()
         self.loader = BlockLoader(decoder.blocks)
-        self._steps, self._recorded_at = 0, time.monotonic()
+        self._recorded_at = time.monotonic()
         self._wrap: Wrap | None = None
         self.block_forwards = 0
         self.starved_experts: list[str] = []
@@ -148,7 +149,7 @@ class Sweep:
             mine = self.processes.deal(plans)
             return self.processes.collect(self._errors(mine, reference, (scope, metric), label, bound, name)), {}
 
-        return self._once(measure)[0]
+        return self._once(plans, (reference, scope, metric, label, bound), measure)[0]
 
     def _errors(
         self,
@@ -197,7 +198,8 @@ class Sweep:
         def measure(name: str) -> tuple[float, dict[str, torch.Tensor]]:
             return self._deviation(plan, reference, (scope, metric), label, name)
 
-        return Deviation(*self.processes.from_first(self._once(measure)))
+        found = self._once([plan], (reference, scope, metric, label), measure)
+        return Deviation(*self.processes.from_first(found))
 
     def _deviation(
         self, plan: SparsityPlan, reference: str, measured_on: tuple[str, str], label: str, name: str
@@ -310,10 +312,22 @@ class Sweep:
         self.starved_experts += found["starved"]
         return {p.name: PackedMask(bits[p.name].to(self._mask_device(p)), p.shape) for p in block.pruned}
 
-    def _once(self, measure: Callable[[str], tuple[Any, dict[str, torch.Tensor]]]):
-        """What a step measures, recorded or measured now: a JSON value and tensors."""
-        self._steps += 1
-        name = f"step-{self._steps:02d}"
+    def _once(
+        self,
+        plans: Sequence[SparsityPlan],
+        asked: tuple,
+        measure: Callable[[str], tuple[Any, dict[str, torch.Tensor]]],
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        """What a step measures, recorded or measured now: a JSON value and tensors.
+
+        Recorded under what was asked of it, since another number of processes or weights on disk ask otherwise.
+        """
+        if not self.journal.keeps and self.processes.count == 1:
+            return measure("")
+        digest = hashlib.sha256(repr(asked).encode())
+        for name, value in (item for plan in plans for item in plan.sparsity.items()):
+            digest.update(name.encode() + torch.as_tensor(value, dtype=torch.float64).numpy().tobytes())
+        name = f"step-{digest.hexdigest()[:16]}"
         found = self._recorded(name, partial(measure, f"{name}-unfinished"))
         self.journal.drop(f"{name}-unfinished")
         return found

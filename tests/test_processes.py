@@ -116,3 +116,19 @@ def _tokenizer():
     backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(255)} | {"<unk>": 255}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+
+
+def _stop_after_the_search(rank, count, folder, ids):
+    from optimum_neuronal import sweep
+
+    sweep.Sweep.final_masks = lambda *_args: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        NeuronALPruner(NeuronALConfig(0.7, **FIELDS)).prune(make_model("llama"), ids, folder / "work")
+
+
+def test_a_prune_goes_on_with_another_number_of_processes(tmp_path, ids):
+    expected = NeuronALPruner(NeuronALConfig(0.7, **FIELDS)).prune(make_model("llama"), ids).state_dict()
+    in_processes(2, _stop_after_the_search, tmp_path, tmp_path, ids)
+    assert len(list((tmp_path / "work").glob("step-*"))) == 3
+    found = NeuronALPruner(NeuronALConfig(0.7, **FIELDS)).prune(make_model("llama"), ids, tmp_path / "work")
+    assert all(torch.equal(value, found.state_dict()[key]) for key, value in expected.items())

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 from conftest import make_model
+from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, sweep
 from optimum_neuronal.journal import IDENTITY
@@ -70,6 +71,7 @@ def test_every_moment(family, reference, ids, often, tmp_path, monkeypatch):
 
 
 def _prune_slowly(ids, work_dir):
+    logging.disable_progress_bar()  # its lock would outlive the process that was killed
     sweep.RECORD_EVERY = -1.0
     prune("llama", ids, work_dir)
 
