@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.nn.utils import prune
 
+from optimum_neuronal import masks
 from optimum_neuronal.masks import (
     PackedMask,
     SparsityPlan,
@@ -64,6 +65,27 @@ def test_masks_equal_a_stable_sort(levels):
     for row, count in enumerate(counts):
         expected[row, order[row, :count]] = True
     assert torch.equal(prune_rows(saliency, counts), expected)
+
+
+@pytest.mark.parametrize("levels", [2, 5, 10_000])
+@pytest.mark.parametrize("shape", [(100, 1023), (100, 1024), (20, 2048)])
+def test_large_matrices_equal_a_stable_sort(shape, levels, monkeypatch):
+    monkeypatch.setattr(masks, "LARGE", 2**15)
+    generator = torch.Generator().manual_seed(levels)
+    saliency = torch.randint(0, levels, shape, generator=generator).float()
+    for counts in (
+        row_counts(0.7, shape),
+        torch.randint(0, shape[1] + 1, (shape[0],), generator=generator),
+        torch.tensor([0, shape[1]]).repeat(shape[0] // 2),
+    ):
+        order = torch.sort(saliency, dim=1, stable=True).indices
+        pruned = torch.arange(shape[1]) < counts[:, None]
+        expected = torch.zeros_like(saliency, dtype=torch.bool).scatter_(1, order, pruned)
+        for threads in (1, 2):
+            monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+            assert torch.equal(prune_rows(saliency, counts), expected)
+            assert torch.equal(prune_rows(saliency.T.contiguous().T, counts), expected)
+            assert torch.equal(apply_cut(saliency, find_cut(sort_rows(saliency), counts)), expected)
 
 
 def test_one_ranking_serves_many_cuts():
