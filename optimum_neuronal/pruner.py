@@ -28,7 +28,7 @@ from .offload import execution_device, is_offloaded, mask_offloaded
 from .processes import Processes
 from .projections import Decoder
 from .report import PruningReport, measure_sparsity, peak_memory, short_form
-from .saving import check_space, push_pruned, save_pruned
+from .saving import check_saveable, check_space, push_pruned, save_pruned
 from .streaming import load_streamed
 from .sweep import Sweep
 from .topup import Allocation
@@ -126,6 +126,7 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
+        check_saveable(self.model)
         check_space(self.model, save_dir)
         model = self.prune(self.model, dataset, work_dir)
         self.save(model, save_dir)

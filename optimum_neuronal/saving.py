@@ -5,9 +5,13 @@ import shutil
 import tempfile
 import uuid
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import transformers
 from huggingface_hub import HfApi, ModelCard, ModelCardData
+from packaging.version import Version
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -78,6 +82,7 @@ def save_pruned(
     Raises:
         `OSError`: the directory is a file or cannot be written, or the disk is too full.
     """
+    check_saveable(model)
     path = check_directory(directory)
     path.parent.mkdir(parents=True, exist_ok=True)
     check_space(model, path)
@@ -131,16 +136,36 @@ def _write(
     tokenizer: PreTrainedTokenizerBase | None,
     title: str,
 ) -> None:
-    offloaded = any(parameter.is_meta for parameter in model.parameters())
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Attempting to save a model with offloaded modules")  # hence small shards
-        model.save_pretrained(
-            folder, **({"max_shard_size": OFFLOADED_SHARD or _largest_block(model)} if offloaded else {})
-        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        with _known_as_offloaded(model):
+            model.save_pretrained(folder, max_shard_size=OFFLOADED_SHARD or _largest_block(model))
+    else:
+        model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     report.save(folder)
     (folder / "README.md").write_text(_card(model, report, title), encoding="utf-8")
+
+
+@contextmanager
+def _known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
+    """`save_pretrained` reads offloaded weights only if the model's device map names two places, one of them the disk.
+
+    Early releases demand two, and accelerate's `cpu_offload` sets no map.
+    """
+    before = model.__dict__.get("hf_device_map")
+    model.hf_device_map = {"weights": "disk", "all else": "cpu"}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Attempting to save a model with offloaded modules"
+            )  # hence small shards
+            yield
+    finally:
+        if before is None:
+            del model.hf_device_map
+        else:
+            model.hf_device_map = before
 
 
 def _largest_block(model: PreTrainedModel) -> int:
@@ -165,6 +190,17 @@ def _card(model: PreTrainedModel, report: PruningReport, title: str) -> str:
         metadata=metadata.to_yaml(), title=title, sparsity=report.achieved_sparsity, table=table, **methods
     )
     return str(ModelCard(card))
+
+
+def check_saveable(model: PreTrainedModel) -> None:
+    """Raises `ValueError` for a model on disk that the installed transformers cannot save."""
+    offloaded = any(parameter.is_meta for parameter in model.parameters())
+    experts = any(parameter.ndim == 3 and name.endswith("_proj") for name, parameter in model.named_parameters())
+    if offloaded and experts and Version(transformers.__version__) < Version("5.17"):
+        raise ValueError(
+            f"transformers {transformers.__version__} cannot save a mixture of experts whose weights are offloaded: install "
+            "5.17 or later, or load the model into memory."
+        )
 
 
 def check_space(model: PreTrainedModel, directory: str | Path) -> None:

@@ -3,8 +3,10 @@ import threading
 
 import pytest
 import torch
+import transformers
 from accelerate import cpu_offload
 from conftest import make_model
+from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
@@ -14,6 +16,7 @@ from optimum_neuronal.masks import PackedMask
 from optimum_neuronal.offload import BlockLoader, MaskedWeights, is_offloaded
 
 
+OLD = Version(transformers.__version__) < Version("5.17")
 FIELDS = {"num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}
 FAMILIES = ("llama", "gpt2", "mixtral", "gemma4_text", "bamba")
 
@@ -47,6 +50,10 @@ def test_a_model_on_disk_is_pruned_like_one_in_memory(family, ids, tmp_path):
     assert checksums(tmp_path / "dense") == before
     assert torch.equal(model(ids).logits, expected(ids).logits)
 
+    if family == "mixtral" and OLD:
+        with pytest.raises(ValueError, match="cannot save a mixture of experts whose weights are offloaded"):
+            pruner.save(model, tmp_path / "sparse")
+        return
     pruner.save(model, tmp_path / "sparse")
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
     state = expected.state_dict()
@@ -63,10 +70,15 @@ def test_magnitude_needs_no_forward(tmp_path):
     assert torch.equal(model(torch.arange(9)[None]).logits, expected(torch.arange(9)[None]).logits)
 
 
-def test_weights_in_cpu_memory(ids):
+def test_weights_in_cpu_memory(ids, tmp_path):
     model = make_model("llama")
     cpu_offload(model, execution_device=torch.device("cpu"))
-    NeuronALPruner(config()).prune(model, ids)
+    pruner = NeuronALPruner(config())
+    pruner.prune(model, ids)
+    pruner.save(model, tmp_path / "sparse")
+    assert not hasattr(model, "hf_device_map"), "as it was"
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
+    assert torch.equal(model(ids).logits, reloaded(ids).logits)
     expected = NeuronALPruner(config()).prune(make_model("llama"), ids)
     assert torch.equal(model(ids).logits, expected(ids).logits)
 
@@ -160,3 +172,13 @@ def test_an_unfinished_prune_goes_on_wherever_the_weights_are(tmp_path, ids, mon
     pruner = NeuronALPruner(config())
     pruner.prune(model, ids, tmp_path / "work")
     assert torch.equal(model(ids).logits, expected(ids).logits)
+
+
+def test_what_cannot_be_saved_is_refused_before_the_work(tmp_path, ids, monkeypatch):
+    make_model("mixtral").save_pretrained(tmp_path / "dense")
+    options = {"config": config(), "stream_to": tmp_path / "rewritten", "device": torch.device("cpu")}
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", **options)
+    monkeypatch.setattr(transformers, "__version__", "5.13.0")
+    with pytest.raises(ValueError, match=r"transformers 5\.13\.0 cannot save a mixture of experts .*install 5\.17"):
+        pruner.quantize(tmp_path / "sparse", dataset=ids)
+    assert pruner.report is None

@@ -1,16 +1,19 @@
 import pytest
 import torch
+import transformers
 from conftest import make_model
+from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.streaming import load_streamed, streamed_device_map
 
 
+OLD = Version(transformers.__version__) < Version("5.17")
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"] if OLD else ["llama", "gpt2", "mixtral"])
 def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_path):
     make_model(family).save_pretrained(tmp_path / "dense")
     config = NeuronALConfig(0.7, num_samples=12, num_alignment_samples=4, block_lambdas=[0.1], row_lambdas=[0, 0.1])
