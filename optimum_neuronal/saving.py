@@ -41,9 +41,9 @@ The weights are stored dense, zeros included. `config.json` holds how it was pru
 """
 
 
-# A shard of an offloaded model is held in memory while it is written. None: as large as a block, of which pruning holds
-# several.
-OFFLOADED_SHARD: int | str | None = None
+# A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
+# this many bytes.
+OFFLOADED_SHARD = 64 * 10**6
 
 
 def check_directory(directory: str | Path) -> Path:
@@ -138,7 +138,7 @@ def _write(
 ) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
         with _known_as_offloaded(model):
-            model.save_pretrained(folder, max_shard_size=OFFLOADED_SHARD or _largest_block(model))
+            model.save_pretrained(folder, max_shard_size=max(OFFLOADED_SHARD, _largest_block(model)))
     else:
         model.save_pretrained(folder)
     if tokenizer is not None:
