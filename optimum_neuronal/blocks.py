@@ -61,7 +61,7 @@ class _Selection:
         return self.targets is not None and self._matches(self.targets, name)
 
     def takes(self, name: str) -> bool:
-        targeted = self.targets is None or self._matches(self.targets, name)
+        targeted = self.targets is None or self.targets_it(name)
         return not self.ignores(name) and targeted
 
     def _matches(self, patterns: Sequence[str], name: str) -> bool:

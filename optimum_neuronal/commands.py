@@ -108,9 +108,9 @@ def _load_options(args: argparse.Namespace) -> dict[str, Any]:
 def _device(args: argparse.Namespace):
     import torch
 
-    if args.device:
-        return torch.device(args.device)
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    from .offload import default_device
+
+    return torch.device(args.device) if args.device else default_device()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from .blocks import check_model, find_decoder
 from .calibration import resolve_seq_length
 from .config import NeuronALConfig
 from .masks import row_counts
+from .offload import default_device
 from .projections import Block, Decoder, Projection
 from .report import format_table
 from .topup.base import Pass
@@ -186,7 +187,7 @@ def plan_prune(
     calibrated = saliency.uses_activations or topup.uses_calibration
     passes = topup.passes() if calibrated else ()
     projections = decoder.projections.values()
-    device = device or _default_device()
+    device = device or default_device()
     sequences = _hidden_sequences(config, passes, len(decoder.blocks), saliency.uses_activations)
     return PrunePlan(
         config=config.to_dict(),
@@ -229,10 +230,6 @@ def measure_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float
             size *= 2
             matrix = torch.ones(size, size, dtype=dtype, device=device)
     return best
-
-
-def _default_device() -> torch.device:
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
 def _wait_for(device: torch.device) -> None:

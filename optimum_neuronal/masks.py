@@ -187,9 +187,6 @@ class PackedMask:
             bits |= flat[:, position] << position
         return cls(bits, tuple(mask.shape))
 
-    def to(self, device: torch.device) -> "PackedMask":
-        return PackedMask(self.bits.to(device), self.shape)
-
     def unpack(self, device: torch.device | None = None) -> torch.Tensor:
         bits = self.bits if device is None else self.bits.to(device)
         positions = torch.arange(8, dtype=torch.uint8, device=bits.device)

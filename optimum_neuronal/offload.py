@@ -38,6 +38,11 @@ def stored_weight(projection: Projection) -> torch.Tensor:
     return projection.view(projection.module._hf_hook.weights_map[projection.parameter])
 
 
+def default_device() -> torch.device:
+    """Where to compute if nobody says: the accelerator, or the CPU."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
 class BlockLoader:
     """Brings the weights of a model's blocks to where they compute; does nothing for those that are there.
 

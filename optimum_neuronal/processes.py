@@ -49,7 +49,7 @@ class Processes:
         """Which of so many sequences are this process's: consecutive ones; all if there are not enough to share."""
         if not self.shares(length):
             return slice(0, length)
-        bounds = [length * rank // self.count for range_ in [range(self.count + 1)] for rank in range_]
+        bounds = [length * rank // self.count for rank in range(self.count + 1)]
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
     def shares(self, length: int) -> bool:

@@ -24,7 +24,7 @@ from .identity import identity
 from .journal import Journal
 from .masks import PackedMask
 from .memory import with_less_memory
-from .offload import execution_device, is_offloaded, mask_offloaded
+from .offload import default_device, execution_device, is_offloaded, mask_offloaded
 from .processes import Processes
 from .projections import Decoder
 from .report import PruningReport, measure_sparsity, peak_memory, short_form
@@ -97,7 +97,7 @@ class NeuronALPruner(OptimumQuantizer):
         if stream_to is None:
             pruner.model = AutoModelForCausalLM.from_pretrained(model_or_path, **model_kwargs)
         else:
-            pruner.model = load_streamed(model_or_path, device or _default_device(), stream_to, **model_kwargs)
+            pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:
             shared = {
                 key: model_kwargs[key] for key in ("revision", "trust_remote_code", "token") if key in model_kwargs
@@ -320,10 +320,6 @@ def apply_masks(decoder: Decoder, masks: Mapping[str, PackedMask]) -> None:
                 mask_offloaded(projection, masks[name])
             else:
                 projection.weight.masked_fill_(masks[name].unpack(projection.weight.device), 0)
-
-
-def _default_device() -> torch.device:
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
 def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:

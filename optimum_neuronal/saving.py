@@ -54,12 +54,17 @@ def check_directory(directory: str | Path) -> Path:
         `PermissionError`: the directory, or the one it would be made in, cannot be written.
     """
     path = Path(directory).absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    existing = _existing(path)
     if not existing.is_dir():
         raise NotADirectoryError(f"Cannot save to {directory}: {existing} is a file. Choose another directory.")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise PermissionError(f"Cannot save to {directory}: no permission to write in {existing}.")
     return path
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest of its parents that exists."""
+    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def save_pruned(
@@ -206,9 +211,8 @@ def check_saveable(model: PreTrainedModel) -> None:
 def check_space(model: PreTrainedModel, directory: str | Path) -> None:
     """Raises `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights."""
     path = check_directory(directory)
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
     needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(_existing(path)).free
     if free < needed:
         raise OSError(
             f"Saving to {path} needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free: free some space or choose "

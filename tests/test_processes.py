@@ -86,11 +86,11 @@ def test_the_same_masks_for_any_number_of_processes(tmp_path, family, fields, id
     assert all((tmp_path / f"saved{count}" / "model.safetensors").exists() for count in (1, 2, 4))
 
 
-def test_torchrun(tmp_path):
+def test_torchrun(tmp_path, tokenizer):
     """The command, started as its users start it, saves what one process saves."""
     dense, text = tmp_path / "dense", tmp_path / "text.txt"
     make_model("llama", vocab_size=256).save_pretrained(dense)
-    _tokenizer().save_pretrained(dense)
+    tokenizer.save_pretrained(dense)
     text.write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -107,15 +107,6 @@ def test_torchrun(tmp_path):
     one, two = (load_file(Path(tmp_path) / name / "model.safetensors") for name in ("one", "two"))
     assert all(torch.equal(value, two[key]) for key, value in one.items())
     assert not list(tmp_path.glob(".*")), "the record of the unfinished prune is gone"
-
-
-def _tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(255)} | {"<unk>": 255}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
 
 
 def _stop_after_the_search(rank, count, folder, ids):

@@ -114,9 +114,9 @@ def test_abandoning_does_not_change_the_decision(any_model, ids, scope, monkeypa
         with inference(any_model):
             topup = NeuronAL(alignment_scope=scope, block_lambdas=(0.05, 0.1, 0.2, 0.25), row_lambdas=(0.0, 0.1, 0.3))
             allocation = topup.allocate(make_sweep(any_model, ids), 0.7)
-        decisions[abandons] = {step: decision["lambda"] for step, decision in allocation.decisions.items()}
-        plans = decisions[abandons], {k: torch.as_tensor(v).tolist() for k, v in allocation.plan.sparsity.items()}
-        decisions[abandons] = plans
+        lambdas = {step: decision["lambda"] for step, decision in allocation.decisions.items()}
+        plan = {name: torch.as_tensor(value).tolist() for name, value in allocation.plan.sparsity.items()}
+        decisions[abandons] = lambdas, plan
     assert decisions[True] == decisions[False]
 
 
