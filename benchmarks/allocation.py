@@ -19,6 +19,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+import optimum_neuronal.engine
 import optimum_neuronal.masks
 import optimum_neuronal.sweep
 from optimum_neuronal.blocks import find_decoder
@@ -107,7 +108,7 @@ class Operations:
         self.total = 0
 
     def counting(self, replay: Callable) -> Callable:
-        def wrapper(block, hidden, calls, record=True, skipped=()):
+        def wrapper(block, hidden, calls, record=None, skipped=()):
             run = [projection for projection in block.projections.values() if projection not in skipped]
             weights = sum(math.prod(projection.shape) for projection in run)
             for states in hidden:
@@ -128,20 +129,20 @@ def now(device: torch.device) -> float:
 @contextmanager
 def measured(decoder, clock: PhaseClock, operations: Operations) -> Iterator[None]:
     """While the context lasts, clock and operations see what the allocation does."""
-    sweep, masks = optimum_neuronal.sweep, optimum_neuronal.masks
+    sweep, engine, masks = optimum_neuronal.sweep, optimum_neuronal.engine, optimum_neuronal.masks
     with ExitStack() as stack:
-        for module in (masks, sweep):
+        for module in (masks, engine, sweep):
             for name in FUNCTIONS.keys() & vars(module).keys():
                 timed = clock.timed(getattr(module, name), FUNCTIONS[name])
                 stack.enter_context(patch.object(module, name, timed))
         for owner, name, phase in (
-            (Sweep, "_score", SCORES),
+            (Sweep, "score", SCORES),
             (SparsityPlan, "row_counts", CUTS),
             (SquaredNorms, "update", STATISTICS),
         ):
             stack.enter_context(patch.object(owner, name, clock.timed(getattr(owner, name), phase)))
         stack.enter_context(patch.object(sweep, "trial_weights", clock.entering(sweep.trial_weights, TRIALS)))
-        stack.enter_context(patch.object(sweep, "replay", operations.counting(sweep.replay)))
+        stack.enter_context(patch.object(engine, "replay", operations.counting(engine.replay)))
         for block in decoder.blocks:
             handles = (
                 block.module.register_forward_pre_hook(lambda *_: clock.enter(FORWARDS)),

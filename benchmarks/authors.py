@@ -17,6 +17,7 @@ from transformers.utils import logging
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.blocks import find_decoder
 from optimum_neuronal.capture import inference
+from optimum_neuronal.final_pruning import FinalPruning
 from optimum_neuronal.masks import SparsityPlan
 from optimum_neuronal.pruner import apply_masks
 from optimum_neuronal.saliency import SALIENCIES
@@ -59,7 +60,7 @@ class Setting:
 
     def pruned(self, plan: SparsityPlan) -> list[float]:
         with inference(self.model):
-            masks = self.sweep.final_masks(plan)
+            masks = FinalPruning(self.sweep, plan).find()
             apply_masks(self.decoder, masks)
         return perplexities(self.model)
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from .architectures import MLP_ENTRIES, Architecture, find_architecture
+from .masks import ColumnPattern
 from .offload import is_offloaded
 from .projections import Block, Decoder, Experts, Projection
 
@@ -177,6 +178,17 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
             raise ValueError(f"{name} shares its weights with {other}: tied projections cannot be pruned.")
         if not bool(torch.isfinite(projection.weight).all()):
             raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")
+
+
+def check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:
+    """Raises `ValueError` unless the rows of every projection can be cut into the groups of an N:M pattern."""
+    for name, projection in projections.items():
+        features = projection.shape[1]
+        if pattern is not None and features % pattern.group:
+            raise ValueError(
+                f"{name} has {features} input features, not a multiple of {pattern.group}: the pattern {pattern} does "
+                f"not fit. Leave it out with ignore=[{re.escape(name)!r}]."
+            )
 
 
 def check_model(model: PreTrainedModel) -> None:

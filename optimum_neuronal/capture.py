@@ -219,7 +219,7 @@ def replay(
     block: Block,
     hidden: Sequence[torch.Tensor],
     calls: Sequence[Call],
-    record: bool = True,
+    record: type[SquaredNorms] | None = SquaredNorms,
     skipped: Sequence[Projection] = (),
 ) -> tuple[list[torch.Tensor], dict[str, SquaredNorms]]:
     """Runs one block on the hidden states of every batch.
@@ -228,7 +228,7 @@ def replay(
         block ([`Block`]): runs with the weights that it has at the moment.
         hidden (`Sequence[Tensor]`): one tensor of shape (batch, tokens, hidden size) per batch.
         calls (`Sequence[Call]`): the block's calls, one per batch.
-        record (`bool`): whether to gather the squared norms of its projections' inputs.
+        record (`type[SquaredNorms]`, *optional*): what to gather of its projections' inputs; None gathers nothing.
         skipped (`Sequence[Projection]`):
             Projections that only feed the block's output, for a caller who does not need it: they return zeros.
 
@@ -244,7 +244,7 @@ def replay(
         for states, call in zip(hidden, calls):
             _restore_shared(states, call)
             states = to_device(states, device)
-            with _recording(block, recorded, states.shape[:2], skipped) if record else nullcontext():
+            with _recording(block, recorded, states.shape[:2], record, skipped) if record else nullcontext():
                 outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
             _keep_shared(outputs[-1], states, call)
     return outputs, recorded
@@ -272,17 +272,21 @@ def _restore_shared(hidden: torch.Tensor, call: Call) -> None:
 
 @contextmanager
 def _recording(
-    block: Block, recorded: dict[str, SquaredNorms], batch: tuple[int, int], skipped: Sequence[Projection]
+    block: Block,
+    recorded: dict[str, SquaredNorms],
+    batch: tuple[int, int],
+    statistic: type[SquaredNorms],
+    skipped: Sequence[Projection],
 ) -> Iterator[None]:
     """While the context lasts, the inputs of all projections are measured, and those of every mixture of experts."""
     watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
     watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
     with ExitStack() as stack:
-        stack.enter_context(record_inputs(watched, recorded, batch))
+        stack.enter_context(record_inputs(watched, recorded, batch, statistic))
         for experts in block.experts:
             own = [p for p in block.projections.values() if p.module is experts.module]
             if any(p.pruned for p in own):
-                forward = RecordingExperts(experts, own, recorded, batch[0], skipped).forward
+                forward = RecordingExperts(experts, own, recorded, batch[0], statistic, skipped).forward
                 stack.enter_context(_replaced_forward(experts.module, forward))
         yield
 

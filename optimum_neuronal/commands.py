@@ -70,6 +70,11 @@ CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
         "regular expressions: prune only modules whose names match",
     ),
     "ignore": ("none", {"nargs": "+", "metavar": "REGEX"}, "regular expressions: leave out modules whose names match"),
+    "pattern": (
+        "zeros may lie anywhere in a row",
+        {"metavar": "N:M"},
+        "keep N of every M consecutive weights of a row (2:4, 4:8), with --topup uniform",
+    ),
     "format": ("dense", {}, "how weights are saved: dense, ordinary safetensors with zeros"),
 }
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from .masks import ColumnPattern
 from .registry import Registry, did_you_mean
 from .saliency import SALIENCIES, Saliency
 from .topup import TOPUPS, TopUp
@@ -26,7 +27,7 @@ class NeuronALConfig(QuantizationConfigMixin):
     Args:
         sparsity (`float`):
             Share of the weights of all linear projections in the decoder blocks to set to zero, in [0, 1).
-        saliency (`str`): how weights are scored: `"magnitude"`, `"wanda"` or `"multiflow"`.
+        saliency (`str`): how weights are scored: `"magnitude"`, `"wanda"`, `"multiflow"`, `"ria"`, `"sparsegpt"`.
         saliency_args (`dict`, *optional*): hyper-parameters of the saliency method.
         topup (`str`): where the sparsity goes: `"neuronal"` or `"uniform"`.
         topup_args (`dict`, *optional*): further hyper-parameters of the top-up.
@@ -59,6 +60,9 @@ class NeuronALConfig(QuantizationConfigMixin):
             Regular expressions, searched in full module names: only projections that match one are pruned, and
             sparsity is counted over them.
         ignore (`Sequence[str]`, *optional*): the same, for projections that are left out.
+        pattern (`str`, *optional*):
+            `"N:M"`: of every M consecutive weights of a row N are kept, for `topup="uniform"` and a sparsity of
+            1 - N/M; 2:4 is what NVIDIA's sparse tensor cores compute with. None: zeros may lie anywhere in a row.
         format (`str`): how the weights are saved: `"dense"`, ordinary safetensors with zeros.
     """
 
@@ -82,6 +86,7 @@ class NeuronALConfig(QuantizationConfigMixin):
     seed: int = 0
     targets: Sequence[str] | None = None
     ignore: Sequence[str] | None = None
+    pattern: str | None = None
     format: str = "dense"
 
     quant_method: ClassVar[str] = "neuronal"
@@ -114,7 +119,9 @@ class NeuronALConfig(QuantizationConfigMixin):
             raise ValueError(f"format is {self.format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
         # Making the methods checks their names and hyper-parameters.
         self.make_saliency()
-        self._warn_about_unused(self.make_topup())
+        topup = self.make_topup()
+        self._check_together(topup)
+        self._warn_about_unused(topup)
         self.block_lambdas, self.row_lambdas = list(self.block_lambdas), list(self.row_lambdas)
 
     def make_saliency(self) -> Saliency:
@@ -126,6 +133,33 @@ class NeuronALConfig(QuantizationConfigMixin):
         accepted = {entry.name for entry in fields(TOPUPS.get(self.topup))}
         own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name in accepted}
         return _make(TOPUPS, self.topup, "topup_args", own | self.topup_args)
+
+    def make_pattern(self) -> ColumnPattern | None:
+        """The N:M pattern, if there is one."""
+        return None if self.pattern is None else ColumnPattern.parse(self.pattern)
+
+    def _check_together(self, topup: TopUp) -> None:
+        """Raises `ValueError` if saliency, top-up and pattern do not go together."""
+        if self.make_saliency().updates_weights and topup.by_row:
+            raise ValueError(
+                f"The saliency {self.saliency!r} updates all rows of a weight together, so rows cannot differ in "
+                "sparsity: set steps='block' (of the paper's algorithm, only the block step applies)."
+            )
+        if self.make_saliency().updates_weights and topup.refines:
+            raise ValueError(
+                f"The top-up {self.topup!r} exchanges weights of a mask, which the saliency {self.saliency!r} has "
+                "made up for already: choose a saliency that leaves weights as they are, such as 'wanda'."
+            )
+        pattern = self.make_pattern()
+        if pattern is None:
+            return
+        if self.topup != "uniform":
+            raise ValueError(
+                f"The pattern {pattern} prunes the same share everywhere, so there is nothing for the top-up "
+                f"{self.topup!r} to decide: set topup='uniform'."
+            )
+        if abs(self.sparsity - pattern.sparsity) > 1e-6:
+            raise ValueError(f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {self.sparsity}.")
 
     def _warn_about_unused(self, topup: TopUp) -> None:
         of_topups = {entry.name for name in TOPUPS.names() for entry in fields(TOPUPS.get(name))}

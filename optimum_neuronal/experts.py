@@ -22,6 +22,7 @@ class RecordingExperts:
         projections (`Sequence[Projection]`): all of its projections.
         recorded (`dict`): projection name -> statistic, filled as the module runs.
         sequences (`int`): sequences in the batch.
+        statistic (`type[SquaredNorms]`): what is gathered.
         skipped (`Sequence[Projection]`): projections whose output is not needed: zeros take its place.
     """
 
@@ -31,9 +32,11 @@ class RecordingExperts:
         projections: Sequence[Projection],
         recorded: dict[str, SquaredNorms],
         sequences: int,
+        statistic: type[SquaredNorms] = SquaredNorms,
         skipped: Sequence[Projection] = (),
     ):
         self.module, self.recorded, self.sequences = experts.module, recorded, sequences
+        self.statistic = statistic
         self.up, self.down = ([p for p in projections if (p.role == "down") == last] for last in (False, True))
         self.skips_up, self.skips_down = self.up[0] in skipped, self.down[0] in skipped
         self.forward = self._stacked if experts.stacked else self._routed
@@ -90,7 +93,7 @@ class RecordingExperts:
         return self.module.post_expert_norm(result) if hasattr(self.module, "post_expert_norm") else result
 
     def _record(self, projection: Projection, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
-        statistic = self.recorded.setdefault(projection.name, SquaredNorms())
+        statistic = self.recorded.setdefault(projection.name, self.statistic())
         statistic.update_routed(inputs, rows, tokens)
 
     def _project(self, projection: Projection, inputs: torch.Tensor) -> torch.Tensor:

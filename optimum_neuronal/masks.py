@@ -171,9 +171,49 @@ def prune_rows(saliency: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class ColumnPattern:
+    """N:M sparsity: of every `group` consecutive weights of a row, `kept` are kept. `ColumnPattern.parse("2:4")`."""
+
+    kept: int
+    group: int
+
+    @classmethod
+    def parse(cls, text: str) -> "ColumnPattern":
+        """Reads `"N:M"`, N weights kept of M. Raises `ValueError` for anything else."""
+        kept, _, group = text.partition(":") if isinstance(text, str) else ("", "", "")
+        if not (kept.isdecimal() and group.isdecimal() and 0 < int(kept) < int(group)):
+            raise ValueError(
+                f"pattern is {text!r}: expected 'N:M', N weights kept of every M, such as '2:4' or '4:8'."
+            )
+        return cls(int(kept), int(group))
+
+    @property
+    def sparsity(self) -> float:
+        """Share of weights that are pruned."""
+        return 1 - self.kept / self.group
+
+    def __str__(self) -> str:
+        return f"{self.kept}:{self.group}"
+
+
+def prune_columns(saliency: torch.Tensor, pattern: ColumnPattern) -> torch.Tensor:
+    """The mask of an N:M pattern: of every group of columns, the least salient weights; equal ones in column order.
+
+    Args:
+        saliency (`Tensor`, shape (out, in)): how much each weight matters; `in` is a multiple of the group.
+        pattern ([`ColumnPattern`]): how many of how many are kept.
+
+    Returns:
+        `Tensor`: boolean, shape (out, in), True where pruned.
+    """
+    groups = saliency.reshape(len(saliency), -1, pattern.group)
+    fallen = torch.sort(groups, dim=-1, stable=True).indices[..., : pattern.group - pattern.kept]
+    return torch.zeros_like(groups, dtype=torch.bool).scatter_(-1, fallen, True).view(saliency.shape)
+
+
+@dataclass(frozen=True)
 class PackedMask:
-    """A mask kept at one bit per weight. Make one with `PackedMask.pack(mask)`, get it back with `.unpack()`, on the
-    device of its bits or on another."""
+    """A mask kept at one bit per weight. Make one with `PackedMask.pack(mask)`, get it back with `.unpack()`."""
 
     bits: torch.Tensor
     shape: tuple[int, int]
@@ -188,10 +228,41 @@ class PackedMask:
         return cls(bits, tuple(mask.shape))
 
     def unpack(self, device: torch.device | None = None) -> torch.Tensor:
+        """The mask, on the device of its bits or on another."""
         bits = self.bits if device is None else self.bits.to(device)
         positions = torch.arange(8, dtype=torch.uint8, device=bits.device)
         flat = ((bits[:, None] >> positions) & 1).flatten()
         return flat[: self.shape[0] * self.shape[1]].view(self.shape).bool()
+
+    def change(self, device: torch.device | None = None) -> torch.Tensor:
+        """What becomes of the weight: the mask; of a [`PackedWeight`], the new weight."""
+        return self.unpack(device)
+
+
+@dataclass(frozen=True)
+class PackedWeight(PackedMask):
+    """A sparse weight kept as its mask, one bit per weight, and the values that are not pruned, row by row."""
+
+    values: torch.Tensor
+
+    @classmethod
+    def pack(cls, weight: torch.Tensor) -> "PackedWeight":
+        pruned = weight == 0
+        return cls(PackedMask.pack(pruned).bits, tuple(weight.shape), weight[~pruned])
+
+    def change(self, device: torch.device | None = None) -> torch.Tensor:
+        values = self.values if device is None else self.values.to(device)
+        weight = values.new_zeros(self.shape)
+        weight[~self.unpack(device)] = values
+        return weight
+
+
+def apply_change(weight: torch.Tensor, change: torch.Tensor) -> None:
+    """Makes a weight sparse in place, by a boolean mask (True where pruned) or by the new weight itself."""
+    if change.dtype == torch.bool:
+        weight.masked_fill_(change, 0)
+    else:
+        weight.copy_(change)
 
 
 def row_sparsity(weight: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from .masks import PackedMask
+from .masks import PackedMask, apply_change
 from .projections import Block, Projection
 
 
@@ -115,10 +115,11 @@ def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[N
 
 
 class MaskedWeights(Mapping):
-    """A `weights_map` that sets the weights under masks to zero whenever they are read.
+    """A `weights_map` that makes weights sparse whenever they are read.
 
     So a model on disk becomes sparse without a byte of its files being changed: its forward and `save_pretrained` see
-    the sparse weights. The masks take one bit per weight of memory.
+    the sparse weights. Masks take one bit per weight of memory; where the saliency updates weights, the kept ones are
+    in memory too.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor]):
@@ -131,7 +132,7 @@ class MaskedWeights(Mapping):
         if masks:
             tensor = tensor.clone()
         for projection, mask in masks:
-            projection.view(tensor).masked_fill_(mask.unpack().to(tensor.device), 0)
+            apply_change(projection.view(tensor), mask.change(tensor.device))
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -142,7 +143,7 @@ class MaskedWeights(Mapping):
 
 
 def mask_offloaded(projection: Projection, mask: PackedMask) -> None:
-    """Makes an offloaded projection sparse: see [`MaskedWeights`]."""
+    """Makes an offloaded projection sparse, by a mask or a [`PackedWeight`]: see [`MaskedWeights`]."""
     hook = projection.module._hf_hook
     if not isinstance(hook.weights_map, MaskedWeights):
         hook.weights_map = MaskedWeights(hook.weights_map)

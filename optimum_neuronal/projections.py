@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .architectures import BLOCK_ENTRIES, FEEDS, MLP, MLP_ENTRIES, NEXT_BLOCK, Architecture
+from .masks import apply_change
 from .rows import RowGroup, row_groups
 
 
@@ -189,13 +190,16 @@ class Decoder:
             ) from error
 
 
+ChangeOf = Callable[[Projection], torch.Tensor]  # a boolean mask, True where pruned, or the new weight; (out, in)
+
+
 @contextmanager
-def trial_weights(projections: Sequence[Projection], mask_of: Callable[[Projection], torch.Tensor]) -> Iterator[None]:
-    """While the context lasts, the projections compute with the weights under their masks set to zero.
+def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Iterator[None]:
+    """While the context lasts, the projections compute with sparse weights.
 
     Args:
         projections (`Sequence[Projection]`): whose weights are replaced; the original tensors are put back.
-        mask_of: projection -> boolean mask of shape (out, in), True where pruned.
+        change_of: projection -> boolean mask of shape (out, in), True where pruned, or the sparse weight itself.
     """
     by_owner: dict[nn.Parameter, list[Projection]] = {}
     for projection in projections:
@@ -204,16 +208,22 @@ def trial_weights(projections: Sequence[Projection], mask_of: Callable[[Projecti
     try:
         for parameter, members in by_owner.items():
             original = parameter.data
-            if members[0].expert is None:
-                mask = mask_of(members[0])
-                trial = torch.where(mask.T if members[0].transposed else mask, 0, original)  # beats masked_fill
-            else:
-                trial = original.clone()
-                for projection in members:
-                    projection.view(trial).masked_fill_(mask_of(projection), 0)
+            trial = _trial(original, members, change_of)
             originals.append((parameter, original))
             parameter.data = trial
         yield
     finally:
         for parameter, original in originals:
             parameter.data = original
+
+
+def _trial(original: torch.Tensor, members: Sequence[Projection], change_of: ChangeOf) -> torch.Tensor:
+    """A sparse copy of a parameter, in its own layout."""
+    if members[0].expert is None:
+        change = change_of(members[0])
+        if change.dtype == torch.bool:
+            return torch.where(change.T if members[0].transposed else change, 0, original)  # beats masked_fill
+    trial = torch.empty_like(original) if members[0].expert is None else original.clone()
+    for projection in members:
+        apply_change(projection.view(trial), change if projection.expert is None else change_of(projection))
+    return trial

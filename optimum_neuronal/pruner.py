@@ -16,13 +16,14 @@ from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from . import __version__
-from .blocks import check_model, check_weights, find_decoder
+from .blocks import check_model, check_pattern, check_weights, find_decoder
 from .calibration import CalibrationSet, as_token_ids, draw_sequences, resolve_seq_length
 from .capture import inference
 from .config import NeuronALConfig
+from .final_pruning import FinalPruning
 from .identity import identity
 from .journal import Journal
-from .masks import PackedMask
+from .masks import PackedMask, apply_change
 from .memory import with_less_memory
 from .offload import default_device, execution_device, is_offloaded, mask_offloaded
 from .processes import Processes
@@ -162,28 +163,30 @@ class NeuronALPruner(OptimumQuantizer):
         decoder, saliency, topup = self._check(model)
         if torch.accelerator.is_available():
             torch.accelerator.reset_peak_memory_stats()
-        needs_calibration = saliency.uses_activations or topup.uses_calibration
+        needs_calibration = saliency.uses_activations or topup.uses_calibration or topup.refines
         calibration = self._draw(model, dataset) if needs_calibration else None
         clock.lap("calibration data")
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
         journal = self._journal(work_dir, model, decoder, ids)
 
-        def find_masks(batch_size: int) -> tuple[Sweep, Allocation, dict[str, PackedMask]]:
+        def find_masks(batch_size: int) -> tuple[FinalPruning, Allocation, dict[str, PackedMask]]:
             sweep = self._sweep(model, decoder, saliency, ids, batch_size, journal)
             if needs_calibration:
                 sweep.check_replay()
             allocation = topup.allocate(sweep, self.config.sparsity)
             clock.lap("allocation")
-            masks = sweep.final_masks(allocation.plan, topup.refine)
+            refine = topup.refine if topup.refines else None
+            pruning = FinalPruning(sweep, allocation.plan, refine, topup.statistic)
+            masks = pruning.find()
             clock.lap("pruning")
-            return sweep, allocation, masks
+            return pruning, allocation, masks
 
         with inference(model):
             batch_size = self.config.batch_size or max(1, TOKENS_PER_FORWARD // max(1, ids.shape[1]))
-            sweep, allocation, masks = with_less_memory(find_masks, batch_size)
+            pruning, allocation, masks = with_less_memory(find_masks, batch_size)
         with _deferred_interrupt():
             apply_masks(decoder, masks)
-            self.report = self._make_report(decoder, allocation, calibration, sweep, clock.seconds)
+            self.report = self._make_report(decoder, allocation, calibration, pruning, clock.seconds)
             model.config.sparsity_config = dict(short_form(self.report))
         return model
 
@@ -197,6 +200,7 @@ class NeuronALPruner(OptimumQuantizer):
             execution_device(model.get_input_embeddings()),
             self.config.min_expert_tokens,
             self.config.max_hidden_bytes,
+            self.config.make_pattern(),
             journal,
             Processes.current(),
         )
@@ -247,6 +251,7 @@ class NeuronALPruner(OptimumQuantizer):
         check_weights(decoder.projections)
         saliency, topup = self.config.make_saliency(), self.config.make_topup()
         topup.check(decoder)
+        check_pattern(decoder.projections, self.config.make_pattern())
         resolve_seq_length(model.config, self.config.seq_length)
         return decoder, saliency, topup
 
@@ -277,7 +282,7 @@ class NeuronALPruner(OptimumQuantizer):
         decoder: Decoder,
         allocation: Allocation,
         calibration: CalibrationSet | None,
-        sweep: Sweep,
+        pruning: FinalPruning,
         seconds: dict[str, float],
     ) -> PruningReport:
         achieved, blocks, projections = measure_sparsity(decoder)
@@ -296,8 +301,8 @@ class NeuronALPruner(OptimumQuantizer):
             decisions=allocation.decisions,
             calibration={} if calibration is None else calibration.to_dict(),
             seconds=seconds,
-            block_forwards=sweep.block_forwards,
-            starved_experts=sweep.starved_experts,
+            block_forwards=pruning.engine.block_forwards,
+            starved_experts=pruning.starved_experts,
             peak_memory=peak_memory(),
             versions=_versions(),
         )
@@ -319,7 +324,7 @@ def apply_masks(decoder: Decoder, masks: Mapping[str, PackedMask]) -> None:
             if is_offloaded(projection.module):
                 mask_offloaded(projection, masks[name])
             else:
-                projection.weight.masked_fill_(masks[name].unpack(projection.weight.device), 0)
+                apply_change(projection.weight, masks[name].change(projection.weight.device))
 
 
 def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:

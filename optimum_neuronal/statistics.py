@@ -57,6 +57,62 @@ class SquaredNorms:
         return self._parts[0]
 
 
+class Moments(SquaredNorms):
+    """With the squared norms, `sums`: the sum of the inputs over the tokens of every sequence, (sequences, in)."""
+
+    def __init__(self):
+        super().__init__()
+        self._sums: list[torch.Tensor] = []
+
+    def update(self, inputs: torch.Tensor, sequences: int) -> None:
+        super().update(inputs, sequences)
+        self._sums.append(inputs.reshape(sequences, -1, inputs.shape[-1]).float().sum(dim=1))
+
+    def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
+        super().update_routed(inputs, rows, tokens)
+        values = inputs.new_zeros(tokens, inputs.shape[-1], dtype=torch.float32)
+        values[rows] = inputs.float()
+        self._sums.append(values.sum(dim=0, keepdim=True))
+
+    @property
+    def sums(self) -> torch.Tensor:
+        return torch.cat(self._sums)
+
+
+class Hessian(SquaredNorms):
+    """With the squared norms, `hessian`: the sum of `x x^T` over all inputs x, float32, shape (in, in).
+
+    Sequences are added one after the other, so that the sum does not depend on how they were batched.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.hessian: torch.Tensor | None = None
+
+    def update(self, inputs: torch.Tensor, sequences: int) -> None:
+        super().update(inputs, sequences)
+        for sequence in inputs.reshape(sequences, -1, inputs.shape[-1]).float():
+            self._add(sequence)
+
+    def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
+        super().update_routed(inputs, rows, tokens)
+        self._add(inputs.float())
+
+    def _add(self, inputs: torch.Tensor) -> None:
+        if self.hessian is None:
+            self.hessian = inputs.new_zeros(inputs.shape[-1], inputs.shape[-1])
+        self.hessian.addmm_(inputs.T, inputs)
+
+
+def most_specific(first: type[SquaredNorms], second: type[SquaredNorms]) -> type[SquaredNorms]:
+    """The one of two statistics that tells what both tell. Raises `ValueError` if neither does."""
+    if issubclass(first, second):
+        return first
+    if issubclass(second, first):
+        return second
+    raise ValueError(f"No statistic tells what both {first.__name__} and {second.__name__} tell.")
+
+
 Norms = Mapping[str, SquaredNorms]  # projection name -> squared norms of its input
 
 

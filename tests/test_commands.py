@@ -51,7 +51,14 @@ def test_optimum_cli_lists_the_commands():
 
 def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
     flags = {name: default for name, (default, _, _) in CONFIG_FLAGS.items()}
-    described = {"seq_length", "batch_size", "max_hidden_bytes", "targets", "ignore"}  # None there, told in words here
+    described = {
+        "seq_length",
+        "batch_size",
+        "max_hidden_bytes",
+        "targets",
+        "ignore",
+        "pattern",
+    }  # None there, told in words here
     without_flag = {"saliency_args", "topup_args"}  # dicts, for Python
     for entry in fields(NeuronALConfig):
         if entry.name in without_flag:

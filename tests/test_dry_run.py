@@ -10,7 +10,7 @@ from families import FAMILIES
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, dry_run
-from optimum_neuronal import sweep as sweep_module
+from optimum_neuronal import engine as engine_module
 from optimum_neuronal.dry_run import measure_matmul_rate, plan_prune
 from optimum_neuronal.masks import PackedMask
 from optimum_neuronal.sweep import Sweep
@@ -101,14 +101,14 @@ def test_candidates_abandoned_early_only_save_forwards(tmp_path, ids, llama):
 def test_sweeps_have_the_names_and_plans_of_the_real_ones(tmp_path, ids, llama, monkeypatch):
     config = config_of(reference="dense")
     plan = plan_prune(saved(tmp_path, llama)[0], config)
-    shown, tqdm = [], sweep_module.logging.tqdm
+    shown, tqdm = [], engine_module.logging.tqdm
 
     def noted(*args, desc=None, unit=None, **kwargs):
         if unit == "block" and desc:
             shown.append(desc)
         return tqdm(*args, **kwargs)
 
-    monkeypatch.setattr(sweep_module.logging, "tqdm", noted)
+    monkeypatch.setattr(engine_module.logging, "tqdm", noted)
     NeuronALPruner(config).prune(llama, dataset=ids[:6])
     check, *others = [sweep.label for sweep in plan.sweeps]
     assert check == "Check" and sorted(others) == sorted(shown)  # the dense pass runs inside the first step
@@ -157,7 +157,7 @@ def test_trial_weights_and_masks(family, tmp_path, ids, monkeypatch):
     """What a prune really makes anew: the weights of a trial, and the masks at the end."""
     model, config = make_model(family), config_of(ignore=["o_proj"])
     plan = plan_prune(saved(tmp_path, model)[0], config)
-    made, masks, replay, apply = [], [], sweep_module.replay, NeuronALPruner.prune.__globals__["apply_masks"]
+    made, masks, replay, apply = [], [], engine_module.replay, NeuronALPruner.prune.__globals__["apply_masks"]
     original = {id(p): p.data_ptr() for p in model.parameters()}
 
     def noted(block, *args, **kwargs):
@@ -169,7 +169,7 @@ def test_trial_weights_and_masks(family, tmp_path, ids, monkeypatch):
         masks.extend(final.values())
         return apply(decoder, final, *args, **kwargs)
 
-    monkeypatch.setattr(sweep_module, "replay", noted)
+    monkeypatch.setattr(engine_module, "replay", noted)
     monkeypatch.setitem(NeuronALPruner.prune.__globals__, "apply_masks", kept)
     NeuronALPruner(config).prune(model, dataset=ids[:6])
     assert plan.trial_bytes == max(made) > 0
@@ -194,7 +194,7 @@ def test_hidden_states(fields, layers, tmp_path, ids, monkeypatch, no_candidate_
     """At the end of each run of a block, the sequences whose hidden states exist are counted."""
     model, config = make_model("llama", num_hidden_layers=layers), config_of(**fields)
     plan = plan_prune(saved(tmp_path, model)[0], config)
-    alive, replay = [], sweep_module.replay
+    alive, replay = [], engine_module.replay
 
     def counted(*args, **kwargs):
         result = replay(*args, **kwargs)
@@ -202,7 +202,7 @@ def test_hidden_states(fields, layers, tmp_path, ids, monkeypatch, no_candidate_
         alive.append(sum(t.numel() * t.element_size() for t in tensors if t.shape[1:] == (16, 32)))
         return result
 
-    monkeypatch.setattr(sweep_module, "replay", counted)
+    monkeypatch.setattr(engine_module, "replay", counted)
     NeuronALPruner(config).prune(model, dataset=ids[: config.num_samples])
     assert max(alive) == plan.hidden_bytes
 

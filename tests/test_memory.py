@@ -57,9 +57,9 @@ def test_a_prune_goes_on_with_half_the_batch(ids, moment, monkeypatch):
         0.7, num_samples=12, num_alignment_samples=4, block_lambdas=[0.05, 0.15], row_lambdas=[0.1], batch_size=4
     )
     expected = NeuronALPruner(config).prune(make_model("llama"), ids).state_dict()
-    from optimum_neuronal import sweep
+    from optimum_neuronal import engine
 
-    calls, original = [], sweep.replay
+    calls, original = [], engine.replay
 
     def replay(*args, **kwargs):
         calls.append(1)
@@ -67,7 +67,7 @@ def test_a_prune_goes_on_with_half_the_batch(ids, moment, monkeypatch):
             raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(sweep, "replay", replay)
+    monkeypatch.setattr(engine, "replay", replay)
     model = NeuronALPruner(config).prune(make_model("llama"), ids)
     assert len(calls) > moment
     assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())

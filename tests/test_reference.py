@@ -7,6 +7,7 @@ import pytest
 from optimum_neuronal import evaluate_perplexity
 from optimum_neuronal.blocks import find_decoder
 from optimum_neuronal.capture import inference
+from optimum_neuronal.final_pruning import FinalPruning
 from optimum_neuronal.pruner import apply_masks
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.statistics import SquaredNorms
@@ -32,7 +33,7 @@ class Reference:
 
     def prune(self, plan):
         with inference(self.model):
-            masks = self.sweep.final_masks(plan)
+            masks = FinalPruning(self.sweep, plan).find()
             apply_masks(self.decoder, masks)
         return masks
 

@@ -9,7 +9,7 @@ import torch
 from conftest import make_model
 from transformers.utils import logging
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, sweep
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, engine
 from optimum_neuronal.journal import IDENTITY
 
 
@@ -37,7 +37,7 @@ class Stop(Exception):
 @pytest.fixture
 def often(monkeypatch):
     """Unfinished sweeps are recorded after every block."""
-    monkeypatch.setattr(sweep, "RECORD_EVERY", -1.0)
+    monkeypatch.setattr(engine, "RECORD_EVERY", -1.0)
 
 
 @pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
@@ -45,7 +45,7 @@ def often(monkeypatch):
 def test_every_moment(family, reference, ids, often, tmp_path, monkeypatch):
     """Stopped again and again, a few block visits further each time, until it is through."""
     undisturbed, expected = prune(family, ids, reference=reference)
-    original, runs = sweep.replay, 0
+    original, runs = engine.replay, 0
     while True:
         budget = [7]
 
@@ -55,8 +55,8 @@ def test_every_moment(family, reference, ids, often, tmp_path, monkeypatch):
                 raise Stop
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(sweep, "replay", replay)
-        monkeypatch.setattr(sweep.Sweep, "check_replay", lambda self: None)
+        monkeypatch.setattr(engine, "replay", replay)
+        monkeypatch.setattr(engine.Engine, "check_replay", lambda self: None)
         runs += 1
         assert runs < 200, "it goes on"
         try:
@@ -72,7 +72,7 @@ def test_every_moment(family, reference, ids, often, tmp_path, monkeypatch):
 
 def _prune_slowly(ids, work_dir):
     logging.disable_progress_bar()  # its lock would outlive the process that was killed
-    sweep.RECORD_EVERY = -1.0
+    engine.RECORD_EVERY = -1.0
     prune("llama", ids, work_dir)
 
 
@@ -128,7 +128,7 @@ def test_another_model_or_other_data_is_refused(ids, tmp_path):
 def test_memory_may_be_managed_otherwise(ids, tmp_path, often, monkeypatch):
     """Batch size and hidden states in CPU memory change no mask, so an unfinished prune goes on with other ones."""
     _, expected = prune("llama", ids)
-    original, calls = sweep.replay, []
+    original, calls = engine.replay, []
 
     def replay(*args, **kwargs):
         calls.append(1)
@@ -136,7 +136,7 @@ def test_memory_may_be_managed_otherwise(ids, tmp_path, often, monkeypatch):
             raise Stop
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(sweep, "replay", replay)
+    monkeypatch.setattr(engine, "replay", replay)
     with pytest.raises(Stop):
         prune("llama", ids, tmp_path, batch_size=4)
     assert (tmp_path / IDENTITY).exists()

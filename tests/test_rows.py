@@ -147,12 +147,12 @@ def _inputs(decoder, inputs, index, hidden, place):
     readers = {name: p.module for each in blocks for name, p in each.projections.items()}
     readers |= {experts.name: experts.module for each in blocks for experts in each.experts}
     if place.name == block.name and len(blocks) == 1:
-        output, _ = replay(block, hidden, inputs.calls[index], record=False)
+        output, _ = replay(block, hidden, inputs.calls[index], record=None)
         return (inputs.final_norm or torch.nn.Identity())(output[0]).flatten(0, -2)
     reader = readers[blocks[1].entry if place.name == block.name else place.name]
     handle = reader.register_forward_pre_hook(lambda _module, args: found.append(args[0].flatten(0, -2)))
-    output, _ = replay(block, hidden, inputs.calls[index], record=False)
+    output, _ = replay(block, hidden, inputs.calls[index], record=None)
     if len(blocks) > 1:
-        replay(blocks[1], output, inputs.calls[index + 1], record=False)
+        replay(blocks[1], output, inputs.calls[index + 1], record=None)
     handle.remove()
     return found[0]

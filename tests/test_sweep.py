@@ -7,12 +7,17 @@ from forward import squared_norms, token_counts
 
 from optimum_neuronal.blocks import find_decoder
 from optimum_neuronal.capture import inference
+from optimum_neuronal.final_pruning import FinalPruning
 from optimum_neuronal.masks import SparsityPlan, prune_rows, row_counts
 from optimum_neuronal.projections import trial_weights
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.statistics import SquaredNorms, activation
 from optimum_neuronal.sweep import Sweep
 from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
+
+
+# Those that prune by their score alone.
+SCORING = [name for name in SALIENCIES.names() if not SALIENCIES.get(name).updates_weights]
 
 
 def make_sweep(model, ids, saliency="wanda", batch_size=1):
@@ -132,14 +137,14 @@ def test_shared_work_is_done_once(llama, ids):
         assert sweep.block_forwards == 4 * (3 + 9), "once dense, then every plan"
 
 
-@pytest.mark.parametrize("saliency", SALIENCIES.names())
+@pytest.mark.parametrize("saliency", SCORING)
 def test_final_masks_follow_the_pruned_stream(any_model, ids, saliency):
     """Every block's masks come from the activations behind the pruned blocks before it: block by block, by hand."""
     with inference(any_model):
         sweep = make_sweep(any_model, ids, saliency)
         plan = uniform(sweep, 0.7)
         before = state(any_model)
-        masks = {name: mask.unpack() for name, mask in sweep.final_masks(plan).items()}
+        masks = {name: mask.unpack() for name, mask in FinalPruning(sweep, plan).find().items()}
         assert unchanged(any_model, before)
         for block in sweep.decoder.blocks:
             norms = squared_norms(any_model, ids, block.projections)
@@ -160,7 +165,7 @@ def test_batch_size_does_not_change_a_bit(any_model, ids, saliency):
             sweep = make_sweep(any_model, ids, saliency, batch_size)
             plan = block_plan(sweep.decoder, 0.7, 0.1)
             errors = sweep.alignment_errors([plan], "sparse-stream", "sequence", "l2", label=None)
-            results.append((errors, {name: mask.bits for name, mask in sweep.final_masks(plan).items()}))
+            results.append((errors, {name: mask.bits for name, mask in FinalPruning(sweep, plan).find().items()}))
     for errors, masks in results[1:]:
         assert errors == pytest.approx(results[0][0], rel=1e-6)
         assert all(torch.equal(bits, results[0][1][name]) for name, bits in masks.items())
@@ -171,20 +176,20 @@ def test_refine_edits_masks(llama, ids):
         sweep = make_sweep(llama, ids)
         seen = []
 
-        def refine(projection, mask, activations):
-            seen.append((projection.name, activations.shape))
+        def refine(projection, mask, score, statistic):
+            seen.append((projection.name, statistic.value.shape[1:], score.shape == mask.shape))
             return torch.zeros_like(mask)
 
-        masks = sweep.final_masks(uniform(sweep), refine)
-    assert [name for name, _ in seen] == list(sweep.decoder.projections)
+        masks = FinalPruning(sweep, uniform(sweep), refine).find()
+    assert [name for name, *_ in seen] == list(sweep.decoder.projections)
     assert all(not mask.unpack().any() for mask in masks.values())
-    assert seen[-1][1] == (48,), "down's inputs"
+    assert seen[-1][1:] == ((48,), True), "down's inputs"
 
 
 def test_magnitude_needs_no_forward(llama):
     with inference(llama):
         sweep = make_sweep(llama, torch.empty(0, 0, dtype=torch.int64), "magnitude")
-        masks = sweep.final_masks(uniform(sweep))
+        masks = FinalPruning(sweep, uniform(sweep)).find()
     assert sweep.block_forwards == 0
     assert all(mask.unpack().float().mean() == pytest.approx(0.5, abs=0.01) for mask in masks.values())
 
@@ -215,7 +220,7 @@ def test_an_interrupt_restores_weights_and_hooks(llama, ids, moment, work):
             elif work == "deviation":
                 sweep.deviation(uniform(sweep), **measured_on)
             else:
-                sweep.final_masks(uniform(sweep))
+                FinalPruning(sweep, uniform(sweep)).find()
     assert unchanged(llama, before)
 
 
@@ -244,7 +249,7 @@ def test_activations_that_are_not_finite_are_refused(ids):
             make_sweep(model, ids).check_replay()
         with pytest.raises(ValueError, match=r"The saliency of model\.layers\.0\.self_attn\.q_proj is not finite"):
             sweep = make_sweep(model, ids)
-            sweep.final_masks(uniform(sweep))
+            FinalPruning(sweep, uniform(sweep)).find()
         with pytest.raises(ValueError, match=r"Activations in model\.layers\.0 are not finite"):
             sweep = make_sweep(model, ids)
             sweep.alignment_errors([uniform(sweep)], "dense", "sequence", "l2", label=None)

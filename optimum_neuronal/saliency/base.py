@@ -6,7 +6,9 @@ from typing import ClassVar
 
 import torch
 
+from ..masks import ColumnPattern
 from ..registry import Registry
+from ..statistics import Hessian, SquaredNorms
 
 
 SALIENCIES = Registry("saliency", __package__)
@@ -19,10 +21,14 @@ class Saliency(ABC):
 
     Class attributes:
         uses_activations (`bool`): False if the score depends on the weights alone, so that no calibration is needed.
+        updates_weights (`bool`): True if kept weights change as well: see [`WeightUpdate`].
+        statistic (`type[SquaredNorms]`): what is gathered of the inputs of every projection.
     """
 
     name: ClassVar[str]
     uses_activations: ClassVar[bool] = True
+    updates_weights: ClassVar[bool] = False
+    statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
 
     @abstractmethod
     def score(self, weight: torch.Tensor, activation: torch.Tensor | None) -> torch.Tensor:
@@ -36,4 +42,38 @@ class Saliency(ABC):
 
         Returns:
             `Tensor`: float32, shape (out, in), non-negative.
+        """
+
+
+@dataclass(frozen=True)
+class WeightUpdate(Saliency):
+    """A method that prunes a weight as a whole and makes up for it in the weights that stay.
+
+    Its saliency, which top-ups may ask for, ranks weights before any is updated. It knows no sparsity by row, since
+    rows are updated together.
+    """
+
+    updates_weights: ClassVar[bool] = True
+    statistic: ClassVar[type[SquaredNorms]] = Hessian
+
+    @abstractmethod
+    def prune(
+        self,
+        weight: torch.Tensor,
+        hessian: torch.Tensor,
+        sparsity: float,
+        pattern: ColumnPattern | None = None,
+        name: str = "the weight",
+    ) -> torch.Tensor:
+        """The sparse, updated weight.
+
+        Args:
+            weight (`Tensor` of float32, shape (out, in)): the projection's weight; not changed.
+            hessian (`Tensor` of float32, shape (in, in)): sum of `x x^T` over its inputs; not changed.
+            sparsity (`float`): share of weights to prune, in [0, 1].
+            pattern ([`ColumnPattern`], *optional*): N:M instead; `in` is a multiple of M.
+            name (`str`): the projection's, for messages.
+
+        Returns:
+            `Tensor`: float32, shape (out, in).
         """

@@ -9,6 +9,7 @@ import torch
 from ..masks import SparsityPlan
 from ..projections import Decoder, Projection
 from ..registry import Registry
+from ..statistics import SquaredNorms
 from ..sweep import Sweep
 
 
@@ -55,10 +56,19 @@ class TopUp(ABC):
 
     Class attributes:
         uses_calibration (`bool`): False if `allocate` never asks the sweep for anything.
+        refines (`bool`): True if `refine` edits masks.
+        statistic (`type[SquaredNorms]`): what `refine` wants to know of the inputs of every projection.
     """
 
     name: ClassVar[str]
     uses_calibration: ClassVar[bool] = True
+    refines: ClassVar[bool] = False
+    statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
+
+    @property
+    def by_row(self) -> bool:
+        """Whether rows of one projection may get different sparsities."""
+        return False
 
     def check(self, decoder: Decoder) -> None:
         """Raises `ValueError` if this top-up cannot serve the model. Called before any long work."""
@@ -76,13 +86,16 @@ class TopUp(ABC):
             sparsity (`float`): share of all prunable weights to prune, in [0, 1).
         """
 
-    def refine(self, projection: Projection, mask: torch.Tensor, activation: torch.Tensor | None) -> torch.Tensor:
-        """Edits a final mask. The default returns it unchanged.
+    def refine(
+        self, projection: Projection, mask: torch.Tensor, score: torch.Tensor, statistic: SquaredNorms | None
+    ) -> torch.Tensor:
+        """Edits a final mask, if the class says that it `refines`. The default returns it unchanged.
 
         Args:
             projection ([`Projection`]): whose mask it is.
             mask (`Tensor`): boolean, shape (out, in), True where pruned.
-            activation (`Tensor` of float32, shape (in,)): as [`Saliency.score`] gets it; None without calibration.
+            score (`Tensor` of float32, shape (out, in)): the saliency that the mask was made of.
+            statistic ([`SquaredNorms`], *optional*): of the class's `statistic`; None if nothing was calibrated.
         """
         return mask
 

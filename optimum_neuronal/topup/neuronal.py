@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from ..alignment import METRICS, SCOPES
+from ..engine import REFERENCES
 from ..masks import SparsityPlan
 from ..projections import Decoder
 from ..registry import did_you_mean
-from ..sweep import REFERENCES, Deviation, Sweep
+from ..sweep import Deviation, Sweep
 from .base import Allocation, Pass, TopUp, get_dist, register_topup
 
 
@@ -48,6 +49,10 @@ class NeuronAL(TopUp):
                 raise ValueError(f"{name} is {value!r}: expected one of {', '.join(map(repr, known))}.{hint}")
         for name in ("block_lambdas", "row_lambdas"):
             object.__setattr__(self, name, _checked_lambdas(name, getattr(self, name)))
+
+    @property
+    def by_row(self) -> bool:
+        return self.steps != "block"
 
     @property
     def _measured_on(self) -> tuple[str, str, str]:

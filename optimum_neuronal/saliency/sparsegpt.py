@@ -1,0 +1,118 @@
+"""SparseGPT: prunes column by column and makes up for every pruned weight in the columns to come."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers.utils import logging
+
+from ..masks import ColumnPattern, prune_columns
+from .base import WeightUpdate, register_saliency
+
+
+logger = logging.get_logger(__name__)
+
+RAISES = 5  # how often dampening is raised tenfold before giving up
+
+
+@register_saliency("sparsegpt")
+@dataclass(frozen=True)
+class SparseGPT(WeightUpdate):
+    """Optimal brain surgery with one shared inverse Hessian (Frantar and Alistarh, SparseGPT, 2023, Algorithm 1).
+
+    Args:
+        block_size (`int`): columns whose mask is chosen together, and whose updates are applied to the rest at once.
+        dampening (`float`): share of the Hessian's mean diagonal that is added to its diagonal.
+    """
+
+    block_size: int = 128
+    dampening: float = 0.01
+
+    def __post_init__(self):
+        if isinstance(self.block_size, bool) or not isinstance(self.block_size, int) or self.block_size < 1:
+            raise ValueError(f"block_size is {self.block_size!r}: expected a whole number of at least 1.")
+        number = isinstance(self.dampening, (int, float)) and not isinstance(self.dampening, bool)
+        if not number or not 0 < self.dampening <= 1:
+            raise ValueError(f"dampening is {self.dampening!r}: expected a number above 0, at most 1, such as 0.01.")
+
+    def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
+        """`(|W_ij| a_j)^2`: the loss of pruning one weight if the others stay."""
+        return (weight * activation).square()
+
+    def prune(
+        self,
+        weight: torch.Tensor,
+        hessian: torch.Tensor,
+        sparsity: float,
+        pattern: ColumnPattern | None = None,
+        name: str = "the weight",
+    ) -> torch.Tensor:
+        if isinstance(sparsity, torch.Tensor) and sparsity.ndim:
+            raise ValueError(f"{name} was given a sparsity by row: SparseGPT updates all rows of a weight together.")
+        weight = weight.clone()
+        diagonal = hessian.diagonal()
+        weight[:, diagonal == 0] = 0  # inputs that are always zero
+        inverse = self._inverse_factor(hessian, name)
+        group = pattern.group if pattern else 1
+        size = max(group, self.block_size // group * group)
+        pruned = 0
+        for start in range(0, weight.shape[1], size):
+            end = min(start + size, weight.shape[1])
+            # What the blocks' floors leave over is carried on, so that the weight hits its target.
+            count = int(weight.shape[0] * end * float(sparsity) + 1e-4) - pruned
+            pruned += count
+            errors = self._prune_block(weight[:, start:end], inverse[start:end, start:end], count, pattern)
+            weight[:, end:] -= errors @ inverse[start:end, end:]
+        return weight
+
+    def _prune_block(
+        self, weight: torch.Tensor, inverse: torch.Tensor, count: int, pattern: ColumnPattern | None
+    ) -> torch.Tensor:
+        """Prunes and updates a few columns in place; returns their errors, which the columns to come make up for."""
+        scale = inverse.diagonal()
+        mask = None if pattern else _smallest((weight / scale).square(), count)
+        errors = torch.zeros_like(weight)
+        for column in range(weight.shape[1]):
+            if pattern and column % pattern.group == 0:
+                columns = slice(column, column + pattern.group)
+                fallen = prune_columns((weight[:, columns] / scale[columns]).square(), pattern)
+                mask = fallen if mask is None else torch.cat([mask, fallen], dim=1)
+            kept = torch.where(mask[:, column], 0, weight[:, column])
+            errors[:, column] = (weight[:, column] - kept) / scale[column]
+            weight[:, column:] -= torch.outer(errors[:, column], inverse[column, column:])
+            weight[:, column] = kept
+        return errors
+
+    def _inverse_factor(self, hessian: torch.Tensor, name: str) -> torch.Tensor:
+        """Upper Cholesky factor of the inverse of the dampened Hessian."""
+        hessian = hessian.clone()
+        diagonal = hessian.diagonal()
+        level = diagonal.mean()
+        diagonal[diagonal == 0] = 1
+        if not bool(torch.isfinite(level)):
+            raise ValueError(f"The Hessian of {name} is not finite: its inputs overflow in the model's dtype.")
+        level = torch.where(level > 0, level, 1)
+        diagonal += self.dampening * level
+        added = self.dampening
+        for _ in range(RAISES + 1):
+            factor, failed = torch.linalg.cholesky_ex(hessian)
+            if not bool(failed):
+                inverse, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+                if not bool(failed) and bool(torch.isfinite(inverse).all()):
+                    return inverse
+            more = 10 * added
+            logger.warning(
+                f"The Hessian of {name} is close to singular: dampening is raised from {added:g} to {more:g}."
+            )
+            diagonal += (more - added) * level
+            added = more
+        raise ValueError(
+            f"The Hessian of {name} cannot be inverted, even with dampening {added:g}: take more calibration sequences "
+            "(num_samples), or another saliency."
+        )
+
+
+def _smallest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The mask of so many smallest scores; of equal ones, those of earlier rows and columns."""
+    mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
+    mask[scores.flatten().sort(stable=True).indices[:count]] = True
+    return mask.view(scores.shape)
