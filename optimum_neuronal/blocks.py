@@ -45,7 +45,7 @@ def find_decoder(
     wanted.check_matches(model)
     if not any(block.pruned for block in blocks):
         raise ValueError(f"targets={targets} and ignore={ignore} leave no projection to prune.")
-    return Decoder(_innermost_model(model, list_name), blocks, architecture, config)
+    return Decoder(_innermost_model(model, list_name), blocks, architecture, config, model)
 
 
 class _Selection:

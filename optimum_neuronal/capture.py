@@ -139,6 +139,44 @@ def _check_shape(decoder: Decoder, hidden: torch.Tensor, batch: torch.Tensor) ->
         )
 
 
+def next_token_logits(
+    decoder: Decoder, ids: torch.Tensor, hidden: torch.Tensor, wrap: Wrap, device: torch.device | str
+) -> torch.Tensor:
+    """What the model makes of the last block's output, whatever its head does: norm, scale, cap.
+
+    Args:
+        decoder ([`Decoder`]): whose blocks are passed by. Call it inside [`inference`].
+        ids (`Tensor` of int64, shape (sequences, tokens)): the token ids that `hidden` comes from.
+        hidden (`Tensor`, shape (sequences, tokens, hidden size)): the last block's output.
+        wrap: from [`output_wrapper`].
+        device (`torch.device`): where the decoder expects token ids.
+
+    Returns:
+        `Tensor`: float32, shape (sequences, tokens, vocabulary).
+
+    Raises:
+        `ValueError`: the model has no language-model head.
+    """
+    last = len(decoder.blocks) - 1
+
+    def passing(index: int) -> Callable:
+        def forward(*args, **kwargs):
+            own = split_hidden(args, kwargs)[0]
+            return wrap(to_device(hidden, own.device) if index == last else own)
+
+        return forward
+
+    with ExitStack() as stack:
+        for index, block in enumerate(decoder.blocks):
+            stack.enter_context(_replaced_forward(block.module, passing(index)))
+        logits = getattr(decoder.model(input_ids=ids.to(device), use_cache=False), "logits", None)
+    if logits is None:
+        raise ValueError(
+            f"{type(decoder.model).__name__} has no language-model head: load it with AutoModelForCausalLM."
+        )
+    return logits.float()
+
+
 def hidden_bytes(streams: Sequence[Sequence[torch.Tensor]]) -> int:
     """Bytes of streams of hidden states; tensors that several streams share count once."""
     tensors = {id(states): states for stream in streams for states in stream}

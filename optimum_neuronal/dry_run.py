@@ -292,12 +292,12 @@ def _hidden_sequences(config: NeuronALConfig, passes: Sequence[Pass], blocks: in
     deep = blocks > 1
 
     def streams(step: Pass) -> int:
-        if step.deviation and step.reference != "dense":  # two, and what the search for the dense input puts out
+        if step.measures == "deviation" and step.reference != "dense":  # two, and what the search for the dense input puts out
             return 5 if deep else 2
         return max(step.plans, 1) * (2 if deep else 1)
 
-    needed = [config.num_alignment_samples * (1 + streams(step)) for step in passes]
-    if prunes_by_activations:
+    needed = [config.num_alignment_samples * (1 + streams(step)) for step in passes if step.measures != "scores"]
+    if prunes_by_activations or any(step.measures == "scores" for step in passes):
         needed.append(config.num_samples * 2)  # the first block's inputs are let go
     return max(needed, default=0)
 
@@ -318,15 +318,23 @@ def _plan_sweeps(
 
         return runs
 
+    def outputs(step: Pass) -> Callable[[int], Runs]:
+        again = step.reference != "dense"
+        return lambda index: (step.plans, (1 if index == 0 else step.plans) * again, 0)
+
     def deviation(step: Pass) -> Callable[[int], Runs]:
         return lambda index: (1, 0, 0) if step.reference == "dense" else (2, 0, int(index > 0))
 
+    kinds = {"alignment": errors, "deviation": deviation, "output": outputs}
     for step in passes:
-        if step.reference == "dense" and not dense_is_known:
+        if step.measures == "scores":
+            sweeps.append(_planned(step.label, 0, config.num_samples, costs, lambda _: (1, 0, 0)))
+            continue
+        if (step.reference == "dense" or step.measures == "output") and not dense_is_known:
             sweeps.append(_planned("Dense activations", 0, config.num_alignment_samples, costs, lambda _: (1, 0, 0)))
             dense_is_known = True
         if step.plans:
-            runs = (deviation if step.deviation else errors)(step)
+            runs = kinds[step.measures](step)
             sweeps.append(_planned(step.label, step.plans, config.num_alignment_samples, costs, runs))
     if prunes_by_activations:
         sweeps.append(_planned("Pruning", 1, config.num_samples, costs, lambda index: (int(index < last), 1, 0)))

@@ -18,8 +18,10 @@ from .capture import (
     BlockInputs,
     Call,
     Wrap,
+    block_outputs,
     capture_inputs,
     hidden_bytes,
+    output_wrapper,
     replay,
     to_device,
 )
@@ -90,18 +92,44 @@ class Engine:
         self._wrap = check_replay(self.decoder, self.ids[:1], self.device, self.loader)
         self.block_forwards += len(self.decoder.blocks)
 
+    @property
+    def wrap(self) -> Wrap:
+        """How a block's output is made of hidden states, see [`output_wrapper`]."""
+        if self._wrap is None:
+            first = block_outputs(self.decoder, self.decoder.blocks[:1], self.ids[:1, :1].to(self.device))
+            self._wrap = output_wrapper(first[0])
+        return self._wrap
+
     def capture(self, ids: torch.Tensor) -> BlockInputs:
         """What the blocks are called with for these sequences, see [`capture_inputs`]."""
         budget = self.max_hidden_bytes
-        return capture_inputs(
-            self.decoder, ids, self.batch_size, self.device, wrap=self._wrap, max_hidden_bytes=budget
-        )
+        return capture_inputs(self.decoder, ids, self.batch_size, self.device, wrap=self.wrap, max_hidden_bytes=budget)
 
     def alignment_inputs(self) -> BlockInputs:
         """The same for the sequences that trials are measured on. Kept."""
         if self._inputs is None:
             self._inputs = self.capture(self.ids[: self.num_alignment_samples])
         return self._inputs
+
+    def capture_all(self, statistic: type[SquaredNorms]) -> BlockInputs:
+        """The same for all sequences, or for this process's share of them. To be put together by [`joined`]."""
+        ids = self.ids
+        return self.capture(ids[self.processes.part(len(ids))] if self._shares(statistic) else ids)
+
+    def joined(self, norms: Norms, statistic: type[SquaredNorms]) -> Norms:
+        """Norms over the sequences of all processes, in their order."""
+        if not self._shares(statistic):
+            return norms
+        joined: dict[int, SquaredNorms] = {}
+        for norm in norms.values():
+            if id(norm) not in joined:
+                tokens = sum(self.processes.collect([norm.tokens]))
+                joined[id(norm)] = SquaredNorms.of(self.processes.join(norm.value, len(self.ids)), tokens)
+        return {name: joined[id(norm)] for name, norm in norms.items()}
+
+    def _shares(self, statistic: type[SquaredNorms]) -> bool:
+        """Whether the processes share the sequences. Sums over all sequences would depend on how they are shared."""
+        return statistic is SquaredNorms and self.processes.shares(len(self.ids))
 
     def release_inputs(self) -> None:
         """Forgets what is kept of the trials' sequences."""

@@ -51,7 +51,7 @@ class FinalPruning:
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
             def prune() -> Found:
                 norms = engine.inputs_of(block, streams[0], calls, self.statistic)
-                return self._prune_block(block, self._joined(norms))
+                return self._prune_block(block, engine.joined(norms, self.statistic))
 
             found.update(self._block(index, block, prune))
             if block is engine.decoder.blocks[-1]:
@@ -61,33 +61,13 @@ class FinalPruning:
 
         if self.needs_inputs:
             engine.release_inputs()
-            inputs = engine.capture(self._own_part())
+            inputs = engine.capture_all(self.statistic)
             engine.run(inputs, 1, visit, "Pruning", release=True)
         else:
             for index in range(len(engine.decoder.blocks)):
                 with engine.loader.loaded(index) as block:
                     found.update(self._block(index, block, partial(self._prune_block, block, None)))
         return found
-
-    @property
-    def _shared(self) -> bool:
-        """Whether the processes share the sequences. Sums over all sequences would depend on how they are shared."""
-        return self.statistic is SquaredNorms and self.engine.processes.shares(len(self.engine.ids))
-
-    def _own_part(self) -> torch.Tensor:
-        ids = self.engine.ids
-        return ids[self.engine.processes.part(len(ids))] if self._shared else ids
-
-    def _joined(self, norms: Norms) -> Norms:
-        """Norms over the sequences of all processes, in their order."""
-        if not self._shared:
-            return norms
-        processes, joined = self.engine.processes, {}
-        for norm in norms.values():
-            if id(norm) not in joined:
-                tokens = sum(processes.collect([norm.tokens]))
-                joined[id(norm)] = SquaredNorms.of(processes.join(norm.value, len(self.engine.ids)), tokens)
-        return {name: joined[id(norm)] for name, norm in norms.items()}
 
     def _prune_block(self, block: Block, norms: Norms | None) -> Found:
         """The starved experts of a block, and what its packed masks and weights consist of."""

@@ -137,12 +137,21 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """The part of a model that is pruned: its stack of blocks, with what the row step must know of its shape."""
+    """The part of a model that is pruned: its stack of blocks, with what the row step must know of its shape.
+
+    Args:
+        module (`nn.Module`): what runs the blocks.
+        blocks (`Sequence[Block]`): in their order.
+        architecture ([`Architecture`]): of the family.
+        config (`PreTrainedConfig`): of the text model.
+        model (`PreTrainedModel`): the whole model, whose output is next-token logits if it has a language-model head.
+    """
 
     module: nn.Module
     blocks: Sequence[Block]
     architecture: Architecture
     config: object
+    model: nn.Module
 
     @property
     def projections(self) -> dict[str, Projection]:

@@ -1,15 +1,16 @@
 """What may be asked of a model before it is pruned: dense activations, the errors of trial plans, what deviates where."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from .alignment import total_error
-from .capture import Call
+from .capture import Call, next_token_logits
 from .engine import Engine, final_norms
 from .masks import SparsityPlan
+from .output_errors import OUTPUT_METRICS
 from .projections import Block, trial_weights
 from .statistics import Norms, SquaredNorms, activation
 from .unfinished import Hidden
@@ -32,7 +33,7 @@ class Deviation:
 class Sweep(Engine):
     """The engine with what top-ups ask of it. Its arguments are the [`Engine`]'s."""
 
-    _dense: tuple[list[Norms], SquaredNorms] | None = None
+    _dense: tuple[list[Norms], SquaredNorms, Hidden] | None = None
 
     def release_inputs(self) -> None:
         super().release_inputs()
@@ -115,6 +116,99 @@ class Sweep(Engine):
         finished = [f"{member}.{blocks - 1}" in kept for member in range(len(plans))]
         return [error if done else math.inf for error, done in zip(errors, finished)]
 
+    def output_errors(
+        self, plans: Sequence[SparsityPlan], metric: str, label: str | None, reference: str = "dense"
+    ) -> list[float]:
+        """Error of every plan's next-token distributions on the alignment sequences, all plans in one sweep.
+
+        Plans that agree up to some block share the work up to there.
+
+        Args:
+            plans (`Sequence[SparsityPlan]`): what to try; no plan is applied.
+            metric (`str`):
+                A name in `OUTPUT_METRICS`: `"kl"`, from the dense model's distributions, or `"nll"`, of the text.
+            label (`str`, *optional*): what the progress bar calls the sweep.
+            reference (`str`):
+                Where saliency comes from: `"dense"`, the dense model's stream, measured once; `"sparse-stream"`, every
+                plan's own stream, at twice the cost.
+
+        Returns:
+            `list[float]`: nats per predicted token, one per plan. Lower is better.
+        """
+
+        def measure(name: str) -> tuple[list[float], dict]:
+            mine = self.processes.deal(plans)
+            return self.processes.collect(self._output_errors(mine, metric, label, reference)), {}
+
+        return self.once(plans, (metric, label, reference), measure)[0]
+
+    def _output_errors(
+        self, plans: Sequence[SparsityPlan], metric: str, label: str | None, reference: str
+    ) -> list[float]:
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+            outputs: list[Hidden] = [[] for _ in plans]
+            for members in _grouped(streams, shared=reference == "dense"):
+                norms = self._reference(reference, index, block, streams[members[0]], calls)
+                alike = _alike(block, plans, streams, members)
+                changes = self.changes(block, norms, [plans[same[0]] for same in alike])
+                for same, change_of in zip(alike, changes):
+                    with trial_weights(block.pruned, change_of):
+                        output = self.replay(block, streams[same[0]], calls, record=None)[0]
+                    for member in same:
+                        outputs[member] = output
+            return outputs
+
+        if not plans:
+            return []
+        inputs = self.alignment_inputs()
+        streams = self.run(inputs, len(plans), visit, label)
+        dense = self._dense_pass()[2] if metric == "kl" else None
+        return self._compare_outputs(dense, streams, OUTPUT_METRICS[metric])
+
+    def _compare_outputs(self, dense: Hidden | None, streams: list[Hidden], compare) -> list[float]:
+        """Sequence by sequence, so that logits take little memory and no bit depends on the batches."""
+        ids = self.ids[: self.num_alignment_samples]
+        distinct = {id(stream): stream for stream in streams}
+        totals: dict[int, list[torch.Tensor]] = {key: [] for key in distinct}
+        for batch, own_ids in enumerate(ids.split(self.batch_size)):
+            for row, sequence in enumerate(own_ids.split(1)):
+                expected = None if dense is None else self._logits(sequence, dense[batch][row : row + 1])
+                for key, stream in distinct.items():
+                    logits = self._logits(sequence, stream[batch][row : row + 1])
+                    totals[key].append(compare(expected, logits, sequence.to(logits.device)).double())
+        tokens = ids.shape[0] * (ids.shape[1] - 1)
+        errors = {key: torch.stack(parts).sum().item() / tokens for key, parts in totals.items()}
+        if not all(map(math.isfinite, errors.values())):
+            raise ValueError("The model's logits are not finite: they overflow in the model's dtype.")
+        return [errors[id(stream)] for stream in streams]
+
+    def _logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return next_token_logits(self.decoder, ids, hidden, self.wrap, self.device)
+
+    def dense_scores(self, score: Callable[[Block, dict[str, torch.Tensor]], list[float]], label: str) -> list:
+        """What a function tells of every dense block: one pass of the dense model over all calibration sequences.
+
+        Args:
+            score: a block, with its weights at hand, and the activations of its pruned projections -> numbers.
+            label (`str`): what the progress bar calls the pass; it is recorded under that name.
+
+        Returns:
+            `list[list[float]]`: block by block.
+        """
+
+        def measure() -> tuple[list, dict]:
+            scores: list[list[float]] = []
+
+            def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+                output, norms = self.replay(block, streams[0], calls)
+                scores.append(score(block, self.activations(block, self.joined(norms, SquaredNorms))))
+                return [output]
+
+            self.run(self.capture_all(SquaredNorms), 1, visit, label, release=True)
+            return scores, {}
+
+        return self.recorded(f"scores-{label.lower().replace(' ', '-')}", measure)[0]
+
     def deviation(self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str) -> Deviation:
         """Alignment error of one plan, and the deviation at every place that rows feed. Arguments as above.
 
@@ -178,7 +272,8 @@ class Sweep(Engine):
                 deviations[name] *= fewest >= self.min_expert_tokens  # a few tokens' deviation says nothing
         return deviations
 
-    def _dense_pass(self) -> tuple[list[Norms], SquaredNorms]:
+    def _dense_pass(self) -> tuple[list[Norms], SquaredNorms, Hidden]:
+        """Norms by block, those behind the final norm, and the last block's output."""
         if self._dense is None:
             per_block: list[Norms] = []
 
@@ -189,7 +284,7 @@ class Sweep(Engine):
 
             inputs = self.alignment_inputs()
             (output,) = self.run(inputs, 1, visit, "Dense activations")
-            self._dense = per_block, final_norms(inputs.final_norm, output)
+            self._dense = per_block, final_norms(inputs.final_norm, output), output
         return self._dense
 
     def _reference(self, reference: str, index: int, block: Block, hidden: Hidden, calls: Sequence[Call]) -> Norms:
@@ -210,6 +305,16 @@ def _grouped(streams: list[Hidden], shared: bool) -> list[list[int]]:
             continue
         groups.setdefault(0 if shared else id(stream), []).append(index)
     return list(groups.values())
+
+
+def _alike(block: Block, plans: Sequence[SparsityPlan], streams: list[Hidden], members: list[int]) -> list[list[int]]:
+    """The members by what comes out of the block: those with the same hidden states and the same plan for it."""
+    alike: dict[tuple, list[int]] = {}
+    for member in members:
+        plan = (torch.as_tensor(plans[member].sparsity[name], dtype=torch.float64) for name in block.pruned_names)
+        key = (id(streams[member]), b"".join(value.numpy().tobytes() for value in plan))
+        alike.setdefault(key, []).append(member)
+    return list(alike.values())
 
 
 def _difference(dense: SquaredNorms, sparse: SquaredNorms) -> torch.Tensor:

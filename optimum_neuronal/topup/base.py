@@ -32,21 +32,26 @@ class Allocation:
     decisions: dict[str, Any] = field(default_factory=dict)
 
 
+MEASURES = ("alignment", "deviation", "output", "scores")
+
+
 @dataclass(frozen=True)
 class Pass:
-    """What a top-up asks of the sweep, told beforehand.
+    """What a top-up asks of the sweep, told beforehand; where it cannot be known, the most that it may ask.
 
     Args:
         label (`str`): what the progress bar calls it.
-        plans (`int`): how many plans are tried; 0 if only the dense model's activations are wanted.
+        plans (`int`): how many plans are tried.
         reference (`str`): as [`Sweep`] takes it: `"sparse-stream"` or `"dense"`.
-        deviation (`bool`): whether [`Sweep.deviation`] is asked, and not [`Sweep.alignment_errors`].
+        measures (`str`):
+            Which question is asked: `"alignment"` of [`Sweep.alignment_errors`], `"deviation"` of [`Sweep.deviation`],
+            `"output"` of [`Sweep.output_errors`], `"scores"` of [`Sweep.dense_scores`].
     """
 
     label: str
     plans: int
-    reference: str
-    deviation: bool = False
+    reference: str = "dense"
+    measures: str = "alignment"
 
 
 @dataclass(frozen=True)

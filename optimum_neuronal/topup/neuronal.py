@@ -71,7 +71,7 @@ class NeuronAL(TopUp):
             split = (count,) if count < 3 else (1, count - 1)  # see `_block_errors`
             passes += [Pass("Block step", plans, self.reference) for plans in split]
         if self.steps in ("both", "row"):
-            passes.append(Pass("Row deviations", 1, self.reference, deviation=True))
+            passes.append(Pass("Row deviations", 1, self.reference, "deviation"))
             if trials := sum(lam != 0 for lam in self.row_lambdas):
                 passes.append(Pass("Row step", trials, self.reference))
         return tuple(passes)
