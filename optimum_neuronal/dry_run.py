@@ -292,11 +292,17 @@ def _hidden_sequences(config: NeuronALConfig, passes: Sequence[Pass], blocks: in
     deep = blocks > 1
 
     def streams(step: Pass) -> int:
-        if step.measures == "deviation" and step.reference != "dense":  # two, and what the search for the dense input puts out
+        if (
+            step.measures == "deviation" and step.reference != "dense"
+        ):  # two, and what the search for the dense input puts out
             return 5 if deep else 2
         return max(step.plans, 1) * (2 if deep else 1)
 
-    needed = [config.num_alignment_samples * (1 + streams(step)) for step in passes if step.measures != "scores"]
+    def kept(step: Pass) -> int:  # the first block's inputs; of the dense model's stream also the last block's output
+        return 2 if step.reference == "dense" else 1
+
+    trials = [step for step in passes if step.measures != "scores"]
+    needed = [config.num_alignment_samples * (kept(step) + streams(step)) for step in trials]
     if prunes_by_activations or any(step.measures == "scores" for step in passes):
         needed.append(config.num_samples * 2)  # the first block's inputs are let go
     return max(needed, default=0)
