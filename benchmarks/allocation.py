@@ -25,7 +25,7 @@ import optimum_neuronal.sweep
 from optimum_neuronal.blocks import find_decoder
 from optimum_neuronal.capture import inference
 from optimum_neuronal.masks import SparsityPlan
-from optimum_neuronal.pruner import TOKENS_PER_FORWARD
+from optimum_neuronal.pruning import TOKENS_PER_FORWARD
 from optimum_neuronal.report import format_table
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.statistics import SquaredNorms

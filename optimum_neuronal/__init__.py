@@ -14,6 +14,8 @@ _HOME = {
     "NeuronALPruner": "pruner",
     "PruningReport": "report",
     "evaluate_perplexity": "evaluation",
+    "evaluate_tasks": "tasks",
+    "compare": "comparing",
     "Architecture": "architectures",
     "register_architecture": "architectures",
     "register_saliency": "saliency",
@@ -23,11 +25,13 @@ __all__ = [*_HOME, "__version__"]
 
 if TYPE_CHECKING:
     from .architectures import Architecture, register_architecture
+    from .comparing import compare
     from .config import NeuronALConfig
     from .evaluation import evaluate_perplexity
     from .pruner import NeuronALPruner
     from .report import PruningReport
     from .saliency import register_saliency
+    from .tasks import evaluate_tasks
     from .topup import register_topup
 
 

@@ -1,4 +1,4 @@
-"""`optimum-cli neuronal`: prune, evaluate, demo.
+"""`optimum-cli neuronal`: prune, evaluate, compare, demo.
 
 `optimum-cli` builds the parsers of all plug-ins at every start, so this module imports nothing heavy: what a command
 needs is imported when it runs.
@@ -7,7 +7,7 @@ needs is imported when it runs.
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ def methods(kind: str) -> str:
 # to the config; a test holds the defaults here to the config's.
 CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
     "sparsity": (None, {"type": float, "required": True}, "share of the projections' weights to set to zero: 0.7"),
-    "saliency": ("wanda", {}, f"how weights are scored: {methods('saliency')}"),
-    "topup": ("neuronal", {}, f"where the sparsity goes: {methods('topup')}"),
+    "saliency": ("wanda", {}, f"how weights are scored: {methods('saliency')}; with hyper-parameters: ria:power=1.0"),
+    "topup": ("neuronal", {}, f"where the sparsity goes: {methods('topup')}; with hyper-parameters: owl:lam=0.1"),
     "steps": ("both", {}, "NeuronAL's steps: both, block or row"),
     "reference": ("sparse-stream", {}, "where dense activations come from: sparse-stream or dense"),
     "alignment_scope": ("sequence", {}, "alignment error by sequence (the paper) or pooled (its authors' code)"),
@@ -85,8 +85,10 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _add_config_flags(parser: argparse.ArgumentParser) -> None:
+def _add_config_flags(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     for field, (default, options, meaning) in CONFIG_FLAGS.items():
+        if field in without:
+            continue
         shown = "required" if default is None else f"default: {default}"
         flag = "--" + field.replace("_", "-")
         parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)
@@ -104,6 +106,27 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with the model (default: no)"
     )
+
+
+def _add_task_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        default=[],
+        help="zero-shot tasks of lm-eval, or 'paper' for the paper's seven; needs the extra [eval] (default: none)",
+    )
+    parser.add_argument("--limit", type=int, help="ask the first so many questions of each task (default: all)")
+
+
+def _config_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The config's fields among the flags that were given."""
+    from .registry import parse_method
+
+    values = {field: value for field, value in vars(args).items() if field in CONFIG_FLAGS}
+    for kind in ("saliency", "topup"):
+        if isinstance(values.get(kind), str):
+            values[kind], values[f"{kind}_args"] = parse_method(values[kind])
+    return values
 
 
 def _load_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -196,7 +219,7 @@ class PruneCommand(_Command):
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
         if args.output is not None:
             check_directory(args.output)
-        config = NeuronALConfig(**{field: value for field, value in vars(args).items() if field in CONFIG_FLAGS})
+        config = NeuronALConfig(**_config_fields(args))
         if args.dry_run:
             from .dry_run import plan_prune
 
@@ -236,6 +259,7 @@ class EvaluateCommand(_Command):
         )
         parser.add_argument("--max-windows", type=int, help="measure on the first so many windows (default: all)")
         parser.add_argument("--batch-size", type=int, default=1, help="windows per forward (default: 1)")
+        _add_task_flags(parser)
 
     def work(self) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -254,6 +278,104 @@ class EvaluateCommand(_Command):
             )
             rows.append([dataset, f"{perplexity:.2f}"])
         write("\n" + format_table(["dataset", "perplexity"], rows))
+        if args.tasks:
+            from .tasks import evaluate_tasks
+
+            results = evaluate_tasks(model, tokenizer, args.tasks, limit=args.limit, batch_size=args.batch_size)
+            write("\n" + format_table(["task", "accuracy", "standard error"], task_rows(results)))
+
+
+def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of a table: task, accuracy, standard error; the mean last."""
+    rows = [
+        [name, f"{result.accuracy:.2%}", "-" if result.stderr is None else f"{result.stderr:.2%}"]
+        for name, result in results.items()
+    ]
+    mean = sum(result.accuracy for result in results.values()) / len(results)
+    return [*rows, ["mean", f"{mean:.2%}", ""]]
+
+
+class CompareCommand(_Command):
+    COMMAND = CommandInfo(name="compare", help="Prune a model in many ways and compare what each loses.")
+    OWN = ("sparsity", "saliency", "topup", "dataset", "format", "pattern")
+
+    @classmethod
+    def parse_args(cls, parser: argparse.ArgumentParser) -> None:
+        _add_model_flags(parser)
+        several: dict[str, Any] = {"nargs": "+", "default": argparse.SUPPRESS}
+        parser.add_argument(
+            "--saliency", **several, help=f"how weights are scored: {methods('saliency')} (default: wanda)"
+        )
+        parser.add_argument(
+            "--topup",
+            **several,
+            help=f"where the sparsity goes: {methods('topup')}; with hyper-parameters: owl:lam=0.1 "
+            "(default: uniform neuronal)",
+        )
+        parser.add_argument(
+            "--sparsity", **several, type=float, help="shares of weights to set to zero (default: 0.6 0.7 0.8)"
+        )
+        parser.add_argument("--dataset", default="c4", help=f"calibration text: {DATASETS} (default: c4)")
+        parser.add_argument(
+            "--evaluate", nargs="+", default=["wikitext2"], help="test text, of the same kinds (default: wikitext2)"
+        )
+        parser.add_argument("--max-windows", type=int, help="measure on the first so many windows (default: all)")
+        _add_task_flags(parser)
+        parser.add_argument(
+            "--output",
+            default="comparison",
+            help="directory for tables and finished combinations; a second run goes on there (default: comparison)",
+        )
+        parser.add_argument(
+            "--overwrite", action="store_true", help="run again what is finished in that directory (default: no)"
+        )
+        parser.add_argument(
+            "--plots", action="store_true", help="draw the figures too; needs the extra [report] (default: no)"
+        )
+        _add_config_flags(parser, without=cls.OWN)
+
+    def work(self) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from .comparing import compare
+
+        args = self.args
+        if args.plots:
+            from .plots import check_matplotlib
+
+            check_matplotlib()
+        options = _load_options(args)
+        model = AutoModelForCausalLM.from_pretrained(args.model, **options).to(_device(args))
+        options.pop("dtype")
+        tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
+        lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities"}
+        chosen = {plural: getattr(args, name) for name, plural in lists.items() if hasattr(args, name)}
+        others = {field: value for field, value in vars(args).items() if field in CONFIG_FLAGS.keys() - {*self.OWN}}
+        comparison = compare(
+            model,
+            tokenizer,
+            **chosen,
+            dataset=args.dataset,
+            evaluate=args.evaluate,
+            tasks=args.tasks,
+            limit=args.limit,
+            max_windows=args.max_windows,
+            output=args.output,
+            overwrite=args.overwrite,
+            **others,
+        )
+        write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
+        if args.plots:
+            from .plots import plot_comparison
+
+            write(", ".join(path.name for path in plot_comparison(comparison, args.output)))
+        if comparison.failed:
+            sys.exit(
+                f"compare: {len(comparison.failed)} of {len(comparison.results)} combinations failed, see the table"
+            )
+
+    def after_interrupt(self) -> str:
+        return f": the same command goes on from what is finished in {self.args.output}"
 
 
 class DemoCommand(_Command):
@@ -275,5 +397,5 @@ class NeuronalCommand(BaseOptimumCLICommand):
     COMMAND = CommandInfo(name="neuronal", help="Sparse language models without retraining (NeuronAL).")
     SUBCOMMANDS = tuple(
         CommandInfo(name=command.COMMAND.name, help=command.COMMAND.help, subcommand_class=command)
-        for command in (PruneCommand, EvaluateCommand, DemoCommand)
+        for command in (PruneCommand, EvaluateCommand, CompareCommand, DemoCommand)
     )

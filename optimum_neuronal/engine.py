@@ -58,6 +58,9 @@ class Engine:
         pattern ([`ColumnPattern`], *optional*): N:M, if zeros have to follow one.
         journal ([`Journal`], *optional*): where finished steps and blocks are recorded, and looked up.
         processes ([`Processes`], *optional*): with whom the work is shared.
+        kept (`dict`, *optional*):
+            What engines for the same model and sequences find once and share: hidden states, dense activations, scores.
+            If given, nothing of it is let go before the end.
 
     Attributes:
         block_forwards (`int`): how often a block was run on one sequence, so far: the cost of everything.
@@ -76,6 +79,7 @@ class Engine:
         pattern: ColumnPattern | None = None,
         journal: Journal | None = None,
         processes: Processes | None = None,
+        kept: dict[Any, Any] | None = None,
     ):
         self.decoder, self.saliency, self.ids, self.pattern = decoder, saliency, ids, pattern
         self.num_alignment_samples, self.batch_size, self.device = num_alignment_samples, batch_size, device
@@ -85,7 +89,7 @@ class Engine:
         self._recorded_at = time.monotonic()
         self._wrap: Wrap | None = None
         self.block_forwards = 0
-        self._inputs: BlockInputs | None = None
+        self._kept, self._keeps = kept if kept is not None else {}, kept is not None
 
     def check_replay(self) -> None:
         """Raises `ValueError` unless replaying the blocks gives what the model computes: see [`checks.check_replay`]."""
@@ -105,11 +109,16 @@ class Engine:
         budget = self.max_hidden_bytes
         return capture_inputs(self.decoder, ids, self.batch_size, self.device, wrap=self.wrap, max_hidden_bytes=budget)
 
+    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made under a key before, or is made now and kept."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
     def alignment_inputs(self) -> BlockInputs:
-        """The same for the sequences that trials are measured on. Kept."""
-        if self._inputs is None:
-            self._inputs = self.capture(self.ids[: self.num_alignment_samples])
-        return self._inputs
+        """What the blocks are called with for the sequences that trials are measured on. Kept."""
+        key = ("inputs", self.batch_size)
+        return self.kept(key, lambda: self.capture(self.ids[: self.num_alignment_samples]))
 
     def capture_all(self, statistic: type[SquaredNorms]) -> BlockInputs:
         """The same for all sequences, or for this process's share of them. To be put together by [`joined`]."""
@@ -131,9 +140,10 @@ class Engine:
         """Whether the processes share the sequences. Sums over all sequences would depend on how they are shared."""
         return statistic is SquaredNorms and self.processes.shares(len(self.ids))
 
-    def release_inputs(self) -> None:
-        """Forgets what is kept of the trials' sequences."""
-        self._inputs = None
+    def release(self) -> None:
+        """Lets go of what is kept for trials, before the final pruning needs the memory, unless it is to be shared."""
+        if not self._keeps:
+            self._kept.clear()
 
     def run(
         self,

@@ -47,7 +47,7 @@ def evaluate_perplexity(
     embeddings = model.get_input_embeddings().weight
     if embeddings.is_meta and not hasattr(model, "hf_device_map"):
         raise ValueError("The model's weights are on the meta device: load them before evaluating it.")
-    windows = _windows(model.config, tokenizer, dataset, seq_length, max_windows)
+    windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows)
     check_vocabulary(windows, len(embeddings))
     # What accelerate offloaded is on meta; its hooks bring the ids to the right device.
     device = "cpu" if embeddings.is_meta else embeddings.device
@@ -57,8 +57,8 @@ def evaluate_perplexity(
     return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float
 
 
-def _windows(model_config, tokenizer, dataset, seq_length: int | None, max_windows: int | None) -> torch.Tensor:
-    """Windows to evaluate on: int64, shape (windows, seq_length), on the CPU."""
+def load_windows(model_config, tokenizer, dataset, seq_length: int | None, max_windows: int | None) -> torch.Tensor:
+    """Windows to evaluate on: int64, shape (windows, seq_length), on the CPU. Arguments: [`evaluate_perplexity`]."""
     ids = as_token_ids(dataset, seq_length)
     if ids is not None:
         if ids.shape[1] < 2:

@@ -60,7 +60,7 @@ class FinalPruning:
                 return [engine.replay(block, streams[0], calls, record=None)[0]]
 
         if self.needs_inputs:
-            engine.release_inputs()
+            engine.release()
             inputs = engine.capture_all(self.statistic)
             engine.run(inputs, 1, visit, "Pruning", release=True)
         else:

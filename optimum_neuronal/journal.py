@@ -83,15 +83,20 @@ class Journal:
             (self.directory / f"{name}.safetensors").unlink(missing_ok=True)
 
     def _write(self, name: str, content: bytes) -> None:
-        temporary = self.directory / f".{name}.{os.getpid()}"
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.directory / name)
-        if hasattr(os, "O_DIRECTORY"):  # the renaming too must survive a power cut
-            handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        write_durably(self.directory / name, content)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Writes a file that is whole or absent, or as it was, whatever happens meanwhile, a power cut included."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    if hasattr(os, "O_DIRECTORY"):  # the renaming too must survive a power cut
+        handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

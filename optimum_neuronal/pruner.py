@@ -1,42 +1,32 @@
 """`NeuronALPruner`: prunes a model as a `NeuronALConfig` says, from checks to report."""
 
-import platform
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from . import __version__
-from .blocks import check_model, check_pattern, check_weights, find_decoder
-from .calibration import CalibrationSet, as_token_ids, draw_sequences, resolve_seq_length
-from .capture import inference
+from .calibration import as_token_ids
 from .config import NeuronALConfig
-from .final_pruning import FinalPruning
 from .identity import identity
 from .journal import Journal
 from .masks import PackedMask, apply_change
-from .memory import with_less_memory
-from .offload import default_device, execution_device, is_offloaded, mask_offloaded
+from .offload import default_device, is_offloaded, mask_offloaded
 from .processes import Processes
 from .projections import Decoder
-from .report import PruningReport, measure_sparsity, peak_memory, short_form
+from .pruning import Clock, check, draw, find_changes, make_report, needs_calibration, own_tokenizer, versions
+from .report import PruningReport, reset_peak_memory, short_form
 from .saving import check_saveable, check_space, push_pruned, save_pruned
 from .streaming import load_streamed
-from .sweep import Sweep
-from .topup import Allocation
 
 
 MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
-TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -159,57 +149,30 @@ class NeuronALPruner(OptimumQuantizer):
             `ValueError`, `TypeError`: the model, the data and the config do not fit; the message says what to do.
             `MemoryError`: too little memory, even with half the batch.
         """
-        clock = _Clock()
-        decoder, saliency, topup = self._check(model)
-        if torch.accelerator.is_available():
-            torch.accelerator.reset_peak_memory_stats()
-        needs_calibration = saliency.uses_activations or topup.uses_calibration or topup.refines
-        calibration = self._draw(model, dataset) if needs_calibration else None
+        clock = Clock()
+        decoder = check(model, self.config)
+        reset_peak_memory()
+        calibration = None
+        if needs_calibration(self.config):
+            source = self.config.dataset if dataset is None else dataset
+            if source is not None and as_token_ids(source) is None:
+                self.tokenizer = self.tokenizer or own_tokenizer(model)
+            calibration = draw(model, self.config, self.tokenizer, dataset)
         clock.lap("calibration data")
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
         journal = self._journal(work_dir, model, decoder, ids)
-
-        def find_masks(batch_size: int) -> tuple[FinalPruning, Allocation, dict[str, PackedMask]]:
-            sweep = self._sweep(model, decoder, saliency, ids, batch_size, journal)
-            if needs_calibration:
-                sweep.check_replay()
-            allocation = topup.allocate(sweep, self.config.sparsity)
-            clock.lap("allocation")
-            refine = topup.refine if topup.refines else None
-            pruning = FinalPruning(sweep, allocation.plan, refine, topup.statistic)
-            masks = pruning.find()
-            clock.lap("pruning")
-            return pruning, allocation, masks
-
-        with inference(model):
-            batch_size = self.config.batch_size or max(1, TOKENS_PER_FORWARD // max(1, ids.shape[1]))
-            pruning, allocation, masks = with_less_memory(find_masks, batch_size)
+        found = find_changes(model, decoder, self.config, ids, clock, journal)
         with _deferred_interrupt():
-            apply_masks(decoder, masks)
-            self.report = self._make_report(decoder, allocation, calibration, pruning, clock.seconds)
+            apply_masks(decoder, found.changes)
+            self.report = make_report(decoder, self.config, calibration, found, clock.seconds)
             model.config.sparsity_config = dict(short_form(self.report))
         return model
-
-    def _sweep(self, model, decoder: Decoder, saliency, ids: torch.Tensor, batch_size: int, journal: Journal) -> Sweep:
-        return Sweep(
-            decoder,
-            saliency,
-            ids,
-            self.config.num_alignment_samples,
-            batch_size,
-            execution_device(model.get_input_embeddings()),
-            self.config.min_expert_tokens,
-            self.config.max_hidden_bytes,
-            self.config.make_pattern(),
-            journal,
-            Processes.current(),
-        )
 
     def _journal(self, work_dir, model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> Journal:
         if work_dir is None or Processes.current().rank > 0:
             return Journal()
         config = {key: value for key, value in self.config.to_dict().items() if key not in MEMORY_KNOBS}
-        return Journal(work_dir, {**config, **identity(model, decoder, ids), "versions": _versions()})
+        return Journal(work_dir, {**config, **identity(model, decoder, ids), "versions": versions()})
 
     def save(self, model: PreTrainedModel, directory: str | Path) -> None:
         """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
@@ -239,83 +202,6 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError("This pruner has pruned nothing yet: call prune(model) first.")
         return self.report
 
-    def _check(self, model: PreTrainedModel):
-        """Everything that can be known to be wrong before calibration data is loaded."""
-        check_model(model)
-        if getattr(model.config, "sparsity_config", None):
-            raise ValueError(
-                "The model is sparse already (model.config.sparsity_config). Load the dense model; or, to prune "
-                "further, del model.config.sparsity_config first."
-            )
-        decoder = find_decoder(model, self.config.targets, self.config.ignore)
-        check_weights(decoder.projections)
-        saliency, topup = self.config.make_saliency(), self.config.make_topup()
-        topup.check(decoder)
-        check_pattern(decoder.projections, self.config.make_pattern())
-        resolve_seq_length(model.config, self.config.seq_length)
-        return decoder, saliency, topup
-
-    def _draw(self, model: PreTrainedModel, dataset) -> CalibrationSet:
-        dataset = self.config.dataset if dataset is None else dataset
-        if dataset is None:
-            raise ValueError(
-                "No calibration data: set NeuronALConfig(dataset=...), or pass prune(model, dataset=...) text or token "
-                "ids."
-            )
-        seq_length = self.config.seq_length
-        if as_token_ids(dataset) is None:
-            seq_length = resolve_seq_length(model.config, seq_length)
-            self.tokenizer = self.tokenizer or _own_tokenizer(model)
-        calibration = draw_sequences(
-            dataset,
-            self.tokenizer,
-            num_samples=self.config.num_samples,
-            seq_length=seq_length,
-            seed=self.config.seed,
-            vocab_size=model.get_input_embeddings().weight.shape[0],
-        )
-        resolve_seq_length(model.config, calibration.ids.shape[1])
-        return calibration
-
-    def _make_report(
-        self,
-        decoder: Decoder,
-        allocation: Allocation,
-        calibration: CalibrationSet | None,
-        pruning: FinalPruning,
-        seconds: dict[str, float],
-    ) -> PruningReport:
-        achieved, blocks, projections = measure_sparsity(decoder)
-        config = self.config.to_dict()
-        dataset = self.config.dataset or ""
-        if Path(dataset).is_file() or Path(dataset.rpartition(":")[0]).is_file():  # FILE or FILE:COLUMN
-            config["dataset"] = Path(dataset).name  # a report is published: no folders of this machine
-        return PruningReport(
-            config=config,
-            requested_sparsity=self.config.sparsity,
-            achieved_sparsity=achieved,
-            blocks=blocks,
-            projections=projections,
-            block_lambda=allocation.decisions.get("block", {}).get("lambda"),
-            row_lambda=allocation.decisions.get("row", {}).get("lambda"),
-            decisions=allocation.decisions,
-            calibration={} if calibration is None else calibration.to_dict(),
-            seconds=seconds,
-            block_forwards=pruning.engine.block_forwards,
-            starved_experts=pruning.starved_experts,
-            peak_memory=peak_memory(),
-            versions=_versions(),
-        )
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "optimum_neuronal": __version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
 
 def apply_masks(decoder: Decoder, masks: Mapping[str, PackedMask]) -> None:
     """Sets the weights under the masks to zero, in place; offloaded ones whenever they are read from then on."""
@@ -325,18 +211,6 @@ def apply_masks(decoder: Decoder, masks: Mapping[str, PackedMask]) -> None:
                 mask_offloaded(projection, masks[name])
             else:
                 apply_change(projection.weight, masks[name].change(projection.weight.device))
-
-
-def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model's own checkpoint."""
-    origin = model.config._name_or_path
-    message = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)."
-    if not origin:
-        raise ValueError(message)
-    try:
-        return AutoTokenizer.from_pretrained(origin)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{message} None could be loaded from {origin!r}: {error}") from error
 
 
 @contextmanager
@@ -353,16 +227,3 @@ def _deferred_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)
     if received:
         raise KeyboardInterrupt
-
-
-class _Clock:
-    """Seconds by phase."""
-
-    def __init__(self):
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] = now - self._last
-        self._last = now

@@ -1,16 +1,48 @@
 """A registry of interchangeable methods: name -> class, with discovery of the modules beside the base class."""
 
+import ast
 import difflib
 import importlib
 import pkgutil
 import sys
 from collections.abc import Callable
+from typing import Any
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
     """Returns `" Did you mean 'wanda'?"` when `name` is close to a known name, otherwise an empty string."""
     close = difflib.get_close_matches(str(name), known, n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """A method's name and hyper-parameters: `"owl:lam=0.1,m=7"` -> `("owl", {"lam": 0.1, "m": 7})`.
+
+    Values are Python literals; what is none is text. Raises `ValueError` for anything else than `NAME:KEY=VALUE,...`.
+    """
+    name, colon, rest = text.partition(":")
+    arguments = {}
+    for part in _outside_brackets(rest) if colon else ():
+        key, equals, value = part.partition("=")
+        if not (key.strip().isidentifier() and equals and value.strip()):
+            raise ValueError(f"{text!r} is no method: expected NAME or NAME:KEY=VALUE,KEY=VALUE.")
+        try:
+            arguments[key.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            arguments[key.strip()] = value.strip()
+    return name, arguments
+
+
+def _outside_brackets(text: str) -> list[str]:
+    """Parts between those commas that stand in no brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 class Registry:

@@ -33,12 +33,6 @@ class Deviation:
 class Sweep(Engine):
     """The engine with what top-ups ask of it. Its arguments are the [`Engine`]'s."""
 
-    _dense: tuple[list[Norms], SquaredNorms, Hidden] | None = None
-
-    def release_inputs(self) -> None:
-        super().release_inputs()
-        self._dense = None
-
     def dense_norms(self) -> list[Norms]:
         """Squared norms of the dense model's own inputs over the alignment sequences, block by block. Kept."""
         return self._dense_pass()[0]
@@ -117,7 +111,12 @@ class Sweep(Engine):
         return [error if done else math.inf for error, done in zip(errors, finished)]
 
     def output_errors(
-        self, plans: Sequence[SparsityPlan], metric: str, label: str | None, reference: str = "dense"
+        self,
+        plans: Sequence[SparsityPlan],
+        metric: str,
+        label: str | None,
+        reference: str = "dense",
+        sequences: int | None = None,
     ) -> list[float]:
         """Error of every plan's next-token distributions on the alignment sequences, all plans in one sweep.
 
@@ -131,6 +130,9 @@ class Sweep(Engine):
             reference (`str`):
                 Where saliency comes from: `"dense"`, the dense model's stream, measured once; `"sparse-stream"`, every
                 plan's own stream, at twice the cost.
+            sequences (`int`, *optional*):
+                How many of the alignment sequences, from the first, the outputs are compared on; all if not given. The
+                dense model's stream, where saliency comes from it, is that of all of them.
 
         Returns:
             `list[float]`: nats per predicted token, one per plan. Lower is better.
@@ -138,12 +140,12 @@ class Sweep(Engine):
 
         def measure(name: str) -> tuple[list[float], dict]:
             mine = self.processes.deal(plans)
-            return self.processes.collect(self._output_errors(mine, metric, label, reference)), {}
+            return self.processes.collect(self._output_errors(mine, metric, label, reference, sequences)), {}
 
-        return self.once(plans, (metric, label, reference), measure)[0]
+        return self.once(plans, (metric, label, reference, sequences), measure)[0]
 
     def _output_errors(
-        self, plans: Sequence[SparsityPlan], metric: str, label: str | None, reference: str
+        self, plans: Sequence[SparsityPlan], metric: str, label: str | None, reference: str, sequences: int | None
     ) -> list[float]:
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
             outputs: list[Hidden] = [[] for _ in plans]
@@ -160,14 +162,18 @@ class Sweep(Engine):
 
         if not plans:
             return []
-        inputs = self.alignment_inputs()
+        ids = self.ids[: self.num_alignment_samples]
+        compared = ids[:sequences]
+        # A capture costs no block; parts of what was captured for all sequences would have to cut masks apart.
+        inputs = self.alignment_inputs() if len(compared) == len(ids) else self.capture(compared)
         streams = self.run(inputs, len(plans), visit, label)
         dense = self._dense_pass()[2] if metric == "kl" else None
-        return self._compare_outputs(dense, streams, OUTPUT_METRICS[metric])
+        return self._compare_outputs(compared, dense, streams, OUTPUT_METRICS[metric])
 
-    def _compare_outputs(self, dense: Hidden | None, streams: list[Hidden], compare) -> list[float]:
+    def _compare_outputs(
+        self, ids: torch.Tensor, dense: Hidden | None, streams: list[Hidden], compare
+    ) -> list[float]:
         """Sequence by sequence, so that logits take little memory and no bit depends on the batches."""
-        ids = self.ids[: self.num_alignment_samples]
         distinct = {id(stream): stream for stream in streams}
         totals: dict[int, list[torch.Tensor]] = {key: [] for key in distinct}
         for batch, own_ids in enumerate(ids.split(self.batch_size)):
@@ -207,7 +213,8 @@ class Sweep(Engine):
             self.run(self.capture_all(SquaredNorms), 1, visit, label, release=True)
             return scores, {}
 
-        return self.recorded(f"scores-{label.lower().replace(' ', '-')}", measure)[0]
+        name = f"scores-{label.lower().replace(' ', '-')}"
+        return self.kept(name, lambda: self.recorded(name, measure)[0])
 
     def deviation(self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str) -> Deviation:
         """Alignment error of one plan, and the deviation at every place that rows feed. Arguments as above.
@@ -273,8 +280,9 @@ class Sweep(Engine):
         return deviations
 
     def _dense_pass(self) -> tuple[list[Norms], SquaredNorms, Hidden]:
-        """Norms by block, those behind the final norm, and the last block's output."""
-        if self._dense is None:
+        """Norms by block, those behind the final norm, and the last block's output. Kept."""
+
+        def measure() -> tuple[list[Norms], SquaredNorms, Hidden]:
             per_block: list[Norms] = []
 
             def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
@@ -284,8 +292,9 @@ class Sweep(Engine):
 
             inputs = self.alignment_inputs()
             (output,) = self.run(inputs, 1, visit, "Dense activations")
-            self._dense = per_block, final_norms(inputs.final_norm, output), output
-        return self._dense
+            return per_block, final_norms(inputs.final_norm, output), output
+
+        return self.kept(("dense", self.saliency.statistic, self.batch_size), measure)
 
     def _reference(self, reference: str, index: int, block: Block, hidden: Hidden, calls: Sequence[Call]) -> Norms:
         """What the dense block's projections receive: in the dense model, or on these hidden states."""

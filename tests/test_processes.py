@@ -110,9 +110,9 @@ def test_torchrun(tmp_path, tokenizer):
 
 
 def _stop_after_the_search(rank, count, folder, ids):
-    from optimum_neuronal import pruner
+    from optimum_neuronal import pruning
 
-    pruner.FinalPruning.find = lambda *_args: 1 / 0
+    pruning.FinalPruning.find = lambda *_args: 1 / 0
     with pytest.raises(ZeroDivisionError):
         NeuronALPruner(NeuronALConfig(0.7, **FIELDS)).prune(make_model("llama"), ids, folder / "work")
 
