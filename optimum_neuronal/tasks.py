@@ -1,6 +1,7 @@
 """Zero-shot accuracy on tasks of the lm-evaluation-harness, which the extra `eval` installs."""
 
 import copy
+import functools
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -125,11 +126,20 @@ def _task_manager(names: list[str], include_path: str | Path | None):
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise _missing(error) from error
-    if include_path is not None:
-        own = TaskManager(include_path=str(include_path), include_defaults=False)
-        if set(names) <= set(own.all_subtasks):
-            return own
-    return TaskManager(include_path=None if include_path is None else str(include_path))
+    if include_path is None:
+        return _stock_tasks()
+    own = TaskManager(include_path=str(include_path), include_defaults=False)
+    if set(names) <= set(own.all_subtasks):
+        return own
+    return TaskManager(include_path=str(include_path))
+
+
+@functools.lru_cache
+def _stock_tasks():
+    """The index of the harness's own tasks, made once: many models may be evaluated one after the other."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
 
 
 def _missing(error: ImportError) -> ImportError:
