@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from optimum_neuronal.statistics import SquaredNorms, activation, record_inputs
+from optimum_neuronal.statistics import Hessian, Moments, SquaredNorms, activation, most_specific, record_inputs
 
 
 def test_squared_norms_keep_sequences_apart():
@@ -35,6 +35,46 @@ def test_batches_do_not_matter():
             norms.update(part, len(part))
         results.append(norms.value)
     assert all(torch.equal(results[0], other) for other in results)
+
+
+def test_hessian_and_moments_by_hand():
+    inputs = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 1.0]]])
+    hessian, moments = Hessian(), Moments()
+    for statistic in (hessian, moments):
+        statistic.update(inputs, 2)
+        assert statistic.value.tolist() == [[10.0, 20.0], [0.0, 2.0]] and statistic.tokens == 4
+    assert hessian.hessian.tolist() == [[10.0, 14.0], [14.0, 22.0]]
+    assert moments.sums.tolist() == [[4.0, 6.0], [0.0, 2.0]]
+
+
+def test_hessian_and_moments_of_routed_tokens():
+    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    for statistic in (Hessian(), Moments()):
+        statistic.update_routed(rows, torch.tensor([0, 4]), 5)
+        statistic.update_routed(torch.empty(0, 2), torch.empty(0, dtype=torch.int64), 5)
+        assert statistic.value.tolist() == [[10.0, 20.0], [0.0, 0.0]] and statistic.tokens == 2
+        if isinstance(statistic, Hessian):
+            assert statistic.hessian.tolist() == [[10.0, 14.0], [14.0, 20.0]]
+        else:
+            assert statistic.sums.tolist() == [[4.0, 6.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("statistic", [Hessian, Moments])
+def test_no_bit_of_them_depends_on_the_batches(statistic):
+    inputs = torch.randn(6, 5, 9, generator=torch.Generator().manual_seed(0))
+    results = []
+    for batch in (1, 2, 4, 6):
+        measured = statistic()
+        for part in inputs.split(batch):
+            measured.update(part, len(part))
+        results.append(measured.hessian if statistic is Hessian else measured.sums)
+    assert all(torch.equal(results[0], other) for other in results)
+
+
+def test_most_specific():
+    assert most_specific(SquaredNorms, Hessian) is Hessian and most_specific(Moments, SquaredNorms) is Moments
+    with pytest.raises(ValueError, match="No statistic tells what both Moments and Hessian tell"):
+        most_specific(Moments, Hessian)
 
 
 def test_half_precision_is_summed_in_float32():
