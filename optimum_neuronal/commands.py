@@ -116,6 +116,7 @@ def _add_task_flags(parser: argparse.ArgumentParser) -> None:
         help="zero-shot tasks of lm-eval, or 'paper' for the paper's seven; needs the extra [eval] (default: none)",
     )
     parser.add_argument("--limit", type=int, help="ask the first so many questions of each task (default: all)")
+    parser.add_argument("--include-path", help="folder of further tasks in lm-eval's YAML format (default: none)")
 
 
 def _config_fields(args: argparse.Namespace) -> dict[str, Any]:
@@ -167,7 +168,7 @@ class _Command(BaseOptimumCLICommand):
 
         try:
             self.work()
-        except (ValueError, TypeError, OSError, RuntimeError, MemoryError) as error:
+        except (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError) as error:
             logging.get_logger(__name__).debug("The error's origin:", exc_info=True)
             message = " ".join(str(error).split())
             sys.exit(f"{self.COMMAND.name}: error: {message} (TRANSFORMERS_VERBOSITY=debug shows where)")
@@ -268,6 +269,10 @@ class EvaluateCommand(_Command):
         from .report import format_table
 
         args, options = self.args, _load_options(self.args)
+        if args.tasks:
+            from .tasks import check_tasks
+
+            check_tasks(args.tasks, args.include_path)
         model = AutoModelForCausalLM.from_pretrained(args.model, **options).to(_device(args))
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
@@ -281,7 +286,7 @@ class EvaluateCommand(_Command):
         if args.tasks:
             from .tasks import evaluate_tasks
 
-            results = evaluate_tasks(model, tokenizer, args.tasks, limit=args.limit, batch_size=args.batch_size)
+            results = evaluate_tasks(model, tokenizer, args.tasks, limit=args.limit, batch_size=args.batch_size, include_path=args.include_path)
             write("\n" + format_table(["task", "accuracy", "standard error"], task_rows(results)))
 
 
@@ -359,6 +364,7 @@ class CompareCommand(_Command):
             evaluate=args.evaluate,
             tasks=args.tasks,
             limit=args.limit,
+            include_path=args.include_path,
             max_windows=args.max_windows,
             output=args.output,
             overwrite=args.overwrite,

@@ -18,6 +18,7 @@ from .config import NeuronALConfig
 from .evaluation import evaluate_perplexity, load_windows
 from .identity import identity
 from .journal import write_durably
+from .masks import row_sparsity
 from .offload import is_offloaded
 from .processes import Processes
 from .projections import Decoder, trial_weights
@@ -36,12 +37,13 @@ from .pruning import (
 from .registry import parse_method
 from .report import reset_peak_memory
 from .saliency import SALIENCIES
-from .tasks import evaluate_tasks
+from .tasks import check_tasks, evaluate_tasks
 from .topup import TOPUPS
 
 
 logger = logging.get_logger(__name__)
 
+BINS = 64  # enough for a picture
 RECORDS = "results"  # folder of what is finished, inside the output directory
 EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError, OSError)
 
@@ -57,6 +59,7 @@ def compare(
     evaluate: Sequence = ("wikitext2",),
     tasks: Sequence[str] = (),
     limit: int | None = None,
+    include_path: str | Path | None = None,
     max_windows: int | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
@@ -77,7 +80,8 @@ def compare(
         evaluate (`Sequence` or `dict`):
             Test sets, each as for [`evaluate_perplexity`]; or name -> test set.
         tasks (`Sequence[str]`): zero-shot tasks, as for [`evaluate_tasks`].
-        limit (`int`, *optional*): questions per task.
+        limit (`int`, *optional*), include_path (`str` or `Path`, *optional*):
+            Questions per task, and a folder of further tasks, as for [`evaluate_tasks`].
         max_windows (`int`, *optional*): windows per test set.
         output (`str` or `Path`, *optional*):
             Directory for the tables and for what is finished, combination by combination: a later call with the same
@@ -101,7 +105,8 @@ def compare(
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
         model = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
     trials = _Trials(model, tokenizer, dataset, config, asked)
-    trials.load_tests(evaluate, tasks, limit, max_windows)
+    trials.load_tests(evaluate, max_windows)
+    trials.load_tasks(tasks, limit, include_path)
     records = _Records(output, overwrite, trials.identity)
     return _run(trials, records, asked, output)
 
@@ -172,18 +177,24 @@ class _Trials:
             self.calibration = draw(model, calibrated, tokenizer, dataset)
         self.shared = Shared()
 
-    def load_tests(self, evaluate, tasks: Sequence[str], limit: int | None, max_windows: int | None) -> None:
+    def load_tests(self, evaluate, max_windows: int | None) -> None:
         """Token ids of every test set, once for all."""
-        named = (
-            evaluate if isinstance(evaluate, dict) else {_name(entry, n): entry for n, entry in enumerate(evaluate)}
-        )
+        named = evaluate if isinstance(evaluate, dict) else {_name(entry, n): entry for n, entry in enumerate(evaluate)}
         config = next(config for config in self.configs.values() if isinstance(config, NeuronALConfig))
         self.windows = {}
         for name, entry in named.items():
-            if isinstance(entry, str) or tasks:
+            if isinstance(entry, str):
                 self.tokenizer = self.tokenizer or own_tokenizer(self.model)
-            self.windows[name] = load_windows(self.model.config, self.tokenizer, entry, config.seq_length, max_windows)
-        self.tasks, self.limit = list(tasks), limit
+            self.windows[name] = load_windows(
+                self.model.config, self.tokenizer, entry, config.seq_length, max_windows
+            )
+
+    def load_tasks(self, tasks: Sequence[str], limit: int | None, include_path: str | Path | None) -> None:
+        """Finds tasks that are not known before the work begins."""
+        self.tasks, self.task_options = list(tasks), {"limit": limit, "include_path": include_path}
+        if tasks:
+            self.tokenizer = self.tokenizer or own_tokenizer(self.model)
+            check_tasks(self.tasks, include_path)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -193,7 +204,7 @@ class _Trials:
             name: hashlib.sha256(windows.contiguous().numpy().tobytes()).hexdigest()
             for name, windows in self.windows.items()
         }
-        own = {"tests": tests, "tasks": self.tasks, "limit": self.limit, "versions": versions()}
+        own = {"tests": tests, "tasks": self.tasks, **self.task_options, "versions": versions()}
         return {**identity(self.model, self.decoder, ids), **own}
 
     def dense(self) -> Result:
@@ -215,6 +226,7 @@ class _Trials:
             changed = list(self.decoder.projections.values())
             with trial_weights(changed, lambda p: found.changes[p.name].change(p.weight.device)):
                 report = make_report(self.decoder, config, self.calibration, found, clock.seconds)
+                rows = self._row_sparsity() if config.make_topup().by_row else {}
                 measured = self._measured()
         except EXPECTED as error:
             result.error = " ".join(f"{error}".split()) or type(error).__name__
@@ -226,6 +238,7 @@ class _Trials:
             **measured,
             achieved_sparsity=report.achieved_sparsity,
             block_sparsity=list(report.blocks.values()),
+            row_sparsity=rows,
             allocation_seconds=clock.seconds["allocation"],
             pruning_seconds=clock.seconds["pruning"],
             peak_memory=report.peak_memory,
@@ -235,6 +248,14 @@ class _Trials:
             config=report.config,
         )
 
+    def _row_sparsity(self) -> dict[str, list[float]]:
+        """Of every projection, means over at most `BINS` stretches of its rows."""
+        return {
+            name: [round(part.mean().item(), 4) for part in row_sparsity(projection.weight).tensor_split(BINS)]
+            for name, projection in self.decoder.projections.items()
+            if projection.shape[0] >= BINS
+        }
+
     def _measured(self) -> dict[str, Any]:
         perplexity = {
             name: evaluate_perplexity(self.model, None, ids, batch_size=max(1, TOKENS_PER_FORWARD // ids.shape[1]))
@@ -242,7 +263,7 @@ class _Trials:
         }
         accuracy = {}
         if self.tasks:
-            results = evaluate_tasks(self.model, self.tokenizer, self.tasks, limit=self.limit)
+            results = evaluate_tasks(self.model, self.tokenizer, self.tasks, **self.task_options)
             accuracy = {name: asdict(result) for name, result in results.items()}
         return {"perplexity": perplexity, "accuracy": accuracy}
 

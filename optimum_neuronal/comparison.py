@@ -28,6 +28,8 @@ class Result:
         accuracy (`dict[str, dict]`): task -> `accuracy` in [0, 1], `stderr`, `metric`, `samples`.
         achieved_sparsity (`float`): share of zeros, counted.
         block_sparsity (`list[float]`): the same by block.
+        row_sparsity (`dict[str, list[float]]`):
+            Projection name -> sparsity of its rows, averaged over stretches of them, if rows may differ.
         allocation_seconds, pruning_seconds (`float`): wall-clock time of the top-up, and of the final pruning.
         peak_memory (`dict[str, int]`): bytes by device while it was pruned, the model included.
         block_lambda, row_lambda (`float`, *optional*): what NeuronAL chose.
@@ -43,6 +45,7 @@ class Result:
     accuracy: dict[str, dict[str, Any]] = field(default_factory=dict)
     achieved_sparsity: float = 0.0
     block_sparsity: list[float] = field(default_factory=list)
+    row_sparsity: dict[str, list[float]] = field(default_factory=dict)
     allocation_seconds: float = 0.0
     pruning_seconds: float = 0.0
     peak_memory: dict[str, int] = field(default_factory=dict)

@@ -187,6 +187,55 @@ def plot_row_sparsity(rows: Mapping[str, Sequence[float]], path: str | Path) -> 
     return written
 
 
+def plot_comparison(comparison, directory: str | Path) -> list[Path]:
+    """All figures that the results of a comparison allow, in its directory.
+
+    `perplexity-by-seconds`; for every saliency and sparsity `block-sparsity-...`, for every result of a top-up by row
+    `row-sparsity-...`, and `lambda-...` where the block step was taken with several single lambdas:
+    `neuronal:steps=block,block_lambdas=[0.1]`.
+
+    Args:
+        comparison ([`Comparison`]): its failed results are left out.
+        directory (`str` or `Path`): an existing folder.
+
+    Returns:
+        `list[Path]`: of the files written, .png and .svg.
+    """
+    results = [result for result in comparison.results if result.error is None]
+    if not results:
+        return []
+    folder = Path(directory)
+    paths = plot_perplexity_by_seconds([vars(result) for result in results], folder / "perplexity-by-seconds")
+    groups: dict[str, list] = {}
+    for result in results:
+        groups.setdefault(f"{result.saliency}-{result.sparsity:g}", []).append(result)
+    for name, members in groups.items():
+        stem = re.sub(r"[^\w.-]", "_", name)
+        by_method = {result.topup: result.block_sparsity for result in members}
+        paths += plot_block_sparsity(by_method, folder / f"block-sparsity-{stem}")
+        for result in members:
+            if result.row_sparsity:
+                topup = re.sub(r"[^\w.-]", "_", result.topup)
+                paths += plot_row_sparsity(result.row_sparsity, folder / f"row-sparsity-{stem}-{topup}")
+        paths += _plot_lambdas(members, folder / f"lambda-{stem}")
+    return paths
+
+
+def _plot_lambdas(results: Sequence, path: Path) -> list[Path]:
+    """Perplexity by lambda of the block step, from results with a single lambda each, if there are enough."""
+    block_only = [r for r in results if r.block_lambda is not None and r.row_lambda is None]
+    tried = {len(r.decisions["block"]["candidates"]): r.block_lambda for r in block_only}
+    curve = sorted(
+        (r.block_lambda, math.exp(sum(map(math.log, r.perplexity.values())) / len(r.perplexity)))
+        for r in block_only
+        if len(r.decisions["block"]["candidates"]) == 1
+    )
+    chosen = next((lam for count, lam in tried.items() if count > 1), None)
+    if len(curve) < 3 or chosen not in dict(curve):
+        return []
+    return plot_lambda_curve(curve, chosen, path, "perplexity")
+
+
 @contextmanager
 def _figure(path: str | Path, height: float) -> Iterator[tuple[Any, list[Path]]]:
     """An empty figure; at the end it is written, and the list holds its two files. Nothing global stays changed.

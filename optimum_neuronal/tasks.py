@@ -85,6 +85,11 @@ def evaluate_tasks(
     return {name: _result(name, task, results) for name, task in loaded["tasks"].items()}
 
 
+def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> None:
+    """Raises what [`evaluate_tasks`] raises for tasks that are not known or whose data cannot be had."""
+    _load_tasks(_expand(tasks), include_path)
+
+
 def _check_model(model) -> None:
     if model.get_output_embeddings() is None:
         raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")

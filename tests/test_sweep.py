@@ -6,12 +6,12 @@ from conftest import make_model
 from forward import squared_norms, token_counts
 
 from optimum_neuronal.blocks import find_decoder
-from optimum_neuronal.capture import inference
+from optimum_neuronal.capture import capture_inputs, inference, next_token_logits, replay
 from optimum_neuronal.final_pruning import FinalPruning
-from optimum_neuronal.masks import SparsityPlan, prune_rows, row_counts
+from optimum_neuronal.masks import SparsityPlan, apply_change, prune_rows, row_counts
 from optimum_neuronal.projections import trial_weights
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.statistics import SquaredNorms, activation
+from optimum_neuronal.statistics import Hessian, SquaredNorms, activation
 from optimum_neuronal.sweep import Sweep
 from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
 
@@ -92,6 +92,96 @@ def test_plans_do_not_disturb_each_other(family, ids):
             together = sweep.alignment_errors(plans, reference, "sequence", "l2", label=None)
             alone = [sweep.alignment_errors([p], reference, "sequence", "l2", label=None)[0] for p in plans]
             assert together == alone
+
+
+@pytest.mark.parametrize("reference", ["dense", "sparse-stream"])
+def test_output_errors_by_brute_force(any_model, ids, reference):
+    """Whole forwards of the model, sequence by sequence, with the masks that the reference gives."""
+    with inference(any_model):
+        sweep = make_sweep(any_model, ids)
+        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.1, 0.2)]
+        found = {metric: sweep.output_errors(plans, metric, None, reference) for metric in ("kl", "nll")}
+        projections = sweep.decoder.projections
+        dense_logits = any_model(ids[:4]).logits.log_softmax(dim=-1)
+        for number, plan in enumerate(plans):
+            before = state(any_model)
+            if reference == "dense":
+                _prune_by_hand(any_model, plan, ids[:4], sweep, [list(projections.values())])
+            else:
+                _prune_by_hand(any_model, plan, ids[:4], sweep, [block.pruned for block in sweep.decoder.blocks])
+            logits = any_model(ids[:4]).logits.log_softmax(dim=-1)
+            any_model.load_state_dict(before)
+            kl = (dense_logits.exp() * (dense_logits - logits)).sum(dim=-1)[:, :-1].mean().item()
+            nll = -logits[:, :-1].gather(2, ids[:4, 1:, None]).mean().item()
+            assert found["kl"][number] == pytest.approx(kl, rel=2e-2)
+            assert found["nll"][number] == pytest.approx(nll, rel=1e-3)
+
+
+def _prune_by_hand(model, plan, ids, sweep, groups):
+    """Every group with the activations behind the groups before it."""
+    for projections in groups:
+        norms = squared_norms(model, ids, sweep.decoder.projections)
+        for projection in projections:
+            score = sweep.saliency.score(projection.weight, activation(norms[projection.name]))
+            mask = prune_rows(score, plan.row_counts(projection.name, projection.shape))
+            projection.weight.masked_fill_(mask, 0)
+
+
+def test_dense_output_is_the_models_own(any_model, ids):
+    """Whatever a head does with the last block's output: scales, caps, norms."""
+    with inference(any_model):
+        sweep = make_sweep(any_model, ids)
+        hidden = sweep._dense_pass()[2]
+        logits = next_token_logits(sweep.decoder, ids[:1], hidden[0], sweep.wrap, "cpu")
+        torch.testing.assert_close(logits, any_model(ids[:1]).logits, rtol=1e-4, atol=1e-4)
+        (error,) = sweep.output_errors([uniform(sweep, 0.0)], "kl", None)
+        assert error == pytest.approx(0, abs=1e-6)
+
+
+def test_plans_share_what_they_have_in_common(llama, ids):
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        base = uniform(sweep).sparsity
+        last = {**base, sweep.decoder.blocks[-1].pruned_names[0]: 0.9}
+        plans = [SparsityPlan(base), SparsityPlan(last), SparsityPlan(dict(base))]
+        alone = [sweep.output_errors([plan], "kl", None)[0] for plan in plans]
+        sweep.block_forwards = 0
+        assert sweep.output_errors(plans, "kl", None) == alone
+        assert sweep.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
+
+
+def test_dense_scores_are_those_of_all_sequences(llama, ids):
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        names = [block.pruned_names[0] for block in sweep.decoder.blocks]
+        scores = sweep.dense_scores(lambda block, a: [a[block.pruned_names[0]].sum().item()], "Scores")
+        expected = squared_norms(llama, ids, sweep.decoder.projections)
+    for (score,), name in zip(scores, names):
+        assert score == pytest.approx(activation(expected[name]).sum().item(), rel=1e-5)
+    assert sweep.block_forwards == 12 * 3
+
+
+@pytest.mark.parametrize("saliency", ["sparsegpt"])
+def test_updated_weights_follow_the_pruned_stream(any_model, ids, saliency):
+    """Block by block, by hand: every block sees the updated weights before it."""
+    with inference(any_model):
+        sweep = make_sweep(any_model, ids, saliency)
+        plan, before = uniform(sweep, 0.6), state(any_model)
+        found = FinalPruning(sweep, plan).find()
+        assert unchanged(any_model, before)
+        for block in sweep.decoder.blocks:
+            inputs = capture_inputs(sweep.decoder, ids, 12, "cpu")
+            hidden = inputs.hidden
+            for earlier, calls in zip(sweep.decoder.blocks, inputs.calls):
+                hidden, norms = replay(earlier, hidden, calls, Hessian)
+                if earlier is block:
+                    break
+            for projection in block.pruned:
+                expected = sweep.saliency.prune(projection.weight, norms[projection.name].hessian, 0.6)
+                different = ((expected == 0) != (found[projection.name].change() == 0)).sum().item()
+                assert different <= 0.02 * expected.numel() + 2, "equal but for rounding, which updates amplify"
+            for projection in block.pruned:
+                apply_change(projection.weight, found[projection.name].change())
 
 
 def test_plans_that_cannot_win_are_abandoned(llama, ids):
