@@ -5,6 +5,7 @@ needs is imported when it runs.
 """
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +21,10 @@ DATASETS = "c4, wikitext2, ptb; a Hub dataset as ID:SPLIT:COLUMN; or a local .tx
 
 
 def methods(kind: str) -> str:
-    """Names of the methods that come with the package: of their files, so that none need be imported."""
+    """Names of the methods that come with the package, read off their files, so that none need be imported."""
     files = (Path(__file__).parent / kind).glob("*.py")
-    return ", ".join(sorted(file.stem for file in files if file.stem not in ("__init__", "base")))
+    found = (re.findall(r'^@register_\w+\("(\w+)"\)', file.read_text(encoding="utf-8"), re.M) for file in files)
+    return ", ".join(sorted(name for names in found for name in names))
 
 
 # Field of NeuronALConfig -> its default as text, how it is parsed, and what it means. A flag that is not given is left

@@ -155,7 +155,8 @@ class Comparison:
         found = {(entry.topup, entry.sparsity): entry for entry in aggregates}
         rows = []
         for topup in dict.fromkeys(entry.topup for entry in aggregates):
-            own = [found[topup, value] for value in sparsities]
+            missing = [Aggregate(value, topup, None, None, 0) for value in sparsities]  # a comparison under way
+            own = [found.get((topup, entry.sparsity), entry) for entry in missing]
             cells = ["-" if entry.perplexity_factor is None else _short(entry.perplexity_factor) for entry in own]
             if with_tasks:
                 cells += [

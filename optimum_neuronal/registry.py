@@ -34,11 +34,13 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _outside_brackets(text: str) -> list[str]:
-    """Parts between those commas that stand in no brackets."""
-    parts, depth = [""], 0
+    """Parts between those commas that stand in no brackets and no quotation marks."""
+    parts, depth, quote = [""], 0, ""
     for character in text:
+        if character in "'\"":
+            quote = "" if quote == character else quote or character
         depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
+        if character == "," and depth == 0 and not quote:
             parts.append("")
         else:
             parts[-1] += character

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import make_model
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, demo
@@ -45,7 +46,7 @@ def test_optimum_cli_lists_the_commands():
     command = os.path.join(os.path.dirname(sys.executable), "optimum-cli")
     result = subprocess.run([command, "neuronal", "--help"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    for name in ("prune", "evaluate", "demo"):
+    for name in ("prune", "evaluate", "compare", "demo"):
         assert name in result.stdout
 
 
@@ -197,3 +198,108 @@ def test_the_verdict_says_who_wins():
 def test_the_tiny_model_is_small_and_comes_with_its_licence():
     assert sum(file.stat().st_size for file in demo.TINY_MODEL.iterdir()) < 6e6
     assert "Python Software Foundation" in (demo.TINY_MODEL / "NOTICE").read_text()
+
+
+class TestCompare:
+    @pytest.fixture
+    def arguments(self, dense, tmp_path):
+        text = tmp_path / "text.txt"
+        own = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16, "--max-windows", 4)
+        files = ("--model", dense, "--dataset", text, "--evaluate", text, "--output", tmp_path / "out")
+        return ["compare", *files, *own]
+
+    def test_tables_and_files(self, run, arguments, tmp_path):
+        methods = ("--saliency", "wanda", "magnitude", "--topup", "uniform", "neuronal:block_lambdas=[0.1]")
+        shown = run(*arguments, *methods, "--sparsity", 0.5, 0.7, "--row-lambdas", 0.0, 0.1)
+        lines = [line.split() for line in shown.splitlines() if line[:1].isdigit() or line.startswith("  ")]
+        assert [line[:3] for line in lines if line[0] == "70.00%"] == [
+            ["70.00%", saliency, topup]
+            for saliency in ("wanda", "magnitude")
+            for topup in ("uniform", "neuronal:block_lambdas=[0.1]")
+        ]
+        assert "perplexity text.txt" in shown and "perplexity x dense, 70%" in shown
+        out = tmp_path / "out"
+        assert sorted(path.name for path in out.iterdir()) == [
+            "comparison.csv",
+            "comparison.json",
+            "comparison.md",
+            "results",
+        ]
+        assert len(json.loads((out / "comparison.json").read_text())["results"]) == 8
+        assert run(*arguments, *methods, "--sparsity", 0.5, 0.7, "--row-lambdas", 0.0, 0.1) == shown, (
+            "seconds included"
+        )
+
+    def test_figures(self, run, arguments, tmp_path):
+        pytest.importorskip("matplotlib")
+        lambdas = [f"neuronal:steps=block,block_lambdas=[{lam}]" for lam in (0.05, 0.1, 0.2)]
+        both = ["neuronal:steps=block,block_lambdas=[0.05,0.1,0.2]", "neuronal:block_lambdas=[0.1],row_lambdas=[0.1]"]
+        shown = run(*arguments, "--topup", *lambdas, *both, "--sparsity", 0.7, "--plots")
+        names = {path.stem.partition("-neuronal")[0] for path in (tmp_path / "out").glob("*.png")}
+        expected = {"perplexity-by-seconds", "block-sparsity-wanda-0.7", "lambda-wanda-0.7", "row-sparsity-wanda-0.7"}
+        assert names <= expected and {"perplexity-by-seconds", "block-sparsity-wanda-0.7", "lambda-wanda-0.7"} <= names
+        assert "lambda-wanda-0.7.svg" in shown
+
+    def test_the_exit_status_says_that_something_failed(self, run, arguments, capsys):
+        with pytest.raises(SystemExit) as stop:
+            run(*arguments, "--saliency", "sparsegpt", "--topup", "uniform", "neuronal:steps=row", "--sparsity", 0.5)
+        assert stop.value.code == "compare: 1 of 2 combinations failed, see the table"
+        assert "failed: The saliency 'sparsegpt' updates all rows" in capsys.readouterr().out
+
+    def test_tasks_are_checked_first(self, run, arguments):
+        pytest.importorskip("lm_eval")
+        with pytest.raises(SystemExit) as stop:
+            run(*arguments, "--tasks", "hellaswagg")
+        assert "Did you mean 'hellaswag'" in stop.value.code
+
+
+def test_tasks_on_the_command_line(run, dense, tmp_path):
+    pytest.importorskip("lm_eval")
+    (tmp_path / "tasks").mkdir()
+    tokenizer = AutoTokenizer.from_pretrained(dense, bos_token="w0")
+    tokenizer.save_pretrained(dense)
+    rows = [{"q": f"w{i} w{i + 1}", "choices": ["w1", "w2"], "gold": i % 2} for i in range(6)]
+    (tmp_path / "tasks" / "rows.json").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "tasks" / "pairs.yaml").write_text(
+        f"task: pairs\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {tmp_path}/tasks/rows.json\n"
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: '{{choices}}'\n"
+        "doc_to_target: gold\nmetric_list:\n  - metric: acc\n"
+    )
+    own = ("--seq-length", 16, "--max-windows", 2, "--tasks", "pairs", "--include-path", tmp_path / "tasks")
+    shown = run("evaluate", "--model", dense, "--dataset", tmp_path / "text.txt", *own)
+    assert "accuracy" in shown and shown.splitlines()[-2].split()[0] == "pairs" and "mean" in shown
+    files = ("--dataset", tmp_path / "text.txt", "--evaluate", tmp_path / "text.txt", "--output", tmp_path / "out")
+    methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.5, "--limit", 4)
+    shown = run("compare", "--model", dense, *files, *methods, *own)
+    assert "accuracy retained, 50%" in shown and "mean accuracy" in shown
+
+
+def test_methods_with_hyper_parameters_on_the_command_line(run, dense, tmp_path):
+    own = ("--saliency", "ria:power=1.0", "--topup", "neuronal:steps=block,block_lambdas=[0.1]")
+    run(
+        "prune",
+        "--model",
+        dense,
+        "--dataset",
+        tmp_path / "text.txt",
+        "--sparsity",
+        0.5,
+        *SMALL[:6],
+        *own,
+        "--output",
+        tmp_path / "o",
+    )
+    config = json.loads((tmp_path / "o" / "config.json").read_text())["sparsity_config"]["config"]
+    assert config["saliency"] == "ria" and config["saliency_args"] == {"power": 1.0}
+    assert config["topup_args"] == {"steps": "block", "block_lambdas": [0.1]}
+
+
+@pytest.mark.parametrize("saliency", ["magnitude", "wanda", "sparsegpt"])
+def test_a_pattern_on_the_command_line(run, dense, tmp_path, saliency):
+    own = ("--saliency", saliency, "--topup", "uniform", "--pattern", "2:4", "--sparsity", 0.5, *SMALL[:6])
+    run("prune", "--model", dense, "--dataset", tmp_path / "text.txt", *own, "--output", tmp_path / "o")
+    weights = {
+        name: value for name, value in load_file(tmp_path / "o" / "model.safetensors").items() if "_proj" in name
+    }
+    for name, weight in weights.items():
+        assert ((weight.view(len(weight), -1, 4) != 0).sum(dim=-1) == 2).all(), name

@@ -45,6 +45,11 @@ def test_a_topup_that_failed_everywhere_has_no_aggregate(comparison):
     assert str(comparison).splitlines()[-1].split() == ["owl", "-", "-"]
 
 
+def test_a_comparison_under_way_has_tables(comparison):
+    comparison.results.append(result(0.7, "wanda", "uniform", 30.0, 60.0, accuracy=0.5))
+    assert str(comparison).splitlines()[-1].split()[:3] == ["owl", "2.83", "-"]
+
+
 def test_tables(comparison):
     text = str(comparison)
     line = next(line for line in text.splitlines() if "owl" in line)

@@ -92,3 +92,22 @@ def test_every_field_is_documented():
 
     for entry in dataclasses.fields(NeuronALConfig):
         assert f"\n        {entry.name} (`" in NeuronALConfig.__doc__ or f", {entry.name} (`" in NeuronALConfig.__doc__
+
+
+class TestMethodsThatGoTogether:
+    def test_sparsegpt_refuses_the_row_step(self):
+        for steps in ("both", "row"):
+            with pytest.raises(ValueError, match="updates all rows of a weight together.*set steps='block'"):
+                NeuronALConfig(sparsity=0.7, saliency="sparsegpt", steps=steps)
+        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", steps="block")
+        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="uniform")
+
+    def test_a_pattern_refuses_other_topups_and_sparsities(self):
+        with pytest.raises(ValueError, match="nothing for the top-up 'neuronal' to decide: set topup='uniform'"):
+            NeuronALConfig(sparsity=0.5, pattern="2:4")
+        with pytest.raises(ValueError, match="The pattern 2:4 means sparsity=0.5, but it is 0.7"):
+            NeuronALConfig(sparsity=0.7, pattern="2:4", topup="uniform")
+        with pytest.raises(ValueError, match="expected 'N:M'"):
+            NeuronALConfig(sparsity=0.5, pattern="2-4", topup="uniform")
+        config = NeuronALConfig(sparsity=0.5, pattern="4:8", topup="uniform")
+        assert NeuronALConfig.from_dict(config.to_dict()) == config

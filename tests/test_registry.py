@@ -1,6 +1,6 @@
 import pytest
 
-from optimum_neuronal.registry import Registry, did_you_mean
+from optimum_neuronal.registry import Registry, did_you_mean, parse_method
 from optimum_neuronal.saliency import SALIENCIES, Saliency, register_saliency
 from optimum_neuronal.topup import TOPUPS, TopUp
 
@@ -42,3 +42,25 @@ def test_a_users_own_method_is_one_class():
         assert SALIENCIES.get("test-only-constant") is Constant
     finally:
         del SALIENCIES._classes["test-only-constant"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("owl", ("owl", {})),
+        ("owl:lam=0.1,m=7", ("owl", {"lam": 0.1, "m": 7})),
+        (
+            "neuronal:steps=block, block_lambdas=[0.1,0.2]",
+            ("neuronal", {"steps": "block", "block_lambdas": [0.1, 0.2]}),
+        ),
+        ("x:a=True,b='c,d'", ("x", {"a": True, "b": "c,d"})),
+    ],
+)
+def test_methods_with_hyper_parameters(text, expected):
+    assert parse_method(text) == expected
+
+
+@pytest.mark.parametrize("text", ["owl:", "owl:m", "owl:m=", "owl:=1", "owl:1a=2", "owl:m=1,"])
+def test_bad_hyper_parameters_are_refused(text):
+    with pytest.raises(ValueError, match="expected NAME or NAME:KEY=VALUE"):
+        parse_method(text)
