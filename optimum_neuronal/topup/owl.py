@@ -1,0 +1,63 @@
+"""OWL: blocks with many outlying weights are spared."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ..projections import Block
+from ..sweep import Sweep
+from .base import Allocation, Pass, TopUp, get_dist, register_topup
+from .by_block import block_scores, block_sizes, check_number, plan_of_blocks, pruned_blocks, wanda_metric
+
+
+LABEL = "OWL outliers"
+
+
+@register_topup("owl")
+@dataclass(frozen=True)
+class OWL(TopUp):
+    """Outlier Weighed Layerwise sparsity (Yin et al., OWL, ICML 2024).
+
+    A weight is an outlier if its Wanda metric `|W_ij| a_j` exceeds M times the mean metric of its block, all
+    projections taken together (as in the authors' code). The share of outliers of a block, measured in the dense
+    model over all calibration sequences, decides its sparsity: linearly, within a window of `2 lambda`.
+
+    Args:
+        outlier_factor (`float`): the paper's M, above 0: how many times the mean an outlier exceeds.
+        half_width (`float`): the paper's lambda, in [0, 1]: half the width of the window of sparsities.
+    """
+
+    outlier_factor: float = 5.0
+    half_width: float = 0.08
+
+    def __post_init__(self):
+        check_number("outlier_factor", self.outlier_factor, math.ulp(0.0), math.inf, "5")
+        check_number("half_width", self.half_width, 0, 1, "0.08")
+
+    def passes(self) -> tuple[Pass, ...]:
+        return (Pass(LABEL, 0, measures="scores"),)
+
+    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+        blocks = pruned_blocks(sweep.decoder)
+        ratios = block_scores(sweep, partial(outlier_ratio, factor=self.outlier_factor), LABEL)
+        spread = get_dist(sparsity, self.half_width, ratios, block_sizes(blocks))
+        return Allocation(plan_of_blocks(blocks, spread), {"owl": {"outlier_ratios": ratios.tolist()}})
+
+
+def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: float) -> float:
+    """The share of a block's weights up for pruning whose Wanda metric exceeds `factor` times their mean, in [0, 1].
+
+    The mean is summed up projection by projection: the metric of a whole block may not fit beside the model.
+
+    Args:
+        block ([`Block`]): with its weights at hand.
+        activations (`dict[str, Tensor]`): of its pruned projections, shape (in,).
+        factor (`float`): the paper's M.
+    """
+    total = sum(wanda_metric(projection, activations).sum().item() for projection in block.pruned)
+    size = sum(math.prod(projection.shape) for projection in block.pruned)
+    threshold = factor * total / size
+    outliers = sum((wanda_metric(projection, activations) > threshold).sum().item() for projection in block.pruned)
+    return outliers / size

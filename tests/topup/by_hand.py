@@ -1,0 +1,39 @@
+"""Blocks made by hand for the tests of top-ups."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from optimum_neuronal.projections import Block, Projection
+
+
+def make_projection(weight, name: str = "p") -> Projection:
+    """A projection of a weight given as rows."""
+    weight = torch.as_tensor(weight, dtype=torch.float32)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight.data = weight
+    return Projection(name, None, linear, pruned=True)
+
+
+def make_block(*weights, name: str = "block") -> Block:
+    """A block of projections `{name}.0`, `{name}.1`, ..., all of them pruned."""
+    projections = [make_projection(weight, f"{name}.{index}") for index, weight in enumerate(weights)]
+    return Block(name, nn.Module(), {projection.name: projection for projection in projections})
+
+
+class FakeSweep:
+    """Answers with errors of its own choice, so that the decisions can be told."""
+
+    def __init__(self, blocks, errors=None, activations=None):
+        projections = {name: p for block in blocks for name, p in block.projections.items()}
+        self.decoder = SimpleNamespace(blocks=blocks, projections=projections)
+        self.errors, self.activations, self.asked = errors, activations, []
+
+    def output_errors(self, plans, metric, label, reference):
+        self.asked.append((plans, metric, label, reference))
+        return self.errors[: len(plans)]
+
+    def dense_scores(self, score, label):
+        self.asked.append(label)
+        return [score(block, self.activations) for block in self.decoder.blocks]

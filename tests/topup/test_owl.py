@@ -1,0 +1,86 @@
+import math
+
+import pytest
+import torch
+from by_hand import FakeSweep, make_block
+from conftest import make_model
+
+from optimum_neuronal.blocks import find_decoder
+from optimum_neuronal.capture import inference
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sweep import Sweep
+from optimum_neuronal.topup.base import Pass
+from optimum_neuronal.topup.owl import OWL, outlier_ratio
+
+
+def test_outliers_by_hand():
+    """Metrics 1 1 2, 1 1 18 (weight -9, activation 2) and 4: their mean is 4, so 18 exceeds 4 times it, 4 just not."""
+    block = make_block([[1, 1, 1], [1, 1, -9]], [[4.0]])
+    activations = {"block.0": torch.tensor([1.0, 1.0, 2.0]), "block.1": torch.tensor([1.0])}
+    assert outlier_ratio(block, activations, 4) == 1 / 7
+    assert outlier_ratio(block, activations, 1) == 1 / 7, "4 is not above the mean"
+    assert outlier_ratio(block, activations, 0.99) == 2 / 7
+    assert outlier_ratio(block, activations, 5) == 0
+
+
+def test_the_mean_is_the_blocks_not_the_projections():
+    """Alone, the second projection has outliers, 8 at a mean of 3; beside the first, whose metric is 100, none."""
+    second = [[1.0, 1.0, 1.0, 1.0, 8.0, 1.0, 8.0]]
+    alone = make_block(second)
+    assert outlier_ratio(alone, {"block.0": torch.ones(7)}, 2) == 2 / 7
+    both = make_block([[100.0]], second)
+    assert outlier_ratio(both, {"block.0": torch.ones(1), "block.1": torch.ones(7)}, 2) == 1 / 8
+
+
+def test_blocks_with_more_outliers_are_spared():
+    """Ratios 1/8, 0 and 1/16: sparsities in a window of 0.16, from the most outliers to the fewest."""
+    rows = torch.ones(3, 1, 16)
+    rows[0, 0, :2], rows[2, 0, 0] = 100, 100
+    blocks = [make_block(row, name=f"b{index}") for index, row in enumerate(rows)]
+    sweep = FakeSweep(blocks, activations={f"b{index}.0": torch.ones(16) for index in range(3)})
+    allocation = OWL().allocate(sweep, 0.7)
+    assert allocation.decisions == {"owl": {"outlier_ratios": [2 / 16, 0.0, 1 / 16]}}
+    assert list(allocation.plan.sparsity.values()) == pytest.approx([0.62, 0.78, 0.7])
+
+
+def test_larger_blocks_count_for_more():
+    """One block of 8 weights with an outlier, one of 24 without: 0.16 apart, 0.7 on the whole."""
+    rows = torch.ones(8)
+    rows[0] = 100
+    blocks = [make_block(rows[None], name="a"), make_block(torch.ones(3, 8), name="b")]
+    sweep = FakeSweep(blocks, activations={"a.0": torch.ones(8), "b.0": torch.ones(8)})
+    assert list(OWL().allocate(sweep, 0.7).plan.sparsity.values()) == pytest.approx([0.58, 0.74])
+
+
+@pytest.mark.parametrize("saliency", ["magnitude", "wanda"])
+def test_the_metric_is_wandas_whatever_the_saliency(saliency, ids):
+    plans = []
+    for name in (saliency, "wanda"):
+        model = make_model("llama")
+        with inference(model):
+            sweep = Sweep(find_decoder(model), SALIENCIES.get(name)(), ids, 4)
+            plans.append(OWL(outlier_factor=2.0).allocate(sweep, 0.7).plan.sparsity)
+        assert sweep.block_forwards == len(ids) * len(sweep.decoder.blocks), "one pass over the calibration set"
+    assert plans[0] == plans[1] and len(set(plans[0].values())) == len(sweep.decoder.blocks)
+
+
+def test_a_block_that_the_user_leaves_out_changes_nothing(ids):
+    model = make_model("llama")
+    with inference(model):
+        decoder = find_decoder(model, ignore=[r"layers\.0\."])
+        plan = OWL(outlier_factor=2.0).allocate(Sweep(decoder, SALIENCIES.get("wanda")(), ids, 4), 0.7).plan
+    assert set(plan.sparsity) == set(decoder.projections)
+    assert {round(value, 6) for value in plan.sparsity.values()} == {0.62, 0.78}, "of the other two blocks"
+
+
+def test_defaults_and_what_is_asked():
+    assert (OWL().outlier_factor, OWL().half_width) == (5, 0.08)
+    assert OWL().passes() == (Pass("OWL outliers", 0, measures="scores"),)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"outlier_factor": 0}, {"outlier_factor": "5"}, {"half_width": 1.1}, {"half_width": math.nan}]
+)
+def test_bad_values(fields):
+    with pytest.raises(ValueError, match=f"{next(iter(fields))} is .*: expected a number .*, such as"):
+        OWL(**fields)
