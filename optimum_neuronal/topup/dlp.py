@@ -1,0 +1,76 @@
+"""DLP: blocks whose typical weight matters little are pruned more."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..projections import Block
+from ..sweep import Sweep
+from .base import Allocation, Pass, TopUp, get_dist, register_topup
+from .by_block import block_scores, block_sizes, check_number, plan_of_blocks, pruned_blocks, wanda_metric
+
+
+LABEL = "DLP medians"
+HALF = 2**15  # values of the upper bits of a non-negative float32; its lower bits have twice as many
+
+
+@register_topup("dlp")
+@dataclass(frozen=True)
+class DLP(TopUp):
+    """Dynamic Layerwise Pruning (Chen et al., DLP, ICML 2025).
+
+    The unimportance of a block is the median U of the Wanda metric `|W_ij| a_j` over all its projections, measured in
+    the dense model over all calibration sequences; its relative importance is `1 - U / sum of U`. Importance decides
+    sparsity linearly, within a window of `2 alpha`.
+
+    Args:
+        half_width (`float`): the paper's alpha, in [0, 1]: half the width of the window of sparsities.
+    """
+
+    half_width: float = 0.15
+
+    def __post_init__(self):
+        check_number("half_width", self.half_width, 0, 1, "0.15")
+
+    def passes(self) -> tuple[Pass, ...]:
+        return (Pass(LABEL, 0, measures="scores"),)
+
+    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+        blocks = pruned_blocks(sweep.decoder)
+        medians = block_scores(sweep, median_metric, LABEL)
+        # Of the relative importance only the order and the proportions count, and those -U has too.
+        spread = get_dist(sparsity, self.half_width, -medians, block_sizes(blocks))
+        return Allocation(plan_of_blocks(blocks, spread), {"dlp": {"medians": medians.tolist()}})
+
+
+def median_metric(block: Block, activations: dict[str, torch.Tensor]) -> float:
+    """The median, the lower one of two, of the Wanda metric of all weights of a block that are up for pruning.
+
+    Non-negative floats are ordered as their bits are. So the median's upper bits are found by counting, then its lower
+    ones among the weights with the same upper bits: exactly, and without a copy of a whole block's metric.
+
+    Args:
+        block ([`Block`]): with its weights at hand.
+        activations (`dict[str, Tensor]`): of its pruned projections, shape (in,).
+    """
+
+    def bits(projection) -> torch.Tensor:
+        return wanda_metric(projection, activations).flatten().view(torch.int32)
+
+    upper = sum(torch.bincount(bits(projection) >> 16, minlength=HALF).cpu() for projection in block.pruned)
+    rank = (int(upper.sum()) - 1) // 2
+    high, rank = _position(upper, rank)
+    lower = torch.zeros(2 * HALF, dtype=torch.int64)
+    for projection in block.pruned:
+        values = bits(projection)
+        among = values[(values >> 16) == high] & (2 * HALF - 1)
+        lower += torch.bincount(among, minlength=2 * HALF).cpu()
+    low, _ = _position(lower, rank)
+    return torch.tensor((high << 16) | low, dtype=torch.int32).view(torch.float32).item()
+
+
+def _position(counts: torch.Tensor, rank: int) -> tuple[int, int]:
+    """The bin that holds the value of a rank, counted from 0, and the value's rank within the bin."""
+    ends = counts.cumsum(dim=0)
+    found = int((ends <= rank).sum())
+    return found, rank - int(ends[found] - counts[found])

@@ -1,0 +1,48 @@
+import pytest
+import torch
+from by_hand import FakeSweep, make_block
+
+from optimum_neuronal.topup.base import Pass
+from optimum_neuronal.topup.dlp import DLP, median_metric
+
+
+def test_median_by_hand():
+    """Metrics 1 2 6 of one projection, 4 10 of the other: the median is 4; without 10 it is the lower of 2 and 4."""
+    activations = {"block.0": torch.tensor([1.0, 2.0, 2.0]), "block.1": torch.tensor([1.0, 2.0])}
+    assert median_metric(make_block([[1, -1, 3]], [[4, 5]]), activations) == 4
+    activations["block.1"] = torch.tensor([1.0])
+    assert median_metric(make_block([[1, -1, 3]], [[-4.0]]), activations) == 2
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("rows", [1, 6, 7])
+def test_median_is_exact(rows, scale):
+    generator = torch.Generator().manual_seed(rows)
+    weights = [torch.randn(rows, 33, generator=generator) * scale for _ in range(3)]
+    weights[1][:, :20] = 0  # many equal values
+    activations = {f"block.{index}": torch.rand(33, generator=generator) for index in range(3)}
+    metric = torch.cat([(w.abs() * activations[f"block.{index}"]).flatten() for index, w in enumerate(weights)])
+    assert median_metric(make_block(*weights), activations) == metric.median().item()
+
+
+def test_blocks_of_small_medians_are_spared():
+    """Unimportances 1, 4 and 2: importance falls with them, sparsity rises linearly within a window of 0.3."""
+    blocks = [make_block(torch.full((2, 3), value), name=f"b{value:g}") for value in (1.0, 4.0, 2.0)]
+    sweep = FakeSweep(blocks, activations={f"b{value}.0": torch.ones(3) for value in (1, 4, 2)})
+    allocation = DLP().allocate(sweep, 0.7)
+    assert allocation.decisions == {"dlp": {"medians": [1.0, 4.0, 2.0]}}
+    importance = 1 - torch.tensor([1.0, 4.0, 2.0]) / 7  # the paper's relative importance
+    scaled = (importance - importance.min()) / (importance.max() - importance.min()) * 0.3
+    assert list(allocation.plan.sparsity.values()) == pytest.approx((0.7 + scaled.mean() - scaled).tolist())
+    assert list(allocation.plan.sparsity.values()) == pytest.approx([0.7 - 0.4 / 3, 0.7 + 0.5 / 3, 0.7 - 0.1 / 3])
+
+
+def test_defaults_and_what_is_asked():
+    assert DLP().half_width == 0.15
+    assert DLP().passes() == (Pass("DLP medians", 0, measures="scores"),)
+
+
+@pytest.mark.parametrize("half_width", [-0.1, 2, "0.1", True])
+def test_bad_values(half_width):
+    with pytest.raises(ValueError, match="half_width is .*: expected a number from 0 to 1, such as 0.15"):
+        DLP(half_width=half_width)
