@@ -1,0 +1,129 @@
+"""AlphaPruning: blocks whose weights have light-tailed spectra, hence learned less, are pruned more."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..sweep import Sweep
+from .base import LARGEST, Allocation, TopUp, register_topup
+from .by_block import block_sizes, check_number, check_whole, plan_of_blocks, pruned_blocks
+
+
+@register_topup("alpha_pruning")
+@dataclass(frozen=True)
+class AlphaPruning(TopUp):
+    """Sparsity by the heavy-tailed self-regularisation of the weights (Lu et al., AlphaPruning, NeurIPS 2024).
+
+    Every projection has a spectrum, the eigenvalues of `W^T W`, whose tail follows a power law; a block's alpha is the
+    mean of its projections' exponents. The smallest and the largest alpha get `1 - epsilon` and `1 + epsilon` times
+    the same sparsity, the others what lies linearly between. Needs no calibration data.
+
+    This follows the paper, where its code and the copy of it in NeuronAL's differ: the tail begins at the spectrum's
+    peak. There, the lower bound of the search for its beginning is a logarithm compared with an eigenvalue, so that
+    most of the bulk may count as tail, and sparsities above 1 fall back to an unintended mask; here none exceeds 0.99,
+    and what that cuts off goes to the other blocks.
+
+    Args:
+        spread (`float`): the paper's epsilon, in [0, 1): how far sparsities may lie from the mean, relative to it.
+        bins (`int`): bins of the histogram of the eigenvalues' logarithms, in whose highest bin the tail begins.
+    """
+
+    uses_calibration: ClassVar[bool] = False
+
+    spread: float = 0.3
+    bins: int = 100
+
+    def __post_init__(self):
+        check_number("spread", self.spread, 0, LARGEST, "0.3")
+        check_whole("bins", self.bins, 1)
+
+    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+        # Recorded, as the spectra of a large model take long. All blocks are visited: what is on disk is read ahead.
+        found = sweep.recorded("spectra", lambda: (self._exponents(sweep), {}))[0]
+        blocks = pruned_blocks(sweep.decoder)
+        alphas = block_alphas([exponents for exponents in found if exponents])
+        factors = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread)
+        spread = scaled_sparsities(sparsity, factors, block_sizes(blocks))
+        return Allocation(plan_of_blocks(blocks, spread), {"alpha_pruning": {"alphas": alphas}})
+
+    def _exponents(self, sweep: Sweep) -> list[list[float | None]]:
+        """The exponent of every pruned projection, block by block."""
+        found = []
+        for index in range(len(sweep.decoder.blocks)):
+            with sweep.loader.loaded(index) as block:
+                weights = (projection.weight.float() for projection in block.pruned)
+                found.append([hill_exponent(torch.linalg.svdvals(weight).square(), self.bins) for weight in weights])
+        return found
+
+
+def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
+    """The Hill estimator of a spectrum's power-law exponent, its tail beginning at the peak.
+
+    `alpha = 1 + k / sum of ln(lambda_i / lambda_min)` over the k eigenvalues above `lambda_min`, the smallest one in
+    the fullest bin of a histogram of their logarithms ("Fix-finger"); of equally full bins, that of the smallest
+    eigenvalues.
+
+    Args:
+        eigenvalues (`Tensor`, shape (n,)): non-negative, in any order; what is zero within rounding is left out.
+        bins (`int`): of the histogram.
+
+    Returns:
+        `float`: above 1. None if no eigenvalue lies above `lambda_min`: such a spectrum has no tail.
+    """
+    values = eigenvalues.double().cpu().sort().values
+    rounding = (torch.finfo(eigenvalues.dtype).eps * len(values)) ** 2  # singular values are known to this, squared
+    values = values[values > rounding * values[-1:]]
+    if not len(values):
+        return None
+    logs = values.log()
+    counts = torch.histc(logs, bins, min=logs[0].item(), max=logs[-1].item())
+    peak = int((counts == counts.max()).nonzero()[0])
+    edge = logs[0] + (logs[-1] - logs[0]) * peak / bins
+    first = int((logs < edge).sum())
+    excess = (logs[first + 1 :] - logs[first]).sum().item()
+    return 1 + (len(logs) - first - 1) / excess if excess > 0 else None
+
+
+def block_alphas(exponents: list[list[float | None]]) -> list[float]:
+    """The mean of every block's exponents that are known; where none is, the mean of the other blocks."""
+    known = [[exponent for exponent in block if exponent is not None] for block in exponents]
+    means = [sum(block) / len(block) for block in known if block]
+    others = sum(means) / len(means) if means else 1.0
+    return [sum(block) / len(block) if block else others for block in known]
+
+
+def scale_factors(alphas: torch.Tensor, spread: float) -> torch.Tensor:
+    """What a common sparsity is multiplied with: linear in alpha, in [1 - spread, 1 + spread].
+
+    Args:
+        alphas (`Tensor` of float64, shape (blocks,)): exponents.
+        spread (`float`): the paper's epsilon.
+    """
+    if alphas.max() == alphas.min():
+        return torch.ones_like(alphas)
+    return 1 - spread + 2 * spread * (alphas - alphas.min()) / (alphas.max() - alphas.min())
+
+
+def scaled_sparsities(sparsity: float, factors: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Sparsities in proportion to their factors, except where that exceeds 0.99, with the wanted weighted mean.
+
+    Args:
+        sparsity (`float`): the mean, in [0, 1).
+        factors (`Tensor` of float64, shape (blocks,)): above 0.
+        sizes (`Tensor` of float64, shape (blocks,)): how many weights each stands for.
+    """
+    if sparsity > LARGEST:
+        return torch.full_like(factors, sparsity)
+    weights = sizes / sizes.sum()
+    plain = sparsity * factors / (factors * weights).sum()
+    if plain.max() <= LARGEST:
+        return plain
+    low, high = 0.0, LARGEST / factors.min().item()
+    for _ in range(60):  # bisection: what is cut off at the top raises the common scale
+        scale = (low + high) / 2
+        if ((factors * scale).clamp(max=LARGEST) * weights).sum() < sparsity:
+            low = scale
+        else:
+            high = scale
+    return (factors * high).clamp(max=LARGEST)

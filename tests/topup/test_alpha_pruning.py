@@ -1,0 +1,99 @@
+import math
+
+import pytest
+import torch
+from conftest import make_model
+
+from optimum_neuronal.blocks import find_decoder
+from optimum_neuronal.capture import inference
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sweep import Sweep
+from optimum_neuronal.topup.alpha_pruning import (
+    AlphaPruning,
+    block_alphas,
+    hill_exponent,
+    scale_factors,
+    scaled_sparsities,
+)
+
+
+def test_hill_estimator_by_hand():
+    """The tail begins at 1, which two of the six share; e and e^3 lie 1 and 3 above: 1 + 3 / (0 + 1 + 3)."""
+    spectrum = torch.tensor([math.e**3, 1.0, math.e**-2, 1.0, math.e**-5, math.e])
+    assert hill_exponent(spectrum, bins=8) == pytest.approx(1 + 3 / 4)
+
+
+@pytest.mark.parametrize("exponent", [1.5, 2.0, 3.0, 5.0])
+def test_exponent_of_a_power_law(exponent):
+    """Quantiles of `p(x) ~ x^-exponent` from 1 on, below them a bulk that is no tail, thinner than the peak."""
+    quantiles = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    tail = (1 - quantiles) ** (-1 / (exponent - 1))
+    bulk = torch.logspace(-3, -0.1, 20, dtype=torch.float64)
+    assert hill_exponent(torch.cat([bulk, tail]).float()) == pytest.approx(exponent, rel=0.05)
+
+
+def test_scale_does_not_matter_and_zeros_do_not_count():
+    spectrum = torch.rand(200, generator=torch.Generator().manual_seed(0)).square()
+    exponent = hill_exponent(spectrum)
+    assert hill_exponent(1e-6 * spectrum) == pytest.approx(exponent, rel=1e-4)
+    assert hill_exponent(torch.cat([torch.zeros(500), spectrum, torch.full((500,), 1e-13)])) == exponent
+
+
+@pytest.mark.parametrize("spectrum", [torch.zeros(4), torch.ones(4), torch.tensor([2.0])])
+def test_a_spectrum_without_tail_says_nothing(spectrum):
+    assert hill_exponent(spectrum) is None
+
+
+def test_projections_without_tail_are_left_out_of_the_mean():
+    assert block_alphas([[2.0, None, 4.0], [None], [5.0]]) == [3.0, 4.0, 5.0]
+    assert block_alphas([[None], [None, None]]) == [1.0, 1.0]
+
+
+def test_factors_are_linear():
+    assert scale_factors(torch.tensor([3.0, 2.0, 2.5, 4.0]), 0.3).tolist() == pytest.approx([1.0, 0.7, 0.85, 1.3])
+    assert scale_factors(torch.tensor([2.0, 2.0]), 0.3).tolist() == [1.0, 1.0]
+
+
+def test_sparsities_are_in_proportion():
+    """Two blocks of 1 and 3 weights, factors 0.7 and 1.3: their weighted mean is 1.15."""
+    factors, sizes = torch.tensor([0.7, 1.3], dtype=torch.float64), torch.tensor([1.0, 3.0])
+    assert scaled_sparsities(0.46, factors, sizes).tolist() == pytest.approx([0.28, 0.52])
+
+
+def test_what_would_exceed_the_largest_goes_to_the_others():
+    """Factors 0.7, 1.0, 1.3 at 90 %: 1.17 becomes 0.99, and the others, still as 0.7 to 1.0, make up for the 0.18."""
+    factors = torch.tensor([0.7, 1.0, 1.3], dtype=torch.float64)
+    found = scaled_sparsities(0.9, factors, torch.ones(3))
+    assert found.tolist() == pytest.approx([0.72, 0.99, 0.99])  # 1.0 is cut off as well
+    found = scaled_sparsities(0.8, factors, torch.ones(3))
+    assert found.tolist() == pytest.approx([0.7 * 1.41 / 1.7, 1.41 / 1.7, 0.99])
+    assert scaled_sparsities(0.995, factors, torch.ones(3)).tolist() == [0.995] * 3
+
+
+def test_a_model_by_its_spectra(ids):
+    """The first block's weights get a flat spectrum, the last one's a heavy tail: the first is pruned most."""
+    model = make_model("llama")
+    with inference(model):
+        decoder = find_decoder(model)
+        for block, power in zip(decoder.blocks, (0.2, 1.0, 2.0)):
+            for projection in block.pruned:
+                u, _, v = torch.linalg.svd(projection.weight, full_matrices=False)
+                steps = torch.arange(1, min(projection.shape) + 1)
+                projection.weight.copy_(u @ torch.diag(steps**-power) @ v)
+        sweep = Sweep(decoder, SALIENCIES.get("magnitude")(), ids[:0], 4)
+        allocation = AlphaPruning(bins=4).allocate(sweep, 0.6)
+    alphas = allocation.decisions["alpha_pruning"]["alphas"]
+    assert alphas == sorted(alphas, reverse=True)
+    first, _, last = (allocation.plan.sparsity[block.pruned_names[0]] for block in decoder.blocks)
+    assert first / last == pytest.approx(1.3 / 0.7) and sweep.block_forwards == 0
+
+
+def test_defaults():
+    assert (AlphaPruning().spread, AlphaPruning().bins) == (0.3, 100)
+    assert not AlphaPruning.uses_calibration and AlphaPruning().passes() == ()
+
+
+@pytest.mark.parametrize("fields", [{"spread": 1.0}, {"spread": -0.1}, {"bins": 0}, {"bins": 2.5}])
+def test_bad_values(fields):
+    with pytest.raises(ValueError, match=f"{next(iter(fields))} is .*: expected a"):
+        AlphaPruning(**fields)
