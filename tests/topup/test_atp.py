@@ -1,0 +1,77 @@
+import math
+
+import pytest
+import torch
+from by_hand import FakeSweep, make_block
+from conftest import make_model
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.blocks import find_decoder
+from optimum_neuronal.dry_run import plan_prune
+from optimum_neuronal.topup.atp import ATP, beta_grid, progression
+from optimum_neuronal.topup.base import Pass
+
+
+def test_grid_ends_where_a_block_would_leave_the_range():
+    """At 70 % the last of 4 blocks may rise by 0.29: beta is 0.58 / 3 at most; at 20 % the first may fall by 0.19."""
+    assert beta_grid(4, 0.7, 3) == pytest.approx([0.0, 0.29 / 3, 0.58 / 3])
+    assert beta_grid(4, 0.2, 2) == pytest.approx([0.0, 0.38 / 3])
+    assert len(beta_grid(32, 0.7, 15)) == 15
+
+
+@pytest.mark.parametrize("blocks, sparsity", [(1, 0.7), (4, 0.0), (4, 0.995)])
+def test_where_nothing_can_be_spread_only_uniform_remains(blocks, sparsity):
+    assert beta_grid(blocks, sparsity, 15) == [0.0]
+
+
+def test_progression_by_hand(llama):
+    """S - beta (L - 1) / 2 + beta l, with S = 0.7, beta = 0.05 and L = 3."""
+    decoder = find_decoder(llama)
+    plan = progression(decoder, 0.7, 0.05)
+    assert [plan.sparsity[block.pruned_names[0]] for block in decoder.blocks] == pytest.approx([0.65, 0.7, 0.75])
+    assert set(plan.sparsity) == set(decoder.projections)
+
+
+def test_lowest_error_wins_and_the_first_of_equals():
+    blocks = [make_block(torch.ones(2, 2), name=f"b{index}") for index in range(3)]
+    sweep = FakeSweep(blocks, errors=[3.0, 2.0, 2.0, 4.0])
+    allocation = ATP(trials=4).allocate(sweep, 0.7)
+    ((plans, metric, label, reference),) = sweep.asked
+    assert (len(plans), metric, label, reference) == (4, "nll", "ATP", "dense")
+    assert allocation.plan is plans[1]
+    decision = allocation.decisions["atp"]
+    assert decision["beta"] == pytest.approx(0.29 / 3) == decision["candidates"][1]["beta"]
+    assert [candidate["error"] for candidate in decision["candidates"]] == [3.0, 2.0, 2.0, 4.0]
+
+
+def test_defaults_cost_one_pass_over_the_calibration_set():
+    """Sixteen runs, one of the dense model, on 8 of 128 sequences."""
+    config = NeuronALConfig(0.7, topup="atp")
+    (asked,) = ATP().passes()
+    assert asked == Pass("ATP", 15, measures="output")
+    assert (1 + asked.plans) * config.num_alignment_samples <= config.num_samples
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_dry_run_foretells_the_forwards(layers, tmp_path, ids):
+    """With a single block there is nothing to choose, which the dry run does not know."""
+    model = make_model("llama", num_hidden_layers=layers)
+    model.save_pretrained(tmp_path)
+    config = NeuronALConfig(
+        0.7, topup="atp", topup_args={"trials": 3}, num_samples=6, num_alignment_samples=2, seq_length=16
+    )
+    plan = plan_prune(tmp_path, config)
+    pruner = NeuronALPruner(config)
+    pruner.prune(model, dataset=ids[:6])
+    asked = sum(sweep.block_forwards for sweep in plan.sweeps if sweep.label in ("ATP", "Dense activations"))
+    assert asked == (1 + 3) * 2 * layers
+    assert pruner.report.block_forwards == plan.block_forwards - (asked if layers == 1 else 0)
+    candidates = pruner.report.decisions["atp"]["candidates"]
+    assert len(candidates) == (0 if layers == 1 else 3)
+    assert all(math.isfinite(candidate["error"]) for candidate in candidates)
+
+
+@pytest.mark.parametrize("trials", [1, 2.0, True])
+def test_bad_values(trials):
+    with pytest.raises(ValueError, match="trials is .*: expected a whole number of at least 2"):
+        ATP(trials=trials)
