@@ -1,0 +1,108 @@
+"""DSnoT: exchanges pruned weights of a finished mask for kept ones, so that outputs keep their mean."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..masks import SparsityPlan
+from ..projections import Projection
+from ..statistics import Moments, SquaredNorms, activation, wide_dtype
+from ..sweep import Sweep
+from .base import Allocation, TopUp, register_topup
+from .by_block import check_number, check_whole
+
+
+ROWS_AT_A_TIME = 1024  # bounds the memory that sorting takes; rows do not depend on each other
+
+
+@register_topup("dsnot")
+@dataclass(frozen=True)
+class DSnoT(TopUp):
+    """Dynamic Sparse no Training (Zhang et al., DSnoT, ICLR 2024), on top of uniform sparsity.
+
+    Pruning shifts the expected output of a row by `eps = sum over pruned j of W_j E[x_j]`. In every cycle a row takes
+    one weight back, that of the largest `|W_j E[x_j]| / Var[x_j]` among those that reduce `|eps|`, and gives up one of
+    the kept weights that reduces it too, that of the smallest Wanda metric. It stops when `|eps|` is at most
+    `threshold`, before `eps` would change its sign, and when it has no more weights to exchange.
+
+    The authors' code differs: it sums `eps` over the tokens of a sequence, so that the threshold hardly ever stops a
+    row; its check of the sign is off; its examples leave the MLP out; and a row that has run out of weights of one
+    sign fails, or takes back weights that it never gave up.
+
+    Args:
+        cycles (`int`): the paper's T: weights that a row exchanges at most.
+        threshold (`float`): the paper's epsilon: shift of a row's output, on average over all tokens, that is left
+            alone, at least 0.
+    """
+
+    uses_calibration: ClassVar[bool] = False  # by `allocate`; `refine` is given the statistic
+    refines: ClassVar[bool] = True
+    statistic: ClassVar[type[SquaredNorms]] = Moments
+
+    cycles: int = 50
+    threshold: float = 0.1
+
+    def __post_init__(self):
+        check_whole("cycles", self.cycles, 0)
+        check_number("threshold", self.threshold, 0, math.inf, "0.1")
+
+    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+        return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))
+
+    def refine(
+        self, projection: Projection, mask: torch.Tensor, score: torch.Tensor, statistic: Moments | None
+    ) -> torch.Tensor:
+        if statistic is None or not statistic.tokens or not self.cycles:
+            return mask
+        mean, variance = moments(statistic)
+        norm = activation(statistic.value)
+        parts = zip(projection.weight.split(ROWS_AT_A_TIME), mask.split(ROWS_AT_A_TIME))
+        return torch.cat([self._exchange(weight.float(), part, mean, variance, norm) for weight, part in parts])
+
+    def _exchange(
+        self,
+        weight: torch.Tensor,
+        mask: torch.Tensor,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+        norm: torch.Tensor,
+    ) -> torch.Tensor:
+        """The refined mask of a few rows.
+
+        A row never changes the sign of its shift, so in which order it takes weights back and gives them up is known
+        from the start, and all cycles of all rows are one cumulative sum.
+        """
+        output = weight * mean  # what every weight adds to its row's expected output
+        shift = (output * mask).sum(dim=1, keepdim=True)
+        sign = shift.sign()
+        grown, may_grow = _ranked(output.abs() / variance, mask & (output.sign() == sign), self.cycles, True)
+        fallen, may_fall = _ranked(weight.abs() * norm, ~mask & (output.sign() == -sign), self.cycles, False)
+        after = shift + (output.gather(1, fallen) - output.gather(1, grown)).cumsum(dim=1)
+        before = torch.cat([shift, after[:, :-1]], dim=1)
+        goes_on = may_grow & may_fall & (before.abs() > self.threshold) & (after.sign() == sign)
+        exchanged = goes_on.int().cumprod(dim=1).bool()
+        refined = mask.scatter(1, grown, mask.gather(1, grown) & ~exchanged)
+        return refined.scatter(1, fallen, refined.gather(1, fallen) | exchanged)
+
+
+def moments(statistic: Moments) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and variance of every input over all calibration tokens: float32, shape (in,), variances above 0."""
+    wide = wide_dtype(statistic.value.device)
+    mean = statistic.sums.to(wide).sum(dim=0) / statistic.tokens
+    variance = statistic.value.to(wide).sum(dim=0) / statistic.tokens - mean.square()
+    tiny = torch.finfo(torch.float32).tiny  # of inputs that never vary: surest of all to be worth their weight
+    return mean.float(), variance.float().clamp(min=tiny)
+
+
+def _ranked(
+    values: torch.Tensor, candidates: torch.Tensor, count: int, largest: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The columns of every row's first candidates by value, equal ones in column order, and which of them are such.
+
+    Both have shape (rows, min(count, columns)): where a row runs out of candidates, other columns follow.
+    """
+    last = -torch.inf if largest else torch.inf
+    order = torch.where(candidates, values, last).sort(dim=1, descending=largest, stable=True).indices[:, :count]
+    return order, candidates.gather(1, order)

@@ -1,0 +1,178 @@
+import pytest
+import torch
+from by_hand import make_projection
+from conftest import make_model
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.statistics import Moments
+from optimum_neuronal.topup.dsnot import DSnoT, moments
+
+
+def measured(*features):
+    """What is known of inputs given feature by feature, each a list of its values over the tokens."""
+    statistic = Moments()
+    statistic.update(torch.tensor(features, dtype=torch.float32).T[None], sequences=1)
+    return statistic
+
+
+def around(*means, deviation=1.0):
+    """Features of these means that swing around them by a standard deviation."""
+    deviations = [deviation] * len(means) if isinstance(deviation, float) else deviation
+    return measured(*([mean - swing, mean + swing] for mean, swing in zip(means, deviations)))
+
+
+def refined(row, pruned, statistic, **fields):
+    """Indices of the weights of one row that are pruned after the refinement."""
+    projection, mask = make_projection([row]), torch.tensor([[index in pruned for index in range(len(row))]])
+    before = mask.clone()
+    found = DSnoT(**fields).refine(projection, mask, projection.weight.abs(), statistic)
+    assert torch.equal(mask, before) and int(found.sum()) == len(pruned)
+    return set(found[0].nonzero().flatten().tolist())
+
+
+def test_moments_are_over_all_tokens():
+    statistic = Moments()
+    tokens = torch.tensor([[[1.0], [3.0]], [[5.0], [7.0]]])  # two sequences of two tokens
+    statistic.update(tokens, sequences=2)
+    mean, variance = moments(statistic)
+    assert mean.tolist() == [4.0] and variance.tolist() == pytest.approx([5.0])
+
+
+def test_an_exchange_by_hand():
+    """Expected outputs 3 and 2 are pruned, the output falls by 5. Taking 3 back leaves 2; of the kept weights only
+    -1 raises it when pruned, by -1: what remains is 1, and nothing is left to give up."""
+    row, statistic = [3.0, 2.0, -1.0, 4.0], around(1, 1, 1, 1)
+    assert refined(row, {0, 1}, statistic) == {1, 2}
+    assert refined(row, {0, 1}, statistic, cycles=0) == {0, 1}
+
+
+def test_growth_prefers_what_varies_little():
+    """Expected outputs 3 and 2, variances 4 and 1: 3/4 against 2/1."""
+    statistic = around(1, 1, 1, 1, deviation=[2.0, 1.0, 1.0, 1.0])
+    assert refined([3.0, 2.0, -1.0, 4.0], {0, 1}, statistic) == {0, 2}
+
+
+def test_the_least_by_wandas_metric_is_given_up():
+    """Both -1 and -2 would do; the input of -1 may be so large that it matters more. 10 - 6 - 2 remain."""
+    assert refined([4.0, 6.0, -1.0, -2.0], {0, 1}, around(1, 1, 1, 1)) == {0, 2}
+    assert refined([4.0, 6.0, -1.0, -2.0], {0, 1}, around(1, 1, 1, 1, deviation=[1.0, 1.0, 9.0, 1.0])) == {0, 3}
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_both_directions(sign):
+    assert refined([sign * 5, -sign * 1, sign * 1], {0}, around(1, 1, 1), threshold=0) == {0}, "-1 would overshoot"
+    row = [sign * value for value in (5, 3, -1, 1)]
+    assert refined(row, {0, 1}, around(1, 1, 1, 1)) == {1, 2}
+
+
+def test_a_row_stops_before_its_shift_changes_sign():
+    """Two cycles take 10 back and give -1 up, then 3 and -2: shifts 20, 9, 4. A third, 7 and -3, would make it -6."""
+    row = [10.0, 3.0, 7.0, -1.0, -2.0, -3.0]
+    statistic = around(1, 1, 1, 1, 1, 1, deviation=[1.0, 2.0, 9.0, 1.0, 1.0, 1.0])
+    assert refined(row, {0, 1, 2}, statistic) == {2, 3, 4}
+    assert refined(row, {0, 1, 2}, statistic, cycles=1) == {1, 2, 3}
+
+
+def test_the_threshold_stops_a_row():
+    """The first exchange brings the shift from 20 to 9."""
+    row = [10.0, 3.0, 7.0, -1.0, -2.0, -3.0]
+    statistic = around(1, 1, 1, 1, 1, 1, deviation=[1.0, 2.0, 9.0, 1.0, 1.0, 1.0])
+    assert refined(row, {0, 1, 2}, statistic, threshold=9) == {1, 2, 3}
+    assert refined(row, {0, 1, 2}, statistic, threshold=20) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "row, pruned",
+    [
+        ([5.0, 4.0, 1.0, 2.0], {0, 1}),  # nothing to give up that would help
+        ([5.0, -1.0, -1.0, -1.0], set()),  # nothing pruned
+        ([5.0, -1.0, -1.0, -1.0], {0, 1, 2, 3}),  # nothing kept
+        ([2.0, -2.0, -1.0, 1.0], {0, 1}),  # no shift
+        ([0.0, 0.0, 0.0, 0.0], {0, 1}),
+    ],
+)
+def test_rows_that_have_nothing_to_exchange_stay(row, pruned):
+    assert refined(row, pruned, around(1, 1, 1, 1)) == pruned
+
+
+def test_inputs_that_are_always_the_same_or_zero():
+    """Features 0 and 1 never vary, and feature 3 is always zero."""
+    statistic = around(1, 1, 1, 0, deviation=[0.0, 0.0, 1.0, 0.0])
+    assert refined([3.0, 2.0, -1.0, 4.0], {0, 1}, statistic) == {1, 2}
+    assert refined([3.0, 2.0, -1.0, 4.0], {0, 1}, around(0, 0, 0, 0, deviation=0.0)) == {0, 1}
+
+
+def test_an_expert_that_received_nothing():
+    statistic = Moments()
+    statistic.update_routed(torch.empty(0, 4), torch.empty(0, dtype=torch.int64), tokens=3)
+    assert refined([3.0, 2.0, -1.0, 4.0], {0, 1}, statistic) == {0, 1}
+
+
+def one_by_one(row, mask, mean, variance, norm, cycles, threshold):
+    """The method as it is told in DSnoT's docstring, cycle by cycle."""
+    output, mask = row * mean, mask.clone()
+    pruned, kept = set(mask.nonzero().flatten().tolist()), set((~mask).nonzero().flatten().tolist())
+    shift = output[mask].sum()
+    for _ in range(cycles):
+        grow = [index for index in pruned if output[index] * shift > 0]
+        fall = [index for index in kept if output[index] * shift < 0]
+        if abs(shift) <= threshold or not grow or not fall:
+            break
+        grown = max(grow, key=lambda index: abs(output[index]) / variance[index])
+        fallen = min(fall, key=lambda index: abs(row[index]) * norm[index])
+        after = shift - output[grown] + output[fallen]
+        if after * shift <= 0:
+            break
+        shift = after
+        mask[grown], mask[fallen] = False, True
+        pruned.remove(grown)
+        kept.remove(fallen)
+    return mask
+
+
+@pytest.mark.parametrize("cycles, threshold", [(50, 0.1), (50, 0.0), (3, 0.0), (50, 1.0)])
+def test_all_rows_at_once_are_a_loop_over_cycles(cycles, threshold, monkeypatch):
+    monkeypatch.setattr("optimum_neuronal.topup.dsnot.ROWS_AT_A_TIME", 7)
+    generator = torch.Generator().manual_seed(0)
+    statistic = Moments()
+    statistic.update(torch.randn(4, 9, 40, generator=generator) + torch.randn(40, generator=generator), sequences=4)
+    projection = make_projection(torch.randn(20, 40, generator=generator))
+    mask = torch.rand(20, 40, generator=generator) < torch.linspace(0, 1, 20)[:, None]
+    found = DSnoT(cycles, threshold).refine(projection, mask, projection.weight.abs(), statistic)
+    mean, variance = moments(statistic)
+    norm = statistic.value.mean(dim=0).sqrt()
+    expected = [
+        one_by_one(row, own, mean, variance, norm, cycles, threshold) for row, own in zip(projection.weight, mask)
+    ]
+    assert torch.equal(found, torch.stack(expected)) and not torch.equal(found, mask)
+    assert torch.equal(found.sum(dim=1), mask.sum(dim=1))
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+@pytest.mark.parametrize("saliency", ["magnitude", "wanda"])
+def test_a_model_keeps_its_sparsity_and_changes_its_masks(family, saliency, ids):
+    zeros = []
+    for topup, batch_size in (("uniform", 1), ("dsnot", 1), ("dsnot", 3)):
+        model = make_model(family)
+        config = NeuronALConfig(
+            0.6, saliency=saliency, topup=topup, num_samples=6, num_alignment_samples=2, seq_length=16,
+            min_expert_tokens=1, batch_size=batch_size,
+        )  # fmt: skip
+        pruner = NeuronALPruner(config)
+        pruner.prune(model, dataset=ids[:6])
+        zeros.append({name: weight == 0 for name, weight in model.named_parameters()})
+    uniform, refined, batched = zeros
+    assert sum(map(torch.sum, uniform.values())) == sum(map(torch.sum, refined.values()))
+    assert any(not torch.equal(uniform[name], refined[name]) for name in uniform)
+    assert all(torch.equal(refined[name], batched[name]) for name in refined)
+
+
+def test_defaults():
+    assert (DSnoT().cycles, DSnoT().threshold) == (50, 0.1)
+    assert DSnoT.refines and DSnoT.statistic is Moments and DSnoT().passes() == ()
+
+
+@pytest.mark.parametrize("fields", [{"cycles": -1}, {"cycles": 1.5}, {"threshold": -0.1}, {"threshold": "a"}])
+def test_bad_values(fields):
+    with pytest.raises(ValueError, match=f"{next(iter(fields))} is .*: expected a"):
+        DSnoT(**fields)
