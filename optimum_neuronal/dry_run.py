@@ -16,7 +16,9 @@ from .config import NeuronALConfig
 from .masks import row_counts
 from .offload import default_device
 from .projections import Block, Decoder, Projection
+from .pruning import needs_calibration
 from .report import format_table
+from .statistics import SquaredNorms
 from .topup.base import Pass
 
 
@@ -184,11 +186,12 @@ def plan_prune(
     saliency, topup = config.make_saliency(), config.make_topup()
     topup.check(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
-    calibrated = saliency.uses_activations or topup.uses_calibration
+    calibrated = needs_calibration(config)
+    reads_inputs = saliency.uses_activations or topup.statistic is not SquaredNorms  # the final pruning
     passes = topup.passes() if calibrated else ()
     projections = decoder.projections.values()
     device = device or default_device()
-    sequences = _hidden_sequences(config, passes, len(decoder.blocks), saliency.uses_activations)
+    sequences = _hidden_sequences(config, passes, len(decoder.blocks), reads_inputs)
     return PrunePlan(
         config=config.to_dict(),
         model_type=decoder.config.model_type,
@@ -203,7 +206,7 @@ def plan_prune(
         trial_bytes=max(_trial_bytes(block) for block in decoder.blocks) if calibrated else 0,
         hidden_bytes=sequences * tokens * decoder.config.hidden_size * model.dtype.itemsize,
         mask_bytes=sum(-(-_weights(projection) // 8) for projection in projections),
-        sweeps=_plan_sweeps(config, decoder, passes, tokens, saliency.uses_activations) if calibrated else (),
+        sweeps=_plan_sweeps(config, decoder, passes, tokens, reads_inputs) if calibrated else (),
         device=str(device),
         operations_per_second=measure_matmul_rate(model.dtype, device),
     )

@@ -78,6 +78,13 @@ def test_forwards_of_neuronal(family, steps, reference, tmp_path, ids, no_candid
         {"topup": "uniform", "saliency": "wanda"},
         {"topup": "uniform", "saliency": "multiflow"},
         {"topup": "uniform", "saliency": "magnitude"},
+        {"topup": "owl"},
+        {"topup": "owl", "saliency": "magnitude"},
+        {"topup": "dlp"},
+        {"topup": "alpha_pruning"},
+        {"topup": "alpha_pruning", "saliency": "magnitude"},
+        {"topup": "dsnot"},
+        {"topup": "dsnot", "saliency": "magnitude"},
     ],
     ids=str,
 )
