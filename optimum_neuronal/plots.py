@@ -208,32 +208,34 @@ def plot_comparison(comparison, directory: str | Path) -> list[Path]:
     paths = plot_perplexity_by_seconds([vars(result) for result in results], folder / "perplexity-by-seconds")
     groups: dict[str, list] = {}
     for result in results:
-        groups.setdefault(f"{result.saliency}-{result.sparsity:g}", []).append(result)
+        groups.setdefault(f"{result.saliency}-{100 * result.sparsity:g}", []).append(result)
     for name, members in groups.items():
-        stem = re.sub(r"[^\w.-]", "_", name)
+        stem = _stem(name)
         by_method = {result.topup: result.block_sparsity for result in members}
         paths += plot_block_sparsity(by_method, folder / f"block-sparsity-{stem}")
         for result in members:
             if result.row_sparsity:
-                topup = re.sub(r"[^\w.-]", "_", result.topup)
-                paths += plot_row_sparsity(result.row_sparsity, folder / f"row-sparsity-{stem}-{topup}")
+                paths += plot_row_sparsity(result.row_sparsity, folder / f"row-sparsity-{stem}-{_stem(result.topup)}")
         paths += _plot_lambdas(members, folder / f"lambda-{stem}")
     return paths
 
 
+def _stem(name: str) -> str:
+    """A name as part of a file's, without points, which begin a suffix."""
+    return re.sub(r"[^\w-]+", "_", name).strip("_")
+
+
 def _plot_lambdas(results: Sequence, path: Path) -> list[Path]:
     """Perplexity by lambda of the block step, from results with a single lambda each, if there are enough."""
-    block_only = [r for r in results if r.block_lambda is not None and r.row_lambda is None]
-    tried = {len(r.decisions["block"]["candidates"]): r.block_lambda for r in block_only}
-    curve = sorted(
-        (r.block_lambda, math.exp(sum(map(math.log, r.perplexity.values())) / len(r.perplexity)))
+    block_only = [r for r in results if r.block_lambda is not None and r.row_lambda is None and r.perplexity]
+    chosen = next((r.block_lambda for r in block_only if len(r.decisions["block"]["candidates"]) > 1), None)
+    curve = {
+        r.block_lambda: math.exp(math.fsum(map(math.log, r.perplexity.values())) / len(r.perplexity))
         for r in block_only
-        if len(r.decisions["block"]["candidates"]) == 1
-    )
-    chosen = next((lam for count, lam in tried.items() if count > 1), None)
-    if len(curve) < 3 or chosen not in dict(curve):
+    }
+    if chosen is None or len(curve) < 3:
         return []
-    return plot_lambda_curve(curve, chosen, path, "perplexity")
+    return plot_lambda_curve(list(curve.items()), chosen, path, "perplexity")
 
 
 @contextmanager

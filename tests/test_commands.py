@@ -211,9 +211,9 @@ class TestCompare:
     def test_tables_and_files(self, run, arguments, tmp_path):
         methods = ("--saliency", "wanda", "magnitude", "--topup", "uniform", "neuronal:block_lambdas=[0.1]")
         shown = run(*arguments, *methods, "--sparsity", 0.5, 0.7, "--row-lambdas", 0.0, 0.1)
-        lines = [line.split() for line in shown.splitlines() if line[:1].isdigit() or line.startswith("  ")]
-        assert [line[:3] for line in lines if line[0] == "70.00%"] == [
-            ["70.00%", saliency, topup]
+        lines = [line.split() for line in shown.splitlines() if "%" in line and "wanda" in line or "magnitude" in line]
+        assert [line[1:3] for line in lines] == 2 * [
+            [saliency, topup]
             for saliency in ("wanda", "magnitude")
             for topup in ("uniform", "neuronal:block_lambdas=[0.1]")
         ]
@@ -236,9 +236,9 @@ class TestCompare:
         both = ["neuronal:steps=block,block_lambdas=[0.05,0.1,0.2]", "neuronal:block_lambdas=[0.1],row_lambdas=[0.1]"]
         shown = run(*arguments, "--topup", *lambdas, *both, "--sparsity", 0.7, "--plots")
         names = {path.stem.partition("-neuronal")[0] for path in (tmp_path / "out").glob("*.png")}
-        expected = {"perplexity-by-seconds", "block-sparsity-wanda-0.7", "lambda-wanda-0.7", "row-sparsity-wanda-0.7"}
-        assert names <= expected and {"perplexity-by-seconds", "block-sparsity-wanda-0.7", "lambda-wanda-0.7"} <= names
-        assert "lambda-wanda-0.7.svg" in shown
+        expected = {"perplexity-by-seconds", "block-sparsity-wanda-70", "lambda-wanda-70", "row-sparsity-wanda-70"}
+        assert names <= expected and {"perplexity-by-seconds", "block-sparsity-wanda-70", "lambda-wanda-70"} <= names
+        assert "lambda-wanda-70.svg" in shown
 
     def test_the_exit_status_says_that_something_failed(self, run, arguments, capsys):
         with pytest.raises(SystemExit) as stop:
