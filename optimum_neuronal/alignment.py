@@ -9,12 +9,34 @@ from .projections import Projection
 from .statistics import Norms, wide_dtype
 
 
+SMALLEST_SHARE = 1e-9  # of one input feature; on average it has one in several thousands
+
+
 def l2(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
     """`|| d - s ||_2` of normalised activations, shape (sequences, in) -> (sequences,)."""
     return torch.linalg.vector_norm(dense - sparse, dim=-1)
 
 
-METRICS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"l2": l2}
+def cosine(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+    """`1 - cos(d, s)` of normalised activations, shape (sequences, in) -> (sequences,).
+
+    Computed as `|| d / |d| - s / |s| ||^2 / 2`, which does not lose the digits of small angles and is never negative.
+    """
+    return (_unit(dense) - _unit(sparse)).square().sum(dim=-1) / 2
+
+
+def kl(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+    """`KL(d || s) = sum of d log(d / s) - d + s` in nats, shape (sequences, in) -> (sequences,).
+
+    Normalised activations are distributions, whose `- d + s` cancels out. It keeps every term from being negative
+    where shares below `SMALLEST_SHARE` count as that much: the share of a feature that pruning has silenced is zero,
+    and the divergence would be infinite.
+    """
+    dense, sparse = dense.clamp(min=SMALLEST_SHARE), sparse.clamp(min=SMALLEST_SHARE)
+    return (dense * (dense / sparse).log() - dense + sparse).sum(dim=-1)
+
+
+METRICS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"l2": l2, "cosine": cosine, "kl": kl}
 SCOPES = ("sequence", "pooled")
 
 
@@ -28,7 +50,7 @@ def alignment_error(
         scope (`str`):
             `"sequence"`: one activation per sequence, the errors summed over the sequences (paper, Eq. 3).
             `"pooled"`: one activation over all sequences (the authors' code).
-        metric (`str`): a name in `METRICS`.
+        metric (`str`): a name in `METRICS`: `"l2"` (the paper's), or `"cosine"` or `"kl"` (its ablation).
 
     Returns:
         `Tensor`: a scalar in the widest type of the tensors' device.
@@ -64,6 +86,10 @@ def _expert_shares(projections: Sequence[Projection], dense: Norms) -> dict[str,
     for projection in experts:
         tokens[projection.group] += dense[projection.name].tokens
     return {p.name: dense[p.name].tokens / max(1, tokens[p.group]) for p in experts}
+
+
+def _unit(vectors: torch.Tensor) -> torch.Tensor:
+    return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp(min=1e-30)
 
 
 def _normalise(squared_norms: torch.Tensor) -> torch.Tensor:

@@ -295,6 +295,8 @@ def _hidden_sequences(config: NeuronALConfig, passes: Sequence[Pass], blocks: in
     deep = blocks > 1
 
     def streams(step: Pass) -> int:
+        if step.measures == "training" or (step.measures == "reconstruction" and step.reference == "dense"):
+            return (2 if step.measures == "training" else 1) * (2 if deep else 1)
         if (
             step.measures == "deviation" and step.reference != "dense"
         ):  # two, and what the search for the dense input puts out
@@ -305,10 +307,14 @@ def _hidden_sequences(config: NeuronALConfig, passes: Sequence[Pass], blocks: in
         return 2 if step.reference == "dense" else 1
 
     trials = [step for step in passes if step.measures != "scores"]
-    needed = [config.num_alignment_samples * (kept(step) + streams(step)) for step in trials]
+    needed = [config.num_alignment_samples * kept(step) + _sequences(config, step) * streams(step) for step in trials]
     if prunes_by_activations or any(step.measures == "scores" for step in passes):
         needed.append(config.num_samples * 2)  # the first block's inputs are let go
     return max(needed, default=0)
+
+
+def _sequences(config: NeuronALConfig, step: Pass) -> int:
+    return min(step.sequences or config.num_alignment_samples, config.num_alignment_samples)
 
 
 def _plan_sweeps(
@@ -331,20 +337,36 @@ def _plan_sweeps(
         again = step.reference != "dense"
         return lambda index: (step.plans, (1 if index == 0 else step.plans) * again, 0)
 
+    def reconstructions(step: Pass) -> Callable[[int], Runs]:
+        if step.reference == "dense":
+            return lambda index: (1, 0, 0)
+        return lambda index: (step.plans * (index < last), 1 if index == 0 else step.plans, 0)
+
+    def training(step: Pass) -> Callable[[int], Runs]:  # the way back through the block is not counted
+        return lambda index: (1 + step.plans + (index < last), 1, 0)
+
     def deviation(step: Pass) -> Callable[[int], Runs]:
         return lambda index: (1, 0, 0) if step.reference == "dense" else (2, 0, int(index > 0))
 
-    kinds = {"alignment": errors, "deviation": deviation, "output": outputs}
+    kinds = {
+        "alignment": errors,
+        "deviation": deviation,
+        "output": outputs,
+        "reconstruction": reconstructions,
+        "training": training,
+    }
     for step in passes:
         if step.measures == "scores":
             sweeps.append(_planned(step.label, 0, config.num_samples, costs, lambda _: (1, 0, 0)))
             continue
-        if (step.reference == "dense" or step.measures == "output") and not dense_is_known:
+        needs_dense = step.measures == "output" or (step.reference == "dense" and step.measures != "reconstruction")
+        if needs_dense and not dense_is_known:
             sweeps.append(_planned("Dense activations", 0, config.num_alignment_samples, costs, lambda _: (1, 0, 0)))
             dense_is_known = True
         if step.plans:
             runs = kinds[step.measures](step)
-            sweeps.append(_planned(step.label, step.plans, config.num_alignment_samples, costs, runs))
+            sequences = _sequences(config, step) * step.times
+            sweeps.append(_planned(step.label, step.plans * step.times, sequences, costs, runs))
     if prunes_by_activations:
         sweeps.append(_planned("Pruning", 1, config.num_samples, costs, lambda index: (int(index < last), 1, 0)))
     return tuple(sweeps)

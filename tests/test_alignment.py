@@ -1,7 +1,9 @@
+import math
+
 import pytest
 import torch
 
-from optimum_neuronal.alignment import alignment_error, total_error
+from optimum_neuronal.alignment import METRICS, alignment_error, total_error
 from optimum_neuronal.projections import Projection
 from optimum_neuronal.statistics import SquaredNorms
 
@@ -20,14 +22,44 @@ def test_pooled_takes_one_activation_over_all_sequences():
     assert alignment_error(dense, sparse, "sequence").item() > 0.1
 
 
-def test_scale_does_not_matter():
+def test_cosine_by_hand():
+    dense, sparse = torch.tensor([[9.0, 16.0]]), torch.tensor([[16.0, 9.0]])  # activations 3 4 and 4 3
+    assert alignment_error(dense, sparse, metric="cosine").item() == pytest.approx((1 - 24 / 25) / 2)
+    assert alignment_error(dense[:, :1], sparse[:, :1], metric="cosine").item() == 0  # one feature has no direction
+
+
+def test_kl_by_hand():
+    dense, sparse = torch.tensor([[1.0, 9.0]]), torch.tensor([[1.0, 1.0]])  # shares 1/4 3/4 and 1/2 1/2
+    expected = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    assert alignment_error(dense, sparse, metric="kl").item() == pytest.approx(expected / 2)
+
+
+def test_kl_of_a_silenced_feature_is_large_and_finite():
+    dense = torch.tensor([[1.0, 1.0]])
+    silenced = alignment_error(dense, torch.tensor([[0.0, 1.0]]), metric="kl").item()
+    assert 1 < silenced < 20 and silenced > alignment_error(dense, torch.tensor([[0.01, 1.0]]), metric="kl").item()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_scale_does_not_matter(metric):
     norms = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
-    assert alignment_error(norms, 49 * norms).item() == pytest.approx(0, abs=1e-8)
+    assert alignment_error(norms, 49 * norms, metric=metric).item() == pytest.approx(0, abs=1e-8)
 
 
-def test_dead_inputs_are_finite():
-    assert alignment_error(torch.zeros(2, 4), torch.zeros(2, 4)).item() == 0
-    assert torch.isfinite(alignment_error(torch.zeros(2, 4), torch.ones(2, 4)))
+@pytest.mark.parametrize("metric", METRICS)
+def test_no_error_is_negative(metric):
+    """Candidates are abandoned by what they have added up so far, so nothing may be taken off again."""
+    generator = torch.Generator().manual_seed(0)
+    for size in (1e-7, 1e-3, 1):
+        dense = torch.rand(50, 40, generator=generator)
+        assert alignment_error(dense, dense + size * torch.rand(50, 40, generator=generator), metric=metric) >= 0
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_dead_inputs_are_finite(metric):
+    assert alignment_error(torch.zeros(2, 4), torch.zeros(2, 4), metric=metric).item() == 0
+    assert torch.isfinite(alignment_error(torch.zeros(2, 4), torch.ones(2, 4), metric=metric))
+    assert torch.isfinite(alignment_error(torch.ones(2, 4), torch.zeros(2, 4), metric=metric))
 
 
 def test_total_counts_every_projection():

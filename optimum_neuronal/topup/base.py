@@ -32,7 +32,7 @@ class Allocation:
     decisions: dict[str, Any] = field(default_factory=dict)
 
 
-MEASURES = ("alignment", "deviation", "output", "scores")
+MEASURES = ("alignment", "deviation", "output", "reconstruction", "scores", "training")
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,19 @@ class Pass:
         reference (`str`): as [`Sweep`] takes it: `"sparse-stream"` or `"dense"`.
         measures (`str`):
             Which question is asked: `"alignment"` of [`Sweep.alignment_errors`], `"deviation"` of [`Sweep.deviation`],
-            `"output"` of [`Sweep.output_errors`], `"scores"` of [`Sweep.dense_scores`].
+            `"output"` of [`Sweep.output_errors`], `"scores"` of [`Sweep.dense_scores`]; or which run of its own the
+            top-up makes: `"reconstruction"` of [`reconstruction_errors`]; `"training"` of BESA, which counts epochs
+            as plans.
+        sequences (`int`, *optional*): on how many of the alignment sequences; all if not given.
+        times (`int`): how often it is asked.
     """
 
     label: str
     plans: int
     reference: str = "dense"
     measures: str = "alignment"
+    sequences: int | None = None
+    times: int = 1
 
 
 @dataclass(frozen=True)

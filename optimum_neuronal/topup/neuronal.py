@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +14,20 @@ from ..projections import Decoder
 from ..registry import did_you_mean
 from ..sweep import Deviation, Sweep
 from .base import Allocation, Pass, TopUp, get_dist, register_topup
+from .reconstruction import reconstruction_errors
 
 
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
 STEPS = ("both", "block", "row")
+RECONSTRUCTION = "reconstruction"
+
+# Position of a block from 0 (first) to 1 (last) -> how far its sparsity has risen, from 0 to 1. The paper names the
+# schedules and gives no formula for the last two: here they are each other's mirror image on the diagonal.
+SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "linear": lambda position: position,
+    "exponential": lambda position: position.exp().sub(1) / (math.e - 1),
+    "logarithmic": lambda position: position.mul(math.e - 1).log1p(),
+}
 
 
 @register_topup("neuronal")
@@ -30,7 +40,14 @@ class NeuronAL(TopUp):
         reference (`str`): `"sparse-stream"` or `"dense"`: where dense activations come from, see [`Sweep`].
         alignment_scope (`str`): `"sequence"` or `"pooled"`, see [`alignment_error`].
         block_lambdas, row_lambdas (`tuple[float, ...]`): half-widths of the sparsity window to try, in [0, 1].
-        metric (`str`): distance between activations: `"l2"`.
+        metric (`str`):
+            Distance between normalised activations: `"l2"`, the paper's, or `"cosine"` or `"kl"`, of its ablation
+            ("NeuronAL vs. Reconstruction Error and Distance Metrics"). Or `"reconstruction"`, the error that it
+            compares with: how far the outputs of each projection move when its own weights fall, its input being the
+            same, see [`reconstruction_errors`]; the row step's directions stay those of the activations.
+        schedule (`str`):
+            How sparsity rises from the first block to the last: `"linear"`, or `"exponential"` (late) or
+            `"logarithmic"` (early), of the paper's "Non-Uniform Block-Wise Sparsity Distribution". The mean is kept.
     """
 
     steps: str = "both"
@@ -39,9 +56,16 @@ class NeuronAL(TopUp):
     block_lambdas: tuple[float, ...] = LAMBDAS
     row_lambdas: tuple[float, ...] = (0.0, *LAMBDAS)
     metric: str = "l2"
+    schedule: str = "linear"
 
     def __post_init__(self):
-        choices = {"steps": STEPS, "reference": REFERENCES, "alignment_scope": SCOPES, "metric": tuple(METRICS)}
+        choices = {
+            "steps": STEPS,
+            "reference": REFERENCES,
+            "alignment_scope": SCOPES,
+            "metric": (*METRICS, RECONSTRUCTION),
+            "schedule": tuple(SCHEDULES),
+        }
         for name, known in choices.items():
             value = getattr(self, name)
             if value not in known:
@@ -56,7 +80,11 @@ class NeuronAL(TopUp):
 
     @property
     def _measured_on(self) -> tuple[str, str, str]:
-        return self.reference, self.alignment_scope, self.metric
+        return self.reference, self.alignment_scope, "l2" if self._reconstructs else self.metric
+
+    @property
+    def _reconstructs(self) -> bool:
+        return self.metric == RECONSTRUCTION
 
     def check(self, decoder: Decoder) -> None:
         if self.steps != "block":
@@ -66,14 +94,15 @@ class NeuronAL(TopUp):
 
     def passes(self) -> tuple[Pass, ...]:
         passes = []
+        measures = "reconstruction" if self._reconstructs else "alignment"
         if self.steps in ("both", "block"):
             count = len(self.block_lambdas)
-            split = (count,) if count < 3 else (1, count - 1)  # see `_block_errors`
-            passes += [Pass("Block step", plans, self.reference) for plans in split]
+            split = (count,) if count < 3 or self._reconstructs else (1, count - 1)  # see `_block_errors`
+            passes += [Pass("Block step", plans, self.reference, measures) for plans in split]
         if self.steps in ("both", "row"):
             passes.append(Pass("Row deviations", 1, self.reference, "deviation"))
-            if trials := sum(lam != 0 for lam in self.row_lambdas):
-                passes.append(Pass("Row step", trials, self.reference))
+            if trials := sum(lam != 0 or self._reconstructs for lam in self.row_lambdas):
+                passes.append(Pass("Row step", trials, self.reference, measures))
         return tuple(passes)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
@@ -86,9 +115,9 @@ class NeuronAL(TopUp):
         return Allocation(plan, decisions)
 
     def _block_step(self, sweep: Sweep, sparsity: float) -> tuple[SparsityPlan, dict]:
-        """Sparsity rises linearly from the first block to the last (paper, section 3.1.1)."""
+        """Sparsity rises from the first block to the last (paper, section 3.1.1)."""
         start = time.perf_counter()
-        plans = [block_plan(sweep.decoder, sparsity, lam) for lam in self.block_lambdas]
+        plans = [block_plan(sweep.decoder, sparsity, lam, self.schedule) for lam in self.block_lambdas]
         errors = self._block_errors(sweep, plans)
         best = min(range(len(plans)), key=errors.__getitem__)
         return plans[best], _decision(self.block_lambdas, errors, best, start)
@@ -96,6 +125,8 @@ class NeuronAL(TopUp):
     def _block_errors(self, sweep: Sweep, plans: Sequence[SparsityPlan]) -> list[float]:
         """Errors of the candidates; those that cannot beat the middle one, which runs first, need not finish."""
         label, middle = "Block step", len(plans) // 2
+        if self._reconstructs:
+            return reconstruction_errors(sweep, plans, self.reference, label)
         if not sweep.can_abandon or len(plans) < 3:
             return sweep.alignment_errors(plans, *self._measured_on, label=label)
         (first,) = sweep.alignment_errors([plans[middle]], *self._measured_on, label=label)
@@ -109,22 +140,39 @@ class NeuronAL(TopUp):
         deviation = sweep.deviation(base, *self._measured_on, label="Row deviations")
         trials = [lam for lam in self.row_lambdas if lam != 0]
         plans = row_plans(sweep.decoder, base, trials, deviation)
-        # Lambda 0.0 stands for leaving the rows alone. If it takes part, its error is known: the others must beat it.
-        bound = deviation.error if 0.0 in self.row_lambdas and sweep.can_abandon else math.inf
-        measured = sweep.alignment_errors(plans, *self._measured_on, label="Row step", bound=bound) if plans else []
-        by_lambda = {0.0: (deviation.error, base)} | {
-            lam: (error, plan) for lam, error, plan in zip(trials, measured, plans)
-        }
+        unspread, measured = self._row_errors(sweep, base, plans, deviation.error)
+        by_lambda = {0.0: (unspread, base)} | {lam: (error, plan) for lam, error, plan in zip(trials, measured, plans)}
         errors = [by_lambda[lam][0] for lam in self.row_lambdas]
         best = min(range(len(errors)), key=errors.__getitem__)
         return by_lambda[self.row_lambdas[best]][1], _decision(self.row_lambdas, errors, best, start)
 
+    def _row_errors(
+        self, sweep: Sweep, base: SparsityPlan, plans: list[SparsityPlan], aligned: float
+    ) -> tuple[float, list[float]]:
+        """Errors of the base plan, whose alignment error is known, and of the candidates. Lambda 0.0 stands for the
+        base plan: if it takes part, the others must beat it."""
+        zero = 0.0 in self.row_lambdas
+        if self._reconstructs:
+            errors = reconstruction_errors(sweep, [base] * zero + plans, self.reference, "Row step")
+            return (errors[0], errors[1:]) if zero else (math.inf, errors)
+        bound = aligned if zero and sweep.can_abandon else math.inf
+        measured = sweep.alignment_errors(plans, *self._measured_on, label="Row step", bound=bound) if plans else []
+        return aligned, measured
 
-def block_plan(decoder: Decoder, sparsity: float, lam: float) -> SparsityPlan:
-    """Linear schedule from `sparsity - lam` in the first block to `sparsity + lam` in the last."""
+
+def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "linear") -> SparsityPlan:
+    """The same sparsity in a whole block, rising by `2 * lam` from the first block to the last, its mean kept.
+
+    Args:
+        decoder ([`Decoder`]): whose blocks share the sparsity.
+        sparsity (`float`): the mean over all weights, in [0, 1).
+        lam (`float`): half the window's width. If linear, it goes from `sparsity - lam` to `sparsity + lam`.
+        schedule (`str`): a name in `SCHEDULES`.
+    """
     sizes = [sum(math.prod(projection.shape) for projection in block.pruned) for block in decoder.blocks]
-    from_last = torch.arange(len(sizes), 0, -1)  # the paper's block index, turned around: early blocks are spared
-    spread = get_dist(sparsity, lam, from_last, torch.tensor(sizes)).tolist()
+    position = torch.arange(len(sizes), dtype=torch.float64) / max(len(sizes) - 1, 1)
+    # Turned around, since large values are spared: early blocks are.
+    spread = get_dist(sparsity, lam, -SCHEDULES[schedule](position), torch.tensor(sizes)).tolist()
     return SparsityPlan({name: value for block, value in zip(decoder.blocks, spread) for name in block.pruned_names})
 
 

@@ -1,13 +1,19 @@
+import math
+
 import pytest
 import torch
 from conftest import make_model
+from forward import squared_norms
 
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, dry_run
 from optimum_neuronal.blocks import find_decoder
 from optimum_neuronal.capture import inference
-from optimum_neuronal.masks import SparsityPlan
+from optimum_neuronal.dry_run import plan_prune
+from optimum_neuronal.masks import SparsityPlan, prune_rows
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sweep import Deviation, Sweep
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
+from optimum_neuronal.topup.reconstruction import reconstruction_errors
 
 
 class FakeSweep:
@@ -120,7 +126,8 @@ def test_shapes_that_do_not_map_are_refused_before_any_work(llama):
         ({"steps": "rows"}, "steps is 'rows'.*Did you mean 'row'"),
         ({"reference": "sparse"}, "reference is 'sparse'.*Did you mean 'sparse-stream'"),
         ({"alignment_scope": "all"}, "alignment_scope is 'all'"),
-        ({"metric": "l1"}, "metric is 'l1'"),
+        ({"metric": "l1"}, "metric is 'l1'.*'reconstruction'"),
+        ({"schedule": "exp"}, "schedule is 'exp'.*'exponential'"),
         ({"block_lambdas": ()}, "block_lambdas is"),
         ({"row_lambdas": (0.1, 0.1)}, "each once"),
         ({"block_lambdas": (1.5,)}, "from 0 to 1"),
@@ -130,3 +137,88 @@ def test_shapes_that_do_not_map_are_refused_before_any_work(llama):
 def test_bad_hyper_parameters(arguments, message):
     with pytest.raises(ValueError, match=message):
         NeuronAL(**arguments)
+
+
+@pytest.mark.parametrize(
+    "schedule, middle", [("linear", 0.5), ("exponential", (math.e**0.5 - 1) / (math.e - 1)), ("logarithmic", 0.6201)]
+)
+def test_schedules_by_hand(llama, schedule, middle):
+    """Three blocks rise by 0, `middle` and 1 times 0.2; the mean of all three is kept."""
+    decoder = find_decoder(llama)
+    plan = block_plan(decoder, 0.7, 0.1, schedule)
+    by_block = [plan.sparsity[block.pruned_names[0]] for block in decoder.blocks]
+    mean = 0.2 * (0 + middle + 1) / 3
+    assert by_block == pytest.approx([0.7 - mean, 0.7 + 0.2 * middle - mean, 0.9 - mean], abs=1e-5)
+    assert sum(by_block) / 3 == pytest.approx(0.7)
+
+
+def test_the_schedule_reaches_the_candidates(llama):
+    sweep = FakeSweep(find_decoder(llama), {"Block step": [1.0], "base": 0.7})
+    NeuronAL(steps="block", block_lambdas=(0.1,), schedule="exponential").allocate(sweep, 0.7)
+    ((_, (plan,)),) = sweep.asked
+    assert plan == block_plan(sweep.decoder, 0.7, 0.1, "exponential") != block_plan(sweep.decoder, 0.7, 0.1)
+
+
+def brute_reconstruction_error(model, ids, plan, projections):
+    """Outputs of every projection on the dense model's inputs, with its own weights and with its sparse ones."""
+    norms, inputs = squared_norms(model, ids, projections), {}
+    handles = [
+        p.module.register_forward_pre_hook(lambda _module, args, name=name: inputs.__setitem__(name, args[0]))
+        for name, p in projections.items()
+    ]
+    model(ids)
+    for handle in handles:
+        handle.remove()
+    total = 0.0
+    for name, projection in projections.items():
+        score = projection.weight.abs() * norms[name].mean(dim=0).sqrt()
+        mask = prune_rows(score, plan.row_counts(name, projection.shape))
+        difference = inputs[name] @ projection.weight.T - inputs[name] @ projection.weight.masked_fill(mask, 0).T
+        total += difference.double().square().sum().item()
+    return total
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_reconstruction_error_by_brute_force(family, ids):
+    model = make_model(family)
+    with inference(model):
+        sweep = Sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4)
+        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.2)]
+        errors = reconstruction_errors(sweep, plans, "dense", None)
+        expected = [brute_reconstruction_error(model, ids[:4], plan, sweep.decoder.projections) for plan in plans]
+    assert errors == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_reconstruction_error_on_the_sparse_stream(family, ids):
+    """In the first block it is the dense model's; beyond, what comes of the sparse blocks is read."""
+    model = make_model(family)
+    with inference(model):
+        sweep = Sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4)
+        first = dict.fromkeys(sweep.decoder.blocks[0].pruned_names, 0.5)
+        nothing = dict.fromkeys(sweep.decoder.projections, 0.0)
+        plans = [SparsityPlan(nothing | first), SparsityPlan(dict.fromkeys(sweep.decoder.projections, 0.5))]
+        sparse_stream = reconstruction_errors(sweep, plans, "sparse-stream", None)
+        dense = reconstruction_errors(sweep, plans, "dense", None)
+        assert reconstruction_errors(sweep, plans[1:], "sparse-stream", None) == sparse_stream[1:]
+    assert sparse_stream[0] == pytest.approx(dense[0], rel=1e-5)
+    assert abs(sparse_stream[1] - dense[1]) > 1e-3 * dense[1]
+
+
+@pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
+@pytest.mark.parametrize("metric", ["cosine", "kl", "reconstruction"])
+def test_every_metric_decides_and_costs_what_it_tells(metric, reference, ids, tmp_path, monkeypatch):
+    monkeypatch.setattr(Sweep, "can_abandon", False)
+    monkeypatch.setattr(dry_run, "measure_matmul_rate", lambda dtype, device: 1e6)
+    model = make_model("llama")
+    model.save_pretrained(tmp_path)
+    lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1, 0.2)}
+    sizes = {"num_samples": 6, "num_alignment_samples": 2, "seq_length": 16}
+    config = NeuronALConfig(0.7, reference=reference, topup_args={"metric": metric}, **lambdas, **sizes)
+    plan = plan_prune(tmp_path, config)
+    pruner = NeuronALPruner(config)
+    pruner.prune(model, dataset=ids[:6])
+    assert plan.block_forwards == pruner.report.block_forwards
+    assert pruner.report.block_lambda in (0.05, 0.1) and pruner.report.row_lambda in (0.0, 0.1, 0.2)
+    candidates = pruner.report.decisions["row"]["candidates"]
+    assert len(candidates) == 3 and all(candidate["error"] > 0 for candidate in candidates)

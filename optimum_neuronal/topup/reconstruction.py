@@ -1,0 +1,92 @@
+"""Reconstruction error of sparsity plans: what the paper compares its alignment error with.
+
+Its appendix "Comparison with Reconstruction Error-Based Pruning" gives the formula for one projection and a mask; how
+the projections' errors come together to choose a lambda, it does not tell. Here they are added up.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from ..capture import Call
+from ..engine import Hidden
+from ..masks import SparsityPlan
+from ..projections import Block, ChangeOf, trial_weights
+from ..statistics import Hessian, Norms, most_specific
+from ..sweep import Sweep
+
+
+def reconstruction_errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:
+    """`sum over projections of || W X - (M * W) X ||_2^2` of every plan over the alignment sequences.
+
+    Both outputs are of the same input X, so that the error is one of each projection alone. It is computed exactly, as
+    `sum of (D H) * D` with `D = W - M * W` and the Hessian `H = X X^T`, since the outputs themselves would not fit.
+
+    Args:
+        sweep ([`Sweep`]): the decoder and its alignment sequences.
+        plans (`Sequence[SparsityPlan]`): what to try; no plan is applied.
+        reference (`str`):
+            Where X and saliency come from. `"sparse-stream"`: the dense block run on the plan's own hidden states;
+            `"dense"`: the dense model's own stream, so that one run of it serves all plans.
+        label (`str`): what the progress bar calls the sweep.
+
+    Returns:
+        `list[float]`: one error per plan, not normalised: wide projections with large inputs count most. Lower is
+        better.
+    """
+
+    def measure(name: str) -> tuple[list[float], dict]:
+        mine = sweep.processes.deal(plans)
+        return sweep.processes.collect(_errors(sweep, mine, reference, label)), {}
+
+    return sweep.once(plans, ("reconstruction", reference, label), measure)[0]
+
+
+def _errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:
+    errors: list[list[torch.Tensor]] = [[] for _ in plans]
+    statistic = most_specific(Hessian, sweep.saliency.statistic)
+
+    def compare(block: Block, norms: Norms, members: Sequence[int]) -> list[ChangeOf]:
+        changes = sweep.changes(block, norms, [plans[member] for member in members])
+        for member, change_of in zip(members, changes):
+            errors[member].append(_block_error(block, norms, change_of))
+        return changes
+
+    def visit_dense(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+        output, norms = sweep.replay(block, streams[0], calls, statistic)
+        compare(block, norms, range(len(plans)))
+        return [output]
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+        outputs = list(streams)
+        for members in _same(streams):
+            norms = sweep.inputs_of(block, streams[members[0]], calls, statistic)
+            changes = compare(block, norms, members)
+            if index < len(sweep.decoder.blocks) - 1:  # nobody reads what the last block puts out
+                for member, change_of in zip(members, changes):
+                    with trial_weights(block.pruned, change_of):
+                        outputs[member] = sweep.replay(block, streams[member], calls, record=None)[0]
+        return outputs
+
+    if not plans:
+        return []
+    dense = reference == "dense"
+    sweep.run(sweep.alignment_inputs(), 1 if dense else len(plans), visit_dense if dense else visit, label)
+    return [sweep.total(per_block) for per_block in errors]
+
+
+def _block_error(block: Block, norms: Norms, change_of: ChangeOf) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for projection in block.pruned:
+        weight, change = projection.weight.float(), change_of(projection)
+        lost = torch.where(change, weight, 0) if change.dtype == torch.bool else weight - change.float()
+        total += ((lost @ norms[projection.name].hessian) * lost).sum(dim=1).cpu().double().sum()
+    return total
+
+
+def _same(streams: list[Hidden]) -> list[list[int]]:
+    """Indices of streams by their hidden states: all plans begin with the same."""
+    groups: dict[int, list[int]] = {}
+    for index, stream in enumerate(streams):
+        groups.setdefault(id(stream), []).append(index)
+    return list(groups.values())
