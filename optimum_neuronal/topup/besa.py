@@ -1,0 +1,286 @@
+"""BESA: learns the sparsity of every projection of a block by gradients of the block's reconstruction error."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+
+import torch
+from torch import nn
+
+from ..capture import Call, capture_inputs, replay, to_device
+from ..engine import Hidden
+from ..masks import SparsityPlan, row_counts
+from ..projections import Block, Decoder, Projection, trial_weights
+from ..sweep import Sweep
+from .base import Allocation, Pass, TopUp, register_topup
+from .search import check_int, check_number
+
+
+LABEL = "BESA"
+SCALE = 2.0**16  # of the loss while gradients have the weights' dtype, where small ones would vanish; exact
+
+
+@register_topup("besa")
+@dataclass(frozen=True)
+class BESA(TopUp):
+    """Blockwise parameter-efficient sparsity allocation (Xu et al., BESA, ICLR 2024), in its variant by projection.
+
+    Blocks are visited in order. For every projection of a block a distribution over candidate pruning rates is
+    learned. Its mean is the projection's sparsity, and the share of it above a weight's rank in the row, by saliency,
+    is the probability that the weight falls. Masks are of the former, gradients go to the latter, straight through.
+    The loss is the squared difference between the outputs of the sparse block, on the hidden states that come out of
+    the sparse blocks before it, and of the dense block in the dense model, feature by feature in proportion to the
+    latter's norm; and `penalty * ((block's sparsity - s) / s)^2`. All this as in the authors' code and its commands
+    for sparsity by layer; sparsity by row, which they have too, is not offered.
+
+    Here the block meets its target s exactly at the end: the same is added to all its projections, within [0, 1].
+
+    Where this departs from the authors, who prune half of the weights: the distributions begin not with equal
+    probabilities, of mean 0.5, but with those closest to that whose mean is s. They are a softmax of the learned
+    values rather than of their sigmoid, whose mean cannot leave 0.38 to 0.62. Adam takes the place of Prodigy, whose
+    parameter they set anew for every model, from 0.05 to 50. They learn on 128 sequences of 2,048 tokens, here the
+    alignment sequences serve. Weights stay as they are, so no saliency that updates them can be served.
+
+    Args:
+        epochs (`int`): how often the alignment sequences are gone through, a step of the optimiser for each.
+        learning_rate (`float`):
+            Of Adam. The authors' code has 0.01 where Prodigy is turned off: 8 steps of 0.16 lead as far as 128 of
+            those.
+        penalty (`float`): weight of the sparsity's deviation in the loss (5 in the authors' commands).
+        candidate_step (`float`): distance of the candidate pruning rates 0, step, ..., 1; 1 / step is a whole number.
+    """
+
+    epochs: int = 1
+    learning_rate: float = 0.16
+    penalty: float = 5.0
+    candidate_step: float = 0.01
+
+    def __post_init__(self):
+        check_int("epochs", self.epochs, 0)
+        check_number("learning_rate", self.learning_rate, 0)
+        check_number("penalty", self.penalty, 0)
+        check_number("candidate_step", self.candidate_step, 1e-4, 0.5)
+        if abs(1 / self.candidate_step - round(1 / self.candidate_step)) > 1e-6:
+            raise ValueError(
+                f"candidate_step is {self.candidate_step!r}: expected a number that 1 is a multiple of, such as 0.01."
+            )
+
+    def check(self, decoder: Decoder) -> None:
+        for projection in decoder.projections.values():
+            if not projection.owner.is_floating_point():
+                raise ValueError(
+                    f"BESA learns by gradients, and {projection.name} has weights of {projection.owner.dtype}: load "
+                    "the model in floating point, or choose another top-up."
+                )
+
+    def passes(self) -> tuple[Pass, ...]:
+        return (Pass(LABEL, self.epochs, "sparse-stream", "training"),) if self.epochs else ()
+
+    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+        if sweep.saliency.updates_weights:
+            raise ValueError(
+                f"BESA learns which weights fall while the others stay, but the saliency {sweep.saliency.name!r} "
+                "updates the others too: choose a saliency that leaves weights as they are, such as 'wanda'."
+            )
+        start = time.perf_counter()
+        if sparsity == 0 or self.epochs == 0:  # nothing to learn
+            return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))
+        found = sweep.once([], (LABEL, astuple(self), sparsity), lambda name: self._learn(sweep, sparsity, name))
+        learned = sweep.processes.from_first(found[0])
+        sparsities = {name: values[1] for name, values in learned.items()}
+        decision = {
+            "sparsity": sparsities,
+            "learned": {name: values[0] for name, values in learned.items()},  # before the target was met
+            "seconds": time.perf_counter() - start,
+        }
+        return Allocation(SparsityPlan(sparsities), {"besa": decision})
+
+    def _learn(self, sweep: Sweep, sparsity: float, name: str) -> tuple[dict[str, list[float]], dict]:
+        kept: dict[str, torch.Tensor] = {}  # projection -> its sparsity as learned, and after meeting the target
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+            hidden, dense_hidden = streams
+            target = sweep.replay(block, dense_hidden, calls, record=None)[0]
+            if not block.pruned:
+                return [sweep.replay(block, hidden, calls, record=None)[0], target]
+            norms = sweep.inputs_of(block, hidden, calls)
+            activations = sweep.activations(block, norms)
+            rates = [Rate(p, sweep.score(p, activations), sparsity, self.candidate_step) for p in block.pruned]
+            self._train(sweep, block, rates, (hidden, calls, target), sparsity)
+            learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
+            met = meet(learned, torch.tensor([rate.weights for rate in rates]), sparsity)
+            for projection, values in zip(block.pruned, zip(learned, met)):
+                kept[projection.name] = torch.stack(values)
+            if index == len(sweep.decoder.blocks) - 1:
+                return [hidden, target]
+            plan = SparsityPlan(dict(zip(block.pruned_names, met.tolist())))
+            (change_of,) = sweep.changes(block, norms, [plan])
+            with trial_weights(block.pruned, change_of):
+                return [sweep.replay(block, hidden, calls, record=None)[0], target]
+
+        # A step of the optimiser for every sequence, whatever the batch size.
+        ids = sweep.ids[: sweep.num_alignment_samples]
+        budget = sweep.max_hidden_bytes
+        inputs = capture_inputs(sweep.decoder, ids, 1, sweep.device, wrap=sweep.wrap, max_hidden_bytes=budget)
+        sweep.run(inputs, 2, visit, LABEL, kept, name)
+        return {name: kept[name].tolist() for name in sweep.decoder.projections}, {}
+
+    def _train(
+        self,
+        sweep: Sweep,
+        block: Block,
+        rates: Sequence["Rate"],
+        data: tuple[Hidden, Sequence[Call], Hidden],
+        sparsity: float,
+    ) -> None:
+        """Learns a block's rates on every sequence in turn."""
+        optimiser = torch.optim.Adam([rate.logits for rate in rates], lr=self.learning_rate)
+        total = sum(rate.weights for rate in rates)
+        for _ in range(self.epochs):
+            for hidden, call, target in zip(*data):
+                sweep.block_forwards += len(hidden)
+                gradients = _mask_gradients(block, rates, hidden, call, target)
+                optimiser.zero_grad()
+                with torch.enable_grad():
+                    share = sum(rate.sparsity.cpu() * (rate.weights / total) for rate in rates)
+                    loss = self.penalty * ((share - sparsity) / sparsity) ** 2
+                    for rate, gradient in zip(rates, gradients):  # the chain rule from the masks on
+                        loss = loss + (rate.kept * gradient).sum().cpu()
+                loss.backward()
+                optimiser.step()
+
+
+class Rate:
+    """The learned pruning rate of one projection.
+
+    Args:
+        projection ([`Projection`]): whose weights fall.
+        score (`Tensor`, shape (out, in)): their saliency.
+        sparsity (`float`): the mean to begin with, above 0.
+        step (`float`): distance of the candidates.
+
+    Attributes:
+        logits (`Tensor`, shape (candidates,)): what is learned; their softmax is the distribution.
+        weights (`int`): how many the projection has.
+    """
+
+    def __init__(self, projection: Projection, score: torch.Tensor, sparsity: float, step: float):
+        self.projection, self.weights = projection, math.prod(projection.shape)
+        self._order = score.argsort(dim=1, stable=True).int()  # columns of every row, the least salient first
+        device, in_features = score.device, projection.shape[1]
+        rates = torch.arange(round(1 / step) + 1, dtype=torch.float64) * step
+        self._rates = rates.float().to(device)
+        # (candidates, in): whether a candidate prunes the weight of that rank in a row
+        counts = (rates * in_features + 1e-4).floor()
+        self._prunes = (torch.arange(in_features) < counts[:, None]).float().to(device)
+        self.logits = tilted(rates, sparsity).float().to(device).requires_grad_()
+
+    @property
+    def sparsity(self) -> torch.Tensor:
+        """Mean of the distribution, a scalar that gradients go through."""
+        return self.logits.softmax(dim=0) @ self._rates
+
+    @property
+    def kept(self) -> torch.Tensor:
+        """Probability that the weight of each rank is kept, shape (in,): gradients go through it too."""
+        return 1 - self.logits.softmax(dim=0) @ self._prunes
+
+    def mask(self) -> torch.Tensor:
+        """The mask at the present sparsity: boolean, shape (out, in), True where pruned."""
+        share = min(max(self.sparsity.item(), 0.0), 1.0)
+        counts = row_counts(share, self.projection.shape).to(self._order.device)
+        falls = torch.arange(self._order.shape[1], device=self._order.device) < counts[:, None]
+        return torch.zeros_like(falls).scatter_(1, self._order.long(), falls)
+
+    def by_rank(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Sum over the rows of what belongs to the weights of each rank, (out, in) -> (in,)."""
+        return gradient.gather(1, self._order.long()).sum(dim=0)
+
+
+def _mask_gradients(
+    block: Block, rates: Sequence[Rate], hidden: torch.Tensor, call: Call, target: torch.Tensor
+) -> list[torch.Tensor]:
+    """For every projection, how the reconstruction error of one sequence changes with the mask at each rank, (in,).
+
+    A mask multiplies the weights, so its gradient is the sparse weight's times the dense weight.
+    """
+    masks = {rate.projection.name: rate for rate in rates}
+    owners = list({id(rate.projection.owner): rate.projection.owner for rate in rates}.values())
+    dense = {id(owner): owner.data for owner in owners}
+    with trial_weights(block.pruned, lambda projection: masks[projection.name].mask()), _learning(block, owners):
+        output = replay(block, [hidden], [call], record=None)[0][0]
+        loss = reconstruction_loss(output, to_device(target, output.device)) * SCALE
+        by_owner = dict(zip(dense, torch.autograd.grad(loss, owners, allow_unused=True)))
+    gradients = []
+    for rate in rates:
+        gradient, weight = (found[id(rate.projection.owner)] for found in (by_owner, dense))
+        if gradient is None:  # an expert's that no token reached
+            gradients.append(torch.zeros_like(rate.kept))
+            continue
+        product = rate.projection.view(gradient).float() * rate.projection.view(weight).float()
+        gradients.append(rate.by_rank(product) / SCALE)
+    return gradients
+
+
+@contextmanager
+def _learning(block: Block, owners: Sequence[nn.Parameter]) -> Iterator[None]:
+    """While the context lasts, gradients are computed, and of the block's parameters only for these."""
+    before = [(parameter, parameter.requires_grad) for parameter in block.module.parameters()]
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(False)
+        for owner in owners:
+            owner.requires_grad_(True)
+        with torch.enable_grad():
+            yield
+    finally:
+        for parameter, required in before:
+            parameter.requires_grad_(required)
+
+
+def reconstruction_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Mean over the features of `|| target - output ||^2 / || target ||^2`, norms over the tokens (their code).
+
+    Args:
+        output, target (`Tensor`, shape (sequences, tokens, hidden size)): of the sparse and of the dense block.
+    """
+    output, target = output.flatten(0, -2).float(), target.flatten(0, -2).float()
+    return ((target - output).square().sum(dim=0) / target.square().sum(dim=0).clamp(min=1e-12)).mean()
+
+
+def tilted(rates: torch.Tensor, mean: float) -> torch.Tensor:
+    """Logits of the distribution over rates with a given mean that is closest to equal probabilities: `k * rate`.
+
+    Args:
+        rates (`Tensor` of float64, shape (n,)): ascending from 0 to 1.
+        mean (`float`): within (0, 1).
+    """
+    low, high = -1e5, 1e5
+    for _ in range(100):
+        middle = (low + high) / 2
+        if (rates * middle).softmax(dim=0) @ rates < mean:
+            low = middle
+        else:
+            high = middle
+    return rates * high
+
+
+def meet(values: torch.Tensor, weights: torch.Tensor, mean: float) -> torch.Tensor:
+    """Adds the same to all values, which are then kept within [0, 1], so that their weighted mean is as wanted.
+
+    Args:
+        values (`Tensor` of float64, shape (n,)): within [0, 1].
+        weights (`Tensor`, shape (n,)): how much each counts.
+        mean (`float`): within [0, 1].
+    """
+    weights = weights.double() / weights.sum()
+    low, high = -1.0, 1.0
+    for _ in range(60):
+        shift = (low + high) / 2
+        if ((values + shift).clamp(0, 1) * weights).sum() < mean:
+            low = shift
+        else:
+            high = shift
+    return (values + high).clamp(0, 1)
