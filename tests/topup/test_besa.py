@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import FEW, make_model
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, dry_run
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, dry_run, engine
 from optimum_neuronal.blocks import find_decoder
 from optimum_neuronal.capture import inference
 from optimum_neuronal.dry_run import plan_prune
@@ -189,6 +189,24 @@ def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
         allocate(llama, ids)
     assert all(parameter.requires_grad for parameter in llama.parameters())
     assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+
+
+def test_an_interrupted_prune_goes_on(ids, tmp_path, monkeypatch):
+    """Stopped again and again, a block further each time, it ends as if nothing had happened."""
+    config = NeuronALConfig(0.7, topup="besa", num_samples=6, num_alignment_samples=3, seq_length=16)
+    expected = NeuronALPruner(config).prune(make_model("llama"), dataset=ids[:6]).state_dict()
+    original, runs = engine.replay, 0
+    monkeypatch.setattr(engine, "RECORD_EVERY", -1.0)
+    monkeypatch.setattr(engine.Engine, "check_replay", lambda self: None)
+    while runs < 20:
+        budget, runs = iter(range(5)), runs + 1
+        monkeypatch.setattr(engine, "replay", lambda *a, budget=budget, **k: (next(budget), original(*a, **k))[1])
+        try:
+            found = NeuronALPruner(config).prune(make_model("llama"), ids[:6], tmp_path).state_dict()
+            break
+        except StopIteration:
+            continue
+    assert runs > 2 and all(torch.equal(value, expected[key]) for key, value in found.items())
 
 
 @pytest.mark.parametrize("layers", [1, 3])
