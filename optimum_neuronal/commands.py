@@ -288,7 +288,14 @@ class EvaluateCommand(_Command):
         if args.tasks:
             from .tasks import evaluate_tasks
 
-            results = evaluate_tasks(model, tokenizer, args.tasks, limit=args.limit, batch_size=args.batch_size, include_path=args.include_path)
+            results = evaluate_tasks(
+                model,
+                tokenizer,
+                args.tasks,
+                limit=args.limit,
+                batch_size=args.batch_size,
+                include_path=args.include_path,
+            )
             write("\n" + format_table(["task", "accuracy", "standard error"], task_rows(results)))
 
 

@@ -179,15 +179,15 @@ class _Trials:
 
     def load_tests(self, evaluate, max_windows: int | None) -> None:
         """Token ids of every test set, once for all."""
-        named = evaluate if isinstance(evaluate, dict) else {_name(entry, n): entry for n, entry in enumerate(evaluate)}
+        named = (
+            evaluate if isinstance(evaluate, dict) else {_name(entry, n): entry for n, entry in enumerate(evaluate)}
+        )
         config = next(config for config in self.configs.values() if isinstance(config, NeuronALConfig))
         self.windows = {}
         for name, entry in named.items():
             if isinstance(entry, str):
                 self.tokenizer = self.tokenizer or own_tokenizer(self.model)
-            self.windows[name] = load_windows(
-                self.model.config, self.tokenizer, entry, config.seq_length, max_windows
-            )
+            self.windows[name] = load_windows(self.model.config, self.tokenizer, entry, config.seq_length, max_windows)
 
     def load_tasks(self, tasks: Sequence[str], limit: int | None, include_path: str | Path | None) -> None:
         """Finds tasks that are not known before the work begins."""

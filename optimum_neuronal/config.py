@@ -140,7 +140,7 @@ class NeuronALConfig(QuantizationConfigMixin):
 
     def _check_together(self, topup: TopUp) -> None:
         """Raises `ValueError` if saliency, top-up and pattern do not go together."""
-        if self.make_saliency().updates_weights and topup.by_row:
+        if self.make_saliency().updates_weights and topup.by_row and not topup.rows_are_optional:
             raise ValueError(
                 f"The saliency {self.saliency!r} updates all rows of a weight together, so rows cannot differ in "
                 "sparsity: set steps='block' (of the paper's algorithm, only the block step applies)."

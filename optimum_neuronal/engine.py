@@ -236,13 +236,17 @@ class Engine:
         weight = self.saliency.prune(projection.weight.float(), hessian, sparsity, self.pattern, projection.name)
         return weight.to(projection.weight.dtype)
 
-    def changes(self, block: Block, norms: Norms, plans: Sequence[SparsityPlan]) -> list[ChangeOf]:
+    def changes(
+        self, block: Block, norms: Norms, plans: Sequence[SparsityPlan], updates: bool = True
+    ) -> list[ChangeOf]:
         """For every plan, what it makes of a projection: a mask or a new weight; only one exists at a time.
+
+        Without `updates`, a saliency that updates weights prunes by its score alone.
 
         The weights of a row are ranked once for all plans. What is kept of the ranking is where each plan cuts it.
         """
         activations = self.activations(block, norms)
-        if self.saliency.updates_weights:
+        if self.saliency.updates_weights and updates:
             return [
                 lambda projection, plan=plan: self.updated(projection, norms, activations[projection.name], plan)
                 for plan in plans

@@ -33,6 +33,12 @@ class Deviation:
 class Sweep(Engine):
     """The engine with what top-ups ask of it. Its arguments are the [`Engine`]'s."""
 
+    _last_stream: tuple[SparsityPlan, list[Norms], Hidden] | None = None
+
+    def release(self) -> None:
+        super().release()
+        self._last_stream = None
+
     def dense_norms(self) -> list[Norms]:
         """Squared norms of the dense model's own inputs over the alignment sequences, block by block. Kept."""
         return self._dense_pass()[0]
@@ -115,7 +121,7 @@ class Sweep(Engine):
         plans: Sequence[SparsityPlan],
         metric: str,
         label: str | None,
-        reference: str = "dense",
+        reference: "str | SparsityPlan" = "dense",
         sequences: int | None = None,
     ) -> list[float]:
         """Error of every plan's next-token distributions on the alignment sequences, all plans in one sweep.
@@ -129,7 +135,8 @@ class Sweep(Engine):
             label (`str`, *optional*): what the progress bar calls the sweep.
             reference (`str`):
                 Where saliency comes from: `"dense"`, the dense model's stream, measured once; `"sparse-stream"`, every
-                plan's own stream, at twice the cost.
+                plan's own stream, at twice the cost; or a plan ([`SparsityPlan`]): that plan's stream, measured once.
+                Where the saliency updates weights, candidates are pruned by their score alone if a plan is given.
             sequences (`int`, *optional*):
                 How many of the alignment sequences, from the first, the outputs are compared on; all if not given. The
                 dense model's stream, where saliency comes from it, is that of all of them.
@@ -142,17 +149,65 @@ class Sweep(Engine):
             mine = self.processes.deal(plans)
             return self.processes.collect(self._output_errors(mine, metric, label, reference, sequences)), {}
 
+        if isinstance(reference, SparsityPlan):
+            return self.once([reference, *plans], (metric, label, "of the first plan", sequences), measure)[0]
         return self.once(plans, (metric, label, reference, sequences), measure)[0]
 
+    def row_saliency(self, plan: SparsityPlan, label: str | None) -> dict[str, torch.Tensor]:
+        """Sum of the saliency of every row's weights, measured on a plan's own stream.
+
+        Returns:
+            `dict[str, Tensor]`: projection name -> float64 on the CPU, shape (out,).
+        """
+
+        def measure(name: str) -> tuple[None, dict[str, torch.Tensor]]:
+            rows: dict[str, torch.Tensor] = {}
+            norms = self._stream_norms(plan)
+            for index in range(len(self.decoder.blocks)):
+                with self.loader.loaded(index) as block:
+                    activations = self.activations(block, norms[index])
+                    for projection in block.pruned:
+                        rows[projection.name] = self.score(projection, activations).double().sum(dim=1).cpu()
+            return None, rows
+
+        return self.processes.from_first(self.once([plan], ("row saliency", label), measure))[1]
+
+    def _stream_norms(self, plan: SparsityPlan) -> list[Norms]:
+        """What the dense blocks receive behind the plan's sparse blocks; of the last plan asked for, kept."""
+        return self._stream(plan)[0]
+
+    def _stream(self, plan: SparsityPlan) -> tuple[list[Norms], Hidden]:
+        """The same, and the last block's output."""
+        if self._last_stream is not None and self._last_stream[0] is plan:
+            return self._last_stream[1:]
+        per_block: list[Norms] = []
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+            per_block.append(self.inputs_of(block, streams[0], calls, SquaredNorms))
+            (change_of,) = self.changes(block, per_block[-1], [plan], updates=False)
+            with trial_weights(block.pruned, change_of):
+                return [self.replay(block, streams[0], calls, record=None)[0]]
+
+        (output,) = self.run(self.alignment_inputs(), 1, visit, None)
+        self._last_stream = plan, per_block, output
+        return per_block, output
+
     def _output_errors(
-        self, plans: Sequence[SparsityPlan], metric: str, label: str | None, reference: str, sequences: int | None
+        self,
+        plans: Sequence[SparsityPlan],
+        metric: str,
+        label: str | None,
+        reference: str | SparsityPlan,
+        sequences: int | None,
     ) -> list[float]:
+        given = self._stream_norms(reference) if isinstance(reference, SparsityPlan) else None
+
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
             outputs: list[Hidden] = [[] for _ in plans]
-            for members in _grouped(streams, shared=reference == "dense"):
-                norms = self._reference(reference, index, block, streams[members[0]], calls)
+            for members in _grouped(streams, shared=reference != "sparse-stream"):
+                norms = given[index] if given else self._reference(reference, index, block, streams[members[0]], calls)
                 alike = _alike(block, plans, streams, members)
-                changes = self.changes(block, norms, [plans[same[0]] for same in alike])
+                changes = self.changes(block, norms, [plans[same[0]] for same in alike], updates=given is None)
                 for same, change_of in zip(alike, changes):
                     with trial_weights(block.pruned, change_of):
                         output = self.replay(block, streams[same[0]], calls, record=None)[0]
@@ -166,13 +221,15 @@ class Sweep(Engine):
         compared = ids[:sequences]
         # A capture costs no block; parts of what was captured for all sequences would have to cut masks apart.
         inputs = self.alignment_inputs() if len(compared) == len(ids) else self.capture(compared)
-        streams = self.run(inputs, len(plans), visit, label)
-        dense = self._dense_pass()[2] if metric == "kl" else None
+        if given and sequences is None and len(plans) == 1 and plans[0] is reference:
+            streams = [self._stream(reference)[1]]  # its own stream: all that is asked for has run already
+        else:
+            streams = self.run(inputs, len(plans), visit, label)
+        statistic = self.saliency.statistic if given is None else SquaredNorms
+        dense = self._dense_pass(statistic)[2] if metric == "kl" else None
         return self._compare_outputs(compared, dense, streams, OUTPUT_METRICS[metric])
 
-    def _compare_outputs(
-        self, ids: torch.Tensor, dense: Hidden | None, streams: list[Hidden], compare
-    ) -> list[float]:
+    def _compare_outputs(self, ids: torch.Tensor, dense: Hidden | None, streams: list[Hidden], compare) -> list[float]:
         """Sequence by sequence, so that logits take little memory and no bit depends on the batches."""
         distinct = {id(stream): stream for stream in streams}
         totals: dict[int, list[torch.Tensor]] = {key: [] for key in distinct}
@@ -279,14 +336,15 @@ class Sweep(Engine):
                 deviations[name] *= fewest >= self.min_expert_tokens  # a few tokens' deviation says nothing
         return deviations
 
-    def _dense_pass(self) -> tuple[list[Norms], SquaredNorms, Hidden]:
+    def _dense_pass(self, statistic: type[SquaredNorms] | None = None) -> tuple[list[Norms], SquaredNorms, Hidden]:
         """Norms by block, those behind the final norm, and the last block's output. Kept."""
+        statistic = statistic or self.saliency.statistic
 
         def measure() -> tuple[list[Norms], SquaredNorms, Hidden]:
             per_block: list[Norms] = []
 
             def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-                output, norms = self.replay(block, streams[0], calls, self.saliency.statistic)
+                output, norms = self.replay(block, streams[0], calls, statistic)
                 per_block.append(norms)
                 return [output]
 
@@ -294,7 +352,7 @@ class Sweep(Engine):
             (output,) = self.run(inputs, 1, visit, "Dense activations")
             return per_block, final_norms(inputs.final_norm, output), output
 
-        return self.kept(("dense", self.saliency.statistic, self.batch_size), measure)
+        return self.kept(("dense", statistic, self.batch_size), measure)
 
     def _reference(self, reference: str, index: int, block: Block, hidden: Hidden, calls: Sequence[Call]) -> Norms:
         """What the dense block's projections receive: in the dense model, or on these hidden states."""

@@ -7,7 +7,8 @@ import torch
 
 from ..sweep import Sweep
 from .base import LARGEST, Allocation, TopUp, register_topup
-from .by_block import block_sizes, check_number, check_whole, plan_of_blocks, pruned_blocks
+from .by_block import block_sizes, plan_of_blocks, pruned_blocks
+from .hyper_parameters import check_number, check_whole
 
 
 @register_topup("alpha_pruning")
@@ -35,7 +36,7 @@ class AlphaPruning(TopUp):
     bins: int = 100
 
     def __post_init__(self):
-        check_number("spread", self.spread, 0, LARGEST, "0.3")
+        check_number("spread", self.spread, 0, LARGEST)
         check_whole("bins", self.bins, 1)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:

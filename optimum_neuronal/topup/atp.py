@@ -9,7 +9,8 @@ from ..masks import SparsityPlan
 from ..projections import Decoder
 from ..sweep import Sweep
 from .base import LARGEST, SMALLEST, Allocation, Pass, TopUp, get_dist, register_topup
-from .by_block import block_sizes, check_whole, plan_of_blocks, pruned_blocks
+from .by_block import block_sizes, plan_of_blocks, pruned_blocks
+from .hyper_parameters import check_whole
 
 
 LABEL = "ATP"

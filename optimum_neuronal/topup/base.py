@@ -67,12 +67,14 @@ class TopUp(ABC):
 
     Class attributes:
         uses_calibration (`bool`): False if `allocate` never asks the sweep for anything.
+        rows_are_optional (`bool`): True if `allocate` leaves rows alone where the saliency cannot tell them apart.
         refines (`bool`): True if `refine` edits masks.
         statistic (`type[SquaredNorms]`): what `refine` wants to know of the inputs of every projection.
     """
 
     name: ClassVar[str]
     uses_calibration: ClassVar[bool] = True
+    rows_are_optional: ClassVar[bool] = False
     refines: ClassVar[bool] = False
     statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
 

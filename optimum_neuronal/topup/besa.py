@@ -15,7 +15,7 @@ from ..masks import SparsityPlan, row_counts
 from ..projections import Block, Decoder, Projection, trial_weights
 from ..sweep import Sweep
 from .base import Allocation, Pass, TopUp, register_topup
-from .search import check_int, check_number
+from .hyper_parameters import check_number, check_whole
 
 
 LABEL = "BESA"
@@ -58,7 +58,7 @@ class BESA(TopUp):
     candidate_step: float = 0.01
 
     def __post_init__(self):
-        check_int("epochs", self.epochs, 0)
+        check_whole("epochs", self.epochs, 0)
         check_number("learning_rate", self.learning_rate, 0)
         check_number("penalty", self.penalty, 0)
         check_number("candidate_step", self.candidate_step, 1e-4, 0.5)

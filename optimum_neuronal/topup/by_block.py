@@ -47,16 +47,3 @@ def block_scores(sweep: Sweep, score: Callable[[Block, dict[str, torch.Tensor]],
 def wanda_metric(projection: Projection, activations: dict[str, torch.Tensor]) -> torch.Tensor:
     """`|W_ij| a_j` of a projection, whatever the prune's own saliency is: float32, shape (out, in), non-negative."""
     return Wanda().score(projection.weight.float(), activations[projection.name])
-
-
-def check_number(name: str, value: float, least: float, most: float, example: str) -> None:
-    """Raises `ValueError` unless a hyper-parameter is a number in [least, most]."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        bounds = f"from {least:g} to {most:g}" if math.isfinite(most) else f"of at least {least:g}"
-        raise ValueError(f"{name} is {value!r}: expected a number {bounds}, such as {example}.")
-
-
-def check_whole(name: str, value: int, least: int) -> None:
-    """Raises `ValueError` unless a hyper-parameter is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {value!r}: expected a whole number of at least {least}.")

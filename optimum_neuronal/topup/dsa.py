@@ -12,7 +12,7 @@ from ..projections import Block, Decoder
 from ..statistics import wide_dtype
 from ..sweep import Sweep
 from .base import Allocation, Pass, TopUp, get_dist, register_topup
-from .search import check_int, check_number, draw
+from .hyper_parameters import check_number, check_whole, draw
 
 
 STATISTICS, SEARCH = "DSA statistics", "DSA"
@@ -192,7 +192,7 @@ class DSA(TopUp):
 
     def __post_init__(self):
         for name, least in (("population", 1), ("generations", 0), ("offspring", 1), ("search_seed", 0)):
-            check_int(name, getattr(self, name), least)
+            check_whole(name, getattr(self, name), least)
         check_number("mutation", self.mutation, 0, 1)
         if isinstance(self.lambdas, str) or not isinstance(self.lambdas, Sequence) or not self.lambdas:
             raise ValueError(f"lambdas is {self.lambdas!r}: expected numbers, such as (0.08,).")

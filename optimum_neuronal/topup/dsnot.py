@@ -1,6 +1,5 @@
 """DSnoT: exchanges pruned weights of a finished mask for kept ones, so that outputs keep their mean."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ from ..projections import Projection
 from ..statistics import Moments, SquaredNorms, activation, wide_dtype
 from ..sweep import Sweep
 from .base import Allocation, TopUp, register_topup
-from .by_block import check_number, check_whole
+from .hyper_parameters import check_number, check_whole
 
 
 ROWS_AT_A_TIME = 1024  # bounds the memory that sorting takes; rows do not depend on each other
@@ -46,7 +45,7 @@ class DSnoT(TopUp):
 
     def __post_init__(self):
         check_whole("cycles", self.cycles, 0)
-        check_number("threshold", self.threshold, 0, math.inf, "0.1")
+        check_number("threshold", self.threshold, 0)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))

@@ -12,7 +12,7 @@ from ..projections import Decoder, Projection
 from ..registry import did_you_mean
 from ..sweep import Sweep
 from .base import Allocation, Pass, TopUp, register_topup
-from .search import check_int, check_number, draw
+from .hyper_parameters import check_number, check_whole, draw
 
 
 UNITS = ("block", "projection")
@@ -65,7 +65,7 @@ class EvoPress(TopUp):
 
     def __post_init__(self):
         for name, least in (("generations", 0), ("offspring", 1), ("levels", 1), ("search_seed", 0)):
-            check_int(name, getattr(self, name), least)
+            check_whole(name, getattr(self, name), least)
         for name in ("survivors", "sequences"):
             object.__setattr__(self, name, _checked_sizes(name, getattr(self, name)))
         if len(self.survivors) != len(self.sequences):
@@ -173,7 +173,7 @@ def _checked_sizes(name: str, values) -> tuple[int, ...]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name} is {values!r}: expected whole numbers, such as (2,).")
     for value in values:
-        check_int(name, value, 1)
+        check_whole(name, value, 1)
     return tuple(values)
 
 

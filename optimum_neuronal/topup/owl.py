@@ -9,7 +9,8 @@ import torch
 from ..projections import Block
 from ..sweep import Sweep
 from .base import Allocation, Pass, TopUp, get_dist, register_topup
-from .by_block import block_scores, block_sizes, check_number, plan_of_blocks, pruned_blocks, wanda_metric
+from .by_block import block_scores, block_sizes, plan_of_blocks, pruned_blocks, wanda_metric
+from .hyper_parameters import check_number
 
 
 LABEL = "OWL outliers"
@@ -33,8 +34,8 @@ class OWL(TopUp):
     half_width: float = 0.08
 
     def __post_init__(self):
-        check_number("outlier_factor", self.outlier_factor, math.ulp(0.0), math.inf, "5")
-        check_number("half_width", self.half_width, 0, 1, "0.08")
+        check_number("outlier_factor", self.outlier_factor, math.ulp(0.0))
+        check_number("half_width", self.half_width, 0, 1)
 
     def passes(self) -> tuple[Pass, ...]:
         return (Pass(LABEL, 0, measures="scores"),)

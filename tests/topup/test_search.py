@@ -1,0 +1,134 @@
+import pytest
+import torch
+from conftest import make_model
+
+from optimum_neuronal.blocks import find_decoder
+from optimum_neuronal.capture import inference
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sweep import Sweep
+from optimum_neuronal.topup.search import LENGTHS, STREAM_COST, Search, Space, kind_of
+
+
+def mean(space, sparsities):
+    return ((sparsities * space.sizes).sum() / space.sizes.sum()).item()
+
+
+class FakeSweep:
+    """A bowl: the error is the squared distance from a plan that the search does not know."""
+
+    def __init__(self, decoder, wanted, saliency="wanda"):
+        self.decoder, self.wanted, self.saliency = decoder, wanted, SALIENCIES.get(saliency)()
+        self.asked = 0
+
+    def output_errors(self, plans, metric, label, reference):
+        self.asked += len(plans)
+        errors = []
+        for plan in plans:
+            means = {name: torch.as_tensor(value, dtype=torch.float64).mean() for name, value in plan.sparsity.items()}
+            errors.append(sum(float(means[name] - value) ** 2 for name, value in self.wanted.items()))
+        return errors
+
+    def row_saliency(self, plan, label):
+        return {name: torch.arange(p.shape[0]).double() for name, p in self.decoder.projections.items()}
+
+
+def test_it_finds_a_shift_between_kinds(llama):
+    """The known best plan spares down projections, and late blocks less than early ones."""
+    decoder = find_decoder(llama)
+    space = Space.of(decoder, 0.7)
+    wanted = space.on_target(space.uniform + 0.1 * space.depth - 0.12 * space.kinds["down"])
+    sweep = FakeSweep(decoder, dict(zip(space.names, wanted.tolist())))
+    start = sweep.output_errors([space.plan(space.uniform)], "kl", None, "dense")[0]
+    allocation = Search(rows=False).allocate(sweep, 0.7)
+    (end,) = sweep.output_errors([allocation.plan], "kl", None, "dense")
+    assert end < 0.15 * start
+    found = torch.tensor([allocation.plan.sparsity[name] for name in space.names], dtype=torch.float64)
+    assert mean(space, found) == pytest.approx(0.7, abs=1e-9)
+    assert (found * space.kinds["down"]).sum() < (space.uniform * space.kinds["down"]).sum()
+
+
+def test_a_plan_is_only_ever_replaced_by_a_better_one(llama):
+    decoder = find_decoder(llama)
+    space = Space.of(decoder, 0.7)
+    sweep = FakeSweep(decoder, dict(zip(space.names, space.uniform.tolist())))
+    stages = Search().allocate(sweep, 0.7).decisions["search"]["stages"]
+    ends = [stage["ended"] for stage in stages if "ended" in stage]
+    assert ends == sorted(ends, reverse=True) and all(s["ended"] <= s["began"] for s in stages if "ended" in s)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+@pytest.mark.parametrize("budget", [8, 25, 58, 90])
+def test_the_budget_is_what_it_costs(family, budget, ids):
+    """One unit is one pass of the alignment sequences through all blocks, counted by the engine."""
+    model = make_model(family)
+    with inference(model):
+        sweep = Sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4, 4)
+        allocation = Search(budget=budget).allocate(sweep, 0.6)
+    spent = allocation.decisions["search"]["spent"]
+    assert spent <= budget
+    assert sweep.block_forwards <= 4 * len(sweep.decoder.blocks) * spent, "less where candidates share blocks"
+    assert sweep.block_forwards >= 0.7 * 4 * len(sweep.decoder.blocks) * spent
+
+
+def test_the_error_falls_on_a_real_model(ids):
+    model = make_model("llama")
+    with inference(model):
+        sweep = Sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4, 4)
+        allocation = Search().allocate(sweep, 0.6)
+        uniform = Space.of(sweep.decoder, 0.6)
+        plans = [uniform.plan(uniform.uniform), allocation.plan]
+        dense, found = sweep.output_errors(plans, "kl", None, "sparse-stream")
+    assert found < dense
+
+
+def test_directions_cover_every_kind_and_move_something():
+    decoder = find_decoder(make_model("mixtral"))
+    space = Space.of(decoder, 0.7)
+    assert set(space.kinds) == {"query and key", "value", "output", "experts' gate_up", "experts' down"}
+    assert sum(space.kinds.values()).tolist() == [1.0] * len(space.names)
+    for number in (0, 1):
+        for name, direction in space.directions(number).items():
+            moved = space.on_target(space.uniform + 0.05 * direction)
+            assert mean(space, moved) == pytest.approx(0.7, abs=1e-9), name
+            assert not torch.allclose(moved, space.uniform), name
+    assert space.cost_of_round(0) == STREAM_COST + 5 + len(LENGTHS)
+
+
+def test_kinds_of_projections_without_a_role():
+    decoder = find_decoder(make_model("llama"), targets=["."])
+    assert {kind_of(p) for p in decoder.projections.values()} >= {"query and key", "down"}
+
+
+def test_one_block_or_one_projection():
+    one = find_decoder(make_model("llama", num_hidden_layers=1))
+    space = Space.of(one, 0.7)
+    assert not any("depth" in name or "block" in name for name in space.directions(1))
+    allocation = Search().allocate(FakeSweep(one, dict(zip(space.names, space.uniform.tolist()))), 0.7)
+    assert set(allocation.plan.sparsity) == set(space.names)
+    single = find_decoder(make_model("llama", num_hidden_layers=1), targets=["down_proj"])
+    assert set(Search().allocate(FakeSweep(single, {}), 0.7).plan.sparsity.values()) == {0.7}
+
+
+def test_a_saliency_that_updates_weights_gets_no_sparsity_by_row(llama):
+    decoder = find_decoder(llama)
+    for saliency, by_row in (("sparsegpt", False), ("wanda", True)):
+        plan = Search().allocate(FakeSweep(decoder, {"model.layers.0.mlp.down_proj": 0.6}, saliency), 0.7).plan
+        stages = Search().allocate(FakeSweep(decoder, {}, saliency), 0.7).decisions["search"]["stages"]
+        assert ("rows" in [stage["stage"] for stage in stages]) == by_row
+        if not by_row:
+            assert all(isinstance(value, float) for value in plan.sparsity.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": 3}, "budget is 3: expected a whole number of at least 8"),
+        ({"objective": "kll"}, "Did you mean 'kl'"),
+        ({"rows": 1}, "rows is 1: expected True or False"),
+        ({"widths": (2.0,)}, "widths is 2.0"),
+        ({"widths": ()}, "widths is empty"),
+    ],
+)
+def test_bad_hyper_parameters(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Search(**arguments)
