@@ -72,7 +72,12 @@ def _prune(rank, count, folder, family, ids, fields):
 
 @pytest.mark.parametrize(
     "family, fields",
-    [("llama", {}), ("llama", {"reference": "dense"}), ("mixtral", {"min_expert_tokens": 20})],
+    [
+        ("llama", {}),
+        ("llama", {"reference": "dense"}),
+        ("llama", {"topup": "search", "topup_args": {"budget": 30}}),
+        ("mixtral", {"min_expert_tokens": 20}),
+    ],
 )
 def test_the_same_masks_for_any_number_of_processes(tmp_path, family, fields, ids):
     for count in (1, 2, 4):
