@@ -145,10 +145,10 @@ class NeuronALConfig(QuantizationConfigMixin):
                 f"The saliency {self.saliency!r} updates all rows of a weight together, so rows cannot differ in "
                 "sparsity: set steps='block' (of the paper's algorithm, only the block step applies)."
             )
-        if self.make_saliency().updates_weights and topup.refines:
+        if self.make_saliency().updates_weights and topup.needs_fixed_weights:
             raise ValueError(
-                f"The top-up {self.topup!r} exchanges weights of a mask, which the saliency {self.saliency!r} has "
-                "made up for already: choose a saliency that leaves weights as they are, such as 'wanda'."
+                f"The top-up {self.topup!r} decides which weights fall while the others stay, but the saliency "
+                f"{self.saliency!r} updates the others too: choose a saliency that leaves them, such as 'wanda'."
             )
         pattern = self.make_pattern()
         if pattern is None:

@@ -102,6 +102,15 @@ class TestMethodsThatGoTogether:
         assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", steps="block")
         assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="uniform")
 
+    @pytest.mark.parametrize("topup", ["besa", "dsnot"])
+    def test_topups_that_need_fixed_weights_refuse_sparsegpt(self, topup):
+        with pytest.raises(ValueError, match="'sparsegpt' updates the others too.*such as 'wanda'"):
+            NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup=topup)
+
+    @pytest.mark.parametrize("topup", ["owl", "alpha_pruning", "dlp", "atp", "dsa", "evopress", "search"])
+    def test_all_others_serve_it(self, topup):
+        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup=topup).make_topup()
+
     def test_a_pattern_refuses_other_topups_and_sparsities(self):
         with pytest.raises(ValueError, match="nothing for the top-up 'neuronal' to decide: set topup='uniform'"):
             NeuronALConfig(sparsity=0.5, pattern="2:4")

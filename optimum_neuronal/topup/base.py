@@ -68,6 +68,7 @@ class TopUp(ABC):
     Class attributes:
         uses_calibration (`bool`): False if `allocate` never asks the sweep for anything.
         rows_are_optional (`bool`): True if `allocate` leaves rows alone where the saliency cannot tell them apart.
+        needs_fixed_weights (`bool`): True if it cannot serve a saliency that updates the weights that stay.
         refines (`bool`): True if `refine` edits masks.
         statistic (`type[SquaredNorms]`): what `refine` wants to know of the inputs of every projection.
     """
@@ -75,6 +76,7 @@ class TopUp(ABC):
     name: ClassVar[str]
     uses_calibration: ClassVar[bool] = True
     rows_are_optional: ClassVar[bool] = False
+    needs_fixed_weights: ClassVar[bool] = False
     refines: ClassVar[bool] = False
     statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -52,6 +53,8 @@ class BESA(TopUp):
         candidate_step (`float`): distance of the candidate pruning rates 0, step, ..., 1; 1 / step is a whole number.
     """
 
+    needs_fixed_weights: ClassVar[bool] = True  # it learns which weights fall while the others stay
+
     epochs: int = 1
     learning_rate: float = 0.16
     penalty: float = 5.0
@@ -79,11 +82,6 @@ class BESA(TopUp):
         return (Pass(LABEL, self.epochs, "sparse-stream", "training"),) if self.epochs else ()
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
-        if sweep.saliency.updates_weights:
-            raise ValueError(
-                f"BESA learns which weights fall while the others stay, but the saliency {sweep.saliency.name!r} "
-                "updates the others too: choose a saliency that leaves weights as they are, such as 'wanda'."
-            )
         start = time.perf_counter()
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
             return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))

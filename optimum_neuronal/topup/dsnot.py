@@ -37,6 +37,7 @@ class DSnoT(TopUp):
     """
 
     uses_calibration: ClassVar[bool] = False  # by `allocate`; `refine` is given the statistic
+    needs_fixed_weights: ClassVar[bool] = True  # an exchange would undo what the update has made up for
     refines: ClassVar[bool] = True
     statistic: ClassVar[type[SquaredNorms]] = Moments
 

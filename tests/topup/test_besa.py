@@ -173,11 +173,6 @@ def test_without_epochs_it_is_uniform(llama, ids):
     assert BESA(epochs=0).passes() == ()
 
 
-def test_a_saliency_that_updates_weights_is_refused(llama, ids):
-    with pytest.raises(ValueError, match="'sparsegpt' updates the others too.*'wanda'"):
-        allocate(llama, ids, saliency="sparsegpt")
-
-
 def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
     before = {key: value.clone() for key, value in llama.state_dict().items()}
 
