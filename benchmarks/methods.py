@@ -45,9 +45,7 @@ def demo():
     """Model, calibration ids, test sets."""
     model, tokenizer = load_tiny_model()
     text = str(TINY_MODEL / "calibration.txt")
-    drawn = draw_sequences(
-        text, tokenizer, num_samples=128, seq_length=SEQ_LENGTH, seed=0, vocab_size=len(tokenizer)
-    )
+    drawn = draw_sequences(text, tokenizer, num_samples=128, seq_length=SEQ_LENGTH, seed=0, vocab_size=len(tokenizer))
     heldout = load_windows(model.config, tokenizer, str(TINY_MODEL / "heldout.txt"), SEQ_LENGTH, TEST_WINDOWS)
     return model, drawn.ids, {"heldout": heldout}
 
