@@ -1,6 +1,6 @@
-"""Every saliency with every top-up at three sparsities, on the two trained models at hand.
+"""Saliencies and top-ups at three sparsities, on the two trained models at hand.
 
-    python -m benchmarks.methods [--models demo reference] [--saliency ...] [--topup ...] [--output DIR]
+    python -m benchmarks.methods [--models demo reference] [--output DIR]
 
 Writes benchmarks/methods.md from what it measures. Finished combinations are kept in the output directory, so that it
 goes on after an interruption. The demo's model is tested on held-out modules of Python's standard library, the
@@ -22,8 +22,7 @@ from optimum_neuronal.evaluation import load_windows
 from tests import authors
 
 
-SALIENCIES = ("magnitude", "wanda", "multiflow", "ria", "sparsegpt")
-TOPUPS = (
+ALL_TOPUPS = (
     "uniform",
     "owl",
     "dlp",
@@ -37,6 +36,11 @@ TOPUPS = (
     "neuronal",
     "search",
 )
+# Name of a table, which is also the folder of its results -> saliencies, top-ups.
+TABLES = {
+    "all top-ups": (("wanda", "magnitude"), ALL_TOPUPS),
+    "the other saliencies": (("multiflow", "ria", "sparsegpt"), ("uniform", "owl", "neuronal", "search")),
+}
 SPARSITIES = (0.6, 0.7, 0.8)
 OUTPUT = Path(__file__).with_suffix(".md")
 
@@ -80,26 +84,29 @@ def excess(comparison: Comparison, result) -> float | None:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["demo", "reference"], choices=["demo", "reference"])
-    parser.add_argument("--saliency", nargs="+", default=SALIENCIES)
-    parser.add_argument("--topup", nargs="+", default=TOPUPS)
     parser.add_argument("--output", type=Path, default=Path("methods"), help="kept results (default: methods)")
     args = parser.parse_args()
     logging.disable_progress_bar()
     text = [(Path(__file__).parent / "methods.head.md").read_text(encoding="utf-8")]
     for name in args.models:
         model, ids, tests = {"demo": demo, "reference": reference}[name]()
-        comparison = compare(
-            model,
-            saliencies=args.saliency,
-            topups=args.topup,
-            sparsities=SPARSITIES,
-            dataset=torch.as_tensor(ids),
-            evaluate=tests,
-            output=args.output / name,
-        )
-        text += [f"\n## The {name} model: excess", "", *excess_table(comparison)]
-        text += [f"\n## The {name} model: all figures", "", *comparison.to_markdown().splitlines()[2:]]
-    OUTPUT.write_text("\n".join(text) + "\n", encoding="utf-8")
+        figures = []
+        for title, (saliencies, topups) in TABLES.items():
+            comparison = compare(
+                model,
+                saliencies=saliencies,
+                topups=topups,
+                sparsities=SPARSITIES,
+                dataset=torch.as_tensor(ids),
+                evaluate=tests,
+                output=args.output / name / title.replace(" ", "-"),
+            )
+            text += [f"\n## The {name} model, {title}: excess", "", *excess_table(comparison)]
+            figures += [f"\n### The {name} model, {title}: all figures", ""]
+            figures += comparison.to_markdown().splitlines()[2:]
+        text += figures
+    if set(args.models) == {"demo", "reference"}:
+        OUTPUT.write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -56,3 +56,16 @@ def test_prune(tmp_path, monkeypatch, capsys):
     run("prune.py", monkeypatch, "--model", tmp_path / "dense", "--output", tmp_path / "sparse", *arguments)
     printed = capsys.readouterr().out
     assert "dense: perplexity" in printed and "sparse, reloaded: perplexity" in printed and "70.0" in printed
+
+
+def test_compare(tmp_path, monkeypatch, capsys):
+    model, tokenizer = load_tiny_model()
+    model.save_pretrained(tmp_path / "dense")
+    tokenizer.save_pretrained(tmp_path / "dense")
+    text = tmp_path / "text.txt"
+    text.write_text((TINY_MODEL / "heldout.txt").read_text()[:6_000])
+    arguments = ("--dataset", TINY_MODEL / "calibration.txt", "--evaluate", text, "--num-samples", 8)
+    run("compare.py", monkeypatch, "--model", tmp_path / "dense", "--output", tmp_path / "out", *arguments)
+    printed = capsys.readouterr().out
+    assert "At 70%" in printed and "loses least" in printed and "perplexity x dense, 60%" in printed
+    assert (tmp_path / "out" / "comparison.md").exists()
