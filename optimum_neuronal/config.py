@@ -29,7 +29,9 @@ class NeuronALConfig(QuantizationConfigMixin):
             Share of the weights of all linear projections in the decoder blocks to set to zero, in [0, 1).
         saliency (`str`): how weights are scored: `"magnitude"`, `"wanda"`, `"multiflow"`, `"ria"`, `"sparsegpt"`.
         saliency_args (`dict`, *optional*): hyper-parameters of the saliency method.
-        topup (`str`): where the sparsity goes: `"neuronal"` or `"uniform"`.
+        topup (`str`):
+            Where the sparsity goes: `"neuronal"` (the paper), `"search"`, `"uniform"`, `"owl"`, `"alpha_pruning"`, `"dlp"`,
+            `"atp"`, `"dsnot"`, `"besa"`, `"dsa"` or `"evopress"`.
         topup_args (`dict`, *optional*): further hyper-parameters of the top-up.
         steps (`str`): `"both"`, `"block"` or `"row"`: the steps of NeuronAL to take.
         reference (`str`):
