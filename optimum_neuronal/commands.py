@@ -32,7 +32,11 @@ def methods(kind: str) -> str:
 CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
     "sparsity": (None, {"type": float, "required": True}, "share of the projections' weights to set to zero: 0.7"),
     "saliency": ("wanda", {}, f"how weights are scored: {methods('saliency')}; with hyper-parameters: ria:power=1.0"),
-    "topup": ("neuronal", {}, f"where the sparsity goes: {methods('topup')}; with hyper-parameters: owl:lam=0.1"),
+    "topup": (
+        "neuronal",
+        {},
+        f"where the sparsity goes: {methods('topup')}; with hyper-parameters: owl:half_width=0.1",
+    ),
     "steps": ("both", {}, "NeuronAL's steps: both, block or row"),
     "reference": ("sparse-stream", {}, "where dense activations come from: sparse-stream or dense"),
     "alignment_scope": ("sequence", {}, "alignment error by sequence (the paper) or pooled (its authors' code)"),
@@ -323,7 +327,7 @@ class CompareCommand(_Command):
         parser.add_argument(
             "--topup",
             **several,
-            help=f"where the sparsity goes: {methods('topup')}; with hyper-parameters: owl:lam=0.1 "
+            help=f"where the sparsity goes: {methods('topup')}; with hyper-parameters: owl:half_width=0.1 "
             "(default: uniform neuronal)",
         )
         parser.add_argument(

@@ -74,7 +74,7 @@ def compare(
         model (`PreTrainedModel` or `str`): a dense decoder model with its weights in memory, or where to load it from.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the one of the model's own checkpoint.
         saliencies, topups (`Sequence[str]`):
-            Names of methods, with hyper-parameters if wanted: `"owl"`, `"owl:lam=0.1"`, `"neuronal:steps=block"`.
+            Names of methods, with hyper-parameters if wanted: `"owl"`, `"owl:half_width=0.1"`, `"neuronal:steps=block"`.
         sparsities (`Sequence[float]`): each in [0, 1).
         dataset: calibration data, as for [`NeuronALPruner.prune`].
         evaluate (`Sequence` or `dict`):

@@ -16,7 +16,7 @@ def did_you_mean(name: str, known: list[str]) -> str:
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """A method's name and hyper-parameters: `"owl:lam=0.1,m=7"` -> `("owl", {"lam": 0.1, "m": 7})`.
+    """A method's name and hyper-parameters: `"owl:half_width=0.1"` -> `("owl", {"half_width": 0.1})`.
 
     Values are Python literals; what is none is text. Raises `ValueError` for anything else than `NAME:KEY=VALUE,...`.
     """
