@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -287,7 +288,8 @@ class _Records:
         words = [re.sub(r"[^\w.-]", "_", word) for word in (f"{sparsity:g}", *methods)]
         path = self.directory / ("-".join([*words, digest]) + ".json")
         if path.exists() and not self.overwrite:
-            return Result(**json.loads(path.read_text(encoding="utf-8")))
+            with suppress(ValueError, TypeError):  # what cannot be read, or was written otherwise, is made anew
+                return Result(**json.loads(path.read_text(encoding="utf-8")))
         result = make()
         if result.error is None:
             write_durably(path, (json.dumps(asdict(result), indent=2) + "\n").encode())

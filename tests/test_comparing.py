@@ -78,6 +78,15 @@ def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatc
     assert len(runs) == 9
 
 
+@pytest.mark.parametrize("content", ["", "{}", '{"what": 1}', "[1, 2]"])
+def test_a_damaged_record_is_made_anew(content, llama, others, tmp_path):
+    first = compare(llama, saliencies=["magnitude"], topups=["uniform"], **others, output=tmp_path)
+    for record in (tmp_path / "results").iterdir():
+        record.write_text(content)
+    second = compare(llama, saliencies=["magnitude"], topups=["uniform"], **others, output=tmp_path)
+    assert second.results[0].perplexity == first.results[0].perplexity
+
+
 @pytest.mark.parametrize("change", ["seed", "calibration", "test", "model"])
 def test_what_depends_on_something_else_is_run_again(change, llama, ids, others, tmp_path):
     first = compare(llama, saliencies=["wanda"], topups=["uniform"], **others, output=tmp_path)
