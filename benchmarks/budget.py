@@ -1,0 +1,49 @@
+"""What more budget buys: perplexity of `topup="search"` against the passes of the alignment sequences that it may take.
+
+    python -m benchmarks.budget [--model demo] [--saliency wanda] [--sparsity 0.7] [--budgets 12 20 30 58 100 200]
+
+Prints a table with excess, ln(perplexity / dense perplexity), and the seconds of the search.
+"""
+
+import argparse
+import math
+import tempfile
+
+from transformers.utils import logging
+
+from benchmarks.methods import demo, excess, reference
+from optimum_neuronal.comparing import compare
+from optimum_neuronal.report import format_table
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo", choices=["demo", "reference"], help="(default: demo)")
+    parser.add_argument("--saliency", default="wanda", help="(default: wanda)")
+    parser.add_argument("--sparsity", type=float, default=0.7, help="(default: 0.7)")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[12, 20, 30, 58, 100, 200])
+    args = parser.parse_args()
+    logging.disable_progress_bar()
+    model, ids, tests = {"demo": demo, "reference": reference}[args.model]()
+    topups = ["uniform", "neuronal", *(f"search:budget={budget}" for budget in args.budgets)]
+    with tempfile.TemporaryDirectory() as folder:
+        comparison = compare(
+            model,
+            saliencies=[args.saliency],
+            topups=topups,
+            sparsities=[args.sparsity],
+            dataset=ids,
+            evaluate=tests,
+            output=folder,
+        )
+    rows = []
+    for result in comparison.results:
+        spent = result.decisions.get("search", {}).get("spent", "")
+        lost = excess(comparison, result)
+        factor = math.exp(lost)
+        rows.append([result.topup, spent, f"{lost:.3f}", f"{factor:.2f}", f"{result.allocation_seconds:.1f}"])
+    print(format_table(["top-up", "passes", "excess", "perplexity x dense", "seconds"], rows))
+
+
+if __name__ == "__main__":
+    main()
