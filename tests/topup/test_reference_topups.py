@@ -50,6 +50,17 @@ def test_owls_masks_and_perplexities_are_the_authors(saliency, sparsity):
     reference.check_perplexities(figures, tests=("man",))
 
 
+def test_masks_and_perplexities_of_the_authors_alpha_pruning():
+    """Their allocation asks for more than everything of the first block; with it, capped, all else is theirs."""
+    reference, figures = Reference(), run("wanda", 0.7, "alpha")
+    targets = [min(target, 1.0) for target in figures["per_block_target"]]
+    masks = reference.prune(authors.authors_block_plan(reference.decoder, targets))
+    if authors.SAME_KERNELS:
+        found = {authors.local_name(name): digest(mask) for name, mask in masks.items()}
+        assert found == figures["mask_sha256"], "bit for bit"
+    reference.check_perplexities(figures)
+
+
 def test_dsnot_gains_where_the_authors_code_loses():
     """Theirs regrows weights that are not pruned once a row runs out of others, and exchanges nearly all it can."""
     reference, topup = Reference(), TOPUPS.get("dsnot")()
