@@ -138,16 +138,26 @@ def get_dist(sparsity: float, lam: float, values: torch.Tensor, weights: torch.T
         return torch.full_like(values, sparsity)
     density = 2 * lam * (values - values.min()) / span
     spread = (density * weights).sum() - density + sparsity
-    return spread if spread.min() >= SMALLEST and spread.max() <= LARGEST else _clip(spread, sparsity, weights)
+    return spread if spread.min() >= SMALLEST and spread.max() <= LARGEST else shift_to_mean(spread, sparsity, weights)
 
 
-def _clip(spread: torch.Tensor, mean: float, weights: torch.Tensor) -> torch.Tensor:
-    """Clips to [0.01, 0.99] after the shift, found by bisection, that keeps the weighted mean."""
-    low, high = -1.0, 1.0
-    for _ in range(60):
+def shift_to_mean(
+    values: torch.Tensor, mean: float, weights: torch.Tensor, least: float = SMALLEST, most: float = LARGEST
+) -> torch.Tensor:
+    """Adds the same to all values, which are then kept within bounds, so that their weighted mean is as wanted.
+
+    Args:
+        values (`Tensor` of float64, shape (n,)): within [-1, 2].
+        mean (`float`): within the bounds.
+        weights (`Tensor`, shape (n,)): how many weights each value stands for.
+        least, most (`float`): the bounds, within [0, 1].
+    """
+    weights = weights.double() / weights.sum()
+    low, high = -2.0, 2.0
+    for _ in range(60):  # bisection
         shift = (low + high) / 2
-        if ((spread + shift).clamp(SMALLEST, LARGEST) * weights).sum() < mean:
+        if ((values + shift).clamp(least, most) * weights).sum() < mean:
             low = shift
         else:
             high = shift
-    return (spread + high).clamp(SMALLEST, LARGEST)
+    return (values + high).clamp(least, most)

@@ -15,7 +15,7 @@ from ..engine import Hidden
 from ..masks import SparsityPlan, row_counts
 from ..projections import Block, Decoder, Projection, trial_weights
 from ..sweep import Sweep
-from .base import Allocation, Pass, TopUp, register_topup
+from .base import Allocation, Pass, TopUp, register_topup, shift_to_mean
 from .hyper_parameters import check_number, check_whole
 
 
@@ -108,7 +108,7 @@ class BESA(TopUp):
             rates = [Rate(p, sweep.score(p, activations), sparsity, self.candidate_step) for p in block.pruned]
             self._train(sweep, block, rates, (hidden, calls, target), sparsity)
             learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
-            met = meet(learned, torch.tensor([rate.weights for rate in rates]), sparsity)
+            met = shift_to_mean(learned, sparsity, torch.tensor([rate.weights for rate in rates]), 0, 1)
             for projection, values in zip(block.pruned, zip(learned, met)):
                 kept[projection.name] = torch.stack(values)
             if index == len(sweep.decoder.blocks) - 1:
@@ -263,22 +263,3 @@ def tilted(rates: torch.Tensor, mean: float) -> torch.Tensor:
         else:
             high = middle
     return rates * high
-
-
-def meet(values: torch.Tensor, weights: torch.Tensor, mean: float) -> torch.Tensor:
-    """Adds the same to all values, which are then kept within [0, 1], so that their weighted mean is as wanted.
-
-    Args:
-        values (`Tensor` of float64, shape (n,)): within [0, 1].
-        weights (`Tensor`, shape (n,)): how much each counts.
-        mean (`float`): within [0, 1].
-    """
-    weights = weights.double() / weights.sum()
-    low, high = -1.0, 1.0
-    for _ in range(60):
-        shift = (low + high) / 2
-        if ((values + shift).clamp(0, 1) * weights).sum() < mean:
-            low = shift
-        else:
-            high = shift
-    return (values + high).clamp(0, 1)

@@ -13,7 +13,7 @@ from ..output_errors import OUTPUT_METRICS
 from ..projections import Decoder, Projection
 from ..registry import did_you_mean
 from ..sweep import Sweep
-from .base import LARGEST, SMALLEST, Allocation, Pass, TopUp, get_dist, register_topup
+from .base import LARGEST, SMALLEST, Allocation, Pass, TopUp, get_dist, register_topup, shift_to_mean
 from .hyper_parameters import check_number, check_whole
 
 
@@ -154,15 +154,7 @@ class Space:
 
     def on_target(self, sparsities: torch.Tensor) -> torch.Tensor:
         """Shifts all sparsities alike, clipped to [0.01, 0.99], so that their weighted mean is the target."""
-        low, high = -2.0, 2.0
-        weights = self.sizes / self.sizes.sum()
-        for _ in range(60):
-            shift = (low + high) / 2
-            if ((sparsities + shift).clamp(SMALLEST, LARGEST) * weights).sum() < self.target:
-                low = shift
-            else:
-                high = shift
-        return (sparsities + high).clamp(SMALLEST, LARGEST)
+        return shift_to_mean(sparsities, self.target, self.sizes)
 
     def plan(self, sparsities: torch.Tensor) -> SparsityPlan:
         """The plan of these sparsities."""

@@ -12,7 +12,7 @@ from optimum_neuronal.projections import Projection
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sweep import Sweep
 from optimum_neuronal.topup import besa
-from optimum_neuronal.topup.besa import BESA, Rate, meet, reconstruction_loss, tilted
+from optimum_neuronal.topup.besa import BESA, Rate, reconstruction_loss, tilted
 
 
 def make_sweep(model, ids, saliency="wanda", **arguments):
@@ -71,13 +71,6 @@ def test_tilted_has_the_mean(mean):
     logits = tilted(rates, mean)
     assert (logits.softmax(dim=0) @ rates).item() == pytest.approx(mean)
     assert (logits - logits[0]).tolist() == pytest.approx((rates * (logits[-1] - logits[0])).tolist())
-
-
-def test_meet_by_hand():
-    values, weights = torch.tensor([0.5, 0.7], dtype=torch.float64), torch.tensor([1, 3])  # mean 0.65
-    assert meet(values, weights, 0.6).tolist() == pytest.approx([0.45, 0.65])
-    # 0.9 + x and 1 (clipped): 0.25 (0.9 + x) + 0.75 = 0.98, so x = 0.02
-    assert meet(torch.tensor([0.9, 0.99], dtype=torch.float64), weights, 0.98).tolist() == pytest.approx([0.92, 1.0])
 
 
 def test_loss_by_hand():

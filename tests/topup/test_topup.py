@@ -11,6 +11,7 @@ from optimum_neuronal.capture import inference
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sweep import Sweep
 from optimum_neuronal.topup import TOPUPS, get_dist
+from optimum_neuronal.topup.base import shift_to_mean
 
 
 def plan_sparsity(decoder, plan) -> float:
@@ -74,3 +75,11 @@ class TestGetDist:
         weights = torch.tensor([1.0, 3.0])
         spread = get_dist(0.6, 0.1, torch.tensor([1.0, 0.0]), weights)
         assert spread.tolist() == pytest.approx([0.45, 0.65])
+
+
+def test_shift_to_mean_by_hand():
+    values, weights = torch.tensor([0.5, 0.7], dtype=torch.float64), torch.tensor([1, 3])  # mean 0.65
+    assert shift_to_mean(values, 0.6, weights, 0, 1).tolist() == pytest.approx([0.45, 0.65])
+    # 0.9 + x and 1 (clipped): 0.25 (0.9 + x) + 0.75 = 0.98, so x = 0.02
+    values = torch.tensor([0.9, 0.99], dtype=torch.float64)
+    assert shift_to_mean(values, 0.98, weights, 0, 1).tolist() == pytest.approx([0.92, 1.0])
