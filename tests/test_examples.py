@@ -65,7 +65,17 @@ def test_compare(tmp_path, monkeypatch, capsys):
     text = tmp_path / "text.txt"
     text.write_text((TINY_MODEL / "heldout.txt").read_text()[:6_000])
     arguments = ("--dataset", TINY_MODEL / "calibration.txt", "--evaluate", text, "--num-samples", 8)
-    run("compare.py", monkeypatch, "--model", tmp_path / "dense", "--output", tmp_path / "out", *arguments)
+    run(
+        "compare.py",
+        monkeypatch,
+        "--model",
+        tmp_path / "dense",
+        "--output",
+        tmp_path / "out",
+        "--sparsity",
+        0.7,
+        *arguments,
+    )
     printed = capsys.readouterr().out
-    assert "At 70%" in printed and "loses least" in printed and "perplexity x dense, 60%" in printed
+    assert "At 70%" in printed and "loses least" in printed and "perplexity x dense, 70%" in printed
     assert (tmp_path / "out" / "comparison.md").exists()
