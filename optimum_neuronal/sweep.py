@@ -97,7 +97,7 @@ class Sweep(Engine):
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
             outputs: list[Hidden] = [[] for _ in plans]  # stays empty for those that were abandoned
             unread = self.output_projections(block) if block is self.decoder.blocks[-1] else ()
-            for members in _grouped(streams, shared=reference == "dense"):
+            for members in grouped(streams, shared=reference == "dense"):
                 norms = self._reference(reference, index, block, streams[members[0]], calls)
                 changes = self.changes(block, norms, [plans[member] for member in members])
                 for member, change_of in zip(members, changes):
@@ -204,7 +204,7 @@ class Sweep(Engine):
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
             outputs: list[Hidden] = [[] for _ in plans]
-            for members in _grouped(streams, shared=reference != "sparse-stream"):
+            for members in grouped(streams, shared=reference != "sparse-stream"):
                 norms = given[index] if given else self._reference(reference, index, block, streams[members[0]], calls)
                 alike = _alike(block, plans, streams, members)
                 changes = self.changes(block, norms, [plans[same[0]] for same in alike], updates=given is None)
@@ -361,7 +361,7 @@ class Sweep(Engine):
         return self.inputs_of(block, hidden, calls)
 
 
-def _grouped(streams: list[Hidden], shared: bool) -> list[list[int]]:
+def grouped(streams: list[Hidden], shared: bool) -> list[list[int]]:
     """Indices of streams that share the dense block's activations: those with the very same hidden states.
 
     Streams without any were abandoned.

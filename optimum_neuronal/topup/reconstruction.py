@@ -13,7 +13,7 @@ from ..engine import Hidden
 from ..masks import SparsityPlan
 from ..projections import Block, ChangeOf, trial_weights
 from ..statistics import Hessian, Norms, most_specific
-from ..sweep import Sweep
+from ..sweep import Sweep, grouped
 
 
 def reconstruction_errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:
@@ -59,7 +59,7 @@ def _errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference: str, label: 
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
         outputs = list(streams)
-        for members in _same(streams):
+        for members in grouped(streams, shared=False):
             norms = sweep.inputs_of(block, streams[members[0]], calls, statistic)
             changes = compare(block, norms, members)
             if index < len(sweep.decoder.blocks) - 1:  # nobody reads what the last block puts out
@@ -82,11 +82,3 @@ def _block_error(block: Block, norms: Norms, change_of: ChangeOf) -> torch.Tenso
         lost = torch.where(change, weight, 0) if change.dtype == torch.bool else weight - change.float()
         total += ((lost @ norms[projection.name].hessian) * lost).sum(dim=1).cpu().double().sum()
     return total
-
-
-def _same(streams: list[Hidden]) -> list[list[int]]:
-    """Indices of streams by their hidden states: all plans begin with the same."""
-    groups: dict[int, list[int]] = {}
-    for index, stream in enumerate(streams):
-        groups.setdefault(id(stream), []).append(index)
-    return list(groups.values())
