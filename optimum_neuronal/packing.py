@@ -15,6 +15,7 @@ import torch
 
 MASK, VALUES = ".packed_mask", ".packed_values"  # what follows a weight's name in a file
 
+MOST_DIMENSIONS = 8
 CHUNK = 2**16  # weights at a time: few enough to stay in a processor's cache; a multiple of 8
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a float -> its bits as a number
 
@@ -102,8 +103,8 @@ def check_headers(
 ) -> None:
     """What the headers of a file tell before a byte of a weight is read. Raises `ValueError` if they do not agree."""
     whole = isinstance(shape, Sequence) and all(type(size) is int and size >= 0 for size in shape)
-    if not whole or len(shape) < 2:
-        raise ValueError(f"its shape is {shape!r}: expected a list of at least two whole numbers")
+    if not whole or not 2 <= len(shape) <= MOST_DIMENSIONS:
+        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to {MOST_DIMENSIONS} whole numbers")
     numel = math.prod(shape)
     if mask_dtype != torch.uint8 or tuple(mask_shape) != (mask_length(numel),):
         raise ValueError(

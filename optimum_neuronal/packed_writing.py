@@ -1,0 +1,119 @@
+"""Writes the files of a packed checkpoint (docs/format.md), a weight at a time."""
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from .packed_reading import DTYPES, INDEX, METADATA, VERSION
+from .packing import MASK, VALUES, checksum_seed, pack, saves_space
+
+
+SHARD_SIZE = "2GB"  # a shard is held in memory until it is written
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+QUANTIZATION_CONFIG = {"quant_method": "neuronal", "format": "packed", "version": VERSION}
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class PackedWriter:
+    """Collects a checkpoint's weights, and writes a file whenever enough have come.
+
+    ```python
+    writer = PackedWriter(folder)
+    for name, tensor in tensors:
+        writer.add(name, tensor)
+    writer.close()
+    ```
+
+    Args:
+        folder (`str` or `Path`): where the files are written; exists.
+        max_shard_size (`int` or `str`): bytes of a file, or text such as `"500MB"`; one weight may be larger.
+    """
+
+    def __init__(self, folder: str | Path, max_shard_size: int | str = SHARD_SIZE):
+        self.folder = Path(folder)
+        self.max_shard_size = parse_size(max_shard_size)
+        self._shards: list[list[str]] = []
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._about: dict[str, Any] = {}
+        self._bytes = self._total = 0
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Takes a tensor of the dense checkpoint, on any device; packs it if that saves space.
+
+        Raises:
+            `ValueError`: its dtype cannot be stored.
+        """
+        if tensor.dtype not in NAMES:
+            raise ValueError(f"{name} has the dtype {tensor.dtype}, which a packed checkpoint cannot hold.")
+        facts: dict[str, Any] = {}
+        if saves_space(tensor):
+            mask, values = pack(tensor)
+            parts = {name + MASK: mask, name + VALUES: values}
+            facts["shape"] = list(tensor.shape)
+        else:
+            # Copied: a view would keep, and safetensors would refuse, the whole of which it is a part.
+            parts = {name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)}
+        checksum = checksum_seed(name, NAMES[tensor.dtype], tensor.shape)
+        for part in parts.values():
+            checksum = zlib.crc32(part.view(-1).view(torch.uint8).numpy(), checksum)
+        size = sum(part.nbytes for part in parts.values())
+        if self._tensors and self._bytes + size > self.max_shard_size:
+            self._flush()
+        self._tensors |= parts
+        self._about[name] = {**facts, "crc32": f"{checksum:08x}"}
+        self._bytes += size
+
+    def _flush(self) -> None:
+        metadata = {"format": "pt", METADATA: json.dumps({"version": VERSION, "tensors": self._about})}
+        save_file(self._tensors, self._unfinished(len(self._shards)), metadata=metadata)
+        self._shards.append(list(self._tensors))
+        self._total += self._bytes
+        self._tensors, self._about, self._bytes = {}, {}, 0
+
+    def _unfinished(self, number: int) -> Path:
+        return self.folder / f".packed-{number:05}.unfinished"
+
+    def close(self) -> None:
+        """Writes what is left, and the index."""
+        if self._tensors or not self._shards:
+            self._flush()
+        weight_map = {}
+        for number, names in enumerate(self._shards):
+            file = f"packed-{number + 1:05}-of-{len(self._shards):05}.safetensors"
+            self._unfinished(number).replace(self.folder / file)
+            weight_map |= dict.fromkeys(names, file)
+        index = {"metadata": {"total_size": self._total}, "weight_map": weight_map}
+        (self.folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes, of a number or of text such as `"500MB"`. Raises `ValueError` for anything else."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?B)\s*", size.upper()) if isinstance(size, str) else None
+    if found:
+        return math.ceil(float(found[1]) * UNITS[found[2]])
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"max_shard_size is {size!r}: expected bytes, or text such as '500MB'.")
+    return size
+
+
+def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json of a packed checkpoint holds, made of the dense one's."""
+    return _with_format(config, "packed") | {"quantization_config": dict(QUANTIZATION_CONFIG)}
+
+
+def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The other way round."""
+    return {key: value for key, value in _with_format(config, "dense").items() if key != "quantization_config"}
+
+
+def _with_format(config: Mapping[str, Any], format: str) -> dict[str, Any]:
+    sparsity_config = config.get("sparsity_config")
+    return {**config, "sparsity_config": {**sparsity_config, "format": format}} if sparsity_config else dict(config)
