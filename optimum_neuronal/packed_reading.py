@@ -1,14 +1,12 @@
-"""Reads a packed checkpoint's files (docs/format.md) as if they were dense ones, a weight at a time.
+"""Reads a file of a packed checkpoint (docs/format.md) as if it were a dense one, a weight at a time.
 
-Nothing that a file says is believed before it was compared with the file's size, with the index and, where there is one,
-with the model. All errors are `ValueError`s that name the file and the tensor.
+Nothing that its header says is believed before it was compared with the file's size. All errors are `ValueError`s that name the file and the tensor.
 """
 
 import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,8 +18,6 @@ from .packing import MASK, VALUES, Values, check_headers, checksum_seed, unpack
 
 
 VERSION = 1
-INDEX = "packed.safetensors.index.json"
-SHARD = re.compile(r"packed-(\d{5})-of-(\d{5})\.safetensors")
 METADATA = "neuronal"  # key in a shard's metadata
 
 DTYPES = {
@@ -56,6 +52,9 @@ class PackedFile:
     Args:
         path (`str` or `Path`): of the file.
 
+    Attributes:
+        weights (`dict[str, StoredWeight]`): by their names in the dense checkpoint.
+
     Raises:
         `ValueError`: it is no such file, or it is damaged.
     """
@@ -63,9 +62,9 @@ class PackedFile:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         stored, about = _read_header(self.path)
-        self._slices: dict[str, StoredWeight] = {}
+        self.weights: dict[str, StoredWeight] = {}
         for name, facts in about.items():
-            self._slices[name] = self._weight(name, facts, stored)
+            self.weights[name] = self._weight(name, facts, stored)
         if stored:
             raise ValueError(f"{path} holds the tensor {min(stored)!r}, which its metadata does not know.")
 
@@ -93,19 +92,19 @@ class PackedFile:
     @property
     def tensors(self) -> set[str]:
         """Names of the tensors that are stored, as in the index."""
-        return {part.name for weight in self._slices.values() for part in (weight.values, weight.mask) if part}
+        return {part.name for weight in self.weights.values() for part in (weight.values, weight.mask) if part}
 
     def keys(self) -> list[str]:
         """Names of the weights, as in the dense checkpoint."""
-        return list(self._slices)
+        return list(self.weights)
 
     def get_slice(self, name: str) -> "StoredWeight":
         """A weight that is read when it is indexed: `file.get_slice(name)[...]`."""
-        return self._slices[name]
+        return self.weights[name]
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """A weight, on the CPU."""
-        return self._slices[name][...]
+        return self.weights[name][...]
 
     def metadata(self) -> dict[str, str]:
         """What transformers looks for in a safetensors file."""
@@ -217,72 +216,3 @@ def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
         first, last = entry["data_offsets"]
         stored[name] = Stored(name, entry["dtype"], tuple(entry["shape"]), 8 + length + first, last - first)
     return stored, dict(names)
-
-
-def open_checkpoint(folder: str | Path) -> list[PackedFile]:
-    """The files of a packed checkpoint, whose names and headers have been compared with its index and with each other.
-
-    Args:
-        folder (`str` or `Path`): with the index and all files.
-
-    Raises:
-        `ValueError`: the checkpoint is damaged.
-        `OSError`: a file is missing or cannot be read.
-    """
-    index = Path(folder) / INDEX
-    weight_map = read_index(index)
-    files = [PackedFile(index.with_name(name)) for name in sorted(set(weight_map.values()))]
-    for file in files:
-        expected = {name for name, place in weight_map.items() if place == file.path.name}
-        if different := file.tensors ^ expected:
-            raise ValueError(
-                f"{index} and {file.path} do not name the same tensors: {min(different)!r} is in one of them only."
-            )
-    return files
-
-
-def check_shapes(files: Iterable[PackedFile], parameters: Mapping[str, torch.Tensor]) -> None:
-    """Raises `ValueError` if a packed weight does not fit into the model that it is for.
-
-    Args:
-        files (`Iterable[PackedFile]`): of the checkpoint.
-        parameters (`Mapping[str, Tensor]`): the model's by name, on any device. Where transformers makes a parameter of
-            several tensors, so that their names differ, none may be larger than the largest parameter.
-    """
-    largest = max(parameter.numel() for parameter in parameters.values())
-    for file in files:
-        for name in file.keys():
-            weight = file.get_slice(name)
-            parameter = parameters.get(name)
-            if parameter is not None and tuple(parameter.shape) != weight.shape:
-                raise ValueError(
-                    f"{file.path}: {name} has the shape {weight.shape}, but the model's {tuple(parameter.shape)}."
-                )
-            if parameter is None and math.prod(weight.shape) > largest:
-                raise ValueError(
-                    f"{file.path}: {name} has the shape {weight.shape}, larger than any weight of the model."
-                )
-
-
-def read_index(path: str | Path) -> dict[str, str]:
-    """The index of a packed checkpoint: name of every stored tensor -> name of its file, beside the index.
-
-    Raises:
-        `ValueError`: it is damaged, or names files that a packed checkpoint does not have.
-    """
-    try:
-        weight_map = json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"]
-        files = set(weight_map.values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: it is no index with a 'weight_map'.") from error
-    if not files:
-        raise ValueError(f"{path} is damaged: it names no tensor.")
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or not SHARD.fullmatch(file):
-            raise ValueError(
-                f"{path} says that {name!r} lies in {file!r}: expected 'packed-00001-of-00001.safetensors'."
-            )
-    expected = {f"packed-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)}
-    if files != expected:
-        raise ValueError(f"{path} names the files {sorted(files)}: expected {sorted(expected)}.")
-    return weight_map

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from .packed_reading import DTYPES, INDEX, METADATA, VERSION
+from .packed_checkpoint import INDEX
+from .packed_reading import DTYPES, METADATA, VERSION
 from .packing import MASK, VALUES, checksum_seed, pack, saves_space
 
 

@@ -1,0 +1,83 @@
+"""The files of a packed checkpoint (docs/format.md) together: compared with their index, with each other, and with a model."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+
+from .packed_reading import PackedFile
+
+
+INDEX = "packed.safetensors.index.json"
+SHARD = re.compile(r"packed-\d{5}-of-\d{5}\.safetensors")
+
+
+def open_checkpoint(folder: str | Path) -> list[PackedFile]:
+    """The files of a packed checkpoint, whose names and headers have been compared with its index and with each other.
+
+    Args:
+        folder (`str` or `Path`): with the index and all files.
+
+    Raises:
+        `ValueError`: the checkpoint is damaged.
+        `OSError`: a file is missing or cannot be read.
+    """
+    index = Path(folder) / INDEX
+    weight_map = read_index(index)
+    files = [PackedFile(index.with_name(name)) for name in sorted(set(weight_map.values()))]
+    for file in files:
+        expected = {name for name, place in weight_map.items() if place == file.path.name}
+        if different := file.tensors ^ expected:
+            raise ValueError(
+                f"{index} and {file.path} do not name the same tensors: {min(different)!r} is in one of them only."
+            )
+    return files
+
+
+def check_shapes(files: Iterable[PackedFile], parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raises `ValueError` if a packed weight does not fit into the model that it is for.
+
+    Args:
+        files (`Iterable[PackedFile]`): of the checkpoint.
+        parameters (`Mapping[str, Tensor]`): the model's by name, on any device. Where transformers makes a parameter of
+            several tensors, so that their names differ, none may be larger than the largest parameter.
+    """
+    largest = max(parameter.numel() for parameter in parameters.values())
+    for file in files:
+        for name, weight in file.weights.items():
+            parameter = parameters.get(name)
+            if parameter is not None and tuple(parameter.shape) != weight.shape:
+                raise ValueError(
+                    f"{file.path}: {name} has the shape {weight.shape}, but the model's {tuple(parameter.shape)}."
+                )
+            if parameter is None and math.prod(weight.shape) > largest:
+                raise ValueError(
+                    f"{file.path}: {name} has the shape {weight.shape}, larger than any weight of the model."
+                )
+
+
+def read_index(path: str | Path) -> dict[str, str]:
+    """The index of a packed checkpoint: name of every stored tensor -> name of its file, beside the index.
+
+    Raises:
+        `ValueError`: it is damaged, or names files that a packed checkpoint does not have.
+    """
+    try:
+        weight_map = json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"]
+        files = set(weight_map.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: it is no index with a 'weight_map'.") from error
+    if not files:
+        raise ValueError(f"{path} is damaged: it names no tensor.")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not SHARD.fullmatch(file):
+            raise ValueError(
+                f"{path} says that {name!r} lies in {file!r}: expected 'packed-00001-of-00001.safetensors'."
+            )
+    expected = {f"packed-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)}
+    if files != expected:
+        raise ValueError(f"{path} names the files {sorted(files)}: expected {sorted(expected)}.")
+    return weight_map
