@@ -18,6 +18,7 @@ from .offload import default_device
 from .projections import Block, Decoder, Projection
 from .pruning import needs_calibration
 from .report import format_table
+from .sparsity_config import read_sparsity_config
 from .statistics import SquaredNorms
 from .topup.base import Pass
 
@@ -245,7 +246,7 @@ def _skeleton(
 ) -> PreTrainedModel:
     """The model on the meta device: shapes and dtypes without weights."""
     config = AutoConfig.from_pretrained(model_or_path, revision=revision, trust_remote_code=trust_remote_code)
-    if getattr(config, "sparsity_config", None):
+    if read_sparsity_config(config) is not None:
         raise ValueError("The model is sparse already (its config has a sparsity_config): plan with the dense model.")
     if dtype == "auto":
         dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32

@@ -21,8 +21,9 @@ from .offload import default_device, is_offloaded, mask_offloaded
 from .processes import Processes
 from .projections import Decoder
 from .pruning import Clock, check, draw, find_changes, make_report, needs_calibration, own_tokenizer, versions
-from .report import PruningReport, reset_peak_memory, short_form
+from .report import PruningReport, reset_peak_memory
 from .saving import check_saveable, check_space, push_pruned, save_pruned
+from .sparsity_config import make_sparsity_config, stored_names
 from .streaming import load_streamed
 
 
@@ -151,6 +152,7 @@ class NeuronALPruner(OptimumQuantizer):
         """
         clock = Clock()
         decoder = check(model, self.config)
+        names = stored_names(model, decoder)
         reset_peak_memory()
         calibration = None
         if needs_calibration(self.config):
@@ -165,7 +167,7 @@ class NeuronALPruner(OptimumQuantizer):
         with _deferred_interrupt():
             apply_masks(decoder, found.changes)
             self.report = make_report(decoder, self.config, calibration, found, clock.seconds)
-            model.config.sparsity_config = dict(short_form(self.report))
+            model.config.sparsity_config = make_sparsity_config(decoder, self.report, names)
         return model
 
     def _journal(self, work_dir, model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> Journal:

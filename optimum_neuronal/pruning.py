@@ -28,6 +28,7 @@ from .offload import execution_device
 from .processes import Processes
 from .projections import Decoder
 from .report import PruningReport, measure_sparsity, peak_memory
+from .sparsity_config import read_sparsity_config
 from .sweep import Sweep
 from .topup import Allocation
 
@@ -82,7 +83,7 @@ class Shared:
 def check(model: PreTrainedModel, config: NeuronALConfig) -> Decoder:
     """Everything that can be known to be wrong before calibration data is loaded: raises `ValueError`, `TypeError`."""
     check_model(model)
-    if getattr(model.config, "sparsity_config", None):
+    if read_sparsity_config(model.config) is not None:
         raise ValueError(
             "The model is sparse already (model.config.sparsity_config). Load the dense model; or, to prune further, "
             "del model.config.sparsity_config first."

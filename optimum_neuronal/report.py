@@ -2,9 +2,9 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ class PruningReport:
             Projections of experts that received fewer than `min_expert_tokens` calibration tokens.
         peak_memory (`dict`): bytes by device, see [`peak_memory`].
         versions (`dict`): of this package, transformers, torch and Python.
+        evaluation (`dict`):
+            Perplexities of the model on test texts, if they were measured: dataset -> `dense` and `pruned`, before and
+            after. May be filled in by hand; the model card shows them.
         version (`int`): of this format.
     """
 
@@ -55,6 +58,7 @@ class PruningReport:
     starved_experts: list[str]
     peak_memory: dict[str, int]
     versions: dict[str, str]
+    evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,6 +87,9 @@ class PruningReport:
         if self.starved_experts:
             count, least = len(self.starved_experts), self.config["min_expert_tokens"]
             rows.append(["starved experts", f"{count} projections of experts that received fewer than {least} tokens"])
+        for dataset, found in self.evaluation.items():
+            values = ", ".join(f"{found[when]:.2f} ({when})" for when in ("dense", "pruned") if when in found)
+            rows.append([f"perplexity, {dataset}", values])
         rows.append(["seconds", ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())])
         rows.append(
             ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
@@ -171,20 +178,3 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _is_number(cell: str) -> bool:
     return bool(cell) and cell.strip("%").replace(".", "").replace(",", "").replace("-", "").isdigit()
-
-
-def short_form(report: PruningReport) -> Mapping[str, Any]:
-    """What `config.sparsity_config` keeps of a report: enough to know and to repeat what was done."""
-    return {
-        "version": VERSION,
-        "quant_method": "neuronal",
-        "format": report.config["format"],
-        "sparsity": report.requested_sparsity,
-        "achieved_sparsity": report.achieved_sparsity,
-        "block_sparsity": list(report.blocks.values()),
-        "block_lambda": report.block_lambda,
-        "row_lambda": report.row_lambda,
-        "calibration": report.calibration,
-        "config": report.config,
-        "versions": report.versions,
-    }

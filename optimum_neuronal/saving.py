@@ -3,47 +3,35 @@
 import os
 import shutil
 import tempfile
-import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import transformers
-from huggingface_hub import HfApi, ModelCard, ModelCardData
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from packaging.version import Version
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .report import PruningReport, format_table
-
-
-CARD = """---
-{metadata}
----
-
-# {title}
-
-{sparsity:.1%} of the weights of this model's linear projections are zero. It was pruned without retraining by
-`optimum_neuronal` (saliency: {saliency}, top-up: {topup}) and loads like any other model:
-
-```python
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained("{title}")
-```
-
-The weights are stored dense, zeros included. `config.json` holds how it was pruned (`sparsity_config`), and
-`neuronal_report.json` every decision with its score.
-
-{table}
-"""
+from .atomic import replaced_directory
+from .model_card import make_card
+from .report import PruningReport
 
 
 # A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
 # this many bytes.
 OFFLOADED_SHARD = 64 * 10**6
+
+# Files of weights in a checkpoint of either format, as shell patterns.
+WEIGHT_FILES = tuple(
+    f"{stem}{rest}"
+    for stem in ("model", "packed")
+    for rest in (".safetensors", "-[0-9]*-of-[0-9]*.safetensors", ".safetensors.index.json")
+)
 
 
 def check_directory(directory: str | Path) -> Path:
@@ -73,10 +61,10 @@ def save_pruned(
     report: PruningReport,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """Saves model, tokenizer, report and model card. A failure leaves the directory as it was.
+    """Saves model, tokenizer, report and model card.
 
-    Everything is written beside the directory first. A new directory then appears whole; in one that exists, the
-    files are replaced one by one, and weight files that are not part of the new model are removed.
+    Whatever happens, a kill included, the directory holds all of the old checkpoint or all of the new one, see
+    [`replaced_directory`]. Weight files of the old one are removed; files that are no part of it stay.
 
     Args:
         model (`PreTrainedModel`): the pruned model; saved as ordinary safetensors.
@@ -85,24 +73,28 @@ def save_pruned(
         tokenizer (`PreTrainedTokenizerBase`, *optional*): saved along.
 
     Raises:
-        `OSError`: the directory is a file or cannot be written, or the disk is too full.
+        `OSError`: the directory is a file or cannot be written, or the disk is too full. Its files are as they were.
     """
     check_saveable(model)
     path = check_directory(directory)
-    path.parent.mkdir(parents=True, exist_ok=True)
     check_space(model, path)
-    staging = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}"
-    try:
-        staging.mkdir()
+    with saved_whole(path) as staging:
         _write(model, staging, report, tokenizer, title=path.name)
-        if path.exists():
-            _replace_files(staging, path)
-        else:
-            staging.rename(path)
+
+
+@contextmanager
+def saved_whole(path: Path) -> Iterator[Path]:
+    """[`replaced_directory`] for checkpoints; its errors say that nothing was changed."""
+    try:
+        with replaced_directory(path, is_of_weights) as staging:
+            yield staging
     except (OSError, SafetensorError) as error:
         raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+
+
+def is_of_weights(name: str) -> bool:
+    """Whether a file of this name in a checkpoint's directory makes no sense beside the weights of another one."""
+    return any(fnmatchcase(name, pattern) for pattern in (*WEIGHT_FILES, "generation_config.json"))
 
 
 def push_pruned(
@@ -116,22 +108,54 @@ def push_pruned(
     revision: str | None = None,
     commit_message: str = "Upload pruned model",
 ) -> str:
-    """Uploads to the Hub what [`save_pruned`] saves, in one commit. Returns the commit's URL.
+    """Uploads to the Hub what [`save_pruned`] saves, in one commit, which also deletes the weights of an earlier push.
+
+    An upload that breaks off changes nothing in the repository; repeated, it goes on with the files that are missing.
 
     Args:
         model, report, tokenizer: as for [`save_pruned`].
         repo_id (`str`): `"me/llama-70"`; created if missing.
-        private, token, revision, commit_message: as for `HfApi.create_repo` and `HfApi.upload_folder`.
+        private (`bool`, *optional*): whether a repository that is created is private. None: as the account has it.
+        token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
+        revision (`str`, *optional*): branch to push to, created if missing. None: main.
+        commit_message (`str`): of the commit.
+
+    Returns:
+        `str`: the commit's URL.
+
+    Raises:
+        `PermissionError`: there is no token, or it may not write there.
+        `OSError`: the disk for temporary files is too full, or the upload broke off.
     """
+    check_saveable(model)
     api = HfApi(token=token)
-    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _explained(repo_id):
         check_space(model, folder)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None and not revision.startswith("refs/"):
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
         _write(model, Path(folder), report, tokenizer, title=repo_id)
         commit = api.upload_folder(
-            repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message
+            repo_id=repo_id,
+            folder_path=folder,
+            revision=revision,
+            commit_message=commit_message,
+            delete_patterns=list(WEIGHT_FILES),  # but for those that are uploaded
         )
     return commit.commit_url
+
+
+@contextmanager
+def _explained(repo_id: str) -> Iterator[None]:
+    try:
+        yield
+    except HfHubHTTPError as error:
+        if error.response is None or error.response.status_code not in (401, 403):
+            raise
+        raise PermissionError(
+            f"The Hub refused to let you write to {repo_id!r}: log in with `hf auth login`, set HF_TOKEN, or pass token=..., "
+            f"a token with permission to write there. It said: {error}"
+        ) from error
 
 
 def _write(
@@ -149,7 +173,7 @@ def _write(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     report.save(folder)
-    (folder / "README.md").write_text(_card(model, report, title), encoding="utf-8")
+    (folder / "README.md").write_text(str(make_card(model, report, title)), encoding="utf-8")
 
 
 @contextmanager
@@ -179,24 +203,6 @@ def _largest_block(model: PreTrainedModel) -> int:
     return max(sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks)
 
 
-def _card(model: PreTrainedModel, report: PruningReport, title: str) -> str:
-    origin = model.config._name_or_path
-    on_hub = origin and origin.count("/") <= 1 and not Path(origin).exists()
-    metadata = ModelCardData(
-        base_model=origin if on_hub else None,
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=["sparse", "pruning", report.config["saliency"], report.config["topup"]],
-    )
-    rows = [[name, f"{sparsity:.2%}"] for name, sparsity in report.blocks.items()]
-    table = "```\n" + format_table(["block", "sparsity"], rows) + "\n```"
-    methods = {name: report.config[name] for name in ("saliency", "topup")}
-    card = CARD.format(
-        metadata=metadata.to_yaml(), title=title, sparsity=report.achieved_sparsity, table=table, **methods
-    )
-    return str(ModelCard(card))
-
-
 def check_saveable(model: PreTrainedModel) -> None:
     """Raises `ValueError` for a model on disk that the installed transformers cannot save."""
     offloaded = any(parameter.is_meta for parameter in model.parameters())
@@ -218,13 +224,3 @@ def check_space(model: PreTrainedModel, directory: str | Path) -> None:
             f"Saving to {path} needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free: free some space or choose "
             "another disk."
         )
-
-
-def _replace_files(staging: Path, path: Path) -> None:
-    new = {file.name for file in staging.iterdir()}
-    for file in sorted(staging.iterdir()):
-        os.replace(file, path / file.name)
-    for pattern in ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"):
-        for file in path.glob(pattern):
-            if file.name not in new:
-                file.unlink()

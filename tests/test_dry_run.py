@@ -277,7 +277,9 @@ def test_what_a_prune_refuses_is_refused(fields, message, tmp_path, llama):
 
 
 def test_sparse_and_unknown_dtypes_are_refused(tmp_path, llama):
-    llama.config.sparsity_config = {"sparsity": 0.5}
+    llama.config.sparsity_config = dict(
+        version=1, quant_method="neuronal", format="dense", sparsity=0.5, achieved_sparsity=0.5
+    )
     directory, _ = saved(tmp_path, llama)
     with pytest.raises(ValueError, match="sparse already"):
         plan_prune(directory, config_of())

@@ -1,0 +1,231 @@
+"""A directory that is written anew appears as a whole: whatever happens meanwhile, it holds all of the old or of the new.
+
+The new directory is written beside the old one, in a *staging* directory, and the two are exchanged. Linux and macOS
+exchange two directories in one step. Where the system or the disk cannot, two renamings follow each other: a kill
+between them leaves no directory under the name, and the next save puts the old one back before anything else.
+
+Some directories cannot be exchanged: a mount point, one whose parent may not be written, the working directory (a shell
+would be left in the old one). There the files are replaced one by one, `config.json` being taken away first and put
+back last: a kill meanwhile leaves a directory that does not load, never a mixture of old and new.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+LAST = "config.json"  # without it a directory is no model
+CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+KIND = {"new": "saving", "old": "before"}
+
+
+@contextmanager
+def replaced_directory(directory: str | Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
+    """Yields an empty staging directory; when the block ends, it takes the directory's place.
+
+    An exception in the block leaves the directory as it was, and nothing beside it. What killed processes have left
+    beside the directory is removed first.
+
+    Args:
+        directory (`str` or `Path`): may exist or not; of a symbolic link, the directory that it points to.
+        belongs (`Callable[[str], bool]`):
+            Whether a file's name is of what is replaced. All other files and folders of the old directory, the user's
+            own, are found in the new one too, unless it has some of the same name.
+
+    Raises:
+        `OSError`: the disk is full, or may not be written.
+    """
+    path = Path(os.path.realpath(directory))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    inside = path.is_dir() and not _can_be_exchanged(path)
+    place = path if inside else path.parent
+    _clean(path, place)
+    staging = _free_name(path, place, "new")
+    staging.mkdir()
+    try:
+        with _locked(staging):
+            yield staging
+            _to_disk(staging)
+            _check_kinds(staging, path)
+            if inside:
+                _replace_files(staging, path, belongs)
+            elif path.exists():
+                staging.chmod(path.stat().st_mode & 0o7777)
+                _keep_others(path, staging, belongs)
+                _directory_to_disk(staging)
+                _exchange(staging, path)
+            else:
+                staging.rename(path)
+            _directory_to_disk(path.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)  # after an exchange, the old directory
+
+
+def _can_be_exchanged(path: Path) -> bool:
+    here = Path(os.path.realpath(os.curdir))
+    return (
+        not os.path.ismount(path) and os.access(path.parent, os.W_OK | os.X_OK) and path not in (here, *here.parents)
+    )
+
+
+def _free_name(path: Path, place: Path, kind: str) -> Path:
+    return place / f".{path.name}.{KIND[kind]}-{uuid.uuid4().hex[:8]}"
+
+
+def _left_over(path: Path, place: Path, kind: str) -> list[Path]:
+    """Directories that an earlier save has left: no other name is ever touched."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.{KIND[kind]}-[0-9a-f]{{8}}")
+    with suppress(PermissionError):
+        found = [entry.path for entry in list(os.scandir(place)) if pattern.fullmatch(entry.name)]
+        return [Path(entry) for entry in found if os.path.isdir(entry) and not os.path.islink(entry)]
+    return []
+
+
+def _clean(path: Path, place: Path) -> None:
+    """Puts back what a save was killed over, and removes what killed saves have left."""
+    for before in _left_over(path, place, "old"):
+        with _locked(before) as free:
+            if free is not False and not path.exists():
+                before.rename(path)  # killed between its two renamings
+            elif free:
+                shutil.rmtree(before, ignore_errors=True)
+    for staging in _left_over(path, place, "new"):
+        with _locked(staging) as free:
+            if free:
+                shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[bool | None]:
+    """Holds a directory's lock, which the system releases when a process dies.
+
+    Yields whether it was free; None where directories cannot be locked, so that nobody knows.
+    """
+    handle, free = None, None
+    try:
+        if fcntl is not None:
+            with suppress(OSError):
+                handle = os.open(directory, os.O_RDONLY)
+                free = _lock(handle)
+        yield free
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check_kinds(new: Path, old: Path) -> None:
+    """Raises `FileExistsError` if a file would take a folder's place, or a folder a file's."""
+    for entry in list(os.scandir(new)):
+        place = old / entry.name
+        if place.exists() and place.is_dir() != entry.is_dir():
+            kind = "folder" if place.is_dir() else "file"
+            raise FileExistsError(f"{place} is a {kind} in the way: rename it or choose another directory")
+
+
+def _keep_others(old: Path, new: Path, belongs: Callable[[str], bool]) -> None:
+    """Brings what is not replaced into the new directory: as further names of the same files, else as copies."""
+    for entry in list(os.scandir(old)):
+        target = new / entry.name
+        if belongs(entry.name) or os.path.lexists(target):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            shutil.copytree(entry.path, target, symlinks=True, copy_function=_link)
+        elif entry.is_symlink():
+            target.symlink_to(os.readlink(entry.path))
+        else:
+            _link(entry.path, target)
+
+
+def _link(source: str, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a disk without hard links, or someone else's file
+        shutil.copy2(source, target)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Exchanges two directories, in one step where the system can."""
+    if _exchange_at_once(new, old):
+        return
+    before = _free_name(old, old.parent, "old")
+    with _locked(old):
+        old.rename(before)
+        try:
+            new.rename(old)
+        except OSError:
+            before.rename(old)
+            raise
+        before.rename(new)
+
+
+def _exchange_at_once(one: Path, other: Path) -> bool:
+    """Whether it could be done. Raises `OSError` for reasons that have nothing to do with what the system can."""
+    library = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    names = os.fsencode(one), os.fsencode(other)
+    if sys.platform == "linux" and hasattr(library, "renameat2"):
+        here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+        result = library.renameat2(here, names[0], here, names[1], ctypes.c_uint(exchange))
+    elif sys.platform == "darwin" and hasattr(library, "renamex_np"):
+        result = library.renamex_np(*names, ctypes.c_uint(2))  # RENAME_SWAP
+    else:
+        return False
+    code = ctypes.get_errno()
+    if result != 0 and code not in CANNOT_EXCHANGE:
+        raise OSError(code, os.strerror(code), str(other))
+    return result == 0
+
+
+def _replace_files(staging: Path, path: Path, belongs: Callable[[str], bool]) -> None:
+    """For a directory that cannot be exchanged; `staging` lies in it."""
+    new = sorted(os.listdir(staging), key=lambda name: name == LAST)
+    (path / LAST).unlink(missing_ok=True)
+    for entry in list(os.scandir(path)):
+        if entry.is_file() and belongs(entry.name) and entry.name not in new:
+            os.unlink(entry.path)
+    for name in new:
+        if (path / name).is_dir():
+            shutil.rmtree(path / name)
+        os.replace(staging / name, path / name)
+    _directory_to_disk(path)
+
+
+def _to_disk(directory: Path) -> None:
+    """Waits until all files of a directory survive a power cut."""
+    access = os.O_RDWR if os.name == "nt" else os.O_RDONLY
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            handle = os.open(os.path.join(folder, name), access)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        _directory_to_disk(Path(folder))
+
+
+def _directory_to_disk(directory: Path) -> None:
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

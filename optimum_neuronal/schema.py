@@ -1,0 +1,81 @@
+"""Checks JSON values against a JSON schema, as far as this package's schemas go."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+TYPES = {
+    "object": (dict, "an object"),
+    "array": (list, "a list"),
+    "string": (str, "text"),
+    "integer": (int, "a whole number"),
+    "number": ((int, float), "a number"),
+    "null": (type(None), "null"),
+}
+
+
+def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
+    """Raises `ValueError` if a value does not fit; keys that the schema does not know are admitted.
+
+    Args:
+        value: made of what `json.loads` returns.
+        schema (`Mapping`): understood are `type`, `const`, `enum`, `minimum`, `maximum`, `required`, `properties`,
+            `additionalProperties` as a schema, and `items`. Neither NaN nor infinity is a number.
+        where (`str`): how the message calls the value.
+    """
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(_is(value, kind) for kind in kinds):
+        _refuse(value, where, " or ".join(TYPES[kind][1] for kind in kinds) + _range(schema))
+    if "const" in schema and value != schema["const"]:
+        _refuse(value, where, repr(schema["const"]))
+    if "enum" in schema and value not in schema["enum"]:
+        _refuse(value, where, " or ".join(map(repr, schema["enum"])))
+    if _is(value, "number") and not schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf):
+        _refuse(value, where, "a number" + _range(schema))
+    if isinstance(value, dict):
+        _check_object(value, schema, where)
+    if isinstance(value, list) and "items" in schema:
+        for index, item in enumerate(value):
+            check(item, schema["items"], f"{where}[{index}]")
+
+
+def _check_object(value: dict, schema: Mapping[str, Any], where: str) -> None:
+    for key in schema.get("required", []):
+        if key not in value:
+            raise ValueError(f"{where} has no {key!r}.")
+    known = schema.get("properties", {})
+    for key, item in value.items():
+        if key in known:
+            check(item, known[key], f"{where}.{key}")
+        elif "additionalProperties" in schema:
+            check(item, schema["additionalProperties"], f"{where}[{_short(key)}]")
+
+
+def _is(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        return False
+    return isinstance(value, TYPES[kind][0])
+
+
+def _range(schema: Mapping[str, Any]) -> str:
+    if "minimum" not in schema:
+        return ""
+    return (
+        f" from {schema['minimum']} to {schema['maximum']}"
+        if "maximum" in schema
+        else f", at least {schema['minimum']}"
+    )
+
+
+def _refuse(value: Any, where: str, expected: str) -> None:
+    raise ValueError(f"{where} is {_short(value)}: expected {expected}.")
+
+
+def _short(value: Any) -> str:
+    """What came, at a length that fits a message."""
+    if isinstance(value, (dict, list)):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**50 else "a very large number"
+    return text if len(text) <= 80 else f"{text[:77]}..."
