@@ -16,6 +16,10 @@ _HOME = {
     "evaluate_perplexity": "evaluation",
     "evaluate_tasks": "tasks",
     "compare": "comparing",
+    "keep_sparsity": "keeping",
+    "keep_lora_sparse": "lora",
+    "SparsityCallback": "training",
+    "NeuronALCallback": "training",
     "Architecture": "architectures",
     "register_architecture": "architectures",
     "register_saliency": "saliency",
@@ -28,11 +32,14 @@ if TYPE_CHECKING:
     from .comparing import compare
     from .config import NeuronALConfig
     from .evaluation import evaluate_perplexity
+    from .keeping import keep_sparsity
+    from .lora import keep_lora_sparse
     from .pruner import NeuronALPruner
     from .report import PruningReport
     from .saliency import register_saliency
     from .tasks import evaluate_tasks
     from .topup import register_topup
+    from .training import NeuronALCallback, SparsityCallback
 
 
 def __getattr__(name: str):

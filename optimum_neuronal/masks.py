@@ -3,9 +3,11 @@
 In this package a mask is a boolean tensor of the weight's shape (out, in), True where the weight is pruned.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -211,17 +213,24 @@ def prune_columns(saliency: torch.Tensor, pattern: ColumnPattern) -> torch.Tenso
     return torch.zeros_like(groups, dtype=torch.bool).scatter_(-1, fallen, True).view(saliency.shape)
 
 
+@lru_cache
+def _eight_booleans(device: torch.device) -> torch.Tensor:
+    """Of every byte its eight bits as booleans, side by side in one int64: a mask is unpacked by looking its bytes up."""
+    bits = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1
+    return bits.bool().view(torch.int64).flatten()
+
+
 @dataclass(frozen=True)
 class PackedMask:
     """A mask kept at one bit per weight. Make one with `PackedMask.pack(mask)`, get it back with `.unpack()`."""
 
     bits: torch.Tensor
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
 
     @classmethod
     def pack(cls, mask: torch.Tensor) -> "PackedMask":
         flat = mask.flatten().to(torch.uint8)
-        flat = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).view(-1, 8)
+        flat = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).view(-(-len(flat) // 8), 8)
         bits = flat[:, 0].clone()
         for position in range(1, 8):
             bits |= flat[:, position] << position
@@ -230,9 +239,8 @@ class PackedMask:
     def unpack(self, device: torch.device | None = None) -> torch.Tensor:
         """The mask, on the device of its bits or on another."""
         bits = self.bits if device is None else self.bits.to(device)
-        positions = torch.arange(8, dtype=torch.uint8, device=bits.device)
-        flat = ((bits[:, None] >> positions) & 1).flatten()
-        return flat[: self.shape[0] * self.shape[1]].view(self.shape).bool()
+        flat = _eight_booleans(bits.device).index_select(0, bits.int()).view(torch.bool)
+        return flat[: math.prod(self.shape)].view(self.shape)
 
     def change(self, device: torch.device | None = None) -> torch.Tensor:
         """What becomes of the weight: the mask; of a [`PackedWeight`], the new weight."""

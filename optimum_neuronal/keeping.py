@@ -1,0 +1,138 @@
+"""Keeps a sparse model sparse while it is trained: no pruned weight comes back, whatever optimizer and loop.
+
+```python
+with keep_sparsity(model):  # a hand-written loop, or accelerate's, after accelerator.prepare
+    for batch in loader:
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+```
+
+Two things are done. The gradients of pruned weights are set to zero before they are accumulated, so that clipping,
+momentum and second moments see only what is trained. And pruned weights are set to zero after every step, since some
+optimizers change weights whose gradients are zero. Under FSDP2 gradients are masked before the optimizer's step, where
+clipping has been done already: there the norm is that of all gradients.
+"""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from transformers.utils import logging
+
+from .lora import guard_merging
+from .sparse_weights import SparseWeight, find_sparse_weights, is_spread, local_part
+
+
+logger = logging.get_logger(__name__)
+
+
+class SparsityLostError(RuntimeError):
+    """Weights that were pruned are not zero any more."""
+
+
+def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
+    """Takes down which weights of a sparse model are zero, to keep them so during training.
+
+    Args:
+        model (`nn.Module`):
+            A sparse model of transformers, or PEFT's model of one, in its final form for training: on its device, and
+            wrapped by DistributedDataParallel, FSDP2 (`accelerator.prepare`) or torch.compile if it is to be.
+
+    Returns:
+        [`SparsityKeeper`]: a context manager around the training loop. Without `with`, call its `apply()` after every
+            step of the optimizer and `verify()` at the end.
+
+    Raises:
+        `ValueError`, `TypeError`: a dense model, or one whose zeros disagree with its `sparsity_config` or cannot be
+            told (FSDP1, DeepSpeed's ZeRO-3, offloaded or quantized weights).
+    """
+    keeper = SparsityKeeper(find_sparse_weights(model))
+    guard_merging(model, keeper.weights)
+    return keeper
+
+
+class SparsityKeeper(AbstractContextManager):
+    """Holds weights at zero. Made by [`keep_sparsity`].
+
+    As a context manager it masks the gradients, sets the pruned weights to zero after every step of any optimizer of
+    torch (or one that accelerate has wrapped), and verifies at the end.
+
+    Args:
+        weights (`list[SparseWeight]`): with their masks, one bit per weight.
+    """
+
+    def __init__(self, weights: list[SparseWeight]):
+        self.weights = weights
+        self._handles: list = []
+
+    @property
+    def sparsity(self) -> float:
+        """Share of zeros that are kept, in (0, 1), of the weights that this process holds."""
+        total = sum(weight.tensor.numel() for weight in self.weights)
+        return sum(int(weight.mask.unpack().sum()) for weight in self.weights) / total
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Sets the pruned weights to zero: call it after each step of an optimizer that is not torch's.
+
+        Weights that are not trained (`requires_grad` is False) are left alone.
+        """
+        for weight in self.weights:
+            if weight.owner.requires_grad:
+                weight.apply()
+
+    @torch.no_grad()
+    def mask_gradients(self) -> None:
+        """Sets the gradients of pruned weights to zero where that could not be done as they came: under FSDP2."""
+        for weight in self.weights:
+            gradient = weight.owner.grad
+            if gradient is not None and is_spread(gradient):
+                part = local_part(gradient)
+                part.copy_(weight.masked(part))
+
+    def clear_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Sets to zero what an optimizer remembers of pruned weights: momentum, second moments.
+
+        Everything of a weight's own shape; what Adafactor factors into rows and columns stays.
+        """
+        with torch.no_grad():
+            for weight in self.weights:
+                for value in optimizer.state.get(weight.owner, {}).values():
+                    if isinstance(value, torch.Tensor) and local_part(value).shape == weight.mask.shape:
+                        part = local_part(value)
+                        part.copy_(weight.masked(part))
+
+    def verify(self) -> None:
+        """Raises [`SparsityLostError`] if a single pruned weight is not zero."""
+        lost = {weight.name: count for weight in self.weights if (count := weight.count_lost())}
+        if lost:
+            worst = ", ".join(f"{name}: {count}" for name, count in list(lost.items())[:5])
+            raise SparsityLostError(
+                f"{sum(lost.values())} pruned weights are not zero any more ({worst}{', ...' if len(lost) > 5 else ''}). "
+                "Something changed them behind the masks: apply() sets them to zero again, but what was trained since "
+                "relied on them."
+            )
+
+    def mask_from_now_on(self) -> None:
+        """Masks the gradients of the weights that are trained as they come, until [`~SparsityKeeper.release`]."""
+        for weight in self.weights:
+            if weight.owner.requires_grad and not is_spread(weight.owner):
+                self._handles.append(weight.owner.register_hook(weight.masked))
+
+    def release(self) -> None:
+        """Removes everything that was registered."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def __enter__(self) -> "SparsityKeeper":
+        self.mask_from_now_on()
+        self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.mask_gradients()))
+        self._handles.append(register_optimizer_step_post_hook(lambda *_: self.apply()))
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        self.release()
+        if kind is None:
+            self.verify()
