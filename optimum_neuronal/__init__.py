@@ -1,10 +1,13 @@
 """NeuronAL: sparse language models without retraining, for transformers and optimum.
 
-Names are imported when they are first used, so that `optimum-cli`, which looks at every plug-in, starts quickly.
+Names are imported when they are first used, so that `optimum-cli`, which looks at every plug-in, starts quickly. What
+transformers has to know of this package it learns when it is imported itself.
 """
 
 import importlib
 from typing import TYPE_CHECKING
+
+from .registration import register
 
 
 __version__ = "0.1.0.dev0"
@@ -16,6 +19,7 @@ _HOME = {
     "evaluate_perplexity": "evaluation",
     "evaluate_tasks": "tasks",
     "compare": "comparing",
+    "save_pretrained": "packed_saving",
     "keep_sparsity": "keeping",
     "keep_lora_sparse": "lora",
     "SparsityCallback": "training",
@@ -34,12 +38,15 @@ if TYPE_CHECKING:
     from .evaluation import evaluate_perplexity
     from .keeping import keep_sparsity
     from .lora import keep_lora_sparse
+    from .packed_saving import save_pretrained
     from .pruner import NeuronALPruner
     from .report import PruningReport
     from .saliency import register_saliency
     from .tasks import evaluate_tasks
     from .topup import register_topup
     from .training import NeuronALCallback, SparsityCallback
+
+register()
 
 
 def __getattr__(name: str):

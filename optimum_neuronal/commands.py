@@ -81,7 +81,12 @@ CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
         {"metavar": "N:M"},
         "keep N of every M consecutive weights of a row (2:4, 4:8), with --topup uniform",
     ),
-    "format": ("dense", {}, "how weights are saved: dense, ordinary safetensors with zeros"),
+    "format": (
+        "dense",
+        {},
+        "how weights are saved: dense, ordinary safetensors with zeros; or packed, the non-zero values and bitmasks, which "
+        "load with this package only",
+    ),
 }
 
 

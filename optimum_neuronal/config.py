@@ -17,7 +17,7 @@ from .topup.neuronal import LAMBDAS
 
 logger = logging.get_logger(__name__)
 
-FORMATS = ("dense",)
+FORMATS = ("dense", "packed")
 
 
 @dataclass
@@ -65,7 +65,9 @@ class NeuronALConfig(QuantizationConfigMixin):
         pattern (`str`, *optional*):
             `"N:M"`: of every M consecutive weights of a row N are kept, for `topup="uniform"` and a sparsity of
             1 - N/M; 2:4 is what NVIDIA's sparse tensor cores compute with. None: zeros may lie anywhere in a row.
-        format (`str`): how the weights are saved: `"dense"`, ordinary safetensors with zeros.
+        format (`str`):
+            How the model is saved: `"dense"`, ordinary safetensors with zeros; or `"packed"`, the non-zero values and
+            bitmasks, which load in processes that have imported this package only (docs/format.md).
     """
 
     sparsity: float

@@ -1,8 +1,6 @@
 """Writes the files of a packed checkpoint (docs/format.md), a weight at a time."""
 
 import json
-import math
-import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +8,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers.utils.hub import convert_file_size_to_int
 
 from .packed_checkpoint import INDEX
 from .packed_reading import DTYPES, METADATA, VERSION
 from .packing import MASK, VALUES, checksum_seed, pack, saves_space
 
 
-SHARD_SIZE = "2GB"  # a shard is held in memory until it is written
-UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+SHARD_SIZE = "2GB"  # at most, since a file's content is held in memory until it is written
 QUANTIZATION_CONFIG = {"quant_method": "neuronal", "format": "packed", "version": VERSION}
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -27,20 +25,22 @@ class PackedWriter:
     """Collects a checkpoint's weights, and writes a file whenever enough have come.
 
     ```python
-    writer = PackedWriter(folder)
-    for name, tensor in tensors:
-        writer.add(name, tensor)
-    writer.close()
+    with PackedWriter(folder) as writer:
+        for name, tensor in tensors:
+            writer.add(name, tensor)
     ```
+
+    An error in between leaves no file behind.
 
     Args:
         folder (`str` or `Path`): where the files are written; exists.
-        max_shard_size (`int` or `str`): bytes of a file, or text such as `"500MB"`; one weight may be larger.
+        max_shard_size (`int` or `str`):
+            Bytes of a file, or text such as `"500MB"`; never more than 2 GB, but for a weight that is larger.
     """
 
     def __init__(self, folder: str | Path, max_shard_size: int | str = SHARD_SIZE):
         self.folder = Path(folder)
-        self.max_shard_size = parse_size(max_shard_size)
+        self.max_shard_size = min(convert_file_size_to_int(max_shard_size), convert_file_size_to_int(SHARD_SIZE))
         self._shards: list[list[str]] = []
         self._tensors: dict[str, torch.Tensor] = {}
         self._about: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class PackedWriter:
         self._bytes += size
 
     def _flush(self) -> None:
-        metadata = {"format": "pt", METADATA: json.dumps({"version": VERSION, "tensors": self._about})}
+        metadata = {METADATA: json.dumps({"version": VERSION, "tensors": self._about})}
         save_file(self._tensors, self._unfinished(len(self._shards)), metadata=metadata)
         self._shards.append(list(self._tensors))
         self._total += self._bytes
@@ -81,6 +81,16 @@ class PackedWriter:
 
     def _unfinished(self, number: int) -> Path:
         return self.folder / f".packed-{number:05}.unfinished"
+
+    def __enter__(self) -> "PackedWriter":
+        return self
+
+    def __exit__(self, error, *_) -> None:
+        if error is None:
+            self.close()
+        else:
+            for number in range(len(self._shards) + 1):
+                self._unfinished(number).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Writes what is left, and the index."""
@@ -93,16 +103,6 @@ class PackedWriter:
             weight_map |= dict.fromkeys(names, file)
         index = {"metadata": {"total_size": self._total}, "weight_map": weight_map}
         (self.folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def parse_size(size: int | str) -> int:
-    """Bytes, of a number or of text such as `"500MB"`. Raises `ValueError` for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?B)\s*", size.upper()) if isinstance(size, str) else None
-    if found:
-        return math.ceil(float(found[1]) * UNITS[found[2]])
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"max_shard_size is {size!r}: expected bytes, or text such as '500MB'.")
-    return size
 
 
 def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,19 +12,21 @@ import torch
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .calibration import as_token_ids
+from .calibration import CalibrationSet, as_token_ids
 from .config import NeuronALConfig
 from .identity import identity
 from .journal import Journal
 from .masks import PackedMask, apply_change
 from .offload import default_device, is_offloaded, mask_offloaded
+from .packed_saving import save_packed_by_default
 from .processes import Processes
 from .projections import Decoder
 from .pruning import Clock, check, draw, find_changes, make_report, needs_calibration, own_tokenizer, versions
 from .report import PruningReport, reset_peak_memory
 from .saving import check_saveable, check_space, push_pruned, save_pruned
-from .sparsity_config import make_sparsity_config, stored_names
+from .sparsity_config import make_sparsity_config
 from .streaming import load_streamed
+from .weight_names import stored_names
 
 
 MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
@@ -138,7 +140,8 @@ class NeuronALPruner(OptimumQuantizer):
                 weights are then made whenever they are read, and no file is changed.
             dataset (*optional*):
                 Calibration data instead of the config's: a name or path as there, a list of strings, a
-                `datasets.Dataset`, or token ids of shape (num_samples, seq_length).
+                `datasets.Dataset`, token ids of shape (num_samples, seq_length), or what
+                [`~NeuronALPruner.draw_calibration`] returned.
             work_dir (`str` or `Path`, *optional*):
                 Where finished steps and blocks are recorded. The same call goes on from there after a crash, with the
                 same result to the bit.
@@ -154,12 +157,7 @@ class NeuronALPruner(OptimumQuantizer):
         decoder = check(model, self.config)
         names = stored_names(model, decoder)
         reset_peak_memory()
-        calibration = None
-        if needs_calibration(self.config):
-            source = self.config.dataset if dataset is None else dataset
-            if source is not None and as_token_ids(source) is None:
-                self.tokenizer = self.tokenizer or own_tokenizer(model)
-            calibration = draw(model, self.config, self.tokenizer, dataset)
+        calibration = dataset if isinstance(dataset, CalibrationSet) else self.draw_calibration(model, dataset)
         clock.lap("calibration data")
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
         journal = self._journal(work_dir, model, decoder, ids)
@@ -168,7 +166,28 @@ class NeuronALPruner(OptimumQuantizer):
             apply_masks(decoder, found.changes)
             self.report = make_report(decoder, self.config, calibration, found, clock.seconds)
             model.config.sparsity_config = make_sparsity_config(decoder, self.report, names)
+            if self.config.format == "packed":
+                save_packed_by_default(model)
         return model
+
+    def draw_calibration(
+        self, model: PreTrainedModel, dataset=None, revision: str | None = None
+    ) -> CalibrationSet | None:
+        """The calibration sequences that [`~NeuronALPruner.prune`] would use; the model's weights need not be loaded.
+
+        Args:
+            model (`PreTrainedModel`), dataset (*optional*): as for `prune`.
+            revision (`str`, *optional*): of the model on the Hub, if the tokenizer is still to be loaded.
+
+        Returns:
+            [`CalibrationSet`], *optional*: None if saliency and top-up look at weights alone.
+        """
+        if not needs_calibration(self.config):
+            return None
+        source = self.config.dataset if dataset is None else dataset
+        if source is not None and as_token_ids(source) is None:
+            self.tokenizer = self.tokenizer or own_tokenizer(model, revision)
+        return draw(model, self.config, self.tokenizer, dataset)
 
     def _journal(self, work_dir, model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> Journal:
         if work_dir is None or Processes.current().rank > 0:

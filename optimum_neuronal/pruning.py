@@ -82,6 +82,13 @@ class Shared:
 
 def check(model: PreTrainedModel, config: NeuronALConfig) -> Decoder:
     """Everything that can be known to be wrong before calibration data is loaded: raises `ValueError`, `TypeError`."""
+    decoder = check_structure(model, config)
+    check_weights(decoder.projections)
+    return decoder
+
+
+def check_structure(model: PreTrainedModel, config: NeuronALConfig) -> Decoder:
+    """What of [`check`] can be known before the weights are loaded."""
     check_model(model)
     if read_sparsity_config(model.config) is not None:
         raise ValueError(
@@ -89,7 +96,6 @@ def check(model: PreTrainedModel, config: NeuronALConfig) -> Decoder:
             "del model.config.sparsity_config first."
         )
     decoder = find_decoder(model, config.targets, config.ignore)
-    check_weights(decoder.projections)
     config.make_topup().check(decoder)
     check_pattern(decoder.projections, config.make_pattern())
     resolve_seq_length(model.config, config.seq_length)
@@ -131,14 +137,14 @@ def draw(
     return calibration
 
 
-def own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase:
+def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of the model's own checkpoint. Raises `ValueError` if there is none."""
     origin = model.config._name_or_path
     message = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)."
     if not origin:
         raise ValueError(message)
     try:
-        return AutoTokenizer.from_pretrained(origin)
+        return AutoTokenizer.from_pretrained(origin, revision=revision or "main")
     except (OSError, ValueError) as error:
         raise ValueError(f"{message} None could be loaded from {origin!r}: {error}") from error
 
