@@ -12,6 +12,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
+from transformers.utils import logging
 
 from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
 
@@ -85,20 +86,26 @@ def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str
         if any(parameter.is_meta for parameter in model.parameters()):
             _pack_offloaded(model, writer, max_shard_size, **kwargs)
         else:
-            for name, tensor in checkpoint_tensors(model).items():
+            for name, tensor in logging.tqdm(checkpoint_tensors(model).items(), desc="Packing weights"):
                 writer.add(name, tensor)
         _remove(folder, PACKED_FILES)
-    with _config_of(model, packed_config):
+    with _config_of(model, packed_config), _no_progress_bar():
         type(model).save_pretrained(model, folder, state_dict={}, **kwargs)
     _remove(folder, DENSE_FILES)
 
 
 def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The tensors that `save_pretrained` would write, by their names in the files; of tied ones the first."""
+    """The tensors that `save_pretrained` would write, by their names in the files."""
     state = model.state_dict()
     for name in model._keys_to_ignore_on_save or ():
         state.pop(name, None)
-    return revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
+    tensors = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
+    return dict(sorted(tensors.items(), key=lambda item: _natural_order(item[0])))
+
+
+def _natural_order(name: str) -> list[tuple[bool, int | str]]:
+    """Layer 2 before layer 10, so that equal models give equal files."""
+    return [(part.isdecimal(), int(part) if part.isdecimal() else part) for part in name.split(".")]
 
 
 def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs) -> None:
@@ -110,6 +117,18 @@ def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size
                 for name in file.keys():  # noqa: SIM118
                     writer.add(name, file.get_tensor(name))
             path.unlink()
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """`save_pretrained` shows one even for no weights."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 @contextmanager
