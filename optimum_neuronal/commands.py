@@ -1,4 +1,4 @@
-"""`optimum-cli neuronal`: prune, evaluate, compare, demo.
+"""`optimum-cli neuronal`: prune, evaluate, compare, demo; inspect and convert are in `checkpoint_commands`.
 
 `optimum-cli` builds the parsers of all plug-ins at every start, so this module imports nothing heavy: what a command
 needs is imported when it runs.
@@ -8,12 +8,15 @@ import argparse
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
+
+from .checkpoint_commands import ConvertCommand, InspectCommand
+from .command import Command, write
 
 
 LAMBDAS = "0.01 0.02 0.03 0.04 0.05 0.06 0.07 0.08 0.09 0.1 0.12 0.15 0.2 0.25"
@@ -88,12 +91,6 @@ CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
         "load with this package only",
     ),
 }
-
-
-def write(text: str) -> None:
-    """Writes a line to the terminal."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def _add_config_flags(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
@@ -171,29 +168,7 @@ def _beside(output: str, purpose: str) -> Path:
     return path.parent / f".{path.name}.{purpose}"
 
 
-class _Command(BaseOptimumCLICommand):
-    """A command whose expected errors are told in one line."""
-
-    def run(self) -> None:
-        from transformers.utils import logging
-
-        try:
-            self.work()
-        except (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError) as error:
-            logging.get_logger(__name__).debug("The error's origin:", exc_info=True)
-            message = " ".join(str(error).split())
-            sys.exit(f"{self.COMMAND.name}: error: {message} (TRANSFORMERS_VERBOSITY=debug shows where)")
-        except KeyboardInterrupt:
-            sys.exit(f"{self.COMMAND.name}: interrupted{self.after_interrupt()}")
-
-    work: Callable[[], None]
-
-    def after_interrupt(self) -> str:
-        """What to tell who pressed Ctrl-C."""
-        return ""
-
-
-class PruneCommand(_Command):
+class PruneCommand(Command):
     COMMAND = CommandInfo(name="prune", help="Prune a model and save it.")
 
     @staticmethod
@@ -257,7 +232,7 @@ class PruneCommand(_Command):
         return f": the same command goes on from here; to begin anew, delete {work_dir}"
 
 
-class EvaluateCommand(_Command):
+class EvaluateCommand(Command):
     COMMAND = CommandInfo(name="evaluate", help="Measure a model's perplexity.")
 
     @staticmethod
@@ -318,7 +293,7 @@ def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
     return [*rows, ["mean", f"{mean:.2%}", ""]]
 
 
-class CompareCommand(_Command):
+class CompareCommand(Command):
     COMMAND = CommandInfo(name="compare", help="Prune a model in many ways and compare what each loses.")
     OWN = ("sparsity", "saliency", "topup", "dataset", "format", "pattern")
 
@@ -402,7 +377,7 @@ class CompareCommand(_Command):
         return f": the same command goes on from what is finished in {self.args.output}"
 
 
-class DemoCommand(_Command):
+class DemoCommand(Command):
     COMMAND = CommandInfo(name="demo", help="Prune the small model that comes with the package; two minutes.")
 
     @staticmethod
@@ -421,5 +396,5 @@ class NeuronalCommand(BaseOptimumCLICommand):
     COMMAND = CommandInfo(name="neuronal", help="Sparse language models without retraining (NeuronAL).")
     SUBCOMMANDS = tuple(
         CommandInfo(name=command.COMMAND.name, help=command.COMMAND.help, subcommand_class=command)
-        for command in (PruneCommand, EvaluateCommand, CompareCommand, DemoCommand)
+        for command in (PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, DemoCommand)
     )

@@ -1,5 +1,6 @@
 """The model card of a pruned model: where it comes from, how to load it, what it lost, how to make it again."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -87,7 +88,7 @@ def make_card(model: PreTrainedModel, report: PruningReport, title: str, format:
         origin=f" from [{base}](https://huggingface.co/{base})" if base else "",
         saliency=report.config["saliency"],
         topup=report.config["topup"],
-        loading=LOADING[format].format(title=title, local=title.rpartition("/")[2]),
+        loading=_loading(title, format),
         blocks=_table(["block", "sparsity"], [[name, f"{value:.2%}"] for name, value in report.blocks.items()]),
         evaluation=_evaluation(report),
         calibration=_calibration(report.calibration),
@@ -95,6 +96,19 @@ def make_card(model: PreTrainedModel, report: PruningReport, title: str, format:
         versions="With " + ", ".join(f"{name} {version}" for name, version in report.versions.items()) + ".",
     )
     return ModelCard(card)
+
+
+def with_format(card: str, format: str) -> str:
+    """The text of a card whose section on use is that of another format; a card of another make stays as it is."""
+    title = re.search(r"^# (\S+)$", card, re.M)
+    if title is None:
+        return card
+    text = _loading(title[1], format)
+    return re.sub(r"(?<=\n## Use\n\n).*?(?=\n\n## Sparsity\n)", lambda _: text, card, count=1, flags=re.S)
+
+
+def _loading(title: str, format: str) -> str:
+    return LOADING[format].format(title=title, local=title.rpartition("/")[2])
 
 
 def _metadata(base: str | None, report: PruningReport) -> ModelCardData:

@@ -4,9 +4,8 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import transformers
@@ -18,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .atomic import replaced_directory
+from .checkpoint import WEIGHT_FILES, is_of_weights
 from .model_card import make_card
 from .report import PruningReport
 
@@ -25,13 +25,6 @@ from .report import PruningReport
 # A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
 # this many bytes.
 OFFLOADED_SHARD = 64 * 10**6
-
-# Files of weights in a checkpoint of either format, as shell patterns.
-WEIGHT_FILES = tuple(
-    f"{stem}{rest}"
-    for stem in ("model", "packed")
-    for rest in (".safetensors", "-[0-9]*-of-[0-9]*.safetensors", ".safetensors.index.json")
-)
 
 
 def check_directory(directory: str | Path) -> Path:
@@ -78,23 +71,23 @@ def save_pruned(
     check_saveable(model)
     path = check_directory(directory)
     check_space(model, path)
-    with saved_whole(path) as staging:
+    with replaced_checkpoint(path, _is_replaced) as staging:
         _write(model, staging, report, tokenizer, title=path.name)
 
 
 @contextmanager
-def saved_whole(path: Path) -> Iterator[Path]:
-    """[`replaced_directory`] for checkpoints; its errors say that nothing was changed."""
+def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
+    """[`replaced_directory`], with errors that say that nothing was changed."""
     try:
-        with replaced_directory(path, is_of_weights) as staging:
+        with replaced_directory(path, belongs) as staging:
             yield staging
     except (OSError, SafetensorError) as error:
         raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
 
 
-def is_of_weights(name: str) -> bool:
-    """Whether a file of this name in a checkpoint's directory makes no sense beside the weights of another one."""
-    return any(fnmatchcase(name, pattern) for pattern in (*WEIGHT_FILES, "generation_config.json"))
+def _is_replaced(name: str) -> bool:
+    """Whether an old file of this name makes no sense beside the weights of another model."""
+    return is_of_weights(name) or name == "generation_config.json"
 
 
 def push_pruned(
@@ -216,8 +209,11 @@ def check_saveable(model: PreTrainedModel) -> None:
 
 def check_space(model: PreTrainedModel, directory: str | Path) -> None:
     """Raises `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights."""
-    path = check_directory(directory)
-    needed = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    check_free(check_directory(directory), sum(p.numel() * p.element_size() for p in model.parameters()))
+
+
+def check_free(path: Path, needed: int) -> None:
+    """Raises `OSError` if the disk of a path, which may not exist yet, has no room for so many bytes."""
     free = shutil.disk_usage(_existing(path)).free
     if free < needed:
         raise OSError(

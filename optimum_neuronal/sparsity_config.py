@@ -4,18 +4,17 @@ Its format is documented in docs/format.md and by sparsity_config.schema.json be
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
+from transformers import PreTrainedConfig
 
-from .projections import Block, Decoder, Projection
+from .projections import Decoder
 from .report import PruningReport
 from .schema import check
+from .weight_names import every_projection, kind_of
 
 
 KEY = "sparsity_config"
@@ -77,7 +76,7 @@ def make_sparsity_config(
         },
         "left_out": [
             projection.name
-            for block, projection in _projections(decoder)
+            for block, projection in every_projection(decoder)
             if not projection.pruned and block.name in report.blocks and kind_of(block, projection) in kinds
         ],
         "block_lambda": report.block_lambda,
@@ -88,44 +87,10 @@ def make_sparsity_config(
     }
 
 
-def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str]]:
-    """How the weights of every kind of projection are called in a checkpoint's files.
-
-    Returns:
-        `dict[str, list[str]]`: kind, see [`kind_of`] -> names with `*` for every number. They differ from the module's
-            where transformers stores weights otherwise than it holds them: experts one by one, gate and up apart.
-    """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: dict[str, list[str]] = {}
-    for block, projection in _projections(decoder):
-        kind = kind_of(block, projection)
-        if kind not in found and projection.pruned:
-            stand_in = torch.empty(projection.owner.shape, dtype=projection.owner.dtype, device="meta")
-            stored = revert_weight_conversion(model, {names[id(projection.owner)]: stand_in})
-            found[kind] = sorted({with_stars(name) for name in stored})
-    return found
-
-
-def kind_of(block: Block, projection: Projection) -> str:
-    """What projections of different blocks, and of different experts, have in common: `mlp.experts.*.down_proj`."""
-    return with_stars(projection.name.removeprefix(f"{block.name}."))
-
-
-def with_stars(name: str) -> str:
-    """A dotted name with `*` for every number."""
-    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
-
-
-def _projections(decoder: Decoder) -> Iterator[tuple[Block, Projection]]:
-    for block in decoder.blocks:
-        for projection in block.projections.values():
-            yield block, projection
-
-
 def _sparsity_by_kind(decoder: Decoder, report: PruningReport) -> dict[str, float]:
     """Kind -> share of zeros in all pruned projections of that kind."""
     counts: dict[str, tuple[int, int]] = {}
-    for block, projection in _projections(decoder):
+    for block, projection in every_projection(decoder):
         if projection.pruned:
             kind, size = kind_of(block, projection), projection.shape[0] * projection.shape[1]
             zeros, weights = counts.get(kind, (0, 0))
