@@ -20,6 +20,8 @@ _HOME = {
     "evaluate_tasks": "tasks",
     "compare": "comparing",
     "save_pretrained": "packed_saving",
+    "inspect_checkpoint": "inspecting",
+    "convert_checkpoint": "converting",
     "keep_sparsity": "keeping",
     "keep_lora_sparse": "lora",
     "SparsityCallback": "training",
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
     from .architectures import Architecture, register_architecture
     from .comparing import compare
     from .config import NeuronALConfig
+    from .converting import convert_checkpoint
     from .evaluation import evaluate_perplexity
+    from .inspecting import inspect_checkpoint
     from .keeping import keep_sparsity
     from .lora import keep_lora_sparse
     from .packed_saving import save_pretrained

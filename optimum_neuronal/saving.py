@@ -166,7 +166,7 @@ def _write(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     report.save(folder)
-    (folder / "README.md").write_text(str(make_card(model, report, title)), encoding="utf-8")
+    (folder / "README.md").write_text(str(make_card(model, report, title, report.config["format"])), encoding="utf-8")
 
 
 @contextmanager
