@@ -20,8 +20,9 @@ from .pruner import NeuronALPruner
 from .pruning import check, needs_calibration
 from .report import PruningReport, measure_sparsity
 from .sparse_weights import find_sparse_decoder, is_spread, unwrap
-from .sparsity_config import KEY, make_sparsity_config, stored_names
+from .sparsity_config import KEY, make_sparsity_config
 from .training_data import training_sequences, untouched_randomness
+from .weight_names import stored_names
 
 
 logger = logging.get_logger(__name__)
