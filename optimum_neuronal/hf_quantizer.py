@@ -8,6 +8,7 @@ need all of transformers.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -88,7 +89,8 @@ class PruningQuantizer(HfQuantizer):
         del model.config.quantization_config
         check_structure(model, self.quantization_config)
         self._pruner = NeuronALPruner(self.quantization_config)
-        self._calibration = self._pruner.draw_calibration(model, revision=_revision(checkpoint_files))
+        with torch.device("cpu"):  # this hook runs under torch.device("meta")
+            self._calibration = self._pruner.draw_calibration(model, revision=_revision(checkpoint_files))
 
     def postprocess_model(self, model: "PreTrainedModel", **_) -> "PreTrainedModel":
         model.__dict__.pop("hf_quantizer", None)
