@@ -183,6 +183,13 @@ class PruneCommand(Command):
         parser.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         parser.add_argument("--private", action="store_true", help="make that repository private (default: no)")
         parser.add_argument(
+            "--evaluate",
+            nargs="+",
+            default=[],
+            metavar="DATASET",
+            help="test text: measure the perplexity before and after, for the report and the model card (default: none)",
+        )
+        parser.add_argument(
             "--work-dir",
             help="where finished steps are recorded, so that the same command goes on after a crash; removed at the end "
             "(default: hidden, beside the output)",
@@ -217,7 +224,8 @@ class PruneCommand(Command):
             pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
             if folder is None:
                 pruner.model.to(_device(args))
-            model = pruner.quantize(args.output, work_dir=args.work_dir or _beside(args.output, "unfinished"))
+            work_dir = args.work_dir or _beside(args.output, "unfinished")
+            model = pruner.quantize(args.output, work_dir=work_dir, evaluate=args.evaluate)
             if processes.rank > 0:
                 return
             write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")

@@ -28,8 +28,7 @@ CARD = """---
 
 ## Sparsity
 
-Asked for were {requested:.1%}, over all linear projections in the decoder blocks; `neuronal_report.json` holds every
-decision with its score.
+Asked for were {requested:.1%} of the projections' weights; `neuronal_report.json` holds every decision with its score.
 
 {blocks}
 
@@ -92,7 +91,7 @@ def make_card(model: PreTrainedModel, report: PruningReport, title: str, format:
         blocks=_table(["block", "sparsity"], [[name, f"{value:.2%}"] for name, value in report.blocks.items()]),
         evaluation=_evaluation(report),
         calibration=_calibration(report.calibration),
-        code=_code(base, report.config),
+        code=_code(base, report),
         versions="With " + ", ".join(f"{name} {version}" for name, version in report.versions.items()) + ".",
     )
     return ModelCard(card)
@@ -151,15 +150,13 @@ def _calibration(calibration: Mapping[str, Any]) -> str:
     )
 
 
-def _code(base: str | None, config: Mapping[str, Any]) -> str:
-    """What makes the model again: all fields of the config that differ from the defaults."""
+def _code(base: str | None, report: PruningReport) -> str:
+    """What makes the model again: the fields of the config that matter or differ from the defaults."""
+    config = report.config
     default = NeuronALConfig(config["sparsity"], topup=config["topup"], saliency=config["saliency"]).to_dict()
+    always = ("sparsity", "saliency", "topup", *(("dataset", "num_samples", "seed") if report.calibration else ()))
     names = [entry.name for entry in fields(NeuronALConfig)]
-    chosen = {
-        name: config[name]
-        for name in names
-        if name in ("sparsity", "saliency", "topup", "dataset", "num_samples", "seed") or config[name] != default[name]
-    }
+    chosen = {name: config[name] for name in names if name in always or config[name] != default[name]}
     arguments = "".join(f"        {name}={value!r},\n" for name, value in chosen.items())
     return (
         "from transformers import AutoModelForCausalLM\n"

@@ -3,7 +3,7 @@
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from .calibration import CalibrationSet, as_token_ids
 from .config import NeuronALConfig
+from .evaluation import evaluate_perplexity
 from .identity import identity
 from .journal import Journal
 from .masks import PackedMask, apply_change
@@ -21,7 +22,17 @@ from .offload import default_device, is_offloaded, mask_offloaded
 from .packed_saving import save_packed_by_default
 from .processes import Processes
 from .projections import Decoder
-from .pruning import Clock, check, draw, find_changes, make_report, needs_calibration, own_tokenizer, versions
+from .pruning import (
+    Clock,
+    check,
+    draw,
+    find_changes,
+    make_report,
+    needs_calibration,
+    own_tokenizer,
+    versions,
+    without_folders,
+)
 from .report import PruningReport, reset_peak_memory
 from .saving import check_saveable, check_space, push_pruned, save_pruned
 from .sparsity_config import make_sparsity_config
@@ -107,6 +118,7 @@ class NeuronALPruner(OptimumQuantizer):
         *,
         dataset=None,
         work_dir: str | Path | None = None,
+        evaluate: Sequence[str] = (),
     ) -> PreTrainedModel:
         """Prunes the model of [`~NeuronALPruner.from_pretrained`], saves it, and returns it.
 
@@ -115,6 +127,9 @@ class NeuronALPruner(OptimumQuantizer):
             file_prefix: part of optimum's interface; must be None, since transformers names the files.
             dataset (*optional*): as for [`~NeuronALPruner.prune`].
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
+            evaluate (`Sequence[str]`):
+                Test texts: perplexities before and after the prune are measured on them, see [`evaluate_perplexity`], and
+                told by the report and the model card.
         """
         if file_prefix is not None:
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
@@ -122,11 +137,17 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         check_saveable(self.model)
         check_space(self.model, save_dir)
+        before = self._perplexities(evaluate)
         model = self.prune(self.model, dataset, work_dir)
+        after = self._perplexities(evaluate)
+        self.report.evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
         self.save(model, save_dir)
         if work_dir is not None and Processes.current().rank == 0:
             shutil.rmtree(work_dir)
         return model
+
+    def _perplexities(self, datasets: Sequence[str]) -> dict[str, float]:
+        return {without_folders(name): evaluate_perplexity(self.model, self.tokenizer, name) for name in datasets}
 
     def prune(self, model: PreTrainedModel, dataset=None, work_dir: str | Path | None = None) -> PreTrainedModel:
         """Sets weights of the model to zero, in place.

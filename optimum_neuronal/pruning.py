@@ -229,9 +229,8 @@ def make_report(
     """What was done, told from the weights as they are now, sparse."""
     achieved, blocks, projections = measure_sparsity(decoder)
     values = config.to_dict()
-    dataset = config.dataset or ""
-    if Path(dataset).is_file() or Path(dataset.rpartition(":")[0]).is_file():  # FILE or FILE:COLUMN
-        values["dataset"] = Path(dataset).name  # a report is published: no folders of this machine
+    if config.dataset is not None:
+        values["dataset"] = without_folders(config.dataset)
     decisions = found.allocation.decisions
     return PruningReport(
         config=values,
@@ -249,6 +248,12 @@ def make_report(
         peak_memory=peak_memory(),
         versions=versions(),
     )
+
+
+def without_folders(dataset: str) -> str:
+    """The name of a dataset for a report, which is published: no folders of this machine."""
+    is_file = Path(dataset).is_file() or Path(dataset.rpartition(":")[0]).is_file()  # FILE or FILE:COLUMN
+    return Path(dataset).name if is_file else dataset
 
 
 def versions() -> dict[str, str]:

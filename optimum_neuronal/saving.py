@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .atomic import replaced_directory
-from .checkpoint import WEIGHT_FILES, is_of_weights
+from .checkpoint import PACKED_INDEX, WEIGHT_FILES, is_of_weights
 from .model_card import make_card
 from .report import PruningReport
 
@@ -128,13 +128,19 @@ def push_pruned(
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         _write(model, Path(folder), report, tokenizer, title=repo_id)
-        commit = api.upload_folder(
-            repo_id=repo_id,
-            folder_path=folder,
-            revision=revision,
-            commit_message=commit_message,
-            delete_patterns=list(WEIGHT_FILES),  # but for those that are uploaded
-        )
+        try:
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                revision=revision,
+                commit_message=commit_message,
+                delete_patterns=list(WEIGHT_FILES),  # but for those that are uploaded
+            )
+        except RuntimeError as error:  # what a file that could not be uploaded gives
+            raise OSError(
+                f"The upload to {repo_id!r} broke off, and the repository is as it was: {error} Push again; files that have "
+                "arrived are not sent again."
+            ) from error
     return commit.commit_url
 
 
@@ -166,7 +172,8 @@ def _write(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     report.save(folder)
-    (folder / "README.md").write_text(str(make_card(model, report, title, report.config["format"])), encoding="utf-8")
+    format = "packed" if (folder / PACKED_INDEX).exists() else "dense"
+    (folder / "README.md").write_text(str(make_card(model, report, title, format)), encoding="utf-8")
 
 
 @contextmanager

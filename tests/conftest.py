@@ -47,6 +47,10 @@ def ids() -> torch.Tensor:
 
 @pytest.fixture
 def tokenizer():
+    return make_tokenizer()
+
+
+def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """The word "w7" is the id 7, anything else 255; it warns above 4 tokens, as that is what its model admits."""
     words = {f"w{i}": i for i in range(VOCAB - 1)} | {"<unk>": VOCAB - 1}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +12,40 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+import yaml
+
+
+Files = dict[str, tuple[bytes, str | None]]  # name -> content, and the sha256 of a large file
+
 
 @dataclass
-class Repository:
-    """Files as `name -> (content, sha256 of a large file or None)`, at one revision."""
+class Branch:
+    """Its files at its last commit, and the messages of all commits."""
 
-    private: bool = False
     revision: str = "0" * 40
-    files: dict[str, tuple[bytes, str | None]] = field(default_factory=dict)
+    files: Files = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+
+
+class Repository:
+    """Branches by name; `files` and `revision` are those of main."""
+
+    def __init__(self, private: bool = False, files: Files | None = None):
+        self.private = private
+        self.branches = {"main": Branch(files=dict(files or {}))}
+
+    @property
+    def files(self) -> Files:
+        return self.branches["main"].files
+
+    @property
+    def revision(self) -> str:
+        return self.branches["main"].revision
+
+    def find(self, revision: str | None) -> Branch | None:
+        """By the name of a branch, or by its last commit."""
+        commits = {branch.revision: branch for branch in self.branches.values()}
+        return self.branches.get(revision or "main") or commits.get(revision)
 
 
 class Hub(ThreadingHTTPServer):
@@ -26,6 +53,9 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, Repository] = {}
         self.large_files: dict[str, bytes] = {}
+        self.uploads_until_it_breaks: int | None = None  # large files that are taken before connections are cut
+        self.tokens: set[str | None] = set()  # all that were seen
+        self.cards: list[str] = []  # that were validated
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -51,8 +81,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self):
         path, body = unquote(urlsplit(self.path).path), self._body()
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
+        self.server.tokens.add(token)
         for pattern, handle in ROUTES:
             if match := re.fullmatch(pattern, path):
+                repository = self.server.repositories.get(match[1]) if match.groups() else None
+                writes = handle in (Handler.create, Handler.whoami, Handler.commit, Handler.branch)
+                if token is None and (writes or (repository and repository.private)):
+                    return self._refused()
                 return handle(self, body, *match.groups())
         return self._missing("EntryNotFound")
 
@@ -71,10 +107,28 @@ class Handler(BaseHTTPRequestHandler):
         self._json({"url": f"{self.server.url}/{repo_id}", "name": repo_id, "id": repo_id}, 409 if exists else 200)
 
     def validate(self, body):
+        """What the Hub says of metadata: only 400 is an error to huggingface_hub."""
+        self.server.cards.append(json.loads(body)["content"])
+        front = re.match(r"---\n(.*?)\n---\n", self.server.cards[-1], re.S)
+        data = yaml.safe_load(front[1]) if front else None
+        texts = ("base_model", "library_name", "pipeline_tag")
+        valid = isinstance(data, dict) and all(isinstance(data.get(key, ""), str) for key in texts)
+        valid = valid and all(isinstance(tag, str) for tag in data.get("tags", []))
+        relation = data.get("base_model_relation", "quantized") if valid else None
+        if relation not in ("adapter", "merge", "quantized", "finetune"):
+            return self._send(400, b"Invalid metadata")
         self._json({"errors": [], "warnings": []})
 
+    def branch(self, body, repo_id, name):
+        branches = self.server.repositories[repo_id].branches
+        exists = name in branches
+        if not exists:
+            main = branches["main"]
+            branches[name] = Branch(main.revision, dict(main.files), list(main.messages))
+        self._json({}, 409 if exists else 200)
+
     def preupload(self, body, repo_id, revision):
-        large = (".safetensors", ".bin")
+        large = (".safetensors", ".bin", "tokenizer.json")
         files = [
             {"path": f["path"], "uploadMode": "lfs" if f["path"].endswith(large) else "regular", "shouldIgnore": False}
             for f in json.loads(body)["files"]
@@ -82,17 +136,25 @@ class Handler(BaseHTTPRequestHandler):
         self._json({"files": files})
 
     def commit(self, body, repo_id, revision):
-        repository = self.server.repositories[repo_id]
+        branch = self.server.repositories[repo_id].find(revision)
+        if branch is None:
+            return self._missing("RevisionNotFound")
         for line in body.decode().splitlines():
             operation = json.loads(line)
             key, value = operation["key"], operation["value"]
-            if key == "file":
-                repository.files[value["path"]] = base64.b64decode(value["content"]), None
+            if key == "header":
+                branch.messages.append(value["summary"])
+            elif key == "file":
+                branch.files[value["path"]] = base64.b64decode(value["content"]), None
             elif key == "lfsFile":
-                repository.files[value["path"]] = self.server.large_files[value["oid"]], value["oid"]
-        repository.revision = hashlib.sha1(body + repository.revision.encode()).hexdigest()
-        url = f"{self.server.url}/{repo_id}/commit/{repository.revision}"
-        self._json({"success": True, "commitOid": repository.revision, "commitUrl": url, "hookOutput": ""})
+                branch.files[value["path"]] = self.server.large_files[value["oid"]], value["oid"]
+            elif key == "deletedFile":
+                del branch.files[value["path"]]
+            else:
+                raise ValueError(key)
+        branch.revision = hashlib.sha1(body + branch.revision.encode()).hexdigest()
+        url = f"{self.server.url}/{repo_id}/commit/{branch.revision}"
+        self._json({"success": True, "commitOid": branch.revision, "commitUrl": url, "hookOutput": ""})
 
     def large_file_batch(self, body, repo_id):
         objects = []
@@ -103,21 +165,33 @@ class Handler(BaseHTTPRequestHandler):
         self._json({"transfer": "basic", "objects": objects})
 
     def store_large_file(self, body, oid):
+        if self.server.uploads_until_it_breaks is not None:
+            if self.server.uploads_until_it_breaks == 0:
+                return self.connection.shutdown(socket.SHUT_RDWR)
+            self.server.uploads_until_it_breaks -= 1
         assert hashlib.sha256(body).hexdigest() == oid
         self.server.large_files[oid] = body
         self._send(200, b"")
 
-    def info(self, body, repo_id, *_):
+    def break_uploads(self, body, count):
+        """For tests, not part of the Hub: so many large files are taken, then connections are cut. -1: never."""
+        self.server.uploads_until_it_breaks = None if count == "-1" else int(count)
+        self._json({})
+
+    def info(self, body, repo_id, revision=None):
         repository = self.server.repositories.get(repo_id)
         if repository is None:
             return self._missing("RepoNotFound")
-        siblings = [{"rfilename": name} for name in repository.files]
+        branch = repository.find(revision)
+        if branch is None:
+            return self._missing("RevisionNotFound")
+        siblings = [{"rfilename": name} for name in branch.files]
         common = {"private": repository.private, "gated": False, "disabled": False, "downloads": 0, "likes": 0}
-        self._json({"_id": "1", "id": repo_id, "sha": repository.revision, "tags": [], "siblings": siblings, **common})
+        self._json({"_id": "1", "id": repo_id, "sha": branch.revision, "tags": [], "siblings": siblings, **common})
 
     def tree(self, body, repo_id, revision):
         files = []
-        for name, (content, oid) in self.server.repositories[repo_id].files.items():
+        for name, (content, oid) in self.server.repositories[repo_id].find(revision).files.items():
             large = {"lfs": {"oid": oid, "size": len(content), "pointerSize": 130}} if oid else {}
             sha = hashlib.sha1(content).hexdigest()
             files.append({"type": "file", "path": name, "size": len(content), "oid": sha, **large})
@@ -127,11 +201,14 @@ class Handler(BaseHTTPRequestHandler):
         repository = self.server.repositories.get(repo_id)
         if repository is None:
             return self._missing("RepoNotFound")
-        if name not in repository.files:
-            return self._missing("EntryNotFound", {"X-Repo-Commit": repository.revision})
-        content, oid = repository.files[name]
+        branch = repository.find(revision)
+        if branch is None:
+            return self._missing("RevisionNotFound")
+        if name not in branch.files:
+            return self._missing("EntryNotFound", {"X-Repo-Commit": branch.revision})
+        content, oid = branch.files[name]
         tag = oid or hashlib.sha1(content).hexdigest()
-        headers = {"X-Repo-Commit": repository.revision, "ETag": f'"{tag}"', "Accept-Ranges": "bytes"}
+        headers = {"X-Repo-Commit": branch.revision, "ETag": f'"{tag}"', "Accept-Ranges": "bytes"}
         if oid:
             headers |= {"X-Linked-Etag": f'"{oid}"', "X-Linked-Size": str(len(content))}
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
@@ -154,6 +231,11 @@ class Handler(BaseHTTPRequestHandler):
     def _json(self, value, code: int = 200) -> None:
         self._send(code, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
+    def _refused(self) -> None:
+        """What the Hub answers to who has no token: it does not tell whether the repository exists."""
+        headers = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."}
+        self._send(401, b"{}", headers)
+
     def _missing(self, code: str, headers: dict | None = None) -> None:
         self._send(404, b"{}", {"X-Error-Code": code, "X-Error-Message": code, **(headers or {})})
 
@@ -173,9 +255,11 @@ ROUTES = [
     (r"/api/validate-yaml", Handler.validate),
     (rf"/api/models/{ID}/preupload/(.+)", Handler.preupload),
     (rf"/api/models/{ID}/commit/(.+)", Handler.commit),
+    (rf"/api/models/{ID}/branch/(.+)", Handler.branch),
     (rf"/api/models/{ID}/tree/(.+)", Handler.tree),
     (rf"/api/models/{ID}(?:/revision/(.+))?", Handler.info),
     (rf"/{ID}\.git/info/lfs/objects/batch", Handler.large_file_batch),
     (r"/_lfs/([0-9a-f]{64})", Handler.store_large_file),
+    (r"/_test/uploads/(-?\d+)", Handler.break_uploads),
     (rf"/{ID}/resolve/([^/]+)/(.+)", Handler.resolve),
 ]

@@ -123,8 +123,23 @@ def test_the_help_names_every_method():
 def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path):
     output = tmp_path / "sparse"
     text = tmp_path / "text.txt"
-    printed = run("prune", "--model", dense, "--output", output, "--sparsity", 0.7, "--dataset", text, *SMALL)
+    arguments = [
+        "--model",
+        dense,
+        "--output",
+        output,
+        "--sparsity",
+        0.7,
+        "--dataset",
+        text,
+        "--evaluate",
+        text,
+        *SMALL,
+    ]
+    printed = run("prune", *arguments)
     report = json.loads((output / "neuronal_report.json").read_text())
+    assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned"} and "perplexity, text.txt" in printed
+    assert f"{report['evaluation']['text.txt']['pruned']:.2f}" in (output / "README.md").read_text()
     assert report["achieved_sparsity"] == pytest.approx(0.7, abs=1e-3)
     assert [c["lambda"] for c in report["decisions"]["block"]["candidates"]] == [0.05, 0.1]
     assert report["calibration"]["source"] == "text.txt"
