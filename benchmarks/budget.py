@@ -11,20 +11,20 @@ import tempfile
 
 from transformers.utils import logging
 
-from benchmarks.methods import demo, excess, reference
+from benchmarks.methods import excess, load
 from optimum_neuronal.comparing import compare
 from optimum_neuronal.report import format_table
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="demo", choices=["demo", "reference"], help="(default: demo)")
+    parser.add_argument("--model", default="demo", help="demo, reference, or a directory (default: demo)")
     parser.add_argument("--saliency", default="wanda", help="(default: wanda)")
     parser.add_argument("--sparsity", type=float, default=0.7, help="(default: 0.7)")
     parser.add_argument("--budgets", type=int, nargs="+", default=[12, 20, 30, 58, 100, 200])
     args = parser.parse_args()
     logging.disable_progress_bar()
-    model, ids, tests = {"demo": demo, "reference": reference}[args.model]()
+    model, ids, tests = load(args.model)
     topups = ["uniform", "neuronal", *(f"search:budget={budget}" for budget in args.budgets)]
     with tempfile.TemporaryDirectory() as folder:
         comparison = compare(

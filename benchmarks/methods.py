@@ -1,23 +1,26 @@
-"""Saliencies and top-ups at three sparsities, on the two trained models at hand.
+"""Saliencies and top-ups at three sparsities, on the two trained models at hand, and on any that you train beside.
 
-    python -m benchmarks.methods [--models demo reference] [--output DIR]
+    python -m benchmarks.methods [--models demo reference DIR ...] [--output DIR]
 
-Writes benchmarks/methods.md from what it measures. Finished combinations are kept in the output directory, so that it
-goes on after an interruption. The demo's model is tested on held-out modules of Python's standard library, the
-reference model (tests/fixtures) on Python source, manual pages and Rust's documentation, calibrated on manual pages.
+Writes benchmarks/methods.md from what it measures of the first two; tables of other models are printed. Finished
+combinations are kept in the output directory, so that it goes on after an interruption. The demo's model is tested on
+held-out modules of Python's standard library, the reference model (tests/fixtures) on Python source, manual pages and
+Rust's documentation, calibrated on manual pages. Other models are directories that examples/train_tiny_model.py wrote.
 """
 
 import argparse
 import math
+import sys
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from optimum_neuronal.calibration import draw_sequences
 from optimum_neuronal.comparing import compare
 from optimum_neuronal.comparison import Comparison
-from optimum_neuronal.demo import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL, load_tiny_model
+from optimum_neuronal.demo import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL
 from optimum_neuronal.evaluation import load_windows
 from tests import authors
 
@@ -38,26 +41,25 @@ ALL_TOPUPS = (
 )
 # Name of a table, which is also the folder of its results -> saliencies, top-ups.
 TABLES = {
-    "all top-ups": (("wanda", "magnitude"), ALL_TOPUPS),
-    "the other saliencies": (("multiflow", "ria", "sparsegpt"), ("uniform", "owl", "neuronal", "search")),
+    "all top-ups": (("wanda", "magnitude", "multiflow"), ALL_TOPUPS),
+    "the other saliencies": (("ria", "sparsegpt"), ("uniform", "owl", "neuronal", "search")),
 }
 SPARSITIES = (0.6, 0.7, 0.8)
 OUTPUT = Path(__file__).with_suffix(".md")
 
 
-def demo():
-    """Model, calibration ids, test sets."""
-    model, tokenizer = load_tiny_model()
-    text = str(TINY_MODEL / "calibration.txt")
+def load(name: str):
+    """Model, calibration ids, test sets of "demo", "reference", or a directory."""
+    if name == "reference":
+        tests = {test: authors.load_ids(f"test_ids_{test}") for test in authors.TESTS}
+        return authors.load_model(), authors.load_ids("calibration_ids"), tests
+    folder = TINY_MODEL if name == "demo" else Path(name)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = str(folder / "calibration.txt")
     drawn = draw_sequences(text, tokenizer, num_samples=128, seq_length=SEQ_LENGTH, seed=0, vocab_size=len(tokenizer))
-    heldout = load_windows(model.config, tokenizer, str(TINY_MODEL / "heldout.txt"), SEQ_LENGTH, TEST_WINDOWS)
+    heldout = load_windows(model.config, tokenizer, str(folder / "heldout.txt"), SEQ_LENGTH, TEST_WINDOWS)
     return model, drawn.ids, {"heldout": heldout}
-
-
-def reference():
-    """The same of the reference model."""
-    tests = {name: authors.load_ids(f"test_ids_{name}") for name in authors.TESTS}
-    return authors.load_model(), authors.load_ids("calibration_ids"), tests
 
 
 def excess_table(comparison: Comparison) -> list[str]:
@@ -81,31 +83,41 @@ def excess(comparison: Comparison, result) -> float | None:
     return sum(map(math.log, ratios)) / len(ratios)
 
 
+def sections(name: str, output: Path) -> tuple[list[str], list[str]]:
+    """Lines of the tables of excess, and of those with all figures, of one model."""
+    model, ids, tests = load(name)
+    title_of_model = f"The {Path(name).name} model"
+    tables, figures = [], []
+    for title, (saliencies, topups) in TABLES.items():
+        comparison = compare(
+            model,
+            saliencies=saliencies,
+            topups=topups,
+            sparsities=SPARSITIES,
+            dataset=torch.as_tensor(ids),
+            evaluate=tests,
+            output=output / Path(name).name / title.replace(" ", "-"),
+        )
+        tables += [f"\n## {title_of_model}, {title}: excess", "", *excess_table(comparison)]
+        figures += [f"\n### {title_of_model}, {title}: all figures", "", *comparison.to_markdown().splitlines()[2:]]
+    return tables, figures
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=["demo", "reference"], choices=["demo", "reference"])
+    parser.add_argument(
+        "--models", nargs="+", default=["demo", "reference"], help="of these, or directories (default: both)"
+    )
     parser.add_argument("--output", type=Path, default=Path("methods"), help="kept results (default: methods)")
     args = parser.parse_args()
     logging.disable_progress_bar()
     text = [(Path(__file__).parent / "methods.head.md").read_text(encoding="utf-8")]
     for name in args.models:
-        model, ids, tests = {"demo": demo, "reference": reference}[name]()
-        figures = []
-        for title, (saliencies, topups) in TABLES.items():
-            comparison = compare(
-                model,
-                saliencies=saliencies,
-                topups=topups,
-                sparsities=SPARSITIES,
-                dataset=torch.as_tensor(ids),
-                evaluate=tests,
-                output=args.output / name / title.replace(" ", "-"),
-            )
-            text += [f"\n## The {name} model, {title}: excess", "", *excess_table(comparison)]
-            figures += [f"\n### The {name} model, {title}: all figures", ""]
-            figures += comparison.to_markdown().splitlines()[2:]
-        text += figures
-    if set(args.models) == {"demo", "reference"}:
+        tables, figures = sections(name, args.output)
+        text += tables + figures
+        if name not in ("demo", "reference"):
+            sys.stdout.write("\n".join(tables + figures) + "\n")
+    if args.models == ["demo", "reference"]:
         OUTPUT.write_text("\n".join(text) + "\n", encoding="utf-8")
 
 

@@ -6,7 +6,11 @@ from optimum_neuronal.blocks import find_decoder
 from optimum_neuronal.capture import inference
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sweep import Sweep
-from optimum_neuronal.topup.search import LENGTHS, STREAM_COST, Search, Space, kind_of
+from optimum_neuronal.topup.search import FIRST_STEP, LAST_STEP, LENGTHS, STREAM_COST, Search, _Run
+from optimum_neuronal.topup.search_space import Space, kind_of
+
+
+LAYERS = {"gpt2": {"n_layer": 3}}
 
 
 def mean(space, sparsities):
@@ -91,7 +95,7 @@ def test_directions_cover_every_kind_and_move_something():
             moved = space.on_target(space.uniform + 0.05 * direction)
             assert mean(space, moved) == pytest.approx(0.7, abs=1e-9), name
             assert not torch.allclose(moved, space.uniform), name
-    assert space.cost_of_round(0) == STREAM_COST + 5 + len(LENGTHS)
+    assert _Run(None, space, "kl", 58).cost_of_round() == STREAM_COST + 5 + len(LENGTHS)
 
 
 def test_kinds_of_projections_without_a_role():
@@ -132,3 +136,47 @@ def test_a_saliency_that_updates_weights_gets_no_sparsity_by_row(llama):
 def test_bad_hyper_parameters(arguments, message):
     with pytest.raises(ValueError, match=message):
         Search(**arguments)
+
+
+def test_late_candidates_share_the_early_half(ids):
+    """Counted by the engine: what the search says that it spent is what was run, and less than without sharing."""
+    model = make_model("llama", num_hidden_layers=4)
+    with inference(model):
+        sweep = Sweep(find_decoder(model), SALIENCIES.get("magnitude")(), ids, 4, 4)
+        space = Space.of(sweep.decoder, 0.6)
+        late = [d for name, d in space.directions(1).items() if name.endswith("late")]
+        candidates = [space.on_target(space.uniform + 0.05 * direction) for direction in late]
+        sweep.output_errors([space.plan(space.uniform)], "kl", None)  # the dense pass is made here
+        before = sweep.block_forwards
+        sweep.output_errors([space.plan(candidate) for candidate in candidates], "kl", None)
+        passes = (sweep.block_forwards - before) / (4 * 4)
+    assert passes == space.cost(torch.stack(candidates)) == 0.5 + 0.5 * len(late)
+
+
+def test_directions_leave_the_target_as_it_is():
+    for family in ("llama", "gpt2", "mixtral"):
+        space = Space.of(find_decoder(make_model(family, **LAYERS.get(family, {"num_hidden_layers": 3}))), 0.7)
+        for number in (0, 1):
+            for name, direction in space.directions(number).items():
+                assert (direction * space.sizes).sum().abs() < 1e-6, name
+                moved = space.uniform + 0.05 * direction
+                assert space.on_target(moved) is moved, (
+                    "nothing is shifted, so that what is alike stays so bit for bit"
+                )
+                if name.endswith("late"):
+                    assert not direction[space.depth <= 0].any()
+
+
+def test_the_step_follows_the_line(llama):
+    space = Space.of(find_decoder(llama), 0.7)
+    run = _Run(None, space, "kl", 58)
+    run.adapt_step([3.0, 2.0, 1.0], before=2.5)
+    assert run.steps == [pytest.approx(1.4 * FIRST_STEP), FIRST_STEP]
+    run.adapt_step([1.0, 2.0, 3.0], before=2.5)
+    assert run.steps[0] == pytest.approx(0.7 * 1.4 * FIRST_STEP)
+    run.adapt_step([3.0, 3.0, 3.0], before=2.5)
+    assert run.steps[0] == pytest.approx(0.4 * 0.7 * 1.4 * FIRST_STEP)
+    run.rounds = 1
+    for _ in range(20):
+        run.adapt_step([3.0, 3.0, 3.0], before=2.5)
+    assert run.steps[1] == LAST_STEP

@@ -1,0 +1,112 @@
+"""What [`Search`] moves: sparsities by projection that hit the target, and directions that leave the target as it is."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ..masks import SparsityPlan
+from ..projections import Decoder, Projection
+from .base import LARGEST, SMALLEST, shift_to_mean
+
+
+NEGLIGIBLE = 1e-9
+
+
+@dataclass(frozen=True)
+class Space:
+    """All tensors but `blocks` are float64, all have one entry per projection.
+
+    Args:
+        names (`list[str]`): of the projections.
+        sizes (`Tensor`): weights of each.
+        blocks (`Tensor` of int64): number of its block, among those with pruned projections.
+        depth (`Tensor`): where its block lies, from -1 (first) to 1 (last); 0 if there is only one.
+        kinds (`dict[str, Tensor]`): kind of projection -> 1 for those of it, else 0.
+        target (`float`): mean sparsity of all weights.
+    """
+
+    names: list[str]
+    sizes: torch.Tensor
+    blocks: torch.Tensor
+    depth: torch.Tensor
+    kinds: dict[str, torch.Tensor]
+    target: float
+
+    @classmethod
+    def of(cls, decoder: Decoder, target: float) -> "Space":
+        pruned = [block.pruned for block in decoder.blocks if block.pruned]
+        found = [(index, projection) for index, projections in enumerate(pruned) for projection in projections]
+        blocks = torch.tensor([index for index, _ in found])
+        depth = 2 * blocks.double() / max(1, len(pruned) - 1) - float(len(pruned) > 1)
+        kinds: dict[str, list[int]] = {}
+        for position, (_, projection) in enumerate(found):
+            kinds.setdefault(kind_of(projection), []).append(position)
+        masks = {}
+        for kind, positions in kinds.items():
+            masks[kind] = torch.zeros(len(found), dtype=torch.float64)
+            masks[kind][positions] = 1
+        sizes = torch.tensor([math.prod(projection.shape) for _, projection in found], dtype=torch.float64)
+        return cls([projection.name for _, projection in found], sizes, blocks, depth, masks, target)
+
+    @property
+    def uniform(self) -> torch.Tensor:
+        """The target everywhere."""
+        return torch.full_like(self.sizes, self.target)
+
+    def directions(self, number: int) -> dict[str, torch.Tensor]:
+        """What the round of a number, from 0, probes, name -> direction; those that move nothing are left out.
+
+        The weighted mean of each is 0. One of the late half of the blocks leaves the early half as it is, so that
+        candidates along it share the work up to there.
+        """
+        everywhere = torch.ones_like(self.depth)
+        found = {kind: self._centred(mask, everywhere) for kind, mask in self.kinds.items()}
+        if number % 2 and self.depth.any():
+            late = (self.depth > 0).double()
+            shapes = {
+                "depth": self.depth,
+                "curvature over depth": self.depth**2,
+                "first block": (self.depth == -1).double(),
+                "last block": (self.depth == 1).double(),
+            }
+            found = {f"{kind}, late": self._centred(mask * late, late) for kind, mask in self.kinds.items()}
+            found |= {name: self._centred(shape, everywhere) for name, shape in shapes.items()}
+        return {name: direction for name, direction in found.items() if direction.abs().max() > NEGLIGIBLE}
+
+    def _centred(self, direction: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        """Takes the weighted mean off, in that part of the model where `where` is 1 and not 0."""
+        weights = self.sizes * where
+        return direction - where * (direction * weights).sum() / weights.sum()
+
+    def cost(self, candidates: torch.Tensor) -> float:
+        """Passes through the model that candidates take together, since they share the blocks up to where they differ.
+
+        Args:
+            candidates (`Tensor`, shape (candidates, projections)): sparsities, or the directions that they lie in.
+        """
+        count = int(self.blocks.max()) + 1
+        shared = [{row.numpy().tobytes() for row in candidates[:, self.blocks <= index]} for index in range(count)]
+        return sum(map(len, shared)) / count
+
+    def on_target(self, sparsities: torch.Tensor) -> torch.Tensor:
+        """Shifts all sparsities alike, clipped to [0.01, 0.99], so that their weighted mean is the target.
+
+        Where nothing need be changed nothing is, not by a bit: candidates are to share what they agree on.
+        """
+        mean = (sparsities * self.sizes).sum() / self.sizes.sum()
+        within = sparsities.min() >= SMALLEST and sparsities.max() <= LARGEST
+        if within and abs(mean - self.target) < NEGLIGIBLE:
+            return sparsities
+        return shift_to_mean(sparsities, self.target, self.sizes)
+
+    def plan(self, sparsities: torch.Tensor) -> SparsityPlan:
+        """The plan of these sparsities."""
+        return SparsityPlan(dict(zip(self.names, sparsities.tolist())))
+
+
+def kind_of(projection: Projection) -> str:
+    """What projections have in common that are moved together: their role; queries and keys are of one kind."""
+    role = projection.role or projection.name.rpartition(".")[2]
+    role = "query and key" if role in ("query", "key") else role
+    return role if projection.expert is None else f"experts' {role}"
