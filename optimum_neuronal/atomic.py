@@ -75,9 +75,15 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool]) ->
 
 def _can_be_exchanged(path: Path) -> bool:
     here = Path(os.path.realpath(os.curdir))
-    return (
-        not os.path.ismount(path) and os.access(path.parent, os.W_OK | os.X_OK) and path not in (here, *here.parents)
-    )
+    return not _is_mounted(path) and os.access(path.parent, os.W_OK | os.X_OK) and path not in (here, *here.parents)
+
+
+def _is_mounted(path: Path) -> bool:
+    with suppress(OSError):  # Linux tells of directories, too, that are mounted within one disk
+        escaped = "".join(f"\\{ord(sign):03o}" if sign in "\\ \t\n" else sign for sign in str(path))
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return escaped in {line.split()[4] for line in mounts}
+    return os.path.ismount(path)
 
 
 def _free_name(path: Path, place: Path, kind: str) -> Path:
