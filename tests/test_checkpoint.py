@@ -1,6 +1,8 @@
 import json
 import os
+import shutil
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,18 +37,24 @@ def refused(directory, message):
     assert all_files(directory.parent) == before
 
 
-@pytest.fixture
-def dense(tmp_path):
-    save_pruned(tmp_path / "model")
-    return tmp_path / "model"
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """One that is dense in one file, and one in several."""
+    folder = tmp_path_factory.mktemp("saved")
+    _, model = save_pruned(folder / "dense", overrides={"num_hidden_layers": 1})
+    shutil.copytree(folder / "dense", folder / "sharded", ignore=shutil.ignore_patterns("model.safetensors"))
+    model.save_pretrained(folder / "sharded", max_shard_size=20_000)
+    return folder
 
 
 @pytest.fixture
-def sharded(tmp_path):
-    _, model = save_pruned(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").unlink()
-    model.save_pretrained(tmp_path / "model", max_shard_size=40_000)
-    return tmp_path / "model"
+def dense(saved, tmp_path):
+    return Path(shutil.copytree(saved / "dense", tmp_path / "model"))
+
+
+@pytest.fixture
+def sharded(saved, tmp_path):
+    return Path(shutil.copytree(saved / "sharded", tmp_path / "model"))
 
 
 @pytest.mark.parametrize(
