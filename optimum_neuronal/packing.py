@@ -16,7 +16,8 @@ import torch
 MASK, VALUES = ".packed_mask", ".packed_values"  # what follows a weight's name in a file
 
 MOST_DIMENSIONS = 8
-CHUNK = 2**16  # weights at a time: few enough to stay in a processor's cache; a multiple of 8
+# Weights at a time, a multiple of 8: small beside a projection, and so many that threads seldom wait for each other.
+CHUNK = 2**18
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a float -> its bits as a number
 
 
@@ -155,4 +156,4 @@ def _as_bits(values: torch.Tensor) -> np.ndarray:
 def _positions(mask: np.ndarray, start: int, length: int) -> np.ndarray:
     """Indices, from `start` on, of the elements that are kept."""
     bits = np.unpackbits(mask[start // 8 : mask_length(start + length)], bitorder="little", count=length)
-    return np.flatnonzero(bits)
+    return np.flatnonzero(bits.view(np.bool_))  # four times as fast as of numbers
