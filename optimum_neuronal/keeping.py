@@ -8,13 +8,14 @@ with keep_sparsity(model):  # a hand-written loop, or accelerate's, after accele
         optimizer.zero_grad()
 ```
 
-Two things are done. The gradients of pruned weights are set to zero before they are accumulated, so that clipping,
+Two things are done. The gradients of pruned weights are set to zero as soon as they are accumulated, so that clipping,
 momentum and second moments see only what is trained. And pruned weights are set to zero after every step, since some
 optimizers change weights whose gradients are zero. Under FSDP2 gradients are masked before the optimizer's step, where
 clipping has been done already: there the norm is that of all gradients.
 """
 
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import nn
@@ -89,8 +90,7 @@ class SparsityKeeper(AbstractContextManager):
         for weight in self.weights:
             gradient = weight.owner.grad
             if gradient is not None and is_spread(gradient):
-                part = local_part(gradient)
-                part.copy_(weight.masked(part))
+                weight.apply_to(gradient)
 
     def clear_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Sets to zero what an optimizer remembers of pruned weights: momentum, second moments.
@@ -101,8 +101,7 @@ class SparsityKeeper(AbstractContextManager):
             for weight in self.weights:
                 for value in optimizer.state.get(weight.owner, {}).values():
                     if isinstance(value, torch.Tensor) and local_part(value).shape == weight.mask.shape:
-                        part = local_part(value)
-                        part.copy_(weight.masked(part))
+                        weight.apply_to(value)
 
     def verify(self) -> None:
         """Raises [`SparsityLostError`] if a single pruned weight is not zero."""
@@ -119,7 +118,8 @@ class SparsityKeeper(AbstractContextManager):
         """Masks the gradients of the weights that are trained as they come, until [`~SparsityKeeper.release`]."""
         for weight in self.weights:
             if weight.owner.requires_grad and not is_spread(weight.owner):
-                self._handles.append(weight.owner.register_hook(weight.masked))
+                hook = partial(_mask_gradient, weight)
+                self._handles.append(weight.owner.register_post_accumulate_grad_hook(hook))
 
     def release(self) -> None:
         """Removes everything that was registered."""
@@ -136,3 +136,8 @@ class SparsityKeeper(AbstractContextManager):
         self.release()
         if kind is None:
             self.verify()
+
+
+@torch.no_grad()
+def _mask_gradient(weight: SparseWeight, parameter: nn.Parameter) -> None:
+    weight.apply_to(parameter.grad)

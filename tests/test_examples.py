@@ -7,8 +7,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from sparse import same_zeros, zeros_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.demo import TINY_MODEL, load_tiny_model
 
 
@@ -79,3 +81,34 @@ def test_compare(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "At 70%" in printed and "loses least" in printed and "perplexity x dense, 70%" in printed
     assert (tmp_path / "out" / "comparison.md").exists()
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Training text, of which a piece is test text too: only that the examples run is tested."""
+    for name, source, length in (("train.txt", "calibration.txt", 30_000), ("test.txt", "heldout.txt", 3_000)):
+        (tmp_path / name).write_text((TINY_MODEL / source).read_text()[:length])
+    return ("--train", tmp_path / "train.txt", "--evaluate", tmp_path / "test.txt", "--steps", 2, "--length", 32)
+
+
+@pytest.mark.parametrize("name", ["finetune.py", "finetune_lora.py", "distill.py"])
+def test_retraining(tmp_path, monkeypatch, capsys, text, name):
+    model, tokenizer = load_tiny_model()
+    NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform")).prune(model)
+    zeros = zeros_of(model)
+    model.save_pretrained(tmp_path / "sparse")
+    tokenizer.save_pretrained(tmp_path / "sparse")
+    teacher = ("--teacher", TINY_MODEL) if name == "distill.py" else ()
+    run(name, monkeypatch, "--model", tmp_path / "sparse", "--output", tmp_path / "tuned", *teacher, *text)
+    printed = capsys.readouterr().out
+    before, after = (float(printed.partition(f"{when}: perplexity ")[2].split()[0]) for when in ("before", "after"))
+    assert after < before
+    assert same_zeros(AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype="float32"), zeros)
+
+
+def test_gradual_pruning(tmp_path, monkeypatch, capsys, text):
+    arguments = ("--topup", "uniform", "--num-samples", 8, *text[:-3], 5, *text[-2:])
+    run("gradual_pruning.py", monkeypatch, "--model", TINY_MODEL, "--output", tmp_path / "tuned", *arguments)
+    assert "70.0% sparse: perplexity" in capsys.readouterr().out
+    tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
+    assert tuned.config.sparsity_config["sparsity"] == 0.7

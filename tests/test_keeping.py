@@ -99,7 +99,7 @@ def test_the_own_error_of_a_loop_is_not_hidden():
         model.model.layers[0].mlp.up_proj.weight.data += 1
         1 / 0  # noqa: B018
     assert len(torch_optimizer._global_optimizer_post_hooks) == hooks
-    assert not any(parameter._backward_hooks for parameter in model.parameters())
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
 def test_one_bit_per_weight():

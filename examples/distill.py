@@ -1,0 +1,54 @@
+"""Retrain a sparse model to predict what its dense teacher predicts (KL divergence of the next-token distributions).
+
+python examples/distill.py --model qwen3-70 --teacher Qwen/Qwen3-0.6B --train train.txt --evaluate wikitext2 --output tuned
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch.nn.functional import kl_div
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+
+from optimum_neuronal import SparsityCallback, evaluate_perplexity
+
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--model", required=True, help="Hub id or directory of a sparse model")
+parser.add_argument("--teacher", required=True, help="Hub id or directory of the dense model")
+parser.add_argument("--train", type=Path, required=True, help="file with training text")
+parser.add_argument("--evaluate", default="wikitext2", help="test text (default: wikitext2)")
+parser.add_argument("--output", type=Path, required=True, help="directory for the retrained model")
+parser.add_argument("--steps", type=int, default=200, help="(default: 200)")
+parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
+args = parser.parse_args()
+
+model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)  # AdamW's small steps need the precision
+tokenizer = AutoTokenizer.from_pretrained(args.model)
+print(f"before: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
+
+
+class Distiller(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(input_ids=inputs["input_ids"])
+        with torch.no_grad():
+            expected = teacher(input_ids=inputs["input_ids"]).logits.float().log_softmax(-1).flatten(0, 1)
+        found = outputs.logits.float().log_softmax(-1).flatten(0, 1)
+        loss = kl_div(found, expected, log_target=True, reduction="batchmean")
+        return (loss, outputs) if return_outputs else loss
+
+
+ids = torch.tensor(tokenizer(args.train.read_text(encoding="utf-8"), verbose=False)["input_ids"])
+windows = ids[: len(ids) // args.length * args.length].view(-1, args.length)
+how = {"max_steps": args.steps, "per_device_train_batch_size": 8, "learning_rate": 5e-4, "lr_scheduler_type": "cosine"}
+how |= {"warmup_steps": args.steps // 20, "save_strategy": "no", "report_to": "none"}
+arguments = TrainingArguments(args.output / "checkpoints", **how)
+teacher = AutoModelForCausalLM.from_pretrained(args.teacher, dtype="auto").to(arguments.device).eval()
+data = [{"input_ids": window, "labels": window} for window in windows]
+trainer = Distiller(model, arguments, train_dataset=data, callbacks=[SparsityCallback()])
+trainer.model_accepts_loss_kwargs = False  # the loss above is a mean: the Trainer is to average those it accumulates
+trainer.train()
+
+print(f"after: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
+model.save_pretrained(args.output)
+tokenizer.save_pretrained(args.output)
