@@ -5,7 +5,8 @@
 Makes a Llama with random weights at 70 % in bfloat16, saves it in both formats, and loads each in processes of their own,
 in turn. transformers maps a dense file into memory and reads it when the weights are first used, so what counts is the
 time until a first forward is done; the time of `from_pretrained` alone is told too. Every run is done with the files
-dropped from the system's cache, and with them in it.
+dropped from the system's cache, and with them in it. For the peak the C
+library is told to hand freed memory back at once, which costs time.
 """
 
 import argparse
@@ -16,13 +17,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 import optimum_neuronal
 from optimum_neuronal.report import format_table, peak_memory, reset_peak_memory
+
+
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def make(folder: Path, layers: int) -> dict[str, float]:
@@ -39,7 +45,7 @@ def make(folder: Path, layers: int) -> dict[str, float]:
         optimum_neuronal.save_pretrained(model, folder / format, format=format)
     return {
         "model": model.get_memory_footprint(),
-        "largest": max(p.nbytes for p in model.parameters()),
+        "projection": max(p.nbytes for p in projections),
         "projections": sum(p.nbytes for p in projections),
         "dense": sum(file.stat().st_size for file in (folder / "dense").glob("*.safetensors")),
         "packed": sum(file.stat().st_size for file in (folder / "packed").glob("*.safetensors")),
@@ -56,9 +62,9 @@ def load(folder: str, cached: bool) -> None:
             else:
                 os.fsync(opened.fileno())
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    LlamaForCausalLM(
-        LlamaConfig(hidden_size=16, intermediate_size=16, num_attention_heads=1, num_hidden_layers=1)
-    )  # imports, kernels
+    logging.disable_progress_bar()
+    tiny = LlamaConfig(hidden_size=16, intermediate_size=16, num_attention_heads=1, num_hidden_layers=1)
+    LlamaForCausalLM(tiny)(torch.arange(8)[None])  # imports what loading does not count
     reset_peak_memory()
     before = peak_memory()["host"]
     start = time.perf_counter()
@@ -67,20 +73,25 @@ def load(folder: str, cached: bool) -> None:
     with torch.no_grad():
         model(torch.arange(8)[None])
     used = time.perf_counter() - start
-    sys.stdout.write(json.dumps({"load": loaded, "use": used, "memory": memory, "mu": peak_memory()["host"] - before}))
+    sys.stdout.write(json.dumps({"load": loaded, "use": used, "memory": memory}))
 
 
 def measure(folder: Path, cached: bool, repeats: int) -> dict[str, dict[str, float]]:
-    """Format -> medians over the repeats."""
-    runs: dict[str, list[dict[str, float]]] = {"dense": [], "packed": []}
-    for _ in range(repeats):
-        for format, found in runs.items():
-            command = [sys.executable, __file__, "--load", folder / format, *(["--cached"] if cached else [])]
-            found.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    return {
-        format: {key: statistics.median(run[key] for run in found) for key in found[0]}
-        for format, found in runs.items()
-    }
+    """Format -> medians of the seconds, and the peak of a run of its own, in which freed memory is handed back at once."""
+    found = {}
+    runs = [(format, run(folder / format, cached)) for _ in range(repeats) for format in ("dense", "packed")]
+    for format in ("dense", "packed"):
+        own = [costs for made, costs in runs if made == format]
+        found[format] = {key: statistics.median(costs[key] for costs in own) for key in ("load", "use")}
+        found[format]["memory"] = run(folder / format, cached, MALLOC)["memory"]
+    return found
+
+
+def run(folder: Path, cached: bool, environment: Mapping[str, str] | None = None) -> dict[str, float]:
+    """[`load`] in a process of its own."""
+    command = [sys.executable, __file__, "--load", folder, *(["--cached"] if cached else [])]
+    result = subprocess.run(command, check=True, capture_output=True, env={**os.environ, **(environment or {})})
+    return json.loads(result.stdout)
 
 
 def main() -> None:
@@ -100,12 +111,12 @@ def main() -> None:
         sizes = make(Path(folder), args.layers)
         for cached in (False, True):
             for format, found in measure(Path(folder), cached, args.repeats).items():
-                beyond = (found["memory"] - sizes["model"]) / sizes["largest"]
+                beyond = (found["memory"] - sizes["model"]) / sizes["projection"]
                 seconds = [f"{found[key]:.2f}" for key in ("load", "use")]
                 rows.append(
                     [format, "yes" if cached else "no", *seconds, f"{found['memory'] / 1e6:.0f}", f"{beyond:+.2f}"]
                 )
-    header = ["format", "cached", "s to load", "s to first forward", "peak MB", "beyond the model, in largest weights"]
+    header = ["format", "cached", "s to load", "s to first forward", "peak MB", "beyond the model, in projections"]
     sys.stdout.write(
         f"model {sizes['model'] / 1e6:.0f} MB, of which projections {sizes['projections'] / 1e6:.0f} MB; files "
         f"{sizes['dense'] / 1e6:.0f} MB dense, {sizes['packed'] / 1e6:.0f} MB packed; {torch.get_num_threads()} threads\n\n"
