@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from conftest import make_model, make_tokenizer
 from huggingface_hub import ModelCard
+from huggingface_hub.utils import get_session
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint
@@ -48,7 +49,9 @@ def break_uploads(count):
 pruner, model = pruned()
 outcome["url"] = pruner.push_to_hub(model, "me/llama-70", private=True)
 outcome["reloaded"] = same(model, "me/llama-70")
-outcome["card"] = error(ModelCard.load("me/llama-70").validate)
+# What ModelCard.validate() does; early releases ask huggingface.co, whatever the endpoint.
+card = {"repoType": "model", "content": str(ModelCard.load("me/llama-70"))}
+outcome["card"] = get_session().post(f"{os.environ['HF_ENDPOINT']}/api/validate-yaml", json=card).status_code
 found = inspect_checkpoint("me/llama-70")
 outcome["inspected"] = [found.pruned, found.problems, found.total.sparsity == pruner.report.achieved_sparsity]
 

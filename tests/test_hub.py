@@ -42,7 +42,7 @@ def test_push_and_back(session):
     assert names <= set(repository.files)
     report = json.loads(repository.files["neuronal_report.json"][0])
     assert report["calibration"]["seed"] == 3 and report["evaluation"]["wikitext2"]["pruned"] == 23.4567
-    assert outcome["by transformers"] and outcome["card"] is None
+    assert outcome["by transformers"] and outcome["card"] == 200
 
 
 def test_the_card(session):
