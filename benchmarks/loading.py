@@ -5,8 +5,8 @@
 Makes a Llama with random weights at 70 % in bfloat16, saves it in both formats, and loads each in processes of their own,
 in turn. transformers maps a dense file into memory and reads it when the weights are first used, so what counts is the
 time until a first forward is done; the time of `from_pretrained` alone is told too. Every run is done with the files
-dropped from the system's cache, and with them in it. For the peak the C
-library is told to hand freed memory back at once, which costs time.
+dropped from the system's cache, and with them in it. For the peak the C library is told to hand freed memory back at once,
+which costs time.
 """
 
 import argparse
