@@ -4,8 +4,8 @@ The new directory is written beside the old one, in a *staging* directory, and t
 exchange two directories in one step. Where the system or the disk cannot, two renamings follow each other: a kill
 between them leaves no directory under the name, and the next save puts the old one back before anything else.
 
-Some directories cannot be exchanged: a mount point, one whose parent may not be written, the working directory (a shell
-would be left in the old one). There the files are replaced one by one, `config.json` being taken away first and put
+Some directories are not exchanged: a mount point, one whose parent may not be written, the working directory (a shell
+would be left in the old one), one that holds other disks, thousands of files or what may not be read. There the files are replaced one by one, `config.json` being taken away first and put
 back last: a kill meanwhile leaves a directory that does not load, never a mixture of old and new.
 """
 
@@ -28,6 +28,7 @@ except ImportError:  # Windows
 
 LAST = "config.json"  # without it a directory is no model
 CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+MOST_ENTRIES = 10_000  # in a directory that is exchanged, since each gets a second name
 KIND = {"new": "saving", "old": "before"}
 
 
@@ -75,7 +76,24 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool]) ->
 
 def _can_be_exchanged(path: Path) -> bool:
     here = Path(os.path.realpath(os.curdir))
-    return not _is_mounted(path) and os.access(path.parent, os.W_OK | os.X_OK) and path not in (here, *here.parents)
+    writable = os.access(path.parent, os.W_OK | os.X_OK)
+    return writable and path not in (here, *here.parents) and not _is_mounted(path) and _can_be_linked(path)
+
+
+def _can_be_linked(path: Path) -> bool:
+    """Whether all that a directory holds may get a second name: it lies on one disk, may be read, and is not too much."""
+    disk, count = path.stat().st_dev, 0
+    pending = [path]
+    with suppress(PermissionError):
+        while pending:
+            entries = list(os.scandir(pending.pop()))
+            folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+            pending += folders
+            count += len(entries)
+            if count > MOST_ENTRIES or any(folder.stat().st_dev != disk for folder in folders):
+                return False
+        return True
+    return False
 
 
 def _is_mounted(path: Path) -> bool:

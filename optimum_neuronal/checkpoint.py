@@ -31,7 +31,7 @@ WEIGHT_FILES = tuple(
     for rest in (".safetensors", "-[0-9]*-of-[0-9]*.safetensors", ".safetensors.index.json")
 )
 INDEX = "model.safetensors.index.json"
-LARGEST_JSON = 100 * 10**6  # bytes; an index of 600,000 tensors
+LARGEST_JSON = 50 * 10**6  # bytes; an index of half a million tensors
 PIECE = 2**24  # elements that are read at a time
 
 

@@ -66,8 +66,10 @@ def convert_checkpoint(
                 for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
                     writer.add(weight.name, _read(weight))
             for path in others:
-                copy = shutil.copytree if path.is_dir() else shutil.copyfile
-                copy(path, staging / path.name)
+                if path.is_dir():
+                    shutil.copytree(path, staging / path.name, symlinks=True)
+                else:
+                    shutil.copyfile(path, staging / path.name)
             _adapt(source, staging, checkpoint, format)
     return target
 

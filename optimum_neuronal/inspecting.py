@@ -86,15 +86,10 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""
         values = asdict(self)
-        for name, share in (("total", self.total), *self.blocks.items(), *self.kinds.items()):
-            place = (
-                values
-                if share is self.total
-                else values["blocks"]
-                if share is self.blocks.get(name)
-                else values["kinds"]
-            )
-            place[name]["sparsity"] = share.sparsity
+        values["total"]["sparsity"] = self.total.sparsity
+        for group, shares in (("blocks", self.blocks), ("kinds", self.kinds)):
+            for name, share in shares.items():
+                values[group][name]["sparsity"] = share.sparsity
         return values
 
     def __str__(self) -> str:

@@ -83,8 +83,10 @@ class PrunedWeights:
     def __init__(self, sparsity_config: Mapping[str, Any], names: Iterable[str]):
         self.blocks = sparsity_config.get("block_sparsity", {})
         self.left_out = set(sparsity_config.get("left_out", []))
+        self._experts_left_out = _by_number(self.left_out)
         kinds = sparsity_config.get("projections", {})
         self._kinds = {name: kind for kind, about in kinds.items() for name in about["weights"]}
+        self._kinds_of_tails = {name.partition(".")[2]: kind for name, kind in self._kinds.items()}
         self._shift = self._find_shift({with_stars(name) for name in names})
         self._block = with_stars(next(iter(self.blocks), ""))
 
@@ -95,9 +97,7 @@ class PrunedWeights:
 
     def _known(self, name: str, shift: int) -> str | None:
         """The kind of a name with stars."""
-        if shift >= 0:
-            return self._kinds.get(".".join(name.split(".")[shift:]))
-        return next((kind for known, kind in self._kinds.items() if known.partition(".")[2] == name), None)
+        return self._kinds_of_tails.get(name) if shift < 0 else self._kinds.get(".".join(name.split(".")[shift:]))
 
     def find(self, name: str) -> StoredProjection | None:
         """The projection that was pruned in a stored weight, None if there is none."""
@@ -105,12 +105,21 @@ class PrunedWeights:
         if kind is None:
             return None
         numbers, depth = _numbers(name), self._block.count("*")
-        block, own = _fill(self._block, numbers[:depth]), numbers[depth:]
+        block = _fill(self._block, numbers[:depth])
         if block not in self.blocks:
             return None
-        full = _fill(f"{block}.{kind}", own)
-        if "*" not in full:
-            return None if full in self.left_out else StoredProjection(block, kind)
-        prefix, _, suffix = full.partition("*")  # all experts in one weight
-        numbers = (other.removeprefix(prefix).removesuffix(suffix) for other in self.left_out)
-        return StoredProjection(block, kind, frozenset(number for number in numbers if number.isdecimal()))
+        full = _fill(f"{block}.{kind}", numbers[depth:])
+        if "*" in full:  # all experts in one weight
+            return StoredProjection(block, kind, frozenset(self._experts_left_out.get(full, ())))
+        return None if full in self.left_out else StoredProjection(block, kind)
+
+
+def _by_number(names: Iterable[str]) -> dict[str, set[str]]:
+    """Name with `*` for one of its numbers -> all numbers that stand there."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        for index, part in enumerate(parts):
+            if part.isdecimal():
+                found.setdefault(".".join([*parts[:index], "*", *parts[index + 1 :]]), set()).add(part)
+    return found

@@ -7,11 +7,12 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import killed_saves
 import pytest
 from conftest import make_model
-from killed_saves import NEW, OLD, content, in_child, make, of_weights, write
+from killed_saves import CHECKPOINT, NEW, OLD, content, in_child, make, of_weights, write
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, atomic
 
@@ -120,6 +121,47 @@ def test_the_working_directory_stays_where_it_is(directory, monkeypatch):
     before = directory.stat().st_ino
     write(directory, "new")
     assert content(directory) == NEW and directory.stat().st_ino == before and Path.cwd() == directory / "runs"
+
+
+@pytest.mark.parametrize("what", ["many files", "another disk", "not to be read"])
+def test_what_cannot_be_linked_is_left_where_it_is(directory, monkeypatch, what):
+    """Files are then replaced one by one."""
+    before = (directory / "runs").stat().st_ino
+    if what == "many files":
+        monkeypatch.setattr(atomic, "MOST_ENTRIES", 3)
+    elif what == "another disk":
+        real = Path.stat
+        other = SimpleNamespace(st_dev=-1)
+        monkeypatch.setattr(Path, "stat", lambda self, **kw: other if self.name == "runs" else real(self, **kw))
+    else:
+        real = os.scandir
+
+        def refuse(path):
+            if str(path).endswith("runs"):
+                raise PermissionError(path)
+            return real(path)
+
+        monkeypatch.setattr(os, "scandir", refuse)
+    number = os.stat(directory).st_ino
+    write(directory, "new")
+    monkeypatch.undo()
+    assert content(directory) == NEW
+    assert (directory / "runs").stat().st_ino == before and directory.stat().st_ino == number
+
+
+def test_files_are_on_the_disk_before_the_exchange(directory, monkeypatch):
+    """Else a power cut could leave a whole directory of empty files."""
+    done, sync, rename = [], os.fsync, atomic._exchange
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(os.fstat(handle).st_ino), sync(handle)))
+
+    def exchange(new, old):
+        assert {file.stat().st_ino for file in new.iterdir() if file.name in CHECKPOINT} <= set(done)
+        rename(new, old)
+        done.append("exchanged")
+
+    monkeypatch.setattr(atomic, "_exchange", exchange)
+    write(directory, "new")
+    assert done.index("exchanged") >= 4 and directory.parent.stat().st_ino == done[-1]
 
 
 def test_a_folder_in_the_way(directory):
