@@ -64,7 +64,8 @@ class PackedWriter:
             parts = {name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)}
         checksum = checksum_seed(name, NAMES[tensor.dtype], tensor.shape)
         for part in parts.values():
-            checksum = zlib.crc32(part.view(-1).view(torch.uint8).numpy(), checksum)
+            if part.numel():
+                checksum = zlib.crc32(part.view(-1).view(torch.uint8).numpy(), checksum)
         size = sum(part.nbytes for part in parts.values())
         if self._tensors and self._bytes + size > self.max_shard_size:
             self._flush()
