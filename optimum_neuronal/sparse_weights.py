@@ -27,6 +27,10 @@ logger = logging.get_logger(__name__)
 NEGLIGIBLE = 1e-3  # share of zeros that a dense model may have by chance, and by which training may add some
 
 
+class DenseModelError(ValueError):
+    """There is no sparsity to keep."""
+
+
 @dataclass(eq=False)
 class SparseWeight:
     """A weight with zeros that are to stay: of one projection, or of all experts of a layer.
@@ -223,7 +227,7 @@ def _check_agreement(found: int, weights: int, recorded: Mapping[str, Any] | Non
     """Raises `ValueError` unless as many weights are zero as pruning recorded; says so if it recorded nothing."""
     if recorded is None:
         if found / weights < NEGLIGIBLE:
-            raise ValueError(
+            raise DenseModelError(
                 f"The model is dense: of the weights of its projections {found / weights:.2%} are zero, so there is no "
                 "sparsity to keep. Prune it first; or train it before it is pruned, without this."
             )

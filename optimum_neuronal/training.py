@@ -6,7 +6,7 @@ Trainer(model, arguments, train_dataset=data, callbacks=[SparsityCallback()]).tr
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ from .keeping import SparsityKeeper, keep_sparsity
 from .pruner import NeuronALPruner
 from .pruning import check, needs_calibration
 from .report import PruningReport, measure_sparsity
-from .sparse_weights import find_sparse_decoder, is_spread, unwrap
+from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
 from .sparsity_config import KEY, make_sparsity_config
 from .training_data import training_sequences, untouched_randomness
 from .weight_names import stored_names
@@ -55,10 +55,15 @@ class SparsityCallback(TrainerCallback):
             self.keeper.verify()
 
     def _keep(self, model) -> None:
-        if self.keeper is not None:  # of a training that failed
-            self.keeper.release()
+        self._forget()
         self.keeper = keep_sparsity(model)
         self.keeper.mask_from_now_on()
+
+    def _forget(self) -> None:
+        """Lets go of earlier masks, which may be those of a training that failed."""
+        if self.keeper is not None:
+            self.keeper.release()
+        self.keeper = None
 
 
 class NeuronALCallback(SparsityCallback, ExportableState):
@@ -114,7 +119,8 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         if any(is_spread(parameter) for parameter in model.parameters()):
             raise ValueError("Under FSDP the weights are spread over processes, which pruning cannot read: use DDP.")
         self._check(model, train_dataloader)
-        if getattr(model.config, KEY, None):
+        self._forget()
+        with suppress(DenseModelError):
             self._keep(model)
         if not state.global_step:
             self._prune_if_due(model, optimizer, state)
@@ -126,7 +132,7 @@ class NeuronALCallback(SparsityCallback, ExportableState):
         """Gives the model, which has the checkpoint's weights, the checkpoint's sparsity_config as well."""
         stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         stored = stored[-1] if isinstance(stored, list) else stored
-        self.sparsity_config = stored["attributes"]["sparsity_config"]
+        self.sparsity_config = stored.get("attributes", {}).get("sparsity_config")
         if self.sparsity_config is not None:
             setattr(model.config, KEY, self.sparsity_config)
 

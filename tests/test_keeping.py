@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 from torch.optim import optimizer as torch_optimizer
 from transformers import Adafactor
 
-from optimum_neuronal import keep_sparsity
+from optimum_neuronal import SparsityCallback, keep_sparsity
 from optimum_neuronal.keeping import SparsityLostError
 
 
@@ -182,10 +182,15 @@ def _train_sharded(rank, count, ids):
     mesh = init_device_mesh("cpu", (count,))
     for module in (*model.model.layers, model):
         fully_shard(module, mesh=mesh)
-    optimizer = Restless(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer, callback = Restless(model.parameters(), lr=0.1, momentum=0.9), SparsityCallback()
     with keep_sparsity(model):
-        for _ in range(2):
-            step(model, optimizer, ids[rank::count], max_norm=1.0)
+        step(model, optimizer, ids[rank::count], max_norm=1.0)
+    callback.on_train_begin(None, None, None, model=model)  # as the Trainer does, which has FSDP on accelerators only
+    model(input_ids=ids[rank::count], labels=ids[rank::count]).loss.backward()
+    callback.on_pre_optimizer_step(None, None, None)
+    optimizer.step()
+    callback.on_optimizer_step(None, None, None)
+    callback.on_train_end(None, None, None)
     for name, zero in zeros.items():
         weight = model.get_parameter(name)
         assert torch.equal(weight.full_tensor() == 0, zero)
