@@ -5,7 +5,6 @@ transformers imports its list of quantizers, or at once if it has done so.
 """
 
 import importlib
-import importlib.abc
 import importlib.util
 import sys
 
@@ -21,7 +20,7 @@ def register() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Sees the import of one module, finds it as if it were not there itself, and is gone."""
 
     def find_spec(self, name, path=None, target=None):
@@ -34,7 +33,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """Loads a module by its own loader, then registers."""
 
     def __init__(self, loader):

@@ -190,8 +190,11 @@ class Handler(BaseHTTPRequestHandler):
         self._json({"_id": "1", "id": repo_id, "sha": branch.revision, "tags": [], "siblings": siblings, **common})
 
     def tree(self, body, repo_id, revision):
+        branch = self.server.repositories[repo_id].find(revision)
+        if branch is None:  # REVISION/FOLDER: tokenizers ask for one that no repository here has
+            return self._missing("EntryNotFound")
         files = []
-        for name, (content, oid) in self.server.repositories[repo_id].find(revision).files.items():
+        for name, (content, oid) in branch.files.items():
             large = {"lfs": {"oid": oid, "size": len(content), "pointerSize": 130}} if oid else {}
             sha = hashlib.sha1(content).hexdigest()
             files.append({"type": "file", "path": name, "size": len(content), "oid": sha, **large})
