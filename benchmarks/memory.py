@@ -51,7 +51,13 @@ def main():
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.memory", *sys.argv[1:]], {**os.environ, **MALLOC})
     logging.disable_progress_bar()
     ids = torch.randint(0, 1000, (args.sequences, args.tokens), generator=torch.Generator().manual_seed(0))
-    fields = {"dataset": None, "num_samples": args.sequences, "block_lambdas": (0.05, 0.1, 0.2), "batch_size": 1}
+    fields = {
+        "topup": "neuronal",
+        "dataset": None,
+        "num_samples": args.sequences,
+        "block_lambdas": (0.05, 0.1, 0.2),
+        "batch_size": 1,
+    }
     config = NeuronALConfig(0.7, row_lambdas=(0.0, 0.05, 0.1), **fields)
     NeuronALPruner(config).prune(make_model(64, 2, args.tokens), ids)
 

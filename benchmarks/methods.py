@@ -44,6 +44,10 @@ TABLES = {
     "all top-ups": (("wanda", "magnitude", "multiflow"), ALL_TOPUPS),
     "the other saliencies": (("ria", "sparsegpt"), ("uniform", "owl", "neuronal", "search")),
 }
+OF_OTHER_MODELS = {
+    "six top-ups": (("wanda", "magnitude", "multiflow"), ("uniform", "owl", "besa", "evopress", "neuronal", "search"))
+}
+OWN_MODELS = ("demo", "reference")
 SPARSITIES = (0.6, 0.7, 0.8)
 OUTPUT = Path(__file__).with_suffix(".md")
 
@@ -88,7 +92,7 @@ def sections(name: str, output: Path) -> tuple[list[str], list[str]]:
     model, ids, tests = load(name)
     title_of_model = f"The {Path(name).name} model"
     tables, figures = [], []
-    for title, (saliencies, topups) in TABLES.items():
+    for title, (saliencies, topups) in (TABLES if name in OWN_MODELS else OF_OTHER_MODELS).items():
         comparison = compare(
             model,
             saliencies=saliencies,
@@ -105,9 +109,7 @@ def sections(name: str, output: Path) -> tuple[list[str], list[str]]:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--models", nargs="+", default=["demo", "reference"], help="of these, or directories (default: both)"
-    )
+    parser.add_argument("--models", nargs="+", default=OWN_MODELS, help="of these, or directories (default: both)")
     parser.add_argument("--output", type=Path, default=Path("methods"), help="kept results (default: methods)")
     args = parser.parse_args()
     logging.disable_progress_bar()
@@ -115,9 +117,9 @@ def main():
     for name in args.models:
         tables, figures = sections(name, args.output)
         text += tables + figures
-        if name not in ("demo", "reference"):
+        if name not in OWN_MODELS:
             sys.stdout.write("\n".join(tables + figures) + "\n")
-    if args.models == ["demo", "reference"]:
+    if tuple(args.models) == OWN_MODELS:
         OUTPUT.write_text("\n".join(text) + "\n", encoding="utf-8")
 
 

@@ -38,7 +38,7 @@ def run(rank: int, count: int, folder: Path, samples: int) -> None:
 
     Processes.join = counted
     model, ids = authors.load_model(), authors.load_ids("calibration_ids")[:samples]
-    pruner = NeuronALPruner(NeuronALConfig(0.7, dataset=None, num_samples=samples))
+    pruner = NeuronALPruner(NeuronALConfig(0.7, topup="neuronal", dataset=None, num_samples=samples))
     distributed.barrier()
     start = time.perf_counter()
     pruner.prune(model, ids)

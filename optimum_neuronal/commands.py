@@ -36,11 +36,11 @@ CONFIG_FLAGS: dict[str, tuple[str | None, dict[str, Any], str]] = {
     "sparsity": (None, {"type": float, "required": True}, "share of the projections' weights to set to zero: 0.7"),
     "saliency": ("wanda", {}, f"how weights are scored: {methods('saliency')}; with hyper-parameters: ria:power=1.0"),
     "topup": (
-        "neuronal",
+        "search",
         {},
         f"where the sparsity goes: {methods('topup')}; with hyper-parameters: owl:half_width=0.1",
     ),
-    "steps": ("both", {}, "NeuronAL's steps: both, block or row"),
+    "steps": ("both", {}, "steps of --topup neuronal: both, block or row"),
     "reference": ("sparse-stream", {}, "where dense activations come from: sparse-stream or dense"),
     "alignment_scope": ("sequence", {}, "alignment error by sequence (the paper) or pooled (its authors' code)"),
     "block_lambdas": (
@@ -316,7 +316,7 @@ class CompareCommand(Command):
             "--topup",
             **several,
             help=f"where the sparsity goes: {methods('topup')}; with hyper-parameters: owl:half_width=0.1 "
-            "(default: uniform neuronal)",
+            "(default: uniform neuronal search)",
         )
         parser.add_argument(
             "--sparsity", **several, type=float, help="shares of weights to set to zero (default: 0.6 0.7 0.8)"

@@ -54,7 +54,7 @@ def compare(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     saliencies: Sequence[str] = ("wanda",),
-    topups: Sequence[str] = ("uniform", "neuronal"),
+    topups: Sequence[str] = ("uniform", "neuronal", "search"),
     sparsities: Sequence[float] = (0.6, 0.7, 0.8),
     dataset="c4",
     evaluate: Sequence = ("wikitext2",),

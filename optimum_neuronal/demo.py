@@ -25,8 +25,9 @@ METHODS = {  # what is compared -> fields of the config
     "magnitude, uniform": {"saliency": "magnitude", "topup": "uniform"},
     "Wanda, uniform": {"saliency": "wanda", "topup": "uniform"},
     "Wanda, NeuronAL": {"saliency": "wanda", "topup": "neuronal"},
+    "Wanda, search": {"saliency": "wanda", "topup": "search"},
 }
-BASELINE, OURS = "Wanda, uniform", "Wanda, NeuronAL"
+BASELINE, PAPER, OURS = "Wanda, uniform", "Wanda, NeuronAL", "Wanda, search"
 
 # Run in a process of its own, which never imports this package: what a user of plain transformers sees.
 RELOAD = """
@@ -80,7 +81,7 @@ def run_demo(output: str | Path, write: Callable[[str], None]) -> None:
                 pruner.save(model.to(torch.bfloat16), output)
     write("\n" + format_table(["sparsity", "method", "perplexity", "seconds", "lambda block / row"], rows))
     write("\n" + _verdict(perplexities, reference))
-    write(f"\nThe {SAVED:.0%} sparse NeuronAL model is saved in {output}. Plain transformers, in a new process:\n")
+    write(f"\nThe {SAVED:.0%} sparse model ({OURS}) is saved in {output}. Plain transformers, in a new process:\n")
     write(_reload(output))
     write(f"\n{time.perf_counter() - start:.0f} seconds in all.")
 
@@ -104,12 +105,10 @@ def _verdict(perplexities: dict[tuple[float, str], float], dense: float) -> str:
     """What the figures say, whichever way they fall."""
     lines = []
     for sparsity in SPARSITIES:
-        ours, baseline = perplexities[sparsity, OURS], perplexities[sparsity, BASELINE]
-        outcome = "wins" if ours < baseline else "loses"
-        lines.append(
-            f"At {sparsity:.0%} NeuronAL {outcome}: perplexity {ours / dense:.2f} times the dense model's, against "
-            f"{baseline / dense:.2f} times with uniform Wanda."
-        )
+        factors = {label: perplexities[sparsity, label] / dense for label in (BASELINE, PAPER, OURS)}
+        told = ", ".join(f"{factor:.2f} with {label}" for label, factor in factors.items())
+        best = min(factors, key=factors.__getitem__)
+        lines.append(f"At {sparsity:.0%} {best} loses least. Perplexity, in multiples of the dense model's: {told}.")
     return "\n".join(lines)
 
 

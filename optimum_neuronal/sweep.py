@@ -147,7 +147,7 @@ class Sweep(Engine):
 
         def measure(name: str) -> tuple[list[float], dict]:
             mine = self.processes.deal(plans)
-            return self.processes.collect(self._output_errors(mine, metric, label, reference, sequences)), {}
+            return self.processes.collect(self._output_errors(mine, metric, label, reference, sequences, name)), {}
 
         if isinstance(reference, SparsityPlan):
             return self.once([reference, *plans], (metric, label, "of the first plan", sequences), measure)[0]
@@ -199,6 +199,7 @@ class Sweep(Engine):
         label: str | None,
         reference: str | SparsityPlan,
         sequences: int | None,
+        name: str,
     ) -> list[float]:
         given = self._stream_norms(reference) if isinstance(reference, SparsityPlan) else None
 
@@ -224,7 +225,7 @@ class Sweep(Engine):
         if given and sequences is None and len(plans) == 1 and plans[0] is reference:
             streams = [self._stream(reference)[1]]  # its own stream: all that is asked for has run already
         else:
-            streams = self.run(inputs, len(plans), visit, label)
+            streams = self.run(inputs, len(plans), visit, label, {}, name)
         statistic = self.saliency.statistic if given is None else SquaredNorms
         dense = self._dense_pass(statistic)[2] if metric == "kl" else None
         return self._compare_outputs(compared, dense, streams, OUTPUT_METRICS[metric])

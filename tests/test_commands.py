@@ -40,6 +40,7 @@ def dense(tmp_path, tokenizer):
 
 
 SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16, "--block-lambdas", 0.05, 0.1)
+SMALL += ("--topup", "neuronal")
 
 
 def test_optimum_cli_lists_the_commands():
@@ -193,22 +194,26 @@ def test_demo(run, tmp_path, monkeypatch):
     small = {"num_samples": 4, "num_alignment_samples": 2}
     lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}
     methods = {"magnitude, uniform": {}, "Wanda, uniform": small, "Wanda, NeuronAL": small | lambdas}
+    methods["Wanda, search"] = small | {"topup_args": {"budget": 8}}
     merged = {name: fields | methods[name] for name, fields in demo.METHODS.items()}
     monkeypatch.setattr(demo, "METHODS", merged)
     monkeypatch.setattr(demo, "TEST_WINDOWS", 2)
     printed = run("demo", "--output", tmp_path / "model")
-    assert "Dense perplexity:" in printed and printed.count("Wanda, NeuronAL") == 3
-    assert printed.count("NeuronAL wins") + printed.count("NeuronAL loses") == 3
+    assert "Dense perplexity:" in printed and printed.count("%  Wanda, NeuronAL  ") == 3
+    assert printed.count(" loses least. Perplexity, in multiples of the dense model's: ") == 3
+    assert "The 70% sparse model (Wanda, search) is saved in" in printed
     assert "70.00% of the projections' weights are zero" in printed
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
-def test_the_verdict_says_who_wins():
+def test_the_verdict_says_who_loses_least():
     perplexities = {(s, demo.OURS): 20.0 + s for s in demo.SPARSITIES}
     perplexities |= {(s, demo.BASELINE): 20.65 for s in demo.SPARSITIES}
-    lines = demo._verdict(perplexities, 10.0).split("\n")
-    assert ["wins" in line for line in lines] == [True, False, False]
-    assert ["loses" in line for line in lines] == [False, True, True]
+    perplexities |= {(s, demo.PAPER): 21.5 - s for s in demo.SPARSITIES}
+    first, *_, last = demo._verdict(perplexities, 10.0).split("\n")
+    assert first.startswith("At 60% Wanda, search loses least.")
+    assert first.endswith("2.06 with Wanda, uniform, 2.09 with Wanda, NeuronAL, 2.06 with Wanda, search.")
+    assert last.startswith("At 80% Wanda, uniform loses least.")
 
 
 def test_the_tiny_model_is_small_and_comes_with_its_licence():

@@ -6,16 +6,24 @@ import pytest
 from optimum_neuronal import NeuronALConfig
 
 
-def test_defaults_are_the_papers():
+def test_defaults():
     config = NeuronALConfig(0.7)
-    assert (config.saliency, config.topup, config.dataset) == ("wanda", "neuronal", "c4")
+    assert (config.saliency, config.topup, config.dataset) == ("wanda", "search", "c4")
+    assert config.make_topup().budget == 58, "the passes of NeuronAL's two steps"
+    assert NeuronALConfig(0.7, "sparsegpt").make_topup().name == "search", "which leaves rows alone then"
+
+
+def test_defaults_of_neuronal_are_the_papers():
+    config = NeuronALConfig(0.7, topup="neuronal")
     assert (config.num_samples, config.num_alignment_samples, config.seed) == (128, 8, 0)
     topup = config.make_topup()
     assert topup.steps == "both" and len(topup.block_lambdas) == 14 and len(topup.row_lambdas) == 15
 
 
 def test_round_trip_through_json():
-    config = NeuronALConfig(0.7, "multiflow", steps="block", block_lambdas=(0.1, 0.2), targets=["mlp"], seq_length=64)
+    config = NeuronALConfig(
+        0.7, "multiflow", topup="neuronal", steps="block", block_lambdas=(0.1, 0.2), targets=["mlp"], seq_length=64
+    )
     stored = json.loads(json.dumps(config.to_dict()))
     assert stored["quant_method"] == "neuronal"
     assert NeuronALConfig.from_dict(stored) == config
@@ -32,7 +40,8 @@ def test_unknown_keys_and_other_methods_are_refused():
 
 
 def test_topup_takes_what_it_knows():
-    topup = NeuronALConfig(0.7, steps="row", topup_args={"metric": "l2", "reference": "dense"}).make_topup()
+    args = {"metric": "l2", "reference": "dense"}
+    topup = NeuronALConfig(0.7, topup="neuronal", steps="row", topup_args=args).make_topup()
     assert (topup.steps, topup.reference) == ("row", "dense")
     assert NeuronALConfig(0.7, topup="uniform").make_topup().name == "uniform"
 
@@ -59,7 +68,7 @@ def test_topup_takes_what_it_knows():
 )
 def test_bad_values(arguments, message):
     with pytest.raises(ValueError, match=message):
-        NeuronALConfig(**{"sparsity": 0.7, **arguments})
+        NeuronALConfig(**{"sparsity": 0.7, "topup": "neuronal", **arguments})
 
 
 @pytest.mark.parametrize(
@@ -81,7 +90,8 @@ def test_what_has_no_effect_is_said(caplog):
     logging.getLogger("transformers").propagate = True
     with caplog.at_level("WARNING"):
         NeuronALConfig(0.7, topup="uniform", steps="row")
-    assert "steps='row' has no effect: the top-up 'uniform' does not use it." in caplog.text
+    said = "steps='row' has no effect: the top-up 'uniform' does not use it, but topup='neuronal' does."
+    assert said in caplog.text
     caplog.clear()
     NeuronALConfig(0.7, topup="uniform")
     assert not caplog.records
@@ -98,8 +108,8 @@ class TestMethodsThatGoTogether:
     def test_sparsegpt_refuses_the_row_step(self):
         for steps in ("both", "row"):
             with pytest.raises(ValueError, match="updates all rows of a weight together.*set steps='block'"):
-                NeuronALConfig(sparsity=0.7, saliency="sparsegpt", steps=steps)
-        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", steps="block")
+                NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="neuronal", steps=steps)
+        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="neuronal", steps="block")
         assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="uniform")
 
     @pytest.mark.parametrize("topup", ["besa", "dsnot"])
@@ -112,7 +122,7 @@ class TestMethodsThatGoTogether:
         assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup=topup).make_topup()
 
     def test_a_pattern_refuses_other_topups_and_sparsities(self):
-        with pytest.raises(ValueError, match="nothing for the top-up 'neuronal' to decide: set topup='uniform'"):
+        with pytest.raises(ValueError, match="nothing for the top-up 'search' to decide: set topup='uniform'"):
             NeuronALConfig(sparsity=0.5, pattern="2:4")
         with pytest.raises(ValueError, match="The pattern 2:4 means sparsity=0.5, but it is 0.7"):
             NeuronALConfig(sparsity=0.7, pattern="2:4", topup="uniform")

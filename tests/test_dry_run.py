@@ -16,7 +16,7 @@ from optimum_neuronal.masks import PackedMask
 from optimum_neuronal.sweep import Sweep
 
 
-SMALL = {"num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1}
+SMALL = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1}
 LAMBDAS = {"block_lambdas": (0.05, 0.1, 0.15), "row_lambdas": (0.0, 0.1, 0.2)}
 RATE = 1e6  # operations per second
 

@@ -11,7 +11,12 @@ from optimum_neuronal.masks import PackedWeight
 
 METHODS = {
     "sparsegpt, uniform": {"saliency": "sparsegpt", "topup": "uniform"},
-    "sparsegpt, block step": {"saliency": "sparsegpt", "steps": "block", "block_lambdas": [0.05, 0.15]},
+    "sparsegpt, block step": {
+        "saliency": "sparsegpt",
+        "topup": "neuronal",
+        "steps": "block",
+        "block_lambdas": [0.05, 0.15],
+    },
     "sparsegpt, search": {"saliency": "sparsegpt", "topup": "search", "topup_args": {"budget": 30}},
     "wanda, dsnot": {"topup": "dsnot"},
     "wanda, search": {"topup": "search", "topup_args": {"budget": 30}},

@@ -54,7 +54,13 @@ def test_other_errors_pass():
 def test_a_prune_goes_on_with_half_the_batch(ids, moment, monkeypatch):
     """Whenever memory runs out, the masks are those of an undisturbed prune."""
     config = NeuronALConfig(
-        0.7, num_samples=12, num_alignment_samples=4, block_lambdas=[0.05, 0.15], row_lambdas=[0.1], batch_size=4
+        0.7,
+        topup="neuronal",
+        num_samples=12,
+        num_alignment_samples=4,
+        block_lambdas=[0.05, 0.15],
+        row_lambdas=[0.1],
+        batch_size=4,
     )
     expected = NeuronALPruner(config).prune(make_model("llama"), ids).state_dict()
     from optimum_neuronal import engine

@@ -18,7 +18,13 @@ from optimum_neuronal.offload import BlockLoader, MaskedWeights, is_offloaded
 
 
 OLD = Version(transformers.__version__) < Version("5.17")
-FIELDS = {"num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}
+FIELDS = {
+    "topup": "neuronal",
+    "num_samples": 12,
+    "num_alignment_samples": 4,
+    "block_lambdas": [0.05, 0.15],
+    "row_lambdas": [0, 0.1],
+}
 FAMILIES = ("llama", "gpt2", "mixtral", "gemma4_text", "bamba")
 
 

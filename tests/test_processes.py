@@ -15,7 +15,13 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.processes import Processes
 
 
-FIELDS = {"num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1]}
+FIELDS = {
+    "topup": "neuronal",
+    "num_samples": 12,
+    "num_alignment_samples": 4,
+    "block_lambdas": [0.05, 0.1, 0.15],
+    "row_lambdas": [0, 0.1],
+}
 
 
 def test_candidates_are_dealt_and_sequences_are_parted():

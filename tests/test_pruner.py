@@ -15,7 +15,13 @@ from optimum_neuronal import pruner as pruner_module
 from optimum_neuronal.blocks import find_decoder
 
 
-FAST = {"num_samples": 12, "num_alignment_samples": 4, "block_lambdas": (0.05, 0.15), "row_lambdas": (0.0, 0.1)}
+FAST = {
+    "topup": "neuronal",
+    "num_samples": 12,
+    "num_alignment_samples": 4,
+    "block_lambdas": (0.05, 0.15),
+    "row_lambdas": (0.0, 0.1),
+}
 
 
 def config(sparsity=0.7, **fields):

@@ -11,11 +11,12 @@ from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, engine
 from optimum_neuronal.journal import IDENTITY
+from optimum_neuronal.topup.neuronal import LAMBDAS
 
 
 def config(**fields):
     defaults = {
-        "num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1, 0.2],
+        "topup": "neuronal", "num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1, 0.2],
     }  # fmt: skip
     return NeuronALConfig(0.7, **{**defaults, **fields})
 
@@ -68,6 +69,38 @@ def test_every_moment(family, reference, ids, often, tmp_path, monkeypatch):
     assert pruner.report.decisions["block"]["candidates"] == undisturbed.report.decisions["block"]["candidates"]
     assert pruner.report.decisions["row"]["candidates"] == undisturbed.report.decisions["row"]["candidates"]
     assert pruner.report.starved_experts == undisturbed.report.starved_experts
+
+
+def test_a_search_at_every_moment(ids, often, tmp_path, monkeypatch):
+    """Stopped again and again, it finds the same plan by the same steps."""
+    fields = {
+        "topup": "search",
+        "topup_args": {"budget": 20},
+        "block_lambdas": LAMBDAS,
+        "row_lambdas": (0.0, *LAMBDAS),
+    }
+    undisturbed, expected = prune("llama", ids, **fields)
+    original, runs = engine.replay, 0
+    monkeypatch.setattr(engine.Engine, "check_replay", lambda self: None)
+    while True:
+        left = iter(range(24))  # more than a plan's own stream and one block of all candidates take
+
+        def replay(*args, left=left, **kwargs):
+            if next(left, None) is None:
+                raise Stop
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(engine, "replay", replay)
+        runs += 1
+        assert runs < 200, "it goes on"
+        try:
+            pruner, result = prune("llama", ids, tmp_path, **fields)
+        except Stop:
+            continue
+        break
+    assert runs > 3 and equal(expected, result)
+    found, searched = pruner.report.decisions["search"], undisturbed.report.decisions["search"]
+    assert found["stages"] == searched["stages"] and found["spent"] == searched["spent"]
 
 
 def _prune_slowly(ids, work_dir):

@@ -16,7 +16,9 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("family", ["llama", "gpt2"] if OLD else ["llama", "gpt2", "mixtral"])
 def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_path):
     make_model(family).save_pretrained(tmp_path / "dense")
-    config = NeuronALConfig(0.7, num_samples=12, num_alignment_samples=4, block_lambdas=[0.1], row_lambdas=[0, 0.1])
+    config = NeuronALConfig(
+        0.7, topup="neuronal", num_samples=12, num_alignment_samples=4, block_lambdas=[0.1], row_lambdas=[0, 0.1]
+    )
     results = {}
     for name, options in (("streamed", {"stream_to": tmp_path / "rewritten", "device": CPU}), ("whole", {})):
         pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config, **options)
