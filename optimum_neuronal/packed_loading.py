@@ -18,6 +18,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from .packed_checkpoint import INDEX, check_shapes, open_checkpoint, read_index
 from .packed_reading import VERSION, PackedFile
 from .packed_saving import save_packed_by_default
+from .sparsity_config import read_sparsity_config
 
 
 safe_open = modeling_utils.safe_open
@@ -62,6 +63,12 @@ class PackedQuantizer(HfQuantizer):
 
     def update_attn_implementation(self, config):
         """The first hook that sees the model's config: names the file that transformers is to look for."""
+        sparsity_config = read_sparsity_config(config)
+        if sparsity_config and sparsity_config["format"] != "packed":
+            raise ValueError(
+                f"The checkpoint's config.json contradicts itself: sparsity_config.format is {sparsity_config['format']!r}, but "
+                "its quantization_config is that of a packed checkpoint."
+            )
         config.transformers_weights = INDEX
         index = Path(getattr(config, "_name_or_path", "") or "", INDEX)
         if index.is_file():  # else on the Hub

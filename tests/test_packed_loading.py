@@ -1,4 +1,5 @@
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -139,6 +140,15 @@ def damaged(packed, tmp_path, name, change):
     return folder
 
 
+def with_config(change):
+    def edit(content):
+        stored = json.loads(content)
+        change(stored)
+        return json.dumps(stored).encode()
+
+    return edit
+
+
 @pytest.mark.parametrize(
     "name, change, message",
     [
@@ -146,8 +156,11 @@ def damaged(packed, tmp_path, name, change):
         (FILE, lambda content: content[:-1] + b"~", rf"{FILE}: model\.\S+ is damaged"),
         (INDEX, lambda content: content[:100], f"{INDEX} is damaged"),
         (INDEX, lambda content: content.replace(FILE.encode(), b"../../secret.safetensors"), "expected 'packed-00001-of"),
-        ("config.json", lambda content: content.replace(b'"intermediate_size": 48', b'"intermediate_size": 40'), r"has the shape \(\d+, \d+\), but the model's"),
-        ("config.json", lambda content: content.replace(b'"quant_method": "neuronal",\n    "version": 1', b'"quant_method": "neuronal",\n    "version": 2'), "version 2, but this optimum_neuronal reads"),
+        ("config.json", with_config(lambda config: config.update(intermediate_size=40)), r"has the shape \(\d+, \d+\), but the model's"),
+        ("config.json", with_config(lambda config: config["quantization_config"].update(version=2)), "version 2, but this optimum_neuronal reads"),
+        ("config.json", with_config(lambda config: config["quantization_config"].update(format=["packed"])), r"has format \['packed'\]"),
+        ("config.json", with_config(lambda config: config["sparsity_config"].update(format="dense")), "contradicts itself"),
+        ("config.json", with_config(lambda config: config["sparsity_config"].update(achieved_sparsity="much")), "achieved_sparsity"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("device_map", [None, "auto"])
