@@ -1,6 +1,7 @@
 """`save_pretrained` of sparse models in either format, and models that are saved packed unless told otherwise."""
 
 import functools
+import inspect
 import tempfile
 import types
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_confi
 
 
 DENSE_FILES = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
+POSITIONAL = list(inspect.signature(PreTrainedModel.save_pretrained).parameters)[2:]  # behind the directory
 PACKED_FILES = ("packed-?????-of-?????.safetensors", "packed.safetensors.index.json")
 
 
@@ -64,7 +66,7 @@ def save_packed_by_default(model: PreTrainedModel) -> None:
 
 @functools.wraps(PreTrainedModel.save_pretrained)
 def _save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args, format: str | None = None, **kwargs):
-    kwargs |= dict(zip(("is_main_process", "state_dict"), args))
+    kwargs |= dict(zip(POSITIONAL, args))
     if getattr(self, "_hf_peft_config_loaded", False):
         return type(self).save_pretrained(self, save_directory, **kwargs)
     save_pretrained(self, save_directory, format or ("dense" if "state_dict" in kwargs else "packed"), **kwargs)

@@ -102,6 +102,8 @@ def test_checkpoints_of_trainer_are_dense(tmp_path):
     assert "model.safetensors" in names(tmp_path / "by hand"), "as accelerate's users call it"
     trainer.model.save_pretrained(tmp_path / "packed")
     assert FILE in names(tmp_path / "packed")
+    trainer.model.save_pretrained(tmp_path / "shards", True, None, False, 20_000)
+    assert "model.safetensors.index.json" in names(tmp_path / "shards")
 
 
 def test_a_copy_saves_itself(tmp_path):
