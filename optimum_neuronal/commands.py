@@ -229,6 +229,8 @@ class PruneCommand(Command):
             if processes.rank > 0:
                 return
             write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")
+            if config.format == "packed":
+                write("    import optimum_neuronal  # to load the packed format")
             write(f'    AutoModelForCausalLM.from_pretrained("{args.output}")')
             if args.push_to_hub:
                 write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")

@@ -96,6 +96,17 @@ def test_streaming_gives_the_same_model(run, dense, tmp_path):
     assert not list(tmp_path.glob(".*")), "the folder for rewritten weights is gone"
 
 
+def test_the_packed_format_on_the_command_line(run, dense, tmp_path):
+    printed = run("prune", "--model", dense, "--output", tmp_path / "packed", "--sparsity", 0.7, "--saliency", "magnitude",
+                  "--topup", "uniform", "--format", "packed")  # fmt: skip
+    assert "import optimum_neuronal" in printed
+    assert (tmp_path / "packed" / "packed-00001-of-00001.safetensors").exists()
+    assert not (tmp_path / "packed" / "model.safetensors").exists()
+    (tmp_path / "text.txt").write_text(" ".join(f"w{(i * 7) % 60}" for i in range(200)))
+    printed = run("evaluate", "--model", tmp_path / "packed", "--dataset", tmp_path / "text.txt", "--seq-length", 16)
+    assert "perplexity" in printed
+
+
 def test_an_interrupted_prune_goes_on(run, dense, tmp_path, monkeypatch):
     arguments = ["prune", "--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", *SMALL]
     run(*arguments, "--output", tmp_path / "undisturbed")
