@@ -81,13 +81,15 @@ def compare(folder: Path, args: argparse.Namespace) -> None:
     tokenizer.save_pretrained(dense)
     row("dense", 0, None, dense, 0)
     calibration = str(TINY_MODEL / "calibration.txt")
-    fields = {"dataset": calibration, "seq_length": SEQ_LENGTH, "num_samples": args.num_samples}
+    fields = {"topup": "neuronal", "dataset": calibration, "seq_length": SEQ_LENGTH, "num_samples": args.num_samples}
     pruner = NeuronALPruner(NeuronALConfig(args.sparsity, **fields), tokenizer)
     start = time.perf_counter()
     pruner.save(pruner.prune(model), pruned)
     before = row("pruned", 0, 0.0, pruned, time.perf_counter() - start)
     text.write_text(training_text(), encoding="utf-8")
-    common = {"train": text, "evaluate": calibration, "steps": args.steps}
+    glance = folder / "glance.txt"  # the examples' own evaluation, which is not shown here
+    glance.write_text((TINY_MODEL / "calibration.txt").read_text(encoding="utf-8")[:3000], encoding="utf-8")
+    common = {"train": text, "evaluate": glance, "steps": args.steps}
     for title, name, options in (
         ("pruned + full fine-tuning", "finetune.py", {"model": pruned}),
         ("pruned + LoRA, merged", "finetune_lora.py", {"model": pruned}),
