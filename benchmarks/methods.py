@@ -45,7 +45,7 @@ TABLES = {
     "the other saliencies": (("ria", "sparsegpt"), ("uniform", "owl", "neuronal", "search")),
 }
 OF_OTHER_MODELS = {
-    "six top-ups": (("wanda", "magnitude", "multiflow"), ("uniform", "owl", "besa", "evopress", "neuronal", "search"))
+    "six top-ups": (("wanda", "magnitude"), ("uniform", "owl", "besa", "evopress", "neuronal", "search")),
 }
 OWN_MODELS = ("demo", "reference")
 SPARSITIES = (0.6, 0.7, 0.8)
