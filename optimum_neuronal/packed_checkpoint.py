@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,14 +27,20 @@ def open_checkpoint(folder: str | Path) -> list[PackedFile]:
         `OSError`: a file is missing or cannot be read.
     """
     index = Path(folder) / INDEX
-    weight_map = read_index(index)
-    files = [PackedFile(index.with_name(name)) for name in sorted(set(weight_map.values()))]
+    names: dict[str, set[str]] = {}
+    for name, file_name in read_index(index).items():
+        names.setdefault(file_name, set()).add(name)
+    files = [PackedFile(index.with_name(file_name)) for file_name in sorted(names)]
     for file in files:
-        expected = {name for name, place in weight_map.items() if place == file.path.name}
-        if different := file.tensors ^ expected:
+        if different := file.tensors ^ names[file.path.name]:
             raise ValueError(
                 f"{index} and {file.path} do not name the same tensors: {min(different)!r} is in one of them only."
             )
+    total, found = _read_json(index)["metadata"]["total_size"], sum(file.nbytes for file in files)
+    if total != found:
+        raise ValueError(
+            f"{index} tells of {total!r} bytes of tensors, but its files hold {found}: tensors are missing."
+        )
     return files
 
 
@@ -65,11 +72,12 @@ def read_index(path: str | Path) -> dict[str, str]:
     Raises:
         `ValueError`: it is damaged, or names files that a packed checkpoint does not have.
     """
+    index = _read_json(path)
     try:
-        weight_map = json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"]
+        weight_map, _ = index["weight_map"], index["metadata"]["total_size"]
         files = set(weight_map.values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: it is no index with a 'weight_map'.") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: it is no index with a 'weight_map' and a 'total_size'.") from error
     if not files:
         raise ValueError(f"{path} is damaged: it names no tensor.")
     for name, file in weight_map.items():
@@ -81,3 +89,10 @@ def read_index(path: str | Path) -> dict[str, str]:
     if files != expected:
         raise ValueError(f"{path} names the files {sorted(files)}: expected {sorted(expected)}.")
     return weight_map
+
+
+def _read_json(path: str | Path) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: it is no JSON text.") from error

@@ -92,6 +92,11 @@ class PackedFile:
         return StoredWeight(self.path, name, tuple(facts["shape"]), checksum, values, mask)
 
     @property
+    def nbytes(self) -> int:
+        """Of all tensors that are stored."""
+        return sum(weight.stored_bytes for weight in self.weights.values())
+
+    @property
     def tensors(self) -> set[str]:
         """Names of the tensors that are stored, as in the index."""
         return {part.name for weight in self.weights.values() for part in (weight.values, weight.mask) if part}
@@ -137,6 +142,11 @@ class StoredWeight:
     checksum: int
     values: Stored
     mask: Stored | None = None
+
+    @property
+    def stored_bytes(self) -> int:
+        """What it takes in the file."""
+        return self.values.nbytes + (self.mask.nbytes if self.mask else 0)
 
     def get_shape(self) -> list[int]:
         """Of the weight, unpacked."""

@@ -247,6 +247,20 @@ def test_index_and_file_that_disagree(folder):
         read(folder)
 
 
+def test_a_weight_that_is_nowhere(tmp_path):
+    """Left out of index and file alike: transformers would initialise it at random."""
+    write(tmp_path)
+    size = json.loads((tmp_path / INDEX).read_text())["metadata"]["total_size"]
+    with PackedWriter(tmp_path) as writer:
+        for name, tensor in list(tensors().items())[:-1]:
+            writer.add(name, tensor)
+    listed = json.loads((tmp_path / INDEX).read_text())
+    listed["metadata"]["total_size"] = size
+    (tmp_path / INDEX).write_text(json.dumps(listed))
+    with pytest.raises(ValueError, match="tells of .* bytes of tensors, but its files hold .*: tensors are missing"):
+        read(tmp_path)
+
+
 def test_a_missing_file(tmp_path):
     write(tmp_path, 1)
     Path(tmp_path, "packed-00002-of-00004.safetensors").unlink()
