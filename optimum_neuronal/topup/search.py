@@ -92,7 +92,7 @@ class Search(TopUp):
             return Allocation(space.plan(space.uniform))
         run.begin([space.uniform + width * space.depth for width in self.widths])
         rows = len(ROW_WIDTHS) + STREAM_COST if self.rows and not sweep.saliency.updates_weights else 0
-        while space.directions(run.rounds) and run.can_afford(run.cost_of_round() + rows):
+        while run.skips_to_a_round_within(self.budget - 1 - rows):
             run.take_round()
         if rows and run.can_afford(rows):
             run.spread_rows()
@@ -120,9 +120,17 @@ class _Run:
     def can_afford(self, cost: float) -> bool:
         return self.spent + cost <= self.budget
 
-    def cost_of_round(self) -> float:
-        """Passes of the alignment sequences that the next round takes."""
-        probes = torch.stack(list(self.space.directions(self.rounds).values()))
+    def skips_to_a_round_within(self, budget: float) -> bool:
+        """Makes the next round the one of its turn, or the other kind if only that is affordable."""
+        for number in (self.rounds, self.rounds + 1):
+            if self.space.directions(number) and self.spent + self.cost_of_round(number) <= budget:
+                self.rounds = number
+                return True
+        return False
+
+    def cost_of_round(self, number: int) -> float:
+        """Passes of the alignment sequences that a round takes."""
+        probes = torch.stack(list(self.space.directions(number).values()))
         return STREAM_COST + self.space.cost(probes) + len(LENGTHS)
 
     def measure(self, plans: Sequence[SparsityPlan], reference, cost: float) -> list[float]:
@@ -151,7 +159,7 @@ class _Run:
         self.adapt_step(line, before_line)
         self.stages.append(
             {
-                "stage": f"round {self.rounds + 1}",
+                "stage": f"round {len(self.stages)}",
                 "began": began,
                 "step": step,
                 "probes": dict(zip(directions, rises)),

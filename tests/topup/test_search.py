@@ -95,7 +95,7 @@ def test_directions_cover_every_kind_and_move_something():
             moved = space.on_target(space.uniform + 0.05 * direction)
             assert mean(space, moved) == pytest.approx(0.7, abs=1e-9), name
             assert not torch.allclose(moved, space.uniform), name
-    assert _Run(None, space, "kl", 58).cost_of_round() == STREAM_COST + 5 + len(LENGTHS)
+    assert _Run(None, space, "kl", 58).cost_of_round(0) == STREAM_COST + 5 + len(LENGTHS)
 
 
 def test_kinds_of_projections_without_a_role():
@@ -180,3 +180,16 @@ def test_the_step_follows_the_line(llama):
     for _ in range(20):
         run.adapt_step([3.0, 3.0, 3.0], before=2.5)
     assert run.steps[1] == LAST_STEP
+
+
+def test_a_round_that_is_too_expensive_makes_way_for_one_that_is_not(llama):
+    space = Space.of(find_decoder(llama), 0.7)
+    run = _Run(None, space, "kl", 58)
+    cheap, dear = run.cost_of_round(0), run.cost_of_round(1)
+    assert cheap < dear
+    run.rounds = 1
+    assert run.skips_to_a_round_within(dear) and run.rounds == 1
+    assert run.skips_to_a_round_within(cheap) and run.rounds == 2
+    assert not run.skips_to_a_round_within(cheap - 0.5)
+    run.spent = 10.0
+    assert not run.skips_to_a_round_within(cheap)
