@@ -81,7 +81,7 @@ def compare(folder: Path, args: argparse.Namespace) -> None:
     tokenizer.save_pretrained(dense)
     row("dense", 0, None, dense, 0)
     calibration = str(TINY_MODEL / "calibration.txt")
-    fields = {"topup": "neuronal", "dataset": calibration, "seq_length": SEQ_LENGTH, "num_samples": args.num_samples}
+    fields = {"dataset": calibration, "seq_length": SEQ_LENGTH, "num_samples": args.num_samples}
     pruner = NeuronALPruner(NeuronALConfig(args.sparsity, **fields), tokenizer)
     start = time.perf_counter()
     pruner.save(pruner.prune(model), pruned)

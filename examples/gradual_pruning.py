@@ -19,7 +19,7 @@ parser.add_argument("--evaluate", default="wikitext2", help="test text (default:
 parser.add_argument("--output", type=Path, required=True, help="directory for the sparse model")
 parser.add_argument("--steps", type=int, default=200, help="(default: 200)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
-parser.add_argument("--topup", default="neuronal", help="where sparsity goes; uniform is quickest (default: neuronal)")
+parser.add_argument("--topup", default="search", help="where sparsity goes; uniform is quickest (default: search)")
 parser.add_argument("--num-samples", type=int, default=128, help="calibration sequences (default: 128)")
 args = parser.parse_args()
 
