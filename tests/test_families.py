@@ -66,13 +66,7 @@ def test_replay_is_bit_equal_to_the_models_forward(family, ids, padding, padded)
 def test_prune_save_and_reload(family, topup, ids, tmp_path):
     model = make_model(family)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    fields = {
-        "topup": "neuronal",
-        "num_samples": 12,
-        "num_alignment_samples": 4,
-        "block_lambdas": [0.05, 0.15],
-        "row_lambdas": [0, 0.1],
-    }
+    fields = {"num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}
     pruner = NeuronALPruner(NeuronALConfig(0.7, topup=topup, min_expert_tokens=8, **fields))
     pruner.prune(model, ids)
     assert pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
