@@ -50,6 +50,7 @@ def test_train_tiny_model(tmp_path, monkeypatch, model_type):
 
 def test_prune(tmp_path, monkeypatch, capsys):
     model, tokenizer = load_tiny_model()
+    model.config.max_position_embeddings = 64  # short sequences
     model.save_pretrained(tmp_path / "dense")
     tokenizer.save_pretrained(tmp_path / "dense")
     text = tmp_path / "text.txt"
@@ -62,6 +63,7 @@ def test_prune(tmp_path, monkeypatch, capsys):
 
 def test_compare(tmp_path, monkeypatch, capsys):
     model, tokenizer = load_tiny_model()
+    model.config.max_position_embeddings = 64  # short sequences
     model.save_pretrained(tmp_path / "dense")
     tokenizer.save_pretrained(tmp_path / "dense")
     text = tmp_path / "text.txt"
