@@ -6,6 +6,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := -m pytest -n 2 --dist loadfile
 
 # On Linux the public package index offers only torch's CUDA build, several gigabytes. Without an NVIDIA device torch is
 # therefore taken from its own index of CPU builds, if that answers (pip alone would retry for minutes), and unless
@@ -19,10 +20,10 @@ demo: .venv/.installed
 	@$(BIN)/optimum-cli neuronal demo
 
 test: .venv/.installed
-	@$(BIN)/python -m pytest
+	@$(BIN)/python $(PYTEST)
 
 test-lowest: .venv-lowest/.installed
-	@.venv-lowest/bin/python -m pytest
+	@.venv-lowest/bin/python $(PYTEST)
 
 style: .venv/.installed
 	@$(BIN)/ruff check --fix --exit-zero
