@@ -25,6 +25,8 @@ NOTHING_FOUND = 0.4  # the same if none of the line is better than the plan so f
 BLOCK_WIDTHS = (0.05, 0.1, 0.2)
 ROW_WIDTHS = (0.05, 0.1)  # wider ones gain on the calibration sequences and lose on others
 STREAM_COST = 2  # a plan's own stream: every block dense, then sparse
+ALIGNMENT = "alignment"
+OBJECTIVES = (*OUTPUT_METRICS, ALIGNMENT)
 
 
 @register_topup("search")
@@ -50,7 +52,10 @@ class Search(TopUp):
         budget (`int`):
             How many times the alignment sequences may pass through the model. The default is what NeuronAL's two steps
             take: 29 candidates, each run dense and sparse.
-        objective (`str`): `"kl"`, from the dense model's distributions, or `"nll"`, of the text.
+        objective (`str`):
+            What candidates are compared by: `"kl"`, from the dense model's next-token distributions; `"nll"`, of the
+            text; or `"alignment"`, NeuronAL's error (paper, Eq. 3) against the dense model's own activations, with the
+            saliency measured on these too.
         rows (`bool`): whether to take the third stage.
         widths (`tuple[float, ...]`): half-widths of the block stage's sparsity windows, in [0, 1].
     """
@@ -64,9 +69,9 @@ class Search(TopUp):
 
     def __post_init__(self):
         check_whole("budget", self.budget, 8)
-        if self.objective not in OUTPUT_METRICS:
-            known = ", ".join(map(repr, OUTPUT_METRICS))
-            hint = did_you_mean(self.objective, list(OUTPUT_METRICS))
+        if self.objective not in OBJECTIVES:
+            known = ", ".join(map(repr, OBJECTIVES))
+            hint = did_you_mean(self.objective, list(OBJECTIVES))
             raise ValueError(f"objective is {self.objective!r}: expected one of {known}.{hint}")
         if not isinstance(self.rows, bool):
             raise ValueError(f"rows is {self.rows!r}: expected True or False.")
@@ -82,7 +87,8 @@ class Search(TopUp):
 
     def passes(self) -> tuple[Pass, ...]:
         together = 16  # about as many candidates as a round has
-        return (Pass(LABEL, together, measures="output", times=-(-self.budget // together)),)
+        measures = "alignment" if self.objective == ALIGNMENT else "output"
+        return (Pass(LABEL, together, measures=measures, times=-(-self.budget // together)),)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()
@@ -91,7 +97,11 @@ class Search(TopUp):
         if not SMALLEST < sparsity < LARGEST or len(space.sizes) == 1:  # nothing can be moved
             return Allocation(space.plan(space.uniform))
         run.begin([space.uniform + width * space.depth for width in self.widths])
-        rows = len(ROW_WIDTHS) + STREAM_COST if self.rows and not sweep.saliency.updates_weights else 0
+        rows = 0
+        if self.rows and not sweep.saliency.updates_weights:
+            rows = (
+                len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
+            )  # which does not run the plan's stream
         while run.skips_to_a_round_within(self.budget - 1 - rows):
             run.take_round()
         if rows and run.can_afford(rows):
@@ -130,12 +140,17 @@ class _Run:
 
     def cost_of_round(self, number: int) -> float:
         """Passes of the alignment sequences that a round takes."""
-        probes = torch.stack(list(self.space.directions(number).values()))
-        return STREAM_COST + self.space.cost(probes) + len(LENGTHS)
+        return STREAM_COST + self.cost(list(self.space.directions(number).values())) + len(LENGTHS)
+
+    def cost(self, candidates: Sequence[torch.Tensor]) -> float:
+        """Passes that candidates take together."""
+        return len(candidates) if self.objective == ALIGNMENT else self.space.cost(torch.stack(list(candidates)))
 
     def measure(self, plans: Sequence[SparsityPlan], reference, cost: float) -> list[float]:
         self.spent += cost
         self.without_sharing += max(len(plans), math.ceil(cost))
+        if self.objective == ALIGNMENT:
+            return self.sweep.alignment_errors(plans, "dense", "sequence", "l2", LABEL)
         return self.sweep.output_errors(plans, self.objective, LABEL, reference)
 
     def begin(self, candidates: Sequence[torch.Tensor]) -> None:
@@ -179,7 +194,7 @@ class _Run:
         """Errors of candidates; the best of them becomes the best so far, if it is."""
         moved = [self.space.on_target(candidate) for candidate in candidates]
         plans = [self.space.plan(sparsities) for sparsities in moved]
-        errors = self.measure(plans, reference, self.space.cost(torch.stack(moved)))
+        errors = self.measure(plans, reference, self.cost(moved))
         first = min(range(len(errors)), key=errors.__getitem__)
         if errors[first] < self.error:
             self.best, self.best_plan, self.error = moved[first], plans[first], errors[first]

@@ -61,13 +61,13 @@ def test_a_plan_is_only_ever_replaced_by_a_better_one(llama):
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
-@pytest.mark.parametrize("budget", [8, 25, 58, 90])
-def test_the_budget_is_what_it_costs(family, budget, ids):
+@pytest.mark.parametrize(("budget", "objective"), [(8, "kl"), (25, "nll"), (58, "kl"), (90, "kl"), (40, "alignment")])
+def test_the_budget_is_what_it_costs(family, budget, objective, ids):
     """One unit is one pass of the alignment sequences through all blocks, counted by the engine."""
     model = make_model(family)
     with inference(model):
         sweep = Sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4, 4)
-        allocation = Search(budget=budget).allocate(sweep, 0.6)
+        allocation = Search(budget=budget, objective=objective).allocate(sweep, 0.6)
     spent = allocation.decisions["search"]["spent"]
     assert spent <= budget
     assert sweep.block_forwards <= 4 * len(sweep.decoder.blocks) * spent, "less where candidates share blocks"
