@@ -175,6 +175,8 @@ class NeuronALConfig(QuantizationConfigMixin):
             value = getattr(self, entry.name)
             value = tuple(value) if isinstance(value, list) else value
             if entry.name in users and entry.name not in used and value != entry.default:
+                for name in users[entry.name]:  # a bad value is an error all the same
+                    _make(TOPUPS, name, "topup_args", {entry.name: value})
                 others = ", ".join(f"topup={name!r}" for name in users[entry.name])
                 logger.warning(
                     f"{entry.name}={value!r} has no effect: the top-up {self.topup!r} does not use it, but {others} does."

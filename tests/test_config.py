@@ -92,6 +92,8 @@ def test_what_has_no_effect_is_said(caplog):
         NeuronALConfig(0.7, topup="uniform", steps="row")
     said = "steps='row' has no effect: the top-up 'uniform' does not use it, but topup='neuronal' does."
     assert said in caplog.text
+    with pytest.raises(ValueError, match="Did you mean 'row'"):
+        NeuronALConfig(0.7, steps="rows")
     caplog.clear()
     NeuronALConfig(0.7, topup="uniform")
     assert not caplog.records
