@@ -62,11 +62,13 @@ def test_replay_is_bit_equal_to_the_models_forward(family, ids, padding, padded)
             torch.testing.assert_close(recorded[0], output)  # experts run one by one while they are recorded
 
 
-@pytest.mark.parametrize("topup", ["uniform", "neuronal"])
+@pytest.mark.parametrize("topup", ["search", "neuronal"])
 def test_prune_save_and_reload(family, topup, ids, tmp_path):
     model = make_model(family)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    fields = {"num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}
+    lambdas = {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}
+    fields = lambdas if topup == "neuronal" else {"topup_args": {"budget": 24}}  # both kinds of rounds, and rows
+    fields |= {"num_samples": 12, "num_alignment_samples": 4}
     pruner = NeuronALPruner(NeuronALConfig(0.7, topup=topup, min_expert_tokens=8, **fields))
     pruner.prune(model, ids)
     assert pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
@@ -81,7 +83,7 @@ def test_prune_save_and_reload(family, topup, ids, tmp_path):
             kept = parameter != 0
             assert torch.equal(parameter[kept], before[key][kept])
             zeros = (~kept).sum().item() / parameter.numel()
-            assert zeros == pytest.approx(0.7, abs=0.01 if topup == "uniform" else 0.2)
+            assert zeros == pytest.approx(0.7, abs=0.2) if topup == "neuronal" else 0 < zeros < 1
 
     model.save_pretrained(tmp_path)
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path)
