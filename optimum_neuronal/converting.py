@@ -12,6 +12,7 @@ from transformers.utils import logging
 from transformers.utils.hub import convert_file_size_to_int
 
 from .checkpoint import INDEX, Checkpoint, Weight, check_file, is_of_weights
+from .config import FORMATS
 from .model_card import with_format
 from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
 from .saving import check_directory, check_free, replaced_checkpoint
@@ -19,7 +20,6 @@ from .saving import check_directory, check_free, replaced_checkpoint
 
 logger = logging.get_logger(__name__)
 
-FORMATS = ("dense", "packed")
 # Weights of other frameworks and of other tools would not be converted, so they do not come along.
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 FOLDERS = ("additional_chat_templates",)  # of a tokenizer

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, demo
-from optimum_neuronal.commands import CONFIG_FLAGS, methods
+from optimum_neuronal.flags import CONFIG_FLAGS, methods
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 
