@@ -13,6 +13,7 @@ import killed_saves
 import pytest
 from conftest import make_model
 from killed_saves import CHECKPOINT, NEW, OLD, content, in_child, make, of_weights, write
+from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, atomic
 
@@ -39,8 +40,16 @@ def test_a_kill_at_any_step(tmp_path, way):
     assert int(result.stdout.split()[0]) > 15, result.stdout
 
 
+@pytest.fixture
+def no_progress_bars():
+    """Their lock is shared with forks, and would outlive one that is killed while it holds it."""
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
 @FORK
-def test_a_hundred_kills_while_a_model_is_saved(tmp_path, tokenizer, monkeypatch):
+def test_a_hundred_kills_while_a_model_is_saved(tmp_path, tokenizer, monkeypatch, no_progress_bars):
     """Weights, config, tokenizer, report and card of one model or of the other, to the byte."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # a kill is no power cut
     pruners, models, files = [], [], []
