@@ -5,8 +5,9 @@ exchange two directories in one step. Where the system or the disk cannot, two r
 between them leaves no directory under the name, and the next save puts the old one back before anything else.
 
 Some directories are not exchanged: a mount point, one whose parent may not be written, the working directory (a shell
-would be left in the old one), one that holds other disks, thousands of files or what may not be read. There the files are replaced one by one, `config.json` being taken away first and put
-back last: a kill meanwhile leaves a directory that does not load, never a mixture of old and new.
+would be left in the old one), one that holds other disks, thousands of files or what may not be read. There the files
+are replaced one by one, `config.json` being taken away first and put back last: a kill meanwhile leaves a directory that
+does not load, never a mixture of old and new.
 """
 
 import ctypes

@@ -1,6 +1,7 @@
 """Reads a file of a packed checkpoint (docs/format.md) as if it were a dense one, a weight at a time.
 
-Nothing that its header says is believed before it was compared with the file's size. All errors are `ValueError`s that name the file and the tensor.
+Nothing that its header says is believed before it was compared with the file's size. All errors are `ValueError`s that
+name the file and the tensor.
 """
 
 import json
