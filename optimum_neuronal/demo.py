@@ -106,7 +106,7 @@ def _verdict(perplexities: dict[tuple[float, str], float], dense: float) -> str:
     lines = []
     for sparsity in SPARSITIES:
         factors = {label: perplexities[sparsity, label] / dense for label in (BASELINE, PAPER, OURS)}
-        told = ", ".join(f"{factor:.2f} with {label}" for label, factor in factors.items())
+        told = "; ".join(f"{factor:.2f} with {label}" for label, factor in factors.items())
         best = min(factors, key=factors.__getitem__)
         lines.append(f"At {sparsity:.0%} {best} loses least. Perplexity, in multiples of the dense model's: {told}.")
     return "\n".join(lines)

@@ -223,7 +223,7 @@ def test_the_verdict_says_who_loses_least():
     perplexities |= {(s, demo.PAPER): 21.5 - s for s in demo.SPARSITIES}
     first, *_, last = demo._verdict(perplexities, 10.0).split("\n")
     assert first.startswith("At 60% Wanda, search loses least.")
-    assert first.endswith("2.06 with Wanda, uniform, 2.09 with Wanda, NeuronAL, 2.06 with Wanda, search.")
+    assert first.endswith("2.06 with Wanda, uniform; 2.09 with Wanda, NeuronAL; 2.06 with Wanda, search.")
     assert last.startswith("At 80% Wanda, uniform loses least.")
 
 
