@@ -12,7 +12,7 @@ from transformers.utils import logging
 from .checkpoint import Checkpoint, Weight, find_checkpoint
 from .packing import packed_bytes
 from .report import format_table
-from .weight_names import PrunedWeights, StoredProjection, with_stars
+from .weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
 
 
 logger = logging.get_logger(__name__)
@@ -145,7 +145,7 @@ def inspect_checkpoint(
         )
         if about is not None:
             result.total.recorded = about["achieved_sparsity"]
-            blocks = sorted(about.get("block_sparsity", {}).items(), key=lambda pair: natural(pair[0]))
+            blocks = sorted(about.get("block_sparsity", {}).items(), key=lambda pair: natural_order(pair[0]))
             result.blocks = {name: Share(recorded=share) for name, share in blocks}
             kinds = about.get("projections", {})
             result.kinds = {kind: Share(recorded=found["sparsity"]) for kind, found in kinds.items()}
@@ -166,13 +166,6 @@ def guess(weight: Weight) -> StoredProjection | None:
         return None
     kind = with_stars(".".join(parts[number + 1 :]))
     return StoredProjection(".".join(parts[: number + 1]), kind.removesuffix(".weight"))
-
-
-def natural(name: str) -> list[tuple[bool, int, str]]:
-    """Key that sorts `layers.2` before `layers.10`."""
-    return [
-        (part.isdecimal(), int(part) if part.isdecimal() and len(part) < 20 else 0, part) for part in name.split(".")
-    ]
 
 
 def _count(weight: Weight, place: StoredProjection | None, result: Inspection) -> None:

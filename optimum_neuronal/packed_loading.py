@@ -18,6 +18,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from .packed_checkpoint import INDEX, check_shapes, open_checkpoint, read_index
 from .packed_reading import VERSION, PackedFile
 from .packed_saving import save_packed_by_default
+from .packed_writing import QUANTIZATION_CONFIG
 from .sparsity_config import read_sparsity_config
 
 
@@ -42,7 +43,7 @@ class PackedConfig(QuantizationConfigMixin):
         return (cls(), kwargs) if return_unused_kwargs else cls()
 
     def to_dict(self) -> dict[str, Any]:
-        return {"quant_method": self.quant_method, "format": "packed", "version": VERSION}
+        return dict(QUANTIZATION_CONFIG)
 
 
 # transformers compares this name with that of a config which the user passes, and shows both in its error.

@@ -16,6 +16,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging
 
 from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
+from .weight_names import natural_order
 
 
 DENSE_FILES = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
@@ -97,17 +98,13 @@ def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str
 
 
 def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The tensors that `save_pretrained` would write, by their names in the files."""
+    """The tensors that `save_pretrained` would write, by their names in the files; ordered, so that equal models give
+    equal files."""
     state = model.state_dict()
     for name in model._keys_to_ignore_on_save or ():
         state.pop(name, None)
     tensors = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
-    return dict(sorted(tensors.items(), key=lambda item: _natural_order(item[0])))
-
-
-def _natural_order(name: str) -> list[tuple[bool, int | str]]:
-    """Layer 2 before layer 10, so that equal models give equal files."""
-    return [(part.isdecimal(), int(part) if part.isdecimal() else part) for part in name.split(".")]
+    return dict(sorted(tensors.items(), key=lambda item: natural_order(item[0])))
 
 
 def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs) -> None:

@@ -46,6 +46,13 @@ def with_stars(name: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
+def natural_order(name: str) -> list[tuple[bool, int, str]]:
+    """Key that sorts `layers.2` before `layers.10`."""
+    return [
+        (part.isdecimal(), int(part) if part.isdecimal() and len(part) < 20 else 0, part) for part in name.split(".")
+    ]
+
+
 def _numbers(name: str) -> list[str]:
     return [part for part in name.split(".") if part.isdecimal()]
 

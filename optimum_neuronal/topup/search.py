@@ -99,9 +99,8 @@ class Search(TopUp):
         run.begin([space.uniform + width * space.depth for width in self.widths])
         rows = 0
         if self.rows and not sweep.saliency.updates_weights:
-            rows = (
-                len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
-            )  # which does not run the plan's stream
+            # Alignment does not run the plan's own stream, which the rows' saliency is measured on.
+            rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
         while run.skips_to_a_round_within(self.budget - 1 - rows):
             run.take_round()
         if rows and run.can_afford(rows):
