@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from transformers.utils import logging
 from transformers.utils.hub import convert_file_size_to_int
 
@@ -16,6 +15,7 @@ from .config import FORMATS
 from .model_card import with_format
 from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
 from .saving import check_directory, check_free, replaced_checkpoint
+from .shards import ShardWriter
 
 
 logger = logging.get_logger(__name__)
@@ -74,7 +74,7 @@ def convert_checkpoint(
     return target
 
 
-class DenseWriter:
+class DenseWriter(ShardWriter):
     """Collects a checkpoint's weights, and writes a file whenever enough have come: as transformers names them.
 
     Args:
@@ -83,46 +83,18 @@ class DenseWriter:
     """
 
     def __init__(self, folder: Path, max_shard_size: int):
-        self.folder, self.max_shard_size = folder, max_shard_size
-        self._shards: list[list[str]] = []
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._bytes = self._total = 0
-
-    def __enter__(self) -> "DenseWriter":
-        return self
-
-    def __exit__(self, error, *_) -> None:
-        if error is None:
-            self.close()
+        super().__init__(folder, max_shard_size, "model")
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Takes a tensor on the CPU."""
-        if self._tensors and self._bytes + tensor.nbytes > self.max_shard_size:
-            self._flush()
-        self._tensors[name] = tensor
-        self._bytes += tensor.nbytes
+        self.take({name: tensor})
 
-    def _flush(self) -> None:
-        save_file(self._tensors, self._unfinished(len(self._shards)), metadata={"format": "pt"})
-        self._shards.append(list(self._tensors))
-        self._total += self._bytes
-        self._tensors, self._bytes = {}, 0
+    def file_name(self, number: int, count: int) -> str:
+        return "model.safetensors" if count == 1 else super().file_name(number, count)
 
-    def _unfinished(self, number: int) -> Path:
-        return self.folder / f".model-{number:05}.unfinished"
-
-    def close(self) -> None:
-        """Writes what is left; and the index, if there are several files."""
-        self._flush()
-        if len(self._shards) == 1:
-            self._unfinished(0).rename(self.folder / "model.safetensors")
-            return
-        weight_map = {}
-        for number, names in enumerate(self._shards):
-            file = f"model-{number + 1:05}-of-{len(self._shards):05}.safetensors"
-            self._unfinished(number).rename(self.folder / file)
-            weight_map |= dict.fromkeys(names, file)
-        _write_json(self.folder / INDEX, {"metadata": {"total_size": self._total}, "weight_map": weight_map})
+    def finish(self, count: int, index: dict) -> None:
+        if count > 1:
+            _write_json(self.folder / INDEX, index)
 
 
 def _bytes(size: int | str) -> int:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers.utils.hub import convert_file_size_to_int
 
 from .packed_checkpoint import INDEX
 from .packed_reading import DTYPES, METADATA, VERSION
 from .packing import MASK, VALUES, checksum_seed, pack, saves_space
+from .shards import ShardWriter
 
 
 SHARD_SIZE = "2GB"  # at most, since a file's content is held in memory until it is written
@@ -21,7 +21,7 @@ QUANTIZATION_CONFIG = {"quant_method": "neuronal", "format": "packed", "version"
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class PackedWriter:
+class PackedWriter(ShardWriter):
     """Collects a checkpoint's weights, and writes a file whenever enough have come.
 
     ```python
@@ -39,12 +39,9 @@ class PackedWriter:
     """
 
     def __init__(self, folder: str | Path, max_shard_size: int | str = SHARD_SIZE):
-        self.folder = Path(folder)
-        self.max_shard_size = min(convert_file_size_to_int(max_shard_size), convert_file_size_to_int(SHARD_SIZE))
-        self._shards: list[list[str]] = []
-        self._tensors: dict[str, torch.Tensor] = {}
+        size = min(convert_file_size_to_int(max_shard_size), convert_file_size_to_int(SHARD_SIZE))
+        super().__init__(folder, size, "packed")
         self._about: dict[str, Any] = {}
-        self._bytes = self._total = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Takes a tensor of the dense checkpoint, on any device; packs it if that saves space.
@@ -66,43 +63,14 @@ class PackedWriter:
         for part in parts.values():
             if part.numel():
                 checksum = zlib.crc32(part.view(-1).view(torch.uint8).numpy(), checksum)
-        size = sum(part.nbytes for part in parts.values())
-        if self._tensors and self._bytes + size > self.max_shard_size:
-            self._flush()
-        self._tensors |= parts
+        self.take(parts)
         self._about[name] = {**facts, "crc32": f"{checksum:08x}"}
-        self._bytes += size
 
-    def _flush(self) -> None:
-        metadata = {METADATA: json.dumps({"version": VERSION, "tensors": self._about})}
-        save_file(self._tensors, self._unfinished(len(self._shards)), metadata=metadata)
-        self._shards.append(list(self._tensors))
-        self._total += self._bytes
-        self._tensors, self._about, self._bytes = {}, {}, 0
+    def metadata(self) -> dict[str, str]:
+        about, self._about = self._about, {}
+        return {METADATA: json.dumps({"version": VERSION, "tensors": about})}
 
-    def _unfinished(self, number: int) -> Path:
-        return self.folder / f".packed-{number:05}.unfinished"
-
-    def __enter__(self) -> "PackedWriter":
-        return self
-
-    def __exit__(self, error, *_) -> None:
-        if error is None:
-            self.close()
-        else:
-            for number in range(len(self._shards) + 1):
-                self._unfinished(number).unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Writes what is left, and the index."""
-        if self._tensors or not self._shards:
-            self._flush()
-        weight_map = {}
-        for number, names in enumerate(self._shards):
-            file = f"packed-{number + 1:05}-of-{len(self._shards):05}.safetensors"
-            self._unfinished(number).replace(self.folder / file)
-            weight_map |= dict.fromkeys(names, file)
-        index = {"metadata": {"total_size": self._total}, "weight_map": weight_map}
+    def finish(self, count: int, index: dict) -> None:
         (self.folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ from conftest import make_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, packed_writing, save_pretrained
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained, shards
 from optimum_neuronal.packed_saving import checkpoint_tensors
 from optimum_neuronal.packed_writing import PackedWriter
 
@@ -147,14 +147,14 @@ def test_a_disk_that_fills_up_leaves_the_old_files(tmp_path, monkeypatch):
     model = pruned()
     model.save_pretrained(tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    saved, save_file = [], packed_writing.save_file
+    saved, save_file = [], shards.save_file
 
     def full(*args, **kwargs):
         if saved:
             raise OSError(28, "No space left on device")
         saved.append(save_file(*args, **kwargs))
 
-    monkeypatch.setattr(packed_writing, "save_file", full)
+    monkeypatch.setattr(shards, "save_file", full)
     model.lm_head.weight.data.zero_()
     with pytest.raises(OSError, match="No space left"):
         model.save_pretrained(tmp_path, max_shard_size=1000)
