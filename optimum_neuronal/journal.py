@@ -41,7 +41,8 @@ class Journal:
     def _check(self, identity: dict[str, Any]) -> None:
         path = self.directory / IDENTITY
         if not path.exists():
-            if any(self.directory.iterdir()):
+            unfinished = f".{IDENTITY}."  # what a kill in its very first write has left, see `write_durably`
+            if any(not entry.name.startswith(unfinished) for entry in self.directory.iterdir()):
                 raise ValueError(f"{self.directory} holds something else than an unfinished prune: choose another.")
             self._write(IDENTITY, json.dumps(identity, indent=2).encode())
             return

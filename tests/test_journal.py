@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from optimum_neuronal import journal as journal_module
-from optimum_neuronal.journal import Journal
+from optimum_neuronal.journal import IDENTITY, Journal
 
 
 def test_what_is_recorded_is_found_again(tmp_path):
@@ -53,3 +53,9 @@ def test_a_record_is_whole_or_absent(tmp_path, monkeypatch):
         assert (value, tensors["x"].tolist()) in (("old", [0, 0, 0]), ("new", [1, 1, 1])), (module, name)
     journal.put("step-01", "newest")
     assert journal.get("step-01") == ("newest", {})
+
+
+def test_a_kill_in_the_very_first_write_does_not_block_the_next(tmp_path):
+    (tmp_path / f".{IDENTITY}.123").write_bytes(b"{")
+    Journal(tmp_path, {"seed": 0})
+    assert (tmp_path / IDENTITY).exists()
