@@ -19,17 +19,17 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-import optimum_neuronal.engine
-import optimum_neuronal.masks
-import optimum_neuronal.sweep
-from optimum_neuronal.blocks import find_decoder
-from optimum_neuronal.capture import inference
-from optimum_neuronal.masks import SparsityPlan
-from optimum_neuronal.pruning import TOKENS_PER_FORWARD
+import optimum_neuronal.engine.runner
+import optimum_neuronal.engine.sweep
+import optimum_neuronal.sparsity.cuts
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.metrics.statistics import SquaredNorms
+from optimum_neuronal.pruning.prune import TOKENS_PER_FORWARD
 from optimum_neuronal.report import format_table
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.statistics import SquaredNorms
-from optimum_neuronal.sweep import Sweep
+from optimum_neuronal.sparsity.cuts import SparsityPlan
 from optimum_neuronal.topup.neuronal import NeuronAL
 
 
@@ -129,7 +129,11 @@ def now(device: torch.device) -> float:
 @contextmanager
 def measured(decoder, clock: PhaseClock, operations: Operations) -> Iterator[None]:
     """While the context lasts, clock and operations see what the allocation does."""
-    sweep, engine, masks = optimum_neuronal.sweep, optimum_neuronal.engine, optimum_neuronal.masks
+    sweep, engine, masks = (
+        optimum_neuronal.engine.sweep,
+        optimum_neuronal.engine.runner,
+        optimum_neuronal.sparsity.cuts,
+    )
     with ExitStack() as stack:
         for module in (masks, engine, sweep):
             for name in FUNCTIONS.keys() & vars(module).keys():

@@ -15,14 +15,14 @@ import numpy as np
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.blocks import find_decoder
-from optimum_neuronal.capture import inference
-from optimum_neuronal.final_pruning import FinalPruning
-from optimum_neuronal.masks import SparsityPlan
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.metrics.statistics import SquaredNorms
 from optimum_neuronal.pruner import apply_masks
+from optimum_neuronal.pruning.final_pruning import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.statistics import SquaredNorms
-from optimum_neuronal.sweep import Sweep
+from optimum_neuronal.sparsity.cuts import SparsityPlan
 from tests import authors
 
 

@@ -12,7 +12,7 @@ import tempfile
 from transformers.utils import logging
 
 from benchmarks.methods import excess, load
-from optimum_neuronal.comparing import compare
+from optimum_neuronal.evaluation.comparing import compare
 from optimum_neuronal.report import format_table
 
 

@@ -17,11 +17,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from optimum_neuronal.calibration import draw_sequences
-from optimum_neuronal.comparing import compare
-from optimum_neuronal.comparison import Comparison
-from optimum_neuronal.demo import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL
-from optimum_neuronal.evaluation import load_windows
+from optimum_neuronal.data.calibration import draw_sequences
+from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL
+from optimum_neuronal.evaluation.comparing import compare
+from optimum_neuronal.evaluation.perplexity import load_windows
+from optimum_neuronal.evaluation.results import Comparison
 from tests import authors
 
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.demo import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL, load_tiny_model
+from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL, load_tiny_model
 
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -7,7 +7,7 @@ transformers has to know of this package it learns when it is imported itself.
 import importlib
 from typing import TYPE_CHECKING
 
-from .registration import register
+from .transformers_plugin.registration import register
 
 
 __version__ = "0.1.0.dev0"
@@ -16,39 +16,39 @@ _HOME = {
     "NeuronALConfig": "config",
     "NeuronALPruner": "pruner",
     "PruningReport": "report",
-    "evaluate_perplexity": "evaluation",
-    "evaluate_tasks": "tasks",
-    "compare": "comparing",
-    "save_pretrained": "packed_saving",
-    "inspect_checkpoint": "inspecting",
-    "convert_checkpoint": "converting",
-    "keep_sparsity": "keeping",
-    "keep_lora_sparse": "lora",
-    "SparsityCallback": "training",
-    "NeuronALCallback": "training",
-    "Architecture": "architectures",
-    "register_architecture": "architectures",
+    "evaluate_perplexity": "evaluation.perplexity",
+    "evaluate_tasks": "evaluation.tasks",
+    "compare": "evaluation.comparing",
+    "save_pretrained": "checkpoint.save_pretrained",
+    "inspect_checkpoint": "checkpoint.inspecting",
+    "convert_checkpoint": "checkpoint.converting",
+    "keep_sparsity": "training.keeping",
+    "keep_lora_sparse": "training.lora",
+    "SparsityCallback": "training.callbacks",
+    "NeuronALCallback": "training.callbacks",
+    "Architecture": "decoder.architectures",
+    "register_architecture": "decoder.architectures",
     "register_saliency": "saliency",
     "register_topup": "topup",
 }
 __all__ = [*_HOME, "__version__"]
 
 if TYPE_CHECKING:
-    from .architectures import Architecture, register_architecture
-    from .comparing import compare
+    from .checkpoint.converting import convert_checkpoint
+    from .checkpoint.inspecting import inspect_checkpoint
+    from .checkpoint.save_pretrained import save_pretrained
     from .config import NeuronALConfig
-    from .converting import convert_checkpoint
-    from .evaluation import evaluate_perplexity
-    from .inspecting import inspect_checkpoint
-    from .keeping import keep_sparsity
-    from .lora import keep_lora_sparse
-    from .packed_saving import save_pretrained
+    from .decoder.architectures import Architecture, register_architecture
+    from .evaluation.comparing import compare
+    from .evaluation.perplexity import evaluate_perplexity
+    from .evaluation.tasks import evaluate_tasks
     from .pruner import NeuronALPruner
     from .report import PruningReport
     from .saliency import register_saliency
-    from .tasks import evaluate_tasks
     from .topup import register_topup
-    from .training import NeuronALCallback, SparsityCallback
+    from .training.callbacks import NeuronALCallback, SparsityCallback
+    from .training.keeping import keep_sparsity
+    from .training.lora import keep_lora_sparse
 
 register()
 

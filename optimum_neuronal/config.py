@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .masks import ColumnPattern
-from .registry import Registry, did_you_mean
+from .runtime.registry import Registry, did_you_mean
 from .saliency import SALIENCIES, Saliency
+from .sparsity.cuts import ColumnPattern
 from .topup import TOPUPS, TopUp
 from .topup.neuronal import LAMBDAS
 

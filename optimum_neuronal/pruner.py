@@ -12,17 +12,18 @@ import torch
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .calibration import CalibrationSet, as_token_ids
+from .checkpoint.save_pretrained import save_packed_by_default
+from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
+from .checkpoint.sparsity_config import make_sparsity_config
 from .config import NeuronALConfig
-from .evaluation import evaluate_perplexity
-from .identity import identity
-from .journal import Journal
-from .masks import PackedMask, apply_change
-from .offload import default_device, is_offloaded, mask_offloaded
-from .packed_saving import save_packed_by_default
-from .processes import Processes
-from .projections import Decoder
-from .pruning import (
+from .data.calibration import CalibrationSet, as_token_ids
+from .decoder.identity import identity
+from .decoder.loading import load_streamed
+from .decoder.projections import Decoder
+from .decoder.weight_names import stored_names
+from .engine.offload import default_device, is_offloaded, mask_offloaded
+from .evaluation.perplexity import evaluate_perplexity
+from .pruning.prune import (
     Clock,
     check,
     draw,
@@ -34,10 +35,9 @@ from .pruning import (
     without_folders,
 )
 from .report import PruningReport, reset_peak_memory
-from .saving import check_saveable, check_space, push_pruned, save_pruned
-from .sparsity_config import make_sparsity_config
-from .streaming import load_streamed
-from .weight_names import stored_names
+from .runtime.journal import Journal
+from .runtime.processes import Processes
+from .sparsity.cuts import PackedMask, apply_change
 
 
 MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from .masks import row_sparsity
-from .offload import BlockLoader
-from .projections import Decoder
+from .decoder.projections import Decoder
+from .engine.offload import BlockLoader
+from .sparsity.cuts import row_sparsity
 
 
 REPORT_NAME = "neuronal_report.json"

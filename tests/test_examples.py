@@ -11,7 +11,7 @@ from sparse import same_zeros, zeros_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.demo import TINY_MODEL, load_tiny_model
+from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
 
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

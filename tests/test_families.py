@@ -8,8 +8,8 @@ from family_table import README, in_readme, table
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.blocks import find_decoder
-from optimum_neuronal.capture import capture_inputs, first_output, inference, replay
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.capture import capture_inputs, first_output, inference, replay
 
 
 CPU = torch.device("cpu")

@@ -1,6 +1,6 @@
 """Texts of known words, for the tests of calibration data."""
 
-from optimum_neuronal.calibration import draw_sequences
+from optimum_neuronal.data.calibration import draw_sequences
 
 
 VOCAB = 256

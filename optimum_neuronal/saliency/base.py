@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import torch
 
-from ..masks import ColumnPattern
-from ..registry import Registry
-from ..statistics import Hessian, SquaredNorms
+from ..metrics.statistics import Hessian, SquaredNorms
+from ..runtime.registry import Registry
+from ..sparsity.cuts import ColumnPattern
 
 
 SALIENCIES = Registry("saliency", __package__)

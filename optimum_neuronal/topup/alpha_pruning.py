@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import torch
 
-from ..sweep import Sweep
+from ..engine.sweep import Sweep
+from ..runtime.hyper_parameters import check_number, check_whole
 from .base import LARGEST, Allocation, TopUp, register_topup
 from .by_block import block_sizes, plan_of_blocks, pruned_blocks
-from .hyper_parameters import check_number, check_whole
 
 
 @register_topup("alpha_pruning")

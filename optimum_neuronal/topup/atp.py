@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..masks import SparsityPlan
-from ..projections import Decoder
-from ..sweep import Sweep
+from ..decoder.projections import Decoder
+from ..engine.sweep import Sweep
+from ..runtime.hyper_parameters import check_whole
+from ..sparsity.cuts import SparsityPlan
 from .base import LARGEST, SMALLEST, Allocation, Pass, TopUp, get_dist, register_topup
 from .by_block import block_sizes, plan_of_blocks, pruned_blocks
-from .hyper_parameters import check_whole
 
 
 LABEL = "ATP"

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..masks import SparsityPlan
-from ..projections import Decoder, Projection
-from ..registry import Registry
-from ..statistics import SquaredNorms
-from ..sweep import Sweep
+from ..decoder.projections import Decoder, Projection
+from ..engine.sweep import Sweep
+from ..metrics.statistics import SquaredNorms
+from ..runtime.registry import Registry
+from ..sparsity.cuts import SparsityPlan
 
 
 TOPUPS = Registry("top-up", __package__)

@@ -10,13 +10,13 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..capture import Call, capture_inputs, replay, to_device
-from ..engine import Hidden
-from ..masks import SparsityPlan, row_counts
-from ..projections import Block, Decoder, Projection, trial_weights
-from ..sweep import Sweep
+from ..decoder.projections import Block, Decoder, Projection, trial_weights
+from ..engine.capture import Call, capture_inputs, replay, to_device
+from ..engine.runner import Hidden
+from ..engine.sweep import Sweep
+from ..runtime.hyper_parameters import check_number, check_whole
+from ..sparsity.cuts import SparsityPlan, row_counts
 from .base import Allocation, Pass, TopUp, register_topup, shift_to_mean
-from .hyper_parameters import check_number, check_whole
 
 
 LABEL = "BESA"

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..masks import SparsityPlan
-from ..projections import Block, Decoder, Projection
+from ..decoder.projections import Block, Decoder, Projection
+from ..engine.sweep import Sweep
 from ..saliency.wanda import Wanda
-from ..sweep import Sweep
+from ..sparsity.cuts import SparsityPlan
 
 
 def pruned_blocks(decoder: Decoder) -> list[Block]:

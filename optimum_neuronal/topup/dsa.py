@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..masks import SparsityPlan
-from ..projections import Block, Decoder
-from ..statistics import wide_dtype
-from ..sweep import Sweep
+from ..decoder.projections import Block, Decoder
+from ..engine.sweep import Sweep
+from ..metrics.statistics import wide_dtype
+from ..runtime.hyper_parameters import check_number, check_whole, draw
+from ..sparsity.cuts import SparsityPlan
 from .base import Allocation, Pass, TopUp, get_dist, register_topup
-from .hyper_parameters import check_number, check_whole, draw
 
 
 STATISTICS, SEARCH = "DSA statistics", "DSA"

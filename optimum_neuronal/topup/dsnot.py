@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import torch
 
-from ..masks import SparsityPlan
-from ..projections import Projection
-from ..statistics import Moments, SquaredNorms, activation, wide_dtype
-from ..sweep import Sweep
+from ..decoder.projections import Projection
+from ..engine.sweep import Sweep
+from ..metrics.statistics import Moments, SquaredNorms, activation, wide_dtype
+from ..runtime.hyper_parameters import check_number, check_whole
+from ..sparsity.cuts import SparsityPlan
 from .base import Allocation, TopUp, register_topup
-from .hyper_parameters import check_number, check_whole
 
 
 ROWS_AT_A_TIME = 1024  # bounds the memory that sorting takes; rows do not depend on each other

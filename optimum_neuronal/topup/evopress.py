@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..masks import SparsityPlan
-from ..projections import Decoder, Projection
-from ..registry import did_you_mean
-from ..sweep import Sweep
+from ..decoder.projections import Decoder, Projection
+from ..engine.sweep import Sweep
+from ..runtime.hyper_parameters import check_number, check_whole, draw
+from ..runtime.registry import did_you_mean
+from ..sparsity.cuts import SparsityPlan
 from .base import Allocation, Pass, TopUp, register_topup
-from .hyper_parameters import check_number, check_whole, draw
 
 
 UNITS = ("block", "projection")

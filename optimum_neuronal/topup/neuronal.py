@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..alignment import METRICS, SCOPES
-from ..engine import REFERENCES
-from ..masks import SparsityPlan
-from ..projections import Decoder
-from ..registry import did_you_mean
-from ..sweep import Deviation, Sweep
+from ..decoder.projections import Decoder
+from ..engine.runner import REFERENCES
+from ..engine.sweep import Deviation, Sweep
+from ..metrics.alignment import METRICS, SCOPES
+from ..runtime.registry import did_you_mean
+from ..sparsity.cuts import SparsityPlan
 from .base import Allocation, Pass, TopUp, get_dist, register_topup
 from .reconstruction import reconstruction_errors
 

@@ -6,11 +6,11 @@ from functools import partial
 
 import torch
 
-from ..projections import Block
-from ..sweep import Sweep
+from ..decoder.projections import Block
+from ..engine.sweep import Sweep
+from ..runtime.hyper_parameters import check_number
 from .base import Allocation, Pass, TopUp, get_dist, register_topup
 from .by_block import block_scores, block_sizes, plan_of_blocks, pruned_blocks, wanda_metric
-from .hyper_parameters import check_number
 
 
 LABEL = "OWL outliers"

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import torch
 
-from ..capture import Call
-from ..engine import Hidden
-from ..masks import SparsityPlan
-from ..projections import Block, ChangeOf, trial_weights
-from ..statistics import Hessian, Norms, most_specific
-from ..sweep import Sweep, grouped
+from ..decoder.projections import Block, ChangeOf, trial_weights
+from ..engine.capture import Call
+from ..engine.runner import Hidden
+from ..engine.sweep import Sweep, grouped
+from ..metrics.statistics import Hessian, Norms, most_specific
+from ..sparsity.cuts import SparsityPlan
 
 
 def reconstruction_errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from ..masks import SparsityPlan
-from ..output_errors import OUTPUT_METRICS
-from ..registry import did_you_mean
-from ..sweep import Sweep
+from ..engine.sweep import Sweep
+from ..metrics.output_errors import OUTPUT_METRICS
+from ..runtime.hyper_parameters import check_number, check_whole
+from ..runtime.registry import did_you_mean
+from ..sparsity.cuts import SparsityPlan
 from .base import LARGEST, SMALLEST, Allocation, Pass, TopUp, get_dist, register_topup
-from .hyper_parameters import check_number, check_whole
 from .search_space import Space
 
 

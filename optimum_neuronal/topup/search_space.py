@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..masks import SparsityPlan
-from ..projections import Decoder, Projection
+from ..decoder.projections import Decoder, Projection
+from ..sparsity.cuts import SparsityPlan
 from .base import LARGEST, SMALLEST, shift_to_mean
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..masks import SparsityPlan
-from ..sweep import Sweep
+from ..engine.sweep import Sweep
+from ..sparsity.cuts import SparsityPlan
 from .base import Allocation, TopUp, register_topup
 
 

@@ -4,13 +4,15 @@ import pytest
 import torch
 from conftest import FEW, make_model
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, dry_run, engine
-from optimum_neuronal.blocks import find_decoder
-from optimum_neuronal.capture import inference
-from optimum_neuronal.dry_run import plan_prune
-from optimum_neuronal.projections import Projection
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.decoder.projections import Projection
+from optimum_neuronal.engine import runner as engine
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.pruning import dry_run
+from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sweep import Sweep
 from optimum_neuronal.topup import besa
 from optimum_neuronal.topup.besa import BESA, Rate, reconstruction_loss, tilted
 

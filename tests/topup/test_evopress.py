@@ -4,13 +4,14 @@ import pytest
 import torch
 from conftest import make_model
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, dry_run
-from optimum_neuronal.blocks import find_decoder
-from optimum_neuronal.capture import inference
-from optimum_neuronal.dry_run import plan_prune
-from optimum_neuronal.masks import SparsityPlan
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.pruning import dry_run
+from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sweep import Sweep
+from optimum_neuronal.sparsity.cuts import SparsityPlan
 from optimum_neuronal.topup.evopress import EvoPress, mutants, units_of
 
 

@@ -5,13 +5,14 @@ import torch
 from conftest import make_model
 from forward import squared_norms
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, dry_run
-from optimum_neuronal.blocks import find_decoder
-from optimum_neuronal.capture import inference
-from optimum_neuronal.dry_run import plan_prune
-from optimum_neuronal.masks import SparsityPlan, prune_rows
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.sweep import Deviation, Sweep
+from optimum_neuronal.pruning import dry_run
+from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sweep import Deviation, Sweep
+from optimum_neuronal.sparsity.cuts import SparsityPlan, prune_rows
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
 from optimum_neuronal.topup.reconstruction import reconstruction_errors
 

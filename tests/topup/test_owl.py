@@ -5,10 +5,10 @@ import torch
 from by_hand import FakeSweep, make_block
 from conftest import make_model
 
-from optimum_neuronal.blocks import find_decoder
-from optimum_neuronal.capture import inference
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sweep import Sweep
 from optimum_neuronal.topup.base import Pass
 from optimum_neuronal.topup.owl import OWL, outlier_ratio
 

@@ -9,9 +9,9 @@ import torch
 from test_reference import FIGURES, Reference, run
 
 from optimum_neuronal import evaluate_perplexity
-from optimum_neuronal.capture import inference
-from optimum_neuronal.final_pruning import FinalPruning
+from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.pruner import apply_masks
+from optimum_neuronal.pruning.final_pruning import FinalPruning
 from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.alpha_pruning import hill_exponent
 

@@ -2,10 +2,10 @@ import pytest
 import torch
 from conftest import make_model
 
-from optimum_neuronal.blocks import find_decoder
-from optimum_neuronal.capture import inference
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sweep import Sweep
 from optimum_neuronal.topup.search import FIRST_STEP, LAST_STEP, LENGTHS, STREAM_COST, Search, _Run
 from optimum_neuronal.topup.search_space import Space, kind_of
 

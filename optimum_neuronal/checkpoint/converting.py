@@ -1,0 +1,161 @@
+"""Writes a dense checkpoint packed, or a packed one dense: weight by weight, the same bits, all else as it was."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+from transformers.utils.hub import convert_file_size_to_int
+
+from ..config import FORMATS
+from .model_card import with_format
+from .opening import INDEX, Checkpoint, Weight, check_file, is_of_weights
+from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
+from .saving import check_directory, check_free, replaced_checkpoint
+from .shards import ShardWriter
+
+
+logger = logging.get_logger(__name__)
+
+# Weights of other frameworks and of other tools would not be converted, so they do not come along.
+OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
+FOLDERS = ("additional_chat_templates",)  # of a tokenizer
+
+
+def convert_checkpoint(
+    directory: str | Path,
+    format: str,
+    output: str | Path | None = None,
+    max_shard_size: int | str = SHARD_SIZE,
+) -> Path:
+    """Writes a pruned checkpoint in the other format. Its weights are the same to the bit, and no model is built.
+
+    Held in memory are one weight and the file that is being written. Tokenizer, report, model card and other small
+    files come along; `config.json` and the model card are changed to the format. As with every save, whatever
+    happens, `output` holds all of what it held or all of the new checkpoint.
+
+    Args:
+        directory (`str` or `Path`): of a pruned checkpoint.
+        format (`str`): `"dense"` or `"packed"`: what it is to become.
+        output (`str` or `Path`, *optional*): where to write it. None: it takes the directory's place.
+        max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
+
+    Returns:
+        `Path`: the directory that was written.
+
+    Raises:
+        `ValueError`: the checkpoint is damaged, not pruned, or has that format already.
+        `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
+    size, source = _bytes(max_shard_size), Path(directory)
+    target = check_directory(directory if output is None else output)
+    with Checkpoint(source) as checkpoint:
+        _check(checkpoint, format)
+        in_place = os.path.realpath(target) == os.path.realpath(source)
+        if in_place and any(path.is_symlink() for path in checkpoint.files):
+            raise ValueError(f"The files of {directory} are links, as in the Hub's cache: name another output.")
+        others = [] if in_place else _others(source)
+        check_free(target, _needed(checkpoint, format))
+        with replaced_checkpoint(target, is_of_weights) as staging:
+            with PackedWriter(staging, size) if format == "packed" else DenseWriter(staging, size) as writer:
+                for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
+                    writer.add(weight.name, _read(weight))
+            for path in others:
+                if path.is_dir():
+                    shutil.copytree(path, staging / path.name, symlinks=True)
+                else:
+                    shutil.copyfile(path, staging / path.name)
+            _adapt(source, staging, checkpoint, format)
+    return target
+
+
+class DenseWriter(ShardWriter):
+    """Collects a checkpoint's weights, and writes a file whenever enough have come: as transformers names them.
+
+    Args:
+        folder (`Path`): where the files are written; exists.
+        max_shard_size (`int`): bytes of a file; one weight may be larger.
+    """
+
+    def __init__(self, folder: Path, max_shard_size: int):
+        super().__init__(folder, max_shard_size, "model")
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Takes a tensor on the CPU."""
+        self.take({name: tensor})
+
+    def file_name(self, number: int, count: int) -> str:
+        return "model.safetensors" if count == 1 else super().file_name(number, count)
+
+    def finish(self, count: int, index: dict) -> None:
+        if count > 1:
+            _write_json(self.folder / INDEX, index)
+
+
+def _bytes(size: int | str) -> int:
+    try:
+        count = convert_file_size_to_int(size)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"max_shard_size is {size!r}: expected bytes, or text such as '500MB'.")
+    return count
+
+
+def _check(checkpoint: Checkpoint, format: str) -> None:
+    if checkpoint.sparsity_config is None:
+        raise ValueError(
+            f"{checkpoint.directory} is not pruned (its config.json has no sparsity_config): prune it first, with "
+            "optimum-cli neuronal prune."
+        )
+    if checkpoint.format == format:
+        raise ValueError(f"{checkpoint.directory} is {format} already.")
+    names = [weight.name for weight in checkpoint.weights]
+    if len(names) != len(set(names)):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{checkpoint.directory} is damaged: several of its files hold {twice!r}.")
+
+
+def _needed(checkpoint: Checkpoint, format: str) -> int:
+    """Bytes that the weights take at least."""
+    dense = sum(weight.dense_bytes for weight in checkpoint.weights)
+    return dense if format == "dense" else int(dense * (1 - checkpoint.sparsity_config["achieved_sparsity"]))
+
+
+def _read(weight: Weight) -> torch.Tensor:
+    try:
+        return weight.read()
+    except OSError:
+        raise
+    except Exception as error:  # what safetensors raises is no common class
+        raise ValueError(f"{weight.name} cannot be read: {error}") from error
+
+
+def _others(source: Path) -> list[Path]:
+    """The files that come along: all but weights, hidden ones and folders."""
+    found = []
+    for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
+        hidden_or_weights = entry.name.startswith(".") or entry.name.endswith((*OTHER_WEIGHTS, ".index.json"))
+        if entry.is_dir(follow_symlinks=False) and entry.name in FOLDERS:
+            found.append(Path(entry.path))
+        elif not entry.is_dir() and not hidden_or_weights and entry.name != "config.json":
+            found.append(check_file(source, entry.name))
+    return found
+
+
+def _adapt(source: Path, staging: Path, checkpoint: Checkpoint, format: str) -> None:
+    """Writes config.json and the model card as they are to be in the format."""
+    change = packed_config if format == "packed" else dense_config
+    _write_json(staging / "config.json", change(checkpoint.config))
+    if (source / "README.md").exists():
+        card = check_file(source, "README.md").read_text(encoding="utf-8")
+        (staging / "README.md").write_text(with_format(card, format), encoding="utf-8")
+
+
+def _write_json(path: Path, value: Mapping) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

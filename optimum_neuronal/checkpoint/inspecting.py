@@ -1,0 +1,259 @@
+"""Tells from a checkpoint's files alone how it was pruned, and verifies that the zeros are there."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.utils import logging
+
+from ..decoder.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
+from ..report import format_table
+from ..sparsity.packed import packed_bytes
+from .opening import Checkpoint, Weight, find_checkpoint
+
+
+logger = logging.get_logger(__name__)
+
+MORE_ZEROS = 1e-4  # share of zeros beyond what was recorded that may come from rounding to a smaller dtype
+
+
+@dataclass
+class Share:
+    """Zeros counted in some weights.
+
+    Args:
+        zeros, weights (`int`): counted in the files.
+        recorded (`float`, *optional*): share of zeros that the sparsity_config tells.
+    """
+
+    zeros: int = 0
+    weights: int = 0
+    recorded: float | None = None
+
+    @property
+    def sparsity(self) -> float:
+        """Share of zeros, in [0, 1]."""
+        return self.zeros / self.weights if self.weights else 0.0
+
+    def problem(self) -> str | None:
+        """What is wrong with it, if anything."""
+        if self.recorded is None:
+            return None
+        if not self.weights:
+            return "has no weights in the files"
+        missing = round(self.recorded * self.weights) - self.zeros
+        if missing > 0:
+            return f"has {missing:,} zeros fewer than recorded: {self.sparsity:.6%} instead of {self.recorded:.6%}"
+        if self.sparsity - self.recorded > MORE_ZEROS:
+            return f"has {-missing:,} zeros more than recorded: {self.sparsity:.6%} instead of {self.recorded:.6%}"
+        return None
+
+
+@dataclass
+class Inspection:
+    """What a checkpoint's files tell. `str()` of it is a table; `to_dict()` for JSON.
+
+    Args:
+        source (`str`): the directory or the Hub id.
+        model_type (`str`): of the model.
+        pruned (`bool`): whether its config.json has a sparsity_config.
+        sparsity_config (`dict`): that; empty if there is none.
+        format (`str`): `"dense"` or `"packed"`.
+        files (`int`): with weights.
+        stored_bytes, dense_bytes, packed_bytes (`int`): of all weights, as they are, dense and packed.
+        total ([`Share`]): of all pruned projections.
+        blocks, kinds (`dict[str, Share]`):
+            By decoder block and by kind of projection. Of a model that was not pruned: of all matrices in blocks.
+        problems (`list[str]`): where the zeros do not agree with the sparsity_config; empty if they do.
+    """
+
+    source: str
+    model_type: str
+    pruned: bool
+    sparsity_config: dict[str, Any]
+    format: str
+    files: int
+    stored_bytes: int = 0
+    dense_bytes: int = 0
+    packed_bytes: int = 0
+    total: Share = field(default_factory=Share)
+    blocks: dict[str, Share] = field(default_factory=dict)
+    kinds: dict[str, Share] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable."""
+        values = asdict(self)
+        values["total"]["sparsity"] = self.total.sparsity
+        for group, shares in (("blocks", self.blocks), ("kinds", self.kinds)):
+            for name, share in shares.items():
+                values[group][name]["sparsity"] = share.sparsity
+        return values
+
+    def __str__(self) -> str:
+        rows = _about(self.sparsity_config) if self.pruned else [["pruned", "no: config.json has no sparsity_config"]]
+        rows.append(["zeros found", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
+        rows.append(["stored", _sizes(self)])
+        parts = [format_table(["", f"{self.source} ({self.model_type})"], rows)]
+        for title, shares in (("block", self.blocks), ("projection", self.kinds)):
+            if shares:
+                parts.append(_share_table(title, shares))
+        return "\n\n".join([*parts, self.verdict])
+
+    @property
+    def verdict(self) -> str:
+        """The last line."""
+        if not self.pruned:
+            return "Not pruned, so there is nothing to verify."
+        if not self.problems:
+            return "Verified: the zeros agree with the sparsity_config."
+        return (
+            "NOT as recorded: "
+            + "; ".join(self.problems[:5])
+            + (f"; and {len(self.problems) - 5} more." if len(self.problems) > 5 else ".")
+        )
+
+
+def inspect_checkpoint(
+    directory_or_id: str | Path, revision: str | None = None, token: str | None = None
+) -> Inspection:
+    """Reads every weight of a checkpoint once, one at a time, and counts the zeros. No model is built.
+
+    Args:
+        directory_or_id (`str` or `Path`): of a dense or packed checkpoint; one on the Hub is downloaded into the cache.
+        revision, token (`str`, *optional*): for the Hub.
+
+    Returns:
+        [`Inspection`]: its `problems` tell where the zeros do not agree with the sparsity_config.
+
+    Raises:
+        `ValueError`: the files are damaged, or the sparsity_config is not one.
+        `OSError`: there is no such checkpoint.
+    """
+    with Checkpoint(find_checkpoint(directory_or_id, revision, token)) as checkpoint:
+        about = checkpoint.sparsity_config
+        result = Inspection(
+            source=str(directory_or_id),
+            model_type=str(checkpoint.config.get("model_type", "unknown")),
+            pruned=about is not None,
+            sparsity_config=about or {},
+            format=checkpoint.format,
+            files=len(checkpoint.files),
+        )
+        if about is not None:
+            result.total.recorded = about["achieved_sparsity"]
+            blocks = sorted(about.get("block_sparsity", {}).items(), key=lambda pair: natural_order(pair[0]))
+            result.blocks = {name: Share(recorded=share) for name, share in blocks}
+            kinds = about.get("projections", {})
+            result.kinds = {kind: Share(recorded=found["sparsity"]) for kind, found in kinds.items()}
+        places = PrunedWeights(about, [weight.name for weight in checkpoint.weights]) if about else None
+        progress = logging.tqdm(checkpoint.weights, desc="Counting zeros", unit="weight", leave=False)
+        for weight in progress:
+            _count(weight, places.find(weight.name) if places else guess(weight), result)
+    if about is not None:
+        result.problems = _problems(result)
+    return result
+
+
+def guess(weight: Weight) -> StoredProjection | None:
+    """The place of a matrix in a model that was not pruned: all that lie below a number count as a block's."""
+    parts = weight.name.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
+    if number is None or len(weight.shape) < 2:
+        return None
+    kind = with_stars(".".join(parts[number + 1 :]))
+    return StoredProjection(".".join(parts[: number + 1]), kind.removesuffix(".weight"))
+
+
+def _count(weight: Weight, place: StoredProjection | None, result: Inspection) -> None:
+    """Adds what one weight holds."""
+    zeros = counted = all_zeros = row = 0
+    for piece in weight.pieces():
+        found = _zeros(piece)
+        all_zeros += found
+        if place is not None and not place.left_out:
+            zeros, counted = zeros + found, counted + piece.numel()
+        elif place is not None:
+            kept = [part for index, part in enumerate(piece, row) if str(index) not in place.left_out]
+            zeros, counted = zeros + sum(map(_zeros, kept)), counted + sum(part.numel() for part in kept)
+        row += len(piece) if piece.ndim else 0
+    result.stored_bytes += weight.stored_bytes
+    result.dense_bytes += weight.dense_bytes
+    matrix = len(weight.shape) >= 2 and weight.dtype.is_floating_point
+    packed = packed_bytes(weight.numel, weight.numel - all_zeros, weight.dtype.itemsize)
+    result.packed_bytes += min(packed, weight.dense_bytes) if matrix else weight.dense_bytes
+    if place is not None:
+        shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
+        for share in (result.total, *shares):
+            share.zeros, share.weights = share.zeros + zeros, share.weights + counted
+
+
+def _zeros(tensor: torch.Tensor) -> int:
+    if tensor.is_floating_point() and tensor.element_size() == 1:
+        tensor = tensor.view(torch.uint8) & 0x7F  # which no comparison is made for; the other bit is the sign
+    return int(np.count_nonzero((tensor == 0).numpy()))  # four times as fast as torch's count
+
+
+def _problems(result: Inspection) -> list[str]:
+    if not result.kinds or not result.blocks:
+        return ["the sparsity_config does not name its blocks and projections, so nothing can be verified"]
+    shares = {"the model": result.total, **result.blocks, **result.kinds}
+    return [f"{name} {problem}" for name, share in shares.items() if (problem := share.problem())]
+
+
+def _about(config: Mapping[str, Any]) -> list[list[str]]:
+    """Rows about how it was pruned."""
+    own = config.get("config", {})
+    rows = [["target", f"{config['sparsity']:.2%}, {config['achieved_sparsity']:.4%} achieved"]]
+    if "saliency" in own and "topup" in own:
+        arguments = [own.get(f"{name}_args") or {} for name in ("saliency", "topup")]
+        names = [
+            name + (f" ({', '.join(f'{key}={value}' for key, value in values.items())})" if values else "")
+            for name, values in zip((own["saliency"], own["topup"]), arguments)
+        ]
+        rows.insert(0, ["method", " + ".join(names)])
+    lambdas = [
+        f"{step} {config[f'{step}_lambda']:g}" for step in ("block", "row") if config.get(f"{step}_lambda") is not None
+    ]
+    if lambdas:
+        rows.append(["lambda", ", ".join(lambdas)])
+    if calibration := config.get("calibration"):
+        told = [f"{calibration.get('num_samples', '?')} x {calibration.get('seq_length', '?')} tokens"]
+        rows.append(
+            ["calibration", f"{told[0]} of {calibration.get('source', '?')}, seed {calibration.get('seed', '?')}"]
+        )
+    if versions := config.get("versions"):
+        rows.append(["made with", ", ".join(f"{name} {version}" for name, version in versions.items())])
+    return rows
+
+
+def _sizes(result: Inspection) -> str:
+    files = "1 file" if result.files == 1 else f"{result.files} files"
+    share = result.packed_bytes / result.dense_bytes if result.dense_bytes else 1.0
+    return (
+        f"{result.format}, {files}, {_size(result.stored_bytes)} (dense {_size(result.dense_bytes)}, packed "
+        f"{_size(result.packed_bytes)}, {share:.2f} of it)"
+    )
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} bytes"
+
+
+def _share_table(title: str, shares: Mapping[str, Share]) -> str:
+    recorded = any(share.recorded is not None for share in shares.values())
+    rows = [
+        [name, f"{share.weights:,}", *([_percent(share.recorded)] if recorded else []), _percent(share.sparsity)]
+        for name, share in shares.items()
+    ]
+    return format_table([title, "weights", *(["recorded"] if recorded else []), "found"], rows)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"

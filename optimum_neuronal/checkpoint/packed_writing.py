@@ -1,0 +1,89 @@
+"""Writes the files of a packed checkpoint (docs/format.md), a weight at a time."""
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.hub import convert_file_size_to_int
+
+from ..sparsity.packed import MASK, VALUES, checksum_seed, pack, saves_space
+from .packed_index import INDEX
+from .packed_reading import DTYPES, METADATA, VERSION
+from .shards import ShardWriter
+
+
+SHARD_SIZE = "2GB"  # at most, since a file's content is held in memory until it is written
+QUANTIZATION_CONFIG = {"quant_method": "neuronal", "format": "packed", "version": VERSION}
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class PackedWriter(ShardWriter):
+    """Collects a checkpoint's weights, and writes a file whenever enough have come.
+
+    ```python
+    with PackedWriter(folder) as writer:
+        for name, tensor in tensors:
+            writer.add(name, tensor)
+    ```
+
+    An error in between leaves no file behind.
+
+    Args:
+        folder (`str` or `Path`): where the files are written; exists.
+        max_shard_size (`int` or `str`):
+            Bytes of a file, or text such as `"500MB"`; never more than 2 GB, but for a weight that is larger.
+    """
+
+    def __init__(self, folder: str | Path, max_shard_size: int | str = SHARD_SIZE):
+        size = min(convert_file_size_to_int(max_shard_size), convert_file_size_to_int(SHARD_SIZE))
+        super().__init__(folder, size, "packed")
+        self._about: dict[str, Any] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Takes a tensor of the dense checkpoint, on any device; packs it if that saves space.
+
+        Raises:
+            `ValueError`: its dtype cannot be stored.
+        """
+        if tensor.dtype not in NAMES:
+            raise ValueError(f"{name} has the dtype {tensor.dtype}, which a packed checkpoint cannot hold.")
+        facts: dict[str, Any] = {}
+        if saves_space(tensor):
+            mask, values = pack(tensor)
+            parts = {name + MASK: mask, name + VALUES: values}
+            facts["shape"] = list(tensor.shape)
+        else:
+            # Copied: a view would keep, and safetensors would refuse, the whole of which it is a part.
+            parts = {name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)}
+        checksum = checksum_seed(name, NAMES[tensor.dtype], tensor.shape)
+        for part in parts.values():
+            if part.numel():
+                checksum = zlib.crc32(part.view(-1).view(torch.uint8).numpy(), checksum)
+        self.take(parts)
+        self._about[name] = {**facts, "crc32": f"{checksum:08x}"}
+
+    def metadata(self) -> dict[str, str]:
+        about, self._about = self._about, {}
+        return {METADATA: json.dumps({"version": VERSION, "tensors": about})}
+
+    def finish(self, count: int, index: dict) -> None:
+        (self.folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json of a packed checkpoint holds, made of the dense one's."""
+    return _with_format(config, "packed") | {"quantization_config": dict(QUANTIZATION_CONFIG)}
+
+
+def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The other way round."""
+    return {key: value for key, value in _with_format(config, "dense").items() if key != "quantization_config"}
+
+
+def _with_format(config: Mapping[str, Any], format: str) -> dict[str, Any]:
+    sparsity_config = config.get("sparsity_config")
+    return {**config, "sparsity_config": {**sparsity_config, "format": format}} if sparsity_config else dict(config)

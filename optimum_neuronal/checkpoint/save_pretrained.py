@@ -1,0 +1,153 @@
+"""`save_pretrained` of sparse models in either format, and models that are saved packed unless told otherwise."""
+
+import functools
+import inspect
+import tempfile
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
+from transformers.utils import logging
+
+from ..decoder.weight_names import natural_order
+from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
+
+
+DENSE_FILES = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
+POSITIONAL = list(inspect.signature(PreTrainedModel.save_pretrained).parameters)[2:]  # behind the directory
+PACKED_FILES = ("packed-?????-of-?????.safetensors", "packed.safetensors.index.json")
+
+
+def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: str, **kwargs) -> None:
+    """Saves a model as transformers' `save_pretrained` does, in either of the formats of sparse models.
+
+    ```python
+    model = AutoModelForCausalLM.from_pretrained("llama-70")
+    save_pretrained(model, "llama-70-packed", format="packed")
+    ```
+
+    Args:
+        model (`PreTrainedModel`): however it was made.
+        save_directory (`str` or `Path`): created if missing; weights of another save are removed from it.
+        format (`str`):
+            `"packed"`: the non-zero values and bitmasks, see docs/format.md; `"dense"`: ordinary safetensors with zeros.
+        kwargs:
+            For transformers' `save_pretrained`. Packed files hold at most 2 GB, whatever `max_shard_size` is, since one is
+            held in memory while it is written; with `format="packed"` there is no `state_dict`, `variant` and `push_to_hub`.
+
+    Raises:
+        `ValueError`: another format, or an argument or a model with which there is no packed format.
+    """
+    if format == "dense":
+        with _config_of(model, dense_config):
+            type(model).save_pretrained(model, save_directory, **kwargs)
+        _remove(save_directory, PACKED_FILES)
+    elif format == "packed":
+        _check_packable(model, kwargs)
+        if kwargs.get("is_main_process", True):
+            _save_packed(model, Path(save_directory), **kwargs)
+    else:
+        raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
+
+
+def save_packed_by_default(model: PreTrainedModel) -> None:
+    """Makes `model.save_pretrained(directory)`, and what calls it, write the packed format.
+
+    With `format="dense"`, or if it is given a `state_dict`, it writes the dense format: Trainer passes one, so its
+    checkpoints load without this package. Adapters of PEFT are saved as always.
+    """
+    model.save_pretrained = types.MethodType(_save_pretrained, model)
+
+
+@functools.wraps(PreTrainedModel.save_pretrained)
+def _save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args, format: str | None = None, **kwargs):
+    kwargs |= dict(zip(POSITIONAL, args))
+    if getattr(self, "_hf_peft_config_loaded", False):
+        return type(self).save_pretrained(self, save_directory, **kwargs)
+    save_pretrained(self, save_directory, format or ("dense" if "state_dict" in kwargs else "packed"), **kwargs)
+
+
+def _check_packable(model: PreTrainedModel, kwargs: dict) -> None:
+    for name in ("state_dict", "variant", "push_to_hub"):
+        if kwargs.get(name):
+            instead = "call push_to_hub" if name == "push_to_hub" else "save with format='dense'"
+            raise ValueError(f"save_pretrained({name}=...) has no packed format: {instead}.")
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "device_mesh"):
+            raise ValueError(f"{name} is spread over processes, which has no packed format: save with format='dense'.")
+
+
+def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str = SHARD_SIZE, **kwargs) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with PackedWriter(folder, max_shard_size) as writer:
+        if any(parameter.is_meta for parameter in model.parameters()):
+            _pack_offloaded(model, writer, max_shard_size, **kwargs)
+        else:
+            for name, tensor in logging.tqdm(checkpoint_tensors(model).items(), desc="Packing weights"):
+                writer.add(name, tensor)
+        _remove(folder, PACKED_FILES)
+    with _config_of(model, packed_config), _no_progress_bar():
+        type(model).save_pretrained(model, folder, state_dict={}, **kwargs)
+    _remove(folder, DENSE_FILES)
+
+
+def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors that `save_pretrained` would write, by their names in the files; ordered, so that equal models give
+    equal files."""
+    state = model.state_dict()
+    for name in model._keys_to_ignore_on_save or ():
+        state.pop(name, None)
+    tensors = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
+    return dict(sorted(tensors.items(), key=lambda item: natural_order(item[0])))
+
+
+def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs) -> None:
+    """By way of dense files, which transformers alone can make of weights that are on disk."""
+    with tempfile.TemporaryDirectory(prefix=".dense.", dir=writer.folder) as dense:
+        type(model).save_pretrained(model, dense, max_shard_size=max_shard_size, **kwargs)
+        for path in sorted(Path(dense).glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    writer.add(name, file.get_tensor(name))
+            path.unlink()
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """`save_pretrained` shows one even for no weights."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _config_of(model: PreTrainedModel, change) -> Iterator[None]:
+    """While the context lasts, the model's config is that of a dense or of a packed checkpoint."""
+    names = ("sparsity_config", "quantization_config")
+    before = {name: getattr(model.config, name) for name in names if hasattr(model.config, name)}
+    during = change(before)
+    try:
+        for name, value in during.items():
+            setattr(model.config, name, value)
+        yield
+    finally:
+        for name in during.keys() - before.keys():
+            delattr(model.config, name)
+        for name, value in before.items():
+            setattr(model.config, name, value)
+
+
+def _remove(folder: str | Path, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        for file in Path(folder).glob(pattern):
+            file.unlink()

@@ -1,0 +1,229 @@
+"""Saves a pruned model whole or not at all, with its tokenizer, its report and a model card; publishes it on the Hub."""
+
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import transformers
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
+from packaging.version import Version
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..report import PruningReport
+from ..runtime.atomic import replaced_directory
+from .model_card import make_card
+from .opening import PACKED_INDEX, WEIGHT_FILES, is_of_weights
+
+
+# A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
+# this many bytes.
+OFFLOADED_SHARD = 64 * 10**6
+
+
+def check_directory(directory: str | Path) -> Path:
+    """Raises before long work what would keep a model from being saved in `directory`; creates nothing.
+
+    Raises:
+        `NotADirectoryError`: the path, or one of its parents, is a file.
+        `PermissionError`: the directory, or the one it would be made in, cannot be written.
+    """
+    path = Path(directory).absolute()
+    existing = _existing(path)
+    if not existing.is_dir():
+        raise NotADirectoryError(f"Cannot save to {directory}: {existing} is a file. Choose another directory.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"Cannot save to {directory}: no permission to write in {existing}.")
+    return path
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest of its parents that exists."""
+    return next(parent for parent in (path, *path.parents) if parent.exists())
+
+
+def save_pruned(
+    model: PreTrainedModel,
+    directory: str | Path,
+    report: PruningReport,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """Saves model, tokenizer, report and model card.
+
+    Whatever happens, a kill included, the directory holds all of the old checkpoint or all of the new one, see
+    [`replaced_directory`]. Weight files of the old one are removed; files that are no part of it stay.
+
+    Args:
+        model (`PreTrainedModel`): the pruned model; saved as ordinary safetensors.
+        directory (`str` or `Path`): where to; created if missing.
+        report ([`PruningReport`]): of the prune.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): saved along.
+
+    Raises:
+        `OSError`: the directory is a file or cannot be written, or the disk is too full. Its files are as they were.
+    """
+    check_saveable(model)
+    path = check_directory(directory)
+    check_space(model, path)
+    with replaced_checkpoint(path, _is_replaced) as staging:
+        _write(model, staging, report, tokenizer, title=path.name)
+
+
+@contextmanager
+def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
+    """[`replaced_directory`], with errors that say that nothing was changed."""
+    try:
+        with replaced_directory(path, belongs) as staging:
+            yield staging
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
+
+
+def _is_replaced(name: str) -> bool:
+    """Whether an old file of this name makes no sense beside the weights of another model."""
+    return is_of_weights(name) or name == "generation_config.json"
+
+
+def push_pruned(
+    model: PreTrainedModel,
+    repo_id: str,
+    report: PruningReport,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload pruned model",
+) -> str:
+    """Uploads to the Hub what [`save_pruned`] saves, in one commit, which also deletes the weights of an earlier push.
+
+    An upload that breaks off changes nothing in the repository; repeated, it goes on with the files that are missing.
+
+    Args:
+        model, report, tokenizer: as for [`save_pruned`].
+        repo_id (`str`): `"me/llama-70"`; created if missing.
+        private (`bool`, *optional*): whether a repository that is created is private. None: as the account has it.
+        token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
+        revision (`str`, *optional*): branch to push to, created if missing. None: main.
+        commit_message (`str`): of the commit.
+
+    Returns:
+        `str`: the commit's URL.
+
+    Raises:
+        `PermissionError`: there is no token, or it may not write there.
+        `OSError`: the disk for temporary files is too full, or the upload broke off.
+    """
+    check_saveable(model)
+    api = HfApi(token=token)
+    with tempfile.TemporaryDirectory() as folder, _explained(repo_id):
+        check_space(model, folder)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if revision is not None and not revision.startswith("refs/"):
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        _write(model, Path(folder), report, tokenizer, title=repo_id)
+        try:
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                revision=revision,
+                commit_message=commit_message,
+                delete_patterns=list(WEIGHT_FILES),  # but for those that are uploaded
+            )
+        except RuntimeError as error:  # what a file that could not be uploaded gives
+            raise OSError(
+                f"The upload to {repo_id!r} broke off, and the repository is as it was: {error} Push again; files that have "
+                "arrived are not sent again."
+            ) from error
+    return commit.commit_url
+
+
+@contextmanager
+def _explained(repo_id: str) -> Iterator[None]:
+    try:
+        yield
+    except HfHubHTTPError as error:
+        if error.response is None or error.response.status_code not in (401, 403):
+            raise
+        raise PermissionError(
+            f"The Hub refused to let you write to {repo_id!r}: log in with `hf auth login`, set HF_TOKEN, or pass token=..., "
+            f"a token with permission to write there. It said: {error}"
+        ) from error
+
+
+def _write(
+    model: PreTrainedModel,
+    folder: Path,
+    report: PruningReport,
+    tokenizer: PreTrainedTokenizerBase | None,
+    title: str,
+) -> None:
+    if any(parameter.is_meta for parameter in model.parameters()):
+        with _known_as_offloaded(model):
+            model.save_pretrained(folder, max_shard_size=max(OFFLOADED_SHARD, _largest_block(model)))
+    else:
+        model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    report.save(folder)
+    format = "packed" if (folder / PACKED_INDEX).exists() else "dense"
+    (folder / "README.md").write_text(str(make_card(model, report, title, format)), encoding="utf-8")
+
+
+@contextmanager
+def _known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
+    """`save_pretrained` reads offloaded weights only if the model's device map names two places, one of them the disk.
+
+    Early releases demand two, and accelerate's `cpu_offload` sets no map.
+    """
+    before = model.__dict__.get("hf_device_map")
+    model.hf_device_map = {"weights": "disk", "all else": "cpu"}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Attempting to save a model with offloaded modules"
+            )  # hence small shards
+            yield
+    finally:
+        if before is None:
+            del model.hf_device_map
+        else:
+            model.hf_device_map = before
+
+
+def _largest_block(model: PreTrainedModel) -> int:
+    """Bytes of the largest module in any list of modules: a decoder block."""
+    blocks = [block for modules in model.modules() if isinstance(modules, nn.ModuleList) for block in modules]
+    return max(sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks)
+
+
+def check_saveable(model: PreTrainedModel) -> None:
+    """Raises `ValueError` for a model on disk that the installed transformers cannot save."""
+    offloaded = any(parameter.is_meta for parameter in model.parameters())
+    experts = any(parameter.ndim == 3 and name.endswith("_proj") for name, parameter in model.named_parameters())
+    if offloaded and experts and Version(transformers.__version__) < Version("5.17"):
+        raise ValueError(
+            f"transformers {transformers.__version__} cannot save a mixture of experts whose weights are offloaded: install "
+            "5.17 or later, or load the model into memory."
+        )
+
+
+def check_space(model: PreTrainedModel, directory: str | Path) -> None:
+    """Raises `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights."""
+    check_free(check_directory(directory), sum(p.numel() * p.element_size() for p in model.parameters()))
+
+
+def check_free(path: Path, needed: int) -> None:
+    """Raises `OSError` if the disk of a path, which may not exist yet, has no room for so many bytes."""
+    free = shutil.disk_usage(_existing(path)).free
+    if free < needed:
+        raise OSError(
+            f"Saving to {path} needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free: free some space or choose "
+            "another disk."
+        )

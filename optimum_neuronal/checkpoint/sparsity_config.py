@@ -1,0 +1,99 @@
+"""The `sparsity_config` of a checkpoint's config.json: made after a prune, checked whenever it is read.
+
+Its format is documented in docs/format.md and by sparsity_config.schema.json beside this file.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ..decoder.projections import Decoder
+from ..decoder.weight_names import every_projection, kind_of
+from ..report import PruningReport
+from ..runtime.schema import check
+
+
+KEY = "sparsity_config"
+VERSION = 1
+
+
+@cache
+def load_schema() -> dict[str, Any]:
+    """The JSON schema of this version."""
+    return json.loads(Path(__file__).with_name("sparsity_config.schema.json").read_text(encoding="utf-8"))
+
+
+def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, Any] | None:
+    """How a model was pruned, or None if it was not.
+
+    Args:
+        config (`PreTrainedConfig` or `dict`): of the model, or what its config.json holds.
+
+    Returns:
+        `dict`: as docs/format.md tells, unknown keys included.
+
+    Raises:
+        `ValueError`: another version's, or values of a wrong type or out of range.
+    """
+    value = config.get(KEY) if isinstance(config, Mapping) else getattr(config, KEY, None)
+    if value is None:
+        return None
+    check(value, {"type": "object", "required": ["version"]}, KEY)
+    check(value["version"], {"type": "integer", "minimum": 1}, f"{KEY}.version")
+    if value["version"] != VERSION:
+        raise ValueError(
+            f"{KEY}.version is {value['version']}: this release of optimum_neuronal reads version {VERSION}. Install the "
+            "release that the model was made with (its neuronal_report.json names it), or a later one."
+        )
+    check(value, load_schema(), KEY)
+    return value
+
+
+def make_sparsity_config(
+    decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
+) -> dict[str, Any]:
+    """What a pruned model's config keeps of the report: enough to know, to verify and to repeat what was done.
+
+    Args:
+        decoder ([`Decoder`]): the model's blocks and projections.
+        report ([`PruningReport`]): of the prune.
+        weight_names (`Mapping[str, list[str]]`): from [`stored_names`].
+    """
+    kinds = _sparsity_by_kind(decoder, report)
+    return {
+        "version": VERSION,
+        "quant_method": "neuronal",
+        "format": report.config["format"],
+        "sparsity": report.requested_sparsity,
+        "achieved_sparsity": report.achieved_sparsity,
+        "block_sparsity": dict(report.blocks),
+        "projections": {
+            kind: {"sparsity": sparsity, "weights": weight_names[kind]} for kind, sparsity in kinds.items()
+        },
+        "left_out": [
+            projection.name
+            for block, projection in every_projection(decoder)
+            if not projection.pruned and block.name in report.blocks and kind_of(block, projection) in kinds
+        ],
+        "block_lambda": report.block_lambda,
+        "row_lambda": report.row_lambda,
+        "calibration": report.calibration,
+        "config": report.config,
+        "versions": report.versions,
+    }
+
+
+def _sparsity_by_kind(decoder: Decoder, report: PruningReport) -> dict[str, float]:
+    """Kind -> share of zeros in all pruned projections of that kind."""
+    counts: dict[str, tuple[int, int]] = {}
+    for block, projection in every_projection(decoder):
+        if projection.pruned:
+            kind, size = kind_of(block, projection), projection.shape[0] * projection.shape[1]
+            zeros, weights = counts.get(kind, (0, 0))
+            own = round(report.projections[projection.name]["sparsity"] * size)
+            counts[kind] = zeros + own, weights + size
+    return {kind: zeros / weights for kind, (zeros, weights) in counts.items()}

@@ -1,0 +1,1 @@
+"""The commands of `optimum-cli neuronal`."""

@@ -1,0 +1,62 @@
+"""`optimum-cli neuronal inspect` and `convert`: what they do to checkpoints needs no model. Imports nothing heavy."""
+
+import argparse
+import json
+import sys
+
+from optimum.commands.base import CommandInfo
+
+from .command import Command, write
+
+
+class InspectCommand(Command):
+    COMMAND = CommandInfo(
+        name="inspect", help="Tell how a checkpoint was pruned, and verify that its zeros are there."
+    )
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("model", metavar="DIR_OR_ID", help="directory or Hub id of the checkpoint (required)")
+        parser.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
+        parser.add_argument("--json", action="store_true", help="print JSON instead of tables (default: no)")
+
+    def work(self) -> None:
+        from ..checkpoint.inspecting import inspect_checkpoint
+
+        found = inspect_checkpoint(self.args.model, self.args.revision)
+        write(json.dumps(found.to_dict(), indent=2) if self.args.json else str(found))
+        if found.problems:
+            sys.exit(1)
+
+
+class ConvertCommand(Command):
+    COMMAND = CommandInfo(
+        name="convert", help="Write a pruned checkpoint packed or dense, the same weights to the bit."
+    )
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("model", metavar="DIR", help="directory of the checkpoint (required)")
+        parser.add_argument(
+            "--format",
+            required=True,
+            choices=("packed", "dense"),
+            help="packed, the non-zero values and where they belong; or dense, which needs no optimum_neuronal to load "
+            "(required)",
+        )
+        parser.add_argument("--output", help="directory to write (default: it takes DIR's place)")
+        parser.add_argument(
+            "--max-shard-size", default="2GB", help="largest file of weights, which is held in memory (default: 2GB)"
+        )
+
+    def work(self) -> None:
+        from ..checkpoint.converting import convert_checkpoint
+        from ..checkpoint.opening import stored_size
+
+        before = stored_size(self.args.model)
+        written = convert_checkpoint(self.args.model, self.args.format, self.args.output, self.args.max_shard_size)
+        after = stored_size(written)
+        write(f"Written to {written}, {self.args.format}: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB.")
+
+    def after_interrupt(self) -> str:
+        return ": nothing was changed"

@@ -1,0 +1,165 @@
+"""`optimum-cli neuronal evaluate` and `compare`: what models lose. Imports nothing heavy, see `commands`."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from optimum.commands.base import CommandInfo
+
+from .command import Command, write
+from .flags import (
+    CONFIG_FLAGS,
+    DATASETS,
+    add_config_flags,
+    add_model_flags,
+    add_task_flags,
+    device_of,
+    load_options,
+    methods,
+)
+
+
+class EvaluateCommand(Command):
+    COMMAND = CommandInfo(name="evaluate", help="Measure a model's perplexity.")
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        add_model_flags(parser)
+        parser.add_argument(
+            "--dataset", nargs="+", default=["wikitext2"], help=f"test text: {DATASETS} (default: wikitext2)"
+        )
+        parser.add_argument(
+            "--seq-length", type=int, help="tokens per window (default: the smaller of 2048 and what the model admits)"
+        )
+        parser.add_argument("--max-windows", type=int, help="measure on the first so many windows (default: all)")
+        parser.add_argument("--batch-size", type=int, default=1, help="windows per forward (default: 1)")
+        add_task_flags(parser)
+
+    def work(self) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from ..evaluation.perplexity import evaluate_perplexity
+        from ..report import format_table
+
+        args, options = self.args, load_options(self.args)
+        if args.tasks:
+            from ..evaluation.tasks import check_tasks
+
+            check_tasks(args.tasks, args.include_path)
+        model = AutoModelForCausalLM.from_pretrained(args.model, **options).to(device_of(args))
+        options.pop("dtype")
+        tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
+        rows = []
+        for dataset in args.dataset:
+            perplexity = evaluate_perplexity(
+                model, tokenizer, dataset, args.seq_length, max_windows=args.max_windows, batch_size=args.batch_size
+            )
+            rows.append([dataset, f"{perplexity:.2f}"])
+        write("\n" + format_table(["dataset", "perplexity"], rows))
+        if args.tasks:
+            from ..evaluation.tasks import evaluate_tasks
+
+            results = evaluate_tasks(
+                model,
+                tokenizer,
+                args.tasks,
+                limit=args.limit,
+                batch_size=args.batch_size,
+                include_path=args.include_path,
+            )
+            write("\n" + format_table(["task", "accuracy", "standard error"], task_rows(results)))
+
+
+def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of a table: task, accuracy, standard error; the mean last."""
+    rows = [
+        [name, f"{result.accuracy:.2%}", "-" if result.stderr is None else f"{result.stderr:.2%}"]
+        for name, result in results.items()
+    ]
+    mean = sum(result.accuracy for result in results.values()) / len(results)
+    return [*rows, ["mean", f"{mean:.2%}", ""]]
+
+
+class CompareCommand(Command):
+    COMMAND = CommandInfo(name="compare", help="Prune a model in many ways and compare what each loses.")
+    OWN = ("sparsity", "saliency", "topup", "dataset", "format", "pattern")
+
+    @classmethod
+    def parse_args(cls, parser: argparse.ArgumentParser) -> None:
+        add_model_flags(parser)
+        several: dict[str, Any] = {"nargs": "+", "default": argparse.SUPPRESS}
+        parser.add_argument(
+            "--saliency", **several, help=f"how weights are scored: {methods('saliency')} (default: wanda)"
+        )
+        parser.add_argument(
+            "--topup",
+            **several,
+            help=f"where the sparsity goes: {methods('topup')}; with hyper-parameters: owl:half_width=0.1 "
+            "(default: uniform neuronal search)",
+        )
+        parser.add_argument(
+            "--sparsity", **several, type=float, help="shares of weights to set to zero (default: 0.6 0.7 0.8)"
+        )
+        parser.add_argument("--dataset", default="c4", help=f"calibration text: {DATASETS} (default: c4)")
+        parser.add_argument(
+            "--evaluate", nargs="+", default=["wikitext2"], help="test text, of the same kinds (default: wikitext2)"
+        )
+        parser.add_argument("--max-windows", type=int, help="measure on the first so many windows (default: all)")
+        add_task_flags(parser)
+        parser.add_argument(
+            "--output",
+            default="comparison",
+            help="directory for tables and finished combinations; a second run goes on there (default: comparison)",
+        )
+        parser.add_argument(
+            "--overwrite", action="store_true", help="run again what is finished in that directory (default: no)"
+        )
+        parser.add_argument(
+            "--plots", action="store_true", help="draw the figures too; needs the extra [report] (default: no)"
+        )
+        add_config_flags(parser, without=cls.OWN)
+
+    def work(self) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from ..evaluation.comparing import compare
+
+        args = self.args
+        if args.plots:
+            from ..evaluation.plots import check_matplotlib
+
+            check_matplotlib()
+        options = load_options(args)
+        model = AutoModelForCausalLM.from_pretrained(args.model, **options).to(device_of(args))
+        options.pop("dtype")
+        tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
+        lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities"}
+        chosen = {plural: getattr(args, name) for name, plural in lists.items() if hasattr(args, name)}
+        others = {field: value for field, value in vars(args).items() if field in CONFIG_FLAGS.keys() - {*self.OWN}}
+        comparison = compare(
+            model,
+            tokenizer,
+            **chosen,
+            dataset=args.dataset,
+            evaluate=args.evaluate,
+            tasks=args.tasks,
+            limit=args.limit,
+            include_path=args.include_path,
+            max_windows=args.max_windows,
+            output=args.output,
+            overwrite=args.overwrite,
+            **others,
+        )
+        write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
+        if args.plots:
+            from ..evaluation.plots import plot_comparison
+
+            write(", ".join(path.name for path in plot_comparison(comparison, args.output)))
+        if comparison.failed:
+            sys.exit(
+                f"compare: {len(comparison.failed)} of {len(comparison.results)} combinations failed, see the table"
+            )
+
+    def after_interrupt(self) -> str:
+        return f": the same command goes on from what is finished in {self.args.output}"

@@ -1,0 +1,133 @@
+"""`optimum-cli neuronal`: prune and demo; the others are in `measuring_commands` and `checkpoint_commands`.
+
+`optimum-cli` builds the parsers of all plug-ins at every start, so this module imports nothing heavy: what a command
+needs is imported when it runs.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
+
+from .checkpoint_commands import ConvertCommand, InspectCommand
+from .command import Command, write
+from .flags import add_config_flags, add_model_flags, config_fields, device_of, load_options
+from .measuring_commands import CompareCommand, EvaluateCommand
+
+
+@contextmanager
+def _offload_folder(args: argparse.Namespace) -> Iterator[str | None]:
+    """With --stream, a folder on the output's disk for weights that have to be rewritten; removed at the end."""
+    if not args.stream:
+        yield None
+        return
+    beside = _beside(args.output, "weights")
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{beside.name}.", dir=beside.parent) as folder:
+        yield folder
+
+
+def _beside(output: str, purpose: str) -> Path:
+    """A hidden name on the same disk as the output directory."""
+    path = Path(output).absolute()
+    return path.parent / f".{path.name}.{purpose}"
+
+
+class PruneCommand(Command):
+    COMMAND = CommandInfo(name="prune", help="Prune a model and save it.")
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        add_model_flags(parser)
+        parser.add_argument("--output", help="directory to save the pruned model in, unless with --dry-run (required)")
+        parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="only tell what would be pruned and what it would cost; reads no weights and no text (default: no)",
+        )
+        parser.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
+        parser.add_argument("--private", action="store_true", help="make that repository private (default: no)")
+        parser.add_argument(
+            "--evaluate",
+            nargs="+",
+            default=[],
+            metavar="DATASET",
+            help="test text: measure the perplexity before and after, for the report and the model card (default: none)",
+        )
+        parser.add_argument(
+            "--work-dir",
+            help="where finished steps are recorded, so that the same command goes on after a crash; removed at the end "
+            "(default: hidden, beside the output)",
+        )
+        parser.add_argument(
+            "--stream",
+            action="store_true",
+            help="leave the blocks' weights on disk and read them one block at a time, for models larger than memory "
+            "(default: no)",
+        )
+        add_config_flags(parser)
+
+    def work(self) -> None:
+        from ..checkpoint.saving import check_directory
+        from ..config import NeuronALConfig
+        from ..pruner import NeuronALPruner
+        from ..runtime.processes import process_group
+
+        args = self.args
+        if args.output is None and not args.dry_run:
+            raise ValueError("--output is missing: name a directory to save the pruned model in.")
+        if args.output is not None:
+            check_directory(args.output)
+        config = NeuronALConfig(**config_fields(args))
+        if args.dry_run:
+            from ..pruning.dry_run import plan_prune
+
+            write(f"\n{plan_prune(args.model, config, **load_options(args), device=device_of(args))}")
+            return
+        with process_group() as processes, _offload_folder(args) as folder:
+            options = {**load_options(args), "stream_to": folder, "device": device_of(args)}
+            pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
+            if folder is None:
+                pruner.model.to(device_of(args))
+            work_dir = args.work_dir or _beside(args.output, "unfinished")
+            model = pruner.quantize(args.output, work_dir=work_dir, evaluate=args.evaluate)
+            if processes.rank > 0:
+                return
+            write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")
+            if config.format == "packed":
+                write("    import optimum_neuronal  # to load the packed format")
+            write(f'    AutoModelForCausalLM.from_pretrained("{args.output}")')
+            if args.push_to_hub:
+                write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")
+
+    def after_interrupt(self) -> str:
+        work_dir = self.args.work_dir or (self.args.output and _beside(self.args.output, "unfinished"))
+        if work_dir is None or not Path(work_dir).exists():
+            return ""
+        return f": the same command goes on from here; to begin anew, delete {work_dir}"
+
+
+class DemoCommand(Command):
+    COMMAND = CommandInfo(name="demo", help="Prune the small model that comes with the package; two minutes.")
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--output", default="demo-model", help="directory to save the 70%% sparse model in (default: demo-model)"
+        )
+
+    def work(self) -> None:
+        from ..demo.run import run_demo
+
+        run_demo(self.args.output, write)
+
+
+class NeuronalCommand(BaseOptimumCLICommand):
+    COMMAND = CommandInfo(name="neuronal", help="Sparse language models without retraining (NeuronAL).")
+    SUBCOMMANDS = tuple(
+        CommandInfo(name=command.COMMAND.name, help=command.COMMAND.help, subcommand_class=command)
+        for command in (PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, DemoCommand)
+    )

@@ -1,0 +1,204 @@
+"""Finds a model's decoder blocks and their prunable projections, and refuses what it does not understand."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ..engine.offload import is_offloaded
+from ..sparsity.cuts import ColumnPattern
+from .architectures import MLP_ENTRIES, Architecture, find_architecture
+from .projections import Block, Decoder, Experts, Projection
+
+
+def find_decoder(
+    model: PreTrainedModel, targets: Sequence[str] | None = None, ignore: Sequence[str] | None = None
+) -> Decoder:
+    """Finds the blocks of a model and the projections to prune in them.
+
+    The blocks are, in the model's decoder, the largest `ModuleList` of modules that the model says must not be split
+    (`_no_split_modules`), or the largest of all if there is no such. Every matrix in a block must be known by its
+    name (`architectures`), or be named by the user in `targets` or `ignore`.
+
+    Args:
+        model (`PreTrainedModel`): a language model with its weights in memory.
+        targets (`Sequence[str]`, *optional*):
+            Regular expressions, searched in full module names; only projections that match one are pruned.
+        ignore (`Sequence[str]`, *optional*): the same, for projections that are left out.
+
+    Returns:
+        [`Decoder`]
+
+    Raises:
+        `ValueError`: no blocks, a weight that is not understood, or a pattern that matches nothing.
+    """
+    config = model.config.get_text_config(decoder=True)
+    architecture = find_architecture(config.model_type)
+    list_name, modules = _block_list(model, config, architecture)
+    wanted = _Selection(targets, ignore)
+    blocks = [
+        _make_block(f"{list_name}.{index}", module, architecture, wanted) for index, module in enumerate(modules)
+    ]
+    wanted.check_matches(model)
+    if not any(block.pruned for block in blocks):
+        raise ValueError(f"targets={targets} and ignore={ignore} leave no projection to prune.")
+    return Decoder(_innermost_model(model, list_name), blocks, architecture, config, model)
+
+
+class _Selection:
+    """The user's `targets` and `ignore`, with a note of the patterns that matched something."""
+
+    def __init__(self, targets: Sequence[str] | None, ignore: Sequence[str] | None):
+        self.targets, self.ignore = targets, ignore or ()
+        self.unmatched = {*(targets or ()), *self.ignore}
+
+    def ignores(self, name: str) -> bool:
+        return self._matches(self.ignore, name)
+
+    def targets_it(self, name: str) -> bool:
+        return self.targets is not None and self._matches(self.targets, name)
+
+    def takes(self, name: str) -> bool:
+        targeted = self.targets is None or self.targets_it(name)
+        return not self.ignores(name) and targeted
+
+    def _matches(self, patterns: Sequence[str], name: str) -> bool:
+        matching = [pattern for pattern in patterns if re.search(pattern, name)]
+        self.unmatched.difference_update(matching)
+        return bool(matching)
+
+    def check_matches(self, model: nn.Module) -> None:
+        for name, _ in model.named_modules():  # leaving out what is left out anyway (a router, lm_head) is no mistake
+            self._matches(self.ignore, name)
+        if self.unmatched:
+            raise ValueError(
+                f"These patterns of targets and ignore match no projection: {sorted(self.unmatched)}. They are "
+                "regular expressions over full names such as 'model.layers.0.self_attn.q_proj'."
+            )
+
+
+def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> tuple[str, nn.ModuleList]:
+    """The decoder's list of blocks and its name in the model."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    decoder = model if decoder is None else decoder
+    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
+    if architecture.blocks is not None:
+        return prefix + architecture.blocks, decoder.get_submodule(architecture.blocks)
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    lists = [
+        (prefix + name, module)
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module)
+    ]
+    named = [(name, module) for name, module in lists if type(module[0]).__name__ in names]
+    if not lists:
+        raise ValueError(
+            f"No decoder blocks found in {type(model).__name__}: it has no ModuleList. Where they are, can be told with "
+            f"optimum_neuronal.register_architecture({config.model_type!r}, Architecture(blocks='...'))."
+        )
+    return max(named or lists, key=lambda item: len(item[1]))
+
+
+def _innermost_model(model: PreTrainedModel, name: str) -> nn.Module:
+    """The smallest model around the module called `name`: without the language-model head, which costs much."""
+    parents = [name.rsplit(".", levels)[0] for levels in range(1, name.count(".") + 1)]
+    modules = (model.get_submodule(parent) for parent in parents)
+    return next((module for module in modules if isinstance(module, PreTrainedModel)), model)
+
+
+def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted: _Selection) -> Block:
+    projections: list[Projection] = []
+    experts: dict[str, Experts] = {}
+    for local, child in module.named_modules():
+        for key, parameter in child.named_parameters(recurse=False):
+            if parameter.ndim < 2 or _is_no_projection(child, key):
+                continue
+            full = f"{name}.{local}".removesuffix(".")
+            found = _find_projections(full, local, child, key, architecture, wanted)
+            if found and found[0].expert is not None:
+                experts[full] = Experts(full, child, architecture.stacked_experts)
+            projections += found
+    return Block(name, module, {projection.name: projection for projection in projections}, list(experts.values()))
+
+
+def _is_no_projection(module: nn.Module, parameter: str) -> bool:
+    """Convolutions, embeddings, norms with a weight for every head, and the experts' biases."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Embedding)
+    return isinstance(module, kinds) or "Norm" in type(module).__name__ or parameter.endswith("bias")
+
+
+def _find_projections(
+    full: str, local: str, module: nn.Module, key: str, architecture: Architecture, wanted: _Selection
+) -> list[Projection]:
+    """The projections in the parameter `key` of a module: one, one for every expert, or none if it is left out."""
+    weight = getattr(module, key)
+    known, role = architecture.find_role(local if key == "weight" else f"{local}.{key}")
+    named = full if key == "weight" else f"{full}.{key}"
+    if isinstance(module, (nn.Linear, Conv1D)) and (role or (not known and wanted.targets_it(named))):
+        return [Projection(full, role, module, wanted.takes(full), transposed=isinstance(module, Conv1D))]
+    if weight.ndim == 3 and role in ("down", *MLP_ENTRIES):
+        if role == "gate_up" and not getattr(module, "is_concatenated", True):
+            role = "interleaved_gate_up"
+        transposed = getattr(module, "is_transposed", architecture.stacked_experts)
+        names = [f"{full}.{index}.{key}" for index in range(len(weight))]
+        return [
+            Projection(name, role, module, wanted.takes(name), key, index, transposed)
+            for index, name in enumerate(names)
+        ]
+    if not wanted.ignores(named) and (role or not known):
+        raise ValueError(
+            f"{named} ({type(module).__name__}, shape {tuple(weight.shape)}) is not understood. Leave it out with "
+            f"ignore=[{re.escape(named.removeprefix(full.removesuffix(local)))!r}]; or, if it is an "
+            "nn.Linear, name it in targets; or describe its family with optimum_neuronal.register_architecture."
+        )
+    return []
+
+
+def check_weights(projections: Mapping[str, Projection]) -> None:
+    """Raises `ValueError` unless every projection holds finite floating-point weights of its own, in memory."""
+    owners: dict[int, str] = {}
+    for name, projection in projections.items():
+        weight = projection.owner
+        if hasattr(weight, "device_mesh"):
+            raise ValueError(f"The weights of {name} are spread over processes: load the model without tp_plan.")
+        if is_offloaded(projection.module):
+            continue  # read block by block when they are needed
+        if weight.is_meta:
+            raise ValueError(
+                f"The weights of {name} are on the meta device: load them with from_pretrained, which can leave them on "
+                "disk (device_map, offload_folder)."
+            )
+        if not weight.is_floating_point():
+            raise ValueError(f"The weights of {name} have dtype {weight.dtype}: load the model without quantization.")
+        other = owners.setdefault(projection.weight.data_ptr(), name)
+        if other != name:
+            raise ValueError(f"{name} shares its weights with {other}: tied projections cannot be pruned.")
+        if not bool(torch.isfinite(projection.weight).all()):
+            raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")
+
+
+def check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:
+    """Raises `ValueError` unless the rows of every projection can be cut into the groups of an N:M pattern."""
+    for name, projection in projections.items():
+        features = projection.shape[1]
+        if pattern is not None and features % pattern.group:
+            raise ValueError(
+                f"{name} has {features} input features, not a multiple of {pattern.group}: the pattern {pattern} does "
+                f"not fit. Leave it out with ignore=[{re.escape(name)!r}]."
+            )
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raises `TypeError` or `ValueError` for a model of a kind that cannot be pruned: see the messages."""
+    if hasattr(model, "peft_config"):
+        raise ValueError("The model carries PEFT adapters: merge them first with model.merge_and_unload().")
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
+    quantization = getattr(model.config, "quantization_config", None)
+    if quantization is not None or getattr(model, "is_quantized", False):
+        raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(f"{type(model).__name__} is an encoder-decoder model: only decoder models can be pruned.")

@@ -1,0 +1,238 @@
+"""What a model is made of as pruning sees it: projections, experts, blocks, and what the rows of a projection feed."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from ..sparsity.cuts import apply_change
+from .architectures import BLOCK_ENTRIES, FEEDS, MLP, MLP_ENTRIES, NEXT_BLOCK, Architecture
+from .rows import RowGroup, row_groups
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A linear projection inside a decoder block.
+
+    Args:
+        name (`str`):
+            Its full name in the model: `"model.layers.0.self_attn.q_proj"`; of an expert, with the expert's number:
+            `"model.layers.0.mlp.experts.7.down_proj"`.
+        role (`str`, *optional*): what it does in its block, see `architectures`; None if only the user named it.
+        module (`nn.Module`): what holds its weight: an `nn.Linear`, a `Conv1D`, or a mixture of experts.
+        pruned (`bool`): False if the user's `targets` and `ignore` leave it out.
+        parameter (`str`): name of the weight in the module.
+        expert (`int`, *optional*): index of the expert in a weight of shape (experts, ., .).
+        transposed (`bool`): whether the weight is kept as (in, out).
+    """
+
+    name: str
+    role: str | None
+    module: nn.Module
+    pruned: bool
+    parameter: str = "weight"
+    expert: int | None = None
+    transposed: bool = False
+
+    @property
+    def owner(self) -> nn.Parameter:
+        """The parameter that holds the weight, alone or with those of other experts."""
+        return getattr(self.module, self.parameter)
+
+    @property
+    def parent(self) -> str:
+        """Name of the attention, MLP or expert that it belongs to."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def group(self) -> str | None:
+        """What the same projections of all experts have in common, None if it is no expert's."""
+        return None if self.expert is None else f"{self.parent.rpartition('.')[0]}.{self.parameter}"
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This projection's part of a tensor of its owner's layout, as a view of shape (out, in)."""
+        part = tensor if self.expert is None else tensor[self.expert]
+        return part.T if self.transposed else part
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight as a view of shape (out, in)."""
+        return self.view(self.owner.data)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of output and input features."""
+        sizes = tuple(self.owner.shape[-2:])
+        return sizes[::-1] if self.transposed else sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """A mixture of experts: its full name, its module, and whether it takes its inputs stacked (`Architecture`)."""
+
+    name: str
+    module: nn.Module
+    stacked: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """An input that rows feed and that is compared between the dense and the sparse model.
+
+    Args:
+        name (`str`): of the projection or the experts that read it; of a block, for what reads the block's output.
+        features (`int`): length of its activation.
+    """
+
+    name: str
+    features: int
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A decoder block: its full name, its module, and its projections by name, in the order of the module."""
+
+    name: str
+    module: nn.Module
+    projections: Mapping[str, Projection]
+    experts: Sequence[Experts] = ()
+
+    @property
+    def pruned(self) -> list[Projection]:
+        """The projections that are to be pruned."""
+        return [projection for projection in self.projections.values() if projection.pruned]
+
+    @property
+    def pruned_names(self) -> list[str]:
+        """Their full names."""
+        return [projection.name for projection in self.pruned]
+
+    @property
+    def entry(self) -> str:
+        """Name of what reads the block's input."""
+        first = next((p for p in self.projections.values() if p.role in BLOCK_ENTRIES), None)
+        if first is not None:
+            return first.name
+        return next(iter(self.projections)) if self.mlp_input is None else self.mlp_input.name
+
+    @cached_property
+    def mlp_input(self) -> Place | None:
+        """What reads the input of the block's MLP: one that sees every token. None if there is no such."""
+        readers = [p for p in self.projections.values() if p.role in MLP_ENTRIES]
+        first = next((p for p in readers if p.expert is None), None)
+        if first is not None:
+            return Place(first.name, first.shape[1])
+        experts = next((experts for experts in self.experts if not experts.stacked), None)
+        return Place(experts.name, readers[0].shape[1]) if experts else None
+
+    @cached_property
+    def siblings(self) -> dict[tuple[str, str | None], Projection]:
+        """(name of an attention, MLP or expert, role) -> its projection of that role."""
+        return {(p.parent, p.role): p for p in self.projections.values()}
+
+
+@dataclass(frozen=True, eq=False)
+class Decoder:
+    """The part of a model that is pruned: its stack of blocks, with what the row step must know of its shape.
+
+    Args:
+        module (`nn.Module`): what runs the blocks.
+        blocks (`Sequence[Block]`): in their order.
+        architecture ([`Architecture`]): of the family.
+        config (`PreTrainedConfig`): of the text model.
+        model (`PreTrainedModel`): the whole model, whose output is next-token logits if it has a language-model head.
+    """
+
+    module: nn.Module
+    blocks: Sequence[Block]
+    architecture: Architecture
+    config: object
+    model: nn.Module
+
+    @property
+    def projections(self) -> dict[str, Projection]:
+        """All projections to prune, by full name, from the first block to the last."""
+        return {projection.name: projection for block in self.blocks for projection in block.pruned}
+
+    def feeds_next_block(self, block: Block, projection: Projection) -> bool:
+        """Whether the projection's rows only feed the block's output."""
+        fed = None if projection.role is None else FEEDS[projection.role]
+        without_mlp = block.mlp_input is None or self.architecture.is_parallel(self.config)
+        return fed == NEXT_BLOCK or (fed == MLP and without_mlp)
+
+    def place_fed_by(self, block: Block, projection: Projection) -> Place | None:
+        """What the projection's rows feed. None if it has no role. Raises `ValueError` if nothing reads it."""
+        if projection.role is None:
+            return None
+        if self.feeds_next_block(block, projection):
+            return Place(block.name, projection.shape[0])
+        fed = FEEDS[projection.role]
+        if fed == MLP:
+            return block.mlp_input
+        reader = block.siblings.get((projection.parent, fed))
+        if reader is None:
+            raise ValueError(
+                f"{projection.parent} has no projection that reads what {projection.name} writes (role {fed!r}): use "
+                "steps='block'."
+            )
+        return Place(reader.name, reader.shape[1])
+
+    def row_groups(self, block: Block, projection: Projection) -> list[RowGroup]:
+        """The projection's rows by part, with the features that they feed; none if that is not known.
+
+        Raises:
+            `ValueError`: the projection's shape does not fit its role.
+        """
+        place = self.place_fed_by(block, projection)
+        if place is None:
+            return []
+        try:
+            return row_groups(projection.role, projection.shape[0], place.features, self.config)
+        except ValueError as error:
+            raise ValueError(
+                f"The row step does not understand {projection.name}: {error}. Use steps='block', or leave it out "
+                f"with ignore=[{re.escape(projection.name)!r}]."
+            ) from error
+
+
+ChangeOf = Callable[[Projection], torch.Tensor]  # a boolean mask, True where pruned, or the new weight; (out, in)
+
+
+@contextmanager
+def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Iterator[None]:
+    """While the context lasts, the projections compute with sparse weights.
+
+    Args:
+        projections (`Sequence[Projection]`): whose weights are replaced; the original tensors are put back.
+        change_of: projection -> boolean mask of shape (out, in), True where pruned, or the sparse weight itself.
+    """
+    by_owner: dict[nn.Parameter, list[Projection]] = {}
+    for projection in projections:
+        by_owner.setdefault(projection.owner, []).append(projection)
+    originals = []
+    try:
+        for parameter, members in by_owner.items():
+            original = parameter.data
+            trial = _trial(original, members, change_of)
+            originals.append((parameter, original))
+            parameter.data = trial
+        yield
+    finally:
+        for parameter, original in originals:
+            parameter.data = original
+
+
+def _trial(original: torch.Tensor, members: Sequence[Projection], change_of: ChangeOf) -> torch.Tensor:
+    """A sparse copy of a parameter, in its own layout."""
+    if members[0].expert is None:
+        change = change_of(members[0])
+        if change.dtype == torch.bool:
+            return torch.where(change.T if members[0].transposed else change, 0, original)  # beats masked_fill
+    trial = torch.empty_like(original) if members[0].expert is None else original.clone()
+    for projection in members:
+        apply_change(projection.view(trial), change if projection.expert is None else change_of(projection))
+    return trial

@@ -1,0 +1,1 @@
+"""The demonstration, and the small model that comes with the package."""

@@ -1,0 +1,121 @@
+"""The demonstration: prunes the small model that comes with the package and tells what was gained."""
+
+import copy
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..checkpoint.saving import check_directory
+from ..config import NeuronALConfig
+from ..evaluation.perplexity import evaluate_perplexity
+from ..pruner import NeuronALPruner
+from ..report import format_table
+
+
+TINY_MODEL = Path(__file__).parent / "tiny_model"
+SEQ_LENGTH, TEST_WINDOWS = 256, 96
+SPARSITIES = (0.6, 0.7, 0.8)
+SAVED = 0.7
+METHODS = {  # what is compared -> fields of the config
+    "magnitude, uniform": {"saliency": "magnitude", "topup": "uniform"},
+    "Wanda, uniform": {"saliency": "wanda", "topup": "uniform"},
+    "Wanda, NeuronAL": {"saliency": "wanda", "topup": "neuronal"},
+    "Wanda, search": {"saliency": "wanda", "topup": "search"},
+}
+BASELINE, PAPER, OURS = "Wanda, uniform", "Wanda, NeuronAL", "Wanda, search"
+
+# Run in a process of its own, which never imports this package: what a user of plain transformers sees.
+RELOAD = """
+import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="float32")
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+weights = [p for name, p in model.named_parameters() if "layers" in name and p.ndim == 2]
+zeros = sum((p == 0).sum().item() for p in weights) / sum(p.numel() for p in weights)
+assert "optimum_neuronal" not in sys.modules
+print(f"{zeros:.2%} of the projections' weights are zero. It goes on:")
+inputs = tokenizer(sys.argv[2], return_tensors="pt", return_token_type_ids=False)
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=48, do_sample=False, no_repeat_ngram_size=4)[0]))
+"""
+PROMPT = "def __init__(self, name, value=None):\n    self.name ="
+
+
+def load_tiny_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The small Llama that comes with the package, in float32 (CPUs are slow in bfloat16), and its tokenizer."""
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+def run_demo(output: str | Path, write: Callable[[str], None]) -> None:
+    """Compares the methods at three sparsities on held-out text, saves the 70 % model, and reloads it elsewhere.
+
+    Args:
+        output (`str` or `Path`): directory for the saved model.
+        write: receives every line of text.
+    """
+    check_directory(output)
+    start = time.perf_counter()
+    dense, tokenizer = load_tiny_model()
+    write(
+        f"A Llama of {dense.num_parameters() / 1e6:.1f} M parameters, trained on the Python standard library's source. "
+        "Perplexity is measured on modules that it never saw."
+    )
+    reference = _perplexity(dense, tokenizer)
+    write(f"Dense perplexity: {reference:.2f}\n")
+    rows, perplexities = [], {}
+    for sparsity in SPARSITIES:
+        for label, fields in METHODS.items():
+            model, pruner, seconds = _prune(dense, tokenizer, sparsity, fields)
+            perplexity = perplexities[sparsity, label] = _perplexity(model, tokenizer)
+            report = pruner.report
+            lambdas = [f"{lam:g}" for lam in (report.block_lambda, report.row_lambda) if lam is not None]
+            rows.append(
+                [f"{report.achieved_sparsity:.2%}", label, f"{perplexity:.2f}", f"{seconds:.1f}", " / ".join(lambdas)]
+            )
+            if sparsity == SAVED and label == OURS:
+                pruner.save(model.to(torch.bfloat16), output)
+    write("\n" + format_table(["sparsity", "method", "perplexity", "seconds", "lambda block / row"], rows))
+    write("\n" + _verdict(perplexities, reference))
+    write(f"\nThe {SAVED:.0%} sparse model ({OURS}) is saved in {output}. Plain transformers, in a new process:\n")
+    write(_reload(output))
+    write(f"\n{time.perf_counter() - start:.0f} seconds in all.")
+
+
+def _prune(dense: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sparsity: float, fields: dict):
+    config = NeuronALConfig(
+        sparsity=sparsity, dataset=str(TINY_MODEL / "calibration.txt"), seq_length=SEQ_LENGTH, **fields
+    )
+    pruner = NeuronALPruner(config, tokenizer)
+    start = time.perf_counter()
+    model = pruner.prune(copy.deepcopy(dense))
+    return model, pruner, time.perf_counter() - start
+
+
+def _perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
+    heldout = TINY_MODEL / "heldout.txt"
+    return evaluate_perplexity(model, tokenizer, str(heldout), SEQ_LENGTH, max_windows=TEST_WINDOWS)
+
+
+def _verdict(perplexities: dict[tuple[float, str], float], dense: float) -> str:
+    """What the figures say, whichever way they fall."""
+    lines = []
+    for sparsity in SPARSITIES:
+        factors = {label: perplexities[sparsity, label] / dense for label in (BASELINE, PAPER, OURS)}
+        told = "; ".join(f"{factor:.2f} with {label}" for label, factor in factors.items())
+        best = min(factors, key=factors.__getitem__)
+        lines.append(f"At {sparsity:.0%} {best} loses least. Perplexity, in multiples of the dense model's: {told}.")
+    return "\n".join(lines)
+
+
+def _reload(directory: str | Path) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", RELOAD, str(directory), PROMPT], capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0:
+        raise RuntimeError(f"The saved model could not be reloaded: {result.stderr.strip()[-500:]}")
+    return result.stdout.rstrip()

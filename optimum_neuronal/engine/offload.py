@@ -1,0 +1,150 @@
+"""Weights that live in CPU memory or on disk (accelerate's offloading): brought to their device block by block.
+
+A module whose weights are offloaded holds meta tensors and a hook of accelerate's with a `weights_map`, name ->
+tensor, that reads them. Left to itself it reads them at every forward. Here a block is read once for all that is done
+with it, and the next one is read meanwhile.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+from ..decoder.projections import Block, Projection
+from ..sparsity.cuts import PackedMask, apply_change
+
+
+Weights = list[tuple[nn.Module, dict[str, torch.Tensor]]]  # module -> its own parameters by name
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether the module's own weights are read by a hook of accelerate's."""
+    return getattr(getattr(module, "_hf_hook", None), "offload", False)
+
+
+def execution_device(module: nn.Module) -> torch.device:
+    """Where a module with weights computes, wherever they live."""
+    if is_offloaded(module):
+        return torch.device(module._hf_hook.execution_device)
+    return next(module.parameters()).device
+
+
+def stored_weight(projection: Projection) -> torch.Tensor:
+    """A projection's weight, shape (out, in), where it lives: a view of a file for one on disk."""
+    if not is_offloaded(projection.module):
+        return projection.weight
+    return projection.view(projection.module._hf_hook.weights_map[projection.parameter])
+
+
+def default_device() -> torch.device:
+    """Where to compute if nobody says: the accelerator, or the CPU."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
+class BlockLoader:
+    """Brings the weights of a model's blocks to where they compute; does nothing for those that are there.
+
+    Args:
+        blocks (`Sequence[Block]`): in the order in which they will be wanted.
+
+    Attributes:
+        streams (`bool`): whether there is anything to bring.
+    """
+
+    def __init__(self, blocks: Sequence[Block]):
+        self._blocks = blocks
+        self.streams = any(is_offloaded(module) for block in blocks for module in block.module.modules())
+        self._executor = ThreadPoolExecutor(1, "weights") if self.streams else None
+        self._ahead: tuple[int, Future] | None = None
+
+    @contextmanager
+    def loaded(self, index: int) -> Iterator[Block]:
+        """While the context lasts, the weights of a block are parameters like any other's.
+
+        Changes to them are lost: masks are kept with [`mask_offloaded`].
+        """
+        block = self._blocks[index]
+        if not self.streams:
+            yield block
+            return
+        weights = self._take(index)
+        if index + 1 < len(self._blocks):
+            self._ahead = index + 1, self._executor.submit(_read, self._blocks[index + 1])
+        with ExitStack() as stack:
+            for module, tensors in weights:
+                stack.enter_context(_in_place(module, tensors))
+            del weights
+            yield block
+
+    def _take(self, index: int) -> Weights:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == index:
+            return ahead[1].result()
+        return _read(self._blocks[index])
+
+
+def _read(block: Block) -> Weights:
+    weights = []
+    for module in block.module.modules():
+        if is_offloaded(module):
+            hook, device = module._hf_hook, execution_device(module)
+            names = [name for name, tensor in module.named_parameters(recurse=hook.place_submodules) if tensor.is_meta]
+            # Copied: what is read is a view of a file, which would be read again whenever memory is short.
+            weights.append((module, {name: hook.weights_map[name].to(device, copy=True) for name in names}))
+    return weights
+
+
+@contextmanager
+def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Gives a module its weights and its own forward, past the hook; both are put back."""
+    hooked, meta = module.__dict__.get("forward"), {}
+    for name, tensor in tensors.items():
+        parent, _, last = name.rpartition(".")
+        owner = module.get_submodule(parent)
+        meta[owner, last] = owner._parameters[last]
+        owner._parameters[last] = nn.Parameter(tensor, requires_grad=False)
+    try:
+        module.forward = module._old_forward
+        yield
+    finally:
+        module.forward = hooked
+        for (owner, last), parameter in meta.items():
+            owner._parameters[last] = parameter
+
+
+class MaskedWeights(Mapping):
+    """A `weights_map` that makes weights sparse whenever they are read.
+
+    So a model on disk becomes sparse without a byte of its files being changed: its forward and `save_pretrained` see
+    the sparse weights. Masks take one bit per weight of memory; where the saliency updates weights, the kept ones are
+    in memory too.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor]):
+        self._weights = weights
+        self.masks: dict[str, list[tuple[Projection, PackedMask]]] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._weights[name]
+        masks = self.masks.get(name, ())
+        if masks:
+            tensor = tensor.clone()
+        for projection, mask in masks:
+            apply_change(projection.view(tensor), mask.change(tensor.device))
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def mask_offloaded(projection: Projection, mask: PackedMask) -> None:
+    """Makes an offloaded projection sparse, by a mask or a [`PackedWeight`]: see [`MaskedWeights`]."""
+    hook = projection.module._hf_hook
+    if not isinstance(hook.weights_map, MaskedWeights):
+        hook.weights_map = MaskedWeights(hook.weights_map)
+    hook.weights_map.masks.setdefault(projection.parameter, []).append((projection, mask))

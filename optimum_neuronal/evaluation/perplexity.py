@@ -1,0 +1,104 @@
+"""Perplexity of a language model, by the protocol that the papers of this field share."""
+
+import math
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers.utils import logging
+
+from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
+from ..data.documents import load_documents
+from ..engine.capture import inference
+
+
+def evaluate_perplexity(
+    model, tokenizer, dataset, seq_length: int | None = None, *, max_windows: int | None = None, batch_size: int = 1
+) -> float:
+    """Perplexity on the test text of a dataset: `exp(mean NLL)`, at least 1, lower is better.
+
+    The test documents are joined, tokenized once and cut into windows of `seq_length` tokens that do not overlap; what
+    is left over at the end is dropped. Every window but its first token is predicted from the window alone, and the
+    mean is over all predicted tokens. wikitext2 joins its test split by blank lines, ptb by spaces; c4 takes the
+    first 1100 validation documents and at most 256 windows (as GPTQ, SparseGPT and Wanda do).
+
+    Args:
+        model (`PreTrainedModel`): a causal language model. It computes on its device and in its dtype, in evaluation
+            mode; afterwards every module is in the mode it was in.
+        tokenizer (`PreTrainedTokenizerBase`): makes ids of text; may be None for token ids.
+        dataset: any kind that `optimum_neuronal.calibration` takes. A Hub dataset without a split gives its test
+            split; token ids of shape (N, L) are the windows themselves.
+        seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and what the model admits; of
+            token ids, L.
+        max_windows (`int`): evaluate on the first so many windows. None: all of them (c4: 256).
+        batch_size (`int`): windows per forward. The result does not depend on it, but for rounding.
+
+    Raises:
+        `ValueError`: less text than one window, ids outside the vocabulary, a length that the model does not admit, a
+            model without a language-model head or with weights on the meta device; a loss that is NaN or infinite;
+            and what [`load_documents`](optimum_neuronal.documents.load_documents) raises.
+    """
+    for name, value, least in (
+        ("seq_length", seq_length, 2),
+        ("max_windows", max_windows, 1),
+        ("batch_size", batch_size, 1),
+    ):
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value} has to be at least {least}.")
+    embeddings = model.get_input_embeddings().weight
+    if embeddings.is_meta and not hasattr(model, "hf_device_map"):
+        raise ValueError("The model's weights are on the meta device: load them before evaluating it.")
+    windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows)
+    check_vocabulary(windows, len(embeddings))
+    # What accelerate offloaded is on meta; its hooks bring the ids to the right device.
+    device = "cpu" if embeddings.is_meta else embeddings.device
+
+    with inference(model):
+        mean = _mean_nll(model, windows, batch_size, device)
+    return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float
+
+
+def load_windows(model_config, tokenizer, dataset, seq_length: int | None, max_windows: int | None) -> torch.Tensor:
+    """Windows to evaluate on: int64, shape (windows, seq_length), on the CPU. Arguments: [`evaluate_perplexity`]."""
+    ids = as_token_ids(dataset, seq_length)
+    if ids is not None:
+        if ids.shape[1] < 2:
+            raise ValueError("The token ids are sequences of 1 token, but a loss needs at least 2 to predict one.")
+        resolve_seq_length(model_config, ids.shape[1])
+        return ids[:max_windows]
+    seq_length = resolve_seq_length(model_config, seq_length)
+    if tokenizer is None:
+        raise ValueError("Evaluating on text needs a tokenizer: pass it, or token ids of shape (N, L).")
+    documents = load_documents(dataset, "test")
+    stream = torch.tensor(tokenize(documents.join(), tokenizer), dtype=torch.int64)
+    count = len(stream) // seq_length
+    if count == 0:
+        raise ValueError(
+            f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}: "
+            "give more text, or a smaller seq_length."
+        )
+    windows = stream[: count * seq_length].view(count, seq_length)
+    return windows[: documents.max_windows if max_windows is None else max_windows]
+
+
+def _mean_nll(model, windows: torch.Tensor, batch_size: int, device) -> float:
+    """Mean NLL in nats of every token but the first of each window; `windows` of shape (windows, seq_length)."""
+    total = 0.0
+    for start in logging.tqdm(range(0, len(windows), batch_size), desc="Perplexity", unit="batch", leave=False):
+        batch = windows[start : start + batch_size]
+        loss = _summed_nll(model, batch.to(device))
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"The loss is {loss} in windows {start} to {start + len(batch) - 1}: the model's weights or "
+                "activations hold NaN or inf, or its dtype overflows (try bfloat16 or float32)."
+            )
+        total += loss
+    return total / (len(windows) * (windows.shape[1] - 1))
+
+
+def _summed_nll(model, ids: torch.Tensor) -> float:
+    """Sum of the same in float32, for one batch: a function, so that its logits are freed before the next forward."""
+    logits = getattr(model(input_ids=ids, use_cache=False), "logits", None)
+    if logits is None:
+        raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")
+    targets = ids[:, 1:].flatten().to(logits.device)
+    return cross_entropy(logits[:, :-1].float().flatten(0, 1), targets, reduction="sum").item()

@@ -1,0 +1,201 @@
+"""Zero-shot accuracy on tasks of the lm-evaluation-harness, which the extra `eval` installs."""
+
+import copy
+import functools
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..engine.capture import inference
+from ..runtime.registry import did_you_mean
+
+
+METRIC = "acc"
+GROUPS = {"paper": ("rte", "winogrande", "boolq", "hellaswag", "arc_easy", "arc_challenge", "openbookqa")}
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """A model's result on one task.
+
+    Args:
+        accuracy (`float`): share of questions whose most likely answer is the right one, in [0, 1].
+        stderr (`float`, *optional*): its standard error; None of a single question.
+        metric (`str`): the harness's name of what `accuracy` is.
+        samples (`int`): how many questions were asked.
+    """
+
+    accuracy: float
+    stderr: float | None
+    metric: str
+    samples: int
+
+
+def evaluate_tasks(
+    model,
+    tokenizer,
+    tasks: Sequence[str],
+    *,
+    limit: int | None = None,
+    batch_size: int = 1,
+    include_path: str | Path | None = None,
+) -> dict[str, TaskResult]:
+    """Zero-shot accuracy on multiple-choice tasks, as the lm-evaluation-harness defines and computes them.
+
+    Of every answer the log-likelihood after the question is summed over its tokens, and the largest one is the
+    model's choice: the harness's `acc`, not `acc_norm`, which divides by the answer's length. The paper says only
+    "accuracy", but its figures for dense models are those of `acc`. Log-likelihoods are summed in float32; the
+    harness's own command line does so in the model's dtype, so that equally likely answers are commoner there.
+
+    Args:
+        model (`PreTrainedModel`): a causal language model. It computes on its device and in its dtype, in evaluation
+            mode; afterwards every module is in the mode it was in.
+        tokenizer (`PreTrainedTokenizerBase`): makes ids of text; it is not changed.
+        tasks (`Sequence[str]`): names of the harness's tasks; of its groups and tags, which stand for their tasks; or
+            `"paper"`, the seven of the paper: rte, winogrande, boolq, hellaswag, arc_easy, arc_challenge, openbookqa.
+        limit (`int`): ask only the first so many questions of each task. None: all of them.
+        batch_size (`int`): answers per forward. The result does not depend on it, but for rounding.
+        include_path (`str` or `Path`): a folder of further tasks, in the harness's YAML format; they take precedence.
+
+    Returns:
+        `dict`: task -> [`TaskResult`], in the order asked for.
+
+    Raises:
+        `ImportError`: the extra `eval` is not installed.
+        `ValueError`: an unknown task, or one without `acc`; a model without a language-model head or with weights on
+            the meta device; a log-likelihood that is NaN.
+        `OSError`: a task's data cannot be downloaded. Like an unknown task, this is found before the model runs.
+    """
+    for name, value in (("limit", limit), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} has to be at least 1.")
+    if include_path is not None and not Path(include_path).is_dir():
+        raise ValueError(f"include_path={str(include_path)!r} is not a folder of task files.")
+    if tokenizer is None:
+        raise ValueError("Zero-shot tasks are text and need a tokenizer: pass it.")
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        raise ValueError("The tokenizer has no bos_token and no eos_token; the harness needs one: set it.")
+    _check_model(model)
+    loaded = _load_tasks(_expand(tasks), include_path)
+    with inference(model):
+        results = _run(model, tokenizer, loaded, limit, batch_size)
+    return {name: _result(name, task, results) for name, task in loaded["tasks"].items()}
+
+
+def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> None:
+    """Raises what [`evaluate_tasks`] raises for tasks that are not known or whose data cannot be had."""
+    _load_tasks(_expand(tasks), include_path)
+
+
+def _check_model(model) -> None:
+    if model.get_output_embeddings() is None:
+        raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")
+    if model.get_input_embeddings().weight.is_meta and not hasattr(model, "hf_device_map"):
+        raise ValueError("The model's weights are on the meta device: load them before evaluating it.")
+
+
+def _expand(tasks: Sequence[str]) -> list[str]:
+    """The names with this package's own groups resolved, each once."""
+    names = [tasks] if isinstance(tasks, str) else list(tasks)
+    if not names:
+        raise ValueError('tasks is empty: name at least one, for instance "paper".')
+    return list(dict.fromkeys(task for name in names for task in GROUPS.get(name, (name,))))
+
+
+def _load_tasks(names: list[str], include_path: str | Path | None) -> dict:
+    """The harness's dict of tasks and groups, with their data, for zero shots."""
+    with _quiet():
+        manager = _task_manager(names, include_path)
+        known = manager.all_tasks
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, [*GROUPS, *known])
+                raise ValueError(f"Unknown task {name!r}.{hint} `lm-eval ls tasks` lists all.")
+        loaded = manager.load(names)
+    for name, task in loaded["tasks"].items():
+        if METRIC not in task.aggregation():
+            raise ValueError(
+                f"The task {name!r} has no metric {METRIC!r} but {', '.join(task.aggregation())}: only multiple-choice "
+                "tasks have an accuracy."
+            )
+        task.set_config(key="num_fewshot", value=0)
+    return loaded
+
+
+def _task_manager(names: list[str], include_path: str | Path | None):
+    """The harness's index of tasks. Its own take seconds to index, so that they are left out if none is asked for."""
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise _missing(error) from error
+    if include_path is None:
+        return _stock_tasks()
+    own = TaskManager(include_path=str(include_path), include_defaults=False)
+    if set(names) <= set(own.all_subtasks):
+        return own
+    return TaskManager(include_path=str(include_path))
+
+
+@functools.lru_cache
+def _stock_tasks():
+    """The index of the harness's own tasks, made once: many models may be evaluated one after the other."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
+
+
+def _missing(error: ImportError) -> ImportError:
+    return ImportError(f"Zero-shot tasks need lm-eval ({error}): pip install optimum-neuronal[eval]")
+
+
+def _run(model, tokenizer, loaded: dict, limit: int | None, batch_size: int) -> dict:
+    """The harness's results: of every task its metrics, and how many questions were asked."""
+    try:
+        from lm_eval import evaluate
+        from lm_eval.models.huggingface import HFLM
+    except ImportError as error:  # the harness is there, but not what its models need
+        raise _missing(error) from error
+    with _quiet():
+        # HFLM gives a tokenizer without a padding token one, hence the copy.
+        wrapped = HFLM(
+            pretrained=model,
+            backend="causal",
+            tokenizer=copy.deepcopy(tokenizer),
+            batch_size=batch_size,
+            softmax_dtype="float32",
+        )
+    if wrapped.device.type == "meta":  # What accelerate offloaded; its hooks bring the ids to the right device.
+        wrapped._device = type(wrapped.device)("cpu")
+    # evaluate and not simple_evaluate, which seeds every generator of the process, runs programs to describe the
+    # machine, and returns nothing in all but the first of several processes. No bootstrap: acc's error has a formula.
+    return evaluate(lm=wrapped, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=False)
+
+
+def _result(name: str, task, results: dict) -> TaskResult:
+    for instance in task.instances:
+        # (log-likelihood, whether greedy decoding gives this answer)
+        if any(isinstance(response, tuple) and math.isnan(response[0]) for response in instance.resps):
+            raise ValueError(
+                f"A log-likelihood is nan in question {instance.doc_id} of the task {name!r}: the model's weights or "
+                "activations hold NaN or inf, or its dtype overflows (try bfloat16 or float32)."
+            )
+    # Metrics are called "acc,none", where "none" is the filter that answers went through.
+    metrics = {key.partition(",")[0]: value for key, value in results["results"][name].items()}
+    accuracy, samples = float(metrics[METRIC]), results["n-samples"][name]["effective"]
+    stderr = math.sqrt(accuracy * (1 - accuracy) / (samples - 1)) if samples > 1 else None
+    return TaskResult(accuracy, stderr, METRIC, samples)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the harness's warnings of what is meant to be so: a model in memory, metrics with default settings."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

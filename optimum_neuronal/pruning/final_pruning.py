@@ -1,0 +1,119 @@
+"""The final pruning: block by block over all calibration sequences, each block behind the pruned ones before it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from ..decoder.projections import Block, Projection, trial_weights
+from ..engine.capture import Call
+from ..engine.experts import projection_activations
+from ..engine.offload import is_offloaded
+from ..engine.runner import Engine
+from ..engine.unfinished import Hidden
+from ..metrics.statistics import Norms, SquaredNorms, most_specific
+from ..sparsity.cuts import PackedMask, PackedWeight, SparsityPlan
+
+
+Refine = Callable[[Projection, torch.Tensor, torch.Tensor, SquaredNorms | None], torch.Tensor]
+Found = tuple[dict, dict[str, torch.Tensor]]  # what is recorded of a block: its starved experts; bits and values
+
+
+class FinalPruning:
+    """Finds the masks of a plan, and the new weights where the saliency updates them. No weight is changed.
+
+    Args:
+        engine ([`Engine`]): runs the model.
+        plan ([`SparsityPlan`]): sparsity of every projection or row.
+        refine (*optional*): projection, mask, saliency, statistic of its inputs -> mask; applied to every mask.
+        statistic (`type[SquaredNorms]`): what `refine` wants to know of a projection's inputs.
+
+    Attributes:
+        starved_experts (`list[str]`): the experts' projections that fell back.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: SparsityPlan,
+        refine: Refine | None = None,
+        statistic: type[SquaredNorms] = SquaredNorms,
+    ):
+        self.engine, self.plan, self.refine = engine, plan, refine
+        self.statistic = most_specific(engine.saliency.statistic, statistic)
+        self.needs_inputs = engine.saliency.uses_activations or statistic is not SquaredNorms
+        self.starved_experts: list[str] = []
+
+    def find(self) -> dict[str, PackedMask]:
+        """Projection name -> what becomes of its weight."""
+        engine, found = self.engine, {}
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+            def prune() -> Found:
+                norms = engine.inputs_of(block, streams[0], calls, self.statistic)
+                return self._prune_block(block, engine.joined(norms, self.statistic))
+
+            found.update(self._block(index, block, prune))
+            if block is engine.decoder.blocks[-1]:
+                return streams  # nothing reads the last block's output
+            with trial_weights(block.pruned, lambda p: found[p.name].change(p.weight.device)):
+                return [engine.replay(block, streams[0], calls, record=None)[0]]
+
+        if self.needs_inputs:
+            engine.release()
+            inputs = engine.capture_all(self.statistic)
+            engine.run(inputs, 1, visit, "Pruning", release=True)
+        else:
+            for index in range(len(engine.decoder.blocks)):
+                with engine.loader.loaded(index) as block:
+                    found.update(self._block(index, block, partial(self._prune_block, block, None)))
+        return found
+
+    def _prune_block(self, block: Block, norms: Norms | None) -> Found:
+        """The starved experts of a block, and what its packed masks and weights consist of."""
+        activations, starved = {}, []
+        if norms is not None:
+            activations, starved = projection_activations(block, norms, self.engine.min_expert_tokens)
+        tensors, finite = {}, {}
+        for projection in block.pruned:
+            name = projection.name
+            if self.engine.saliency.updates_weights:
+                packed = PackedWeight.pack(self.engine.updated(projection, norms, activations[name], self.plan))
+                finite[name] = torch.isfinite(packed.values).all()
+                tensors[f"values {name}"] = packed.values
+            else:
+                score = self.engine.score(projection, activations)
+                finite[name] = torch.isfinite(score).all()
+                packed = PackedMask.pack(self._mask(projection, activations, norms, score))
+            tensors[name] = packed.bits
+        for name, is_finite in zip(finite, torch.stack(list(finite.values())).tolist() if finite else ()):
+            if not is_finite:
+                raise ValueError(f"The saliency of {name} is not finite: its inputs overflow in the model's dtype.")
+        return {"starved": starved}, tensors
+
+    def _mask(
+        self, projection: Projection, activations: Mapping[str, torch.Tensor], norms: Norms | None, score: torch.Tensor
+    ) -> torch.Tensor:
+        mask = self.engine.mask_of(projection, score, self.plan)
+        if self.refine is None:
+            return mask
+        return self.refine(projection, mask, score, None if norms is None else norms[projection.name])
+
+    def _block(self, index: int, block: Block, prune: Callable[[], Found]) -> dict[str, PackedMask]:
+        """What becomes of one block's weights, recorded or found now."""
+        found, tensors = self.engine.recorded(f"block-{index:05d}", prune)
+        self.starved_experts += found["starved"]
+        packed = {}
+        for projection in block.pruned:
+            device, values = _waiting_device(projection), tensors.get(f"values {projection.name}")
+            bits = tensors[projection.name].to(device)
+            if values is None:
+                packed[projection.name] = PackedMask(bits, projection.shape)
+            else:
+                packed[projection.name] = PackedWeight(bits, projection.shape, values.to(device))
+        return packed
+
+
+def _waiting_device(projection: Projection) -> torch.device:
+    """Masks of offloaded weights wait in CPU memory, like the weights."""
+    return torch.device("cpu") if is_offloaded(projection.module) else projection.weight.device

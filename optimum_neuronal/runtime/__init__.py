@@ -1,0 +1,1 @@
+"""Processes, records, memory, folders, registries: what the other rooms stand on; knows nothing about models."""

@@ -1,0 +1,1 @@
+"""Plans, masks and packed weights: tensors alone, without a model."""

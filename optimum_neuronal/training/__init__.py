@@ -1,0 +1,1 @@
+"""Keeps the zeros of a sparse model while it is trained, or prunes it meanwhile."""

@@ -1,0 +1,191 @@
+"""Callbacks for transformers' `Trainer`, and what is derived from it: fine-tune a sparse model, prune while training.
+
+```python
+Trainer(model, arguments, train_dataset=data, callbacks=[SparsityCallback()]).train()
+```
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+from transformers.utils import logging
+
+from ..checkpoint.sparsity_config import KEY, make_sparsity_config
+from ..config import NeuronALConfig
+from ..decoder.weight_names import stored_names
+from ..pruner import NeuronALPruner
+from ..pruning.prune import check, needs_calibration
+from ..report import PruningReport, measure_sparsity
+from .keeping import SparsityKeeper, keep_sparsity
+from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
+from .training_data import training_sequences, untouched_randomness
+
+
+logger = logging.get_logger(__name__)
+
+
+class SparsityCallback(TrainerCallback):
+    """Keeps every zero of a sparse model while it is trained, and raises at the end if one was lost.
+
+    Masks are made when training begins, so from the checkpoint if it resumes from one. With a model that carries PEFT
+    adapters, merging them keeps the zeros afterwards. See [`keep_sparsity`] for what it raises.
+    """
+
+    def __init__(self):
+        self.keeper: SparsityKeeper | None = None
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self._keep(model)
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if self.keeper is not None:
+            self.keeper.mask_gradients()
+
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        if self.keeper is not None:
+            self.keeper.apply()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.keeper is not None:
+            self.keeper.release()
+            self.keeper.verify()
+
+    def _keep(self, model) -> None:
+        self._forget()
+        self.keeper = keep_sparsity(model)
+        self.keeper.mask_from_now_on()
+
+    def _forget(self) -> None:
+        """Lets go of earlier masks, which may be those of a training that failed."""
+        if self.keeper is not None:
+            self.keeper.release()
+        self.keeper = None
+
+
+class NeuronALCallback(SparsityCallback, ExportableState):
+    """Prunes the model while it is trained, once or gradually, and keeps it sparse from then on.
+
+    The calibration sequences are drawn from the Trainer's own training data, see [`training_sequences`]. After pruning,
+    what the optimizer remembers of the pruned weights is cleared, and the best checkpoint is sought anew, so that
+    `load_best_model_at_end` brings back a model of the last sparsity. Under DDP the processes share the work. What was
+    zero before stays zero, so that the sparsity reached can be above the one asked for. Training that resumes from a
+    checkpoint goes on with the schedule where it was.
+
+    Args:
+        config ([`NeuronALConfig`] or `dict`): how to prune. `dataset` is not used; `sparsity` is, with `at_step`.
+        at_step (`int`, *optional*): after which step to prune; 0: before the first one.
+        schedule (`Mapping[int, float]`, *optional*):
+            Instead of `at_step`: step after which to prune -> sparsity to reach, both rising: `{0: 0.5, 100: 0.7}`.
+
+    Raises:
+        `ValueError`, `TypeError`: when made, and when training begins, if anything of this cannot work.
+    """
+
+    def __init__(
+        self,
+        config: NeuronALConfig | Mapping,
+        at_step: int | None = None,
+        schedule: Mapping[int, float] | None = None,
+    ):
+        super().__init__()
+        self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
+        if not isinstance(self.config, NeuronALConfig):
+            raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
+        if (at_step is None) == (schedule is None):
+            raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
+        schedule = {at_step: self.config.sparsity} if schedule is None else schedule
+        self.schedule = _checked({int(step): float(sparsity) for step, sparsity in schedule.items()})
+        self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
+        self.sparsity_config: dict | None = None
+        self.ids = torch.empty(0, 0, dtype=torch.int64)
+
+    def state(self) -> dict:
+        """What a checkpoint remembers."""
+        schedule = {str(step): sparsity for step, sparsity in self.schedule.items()}
+        attributes = {"sparsity_config": self.sparsity_config}
+        return {"args": {"config": self.config.to_dict(), "schedule": schedule}, "attributes": attributes}
+
+    def on_train_begin(self, args, state, control, model=None, train_dataloader=None, optimizer=None, **kwargs):
+        model = unwrap(model)
+        beyond = [step for step in self.schedule if step > state.max_steps]
+        if beyond:
+            raise ValueError(f"The schedule prunes at step {beyond[0]}, but training ends at step {state.max_steps}.")
+        if state.global_step:
+            self._resume(model, state)
+        if any(is_spread(parameter) for parameter in model.parameters()):
+            raise ValueError("Under FSDP the weights are spread over processes, which pruning cannot read: use DDP.")
+        self._check(model, train_dataloader)
+        self._forget()
+        with suppress(DenseModelError):
+            self._keep(model)
+        if not state.global_step:
+            self._prune_if_due(model, optimizer, state)
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
+        self._prune_if_due(unwrap(model), optimizer, state)
+
+    def _resume(self, model, state) -> None:
+        """Gives the model, which has the checkpoint's weights, the checkpoint's sparsity_config as well."""
+        stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        stored = stored[-1] if isinstance(stored, list) else stored
+        self.sparsity_config = stored.get("attributes", {}).get("sparsity_config")
+        if self.sparsity_config is not None:
+            setattr(model.config, KEY, self.sparsity_config)
+
+    def _check(self, model, loader) -> None:
+        """Finds out before training what would stop it at a later step, and draws the calibration sequences."""
+        with _as_if_dense(model):
+            for stage in self.stages.values():
+                check(model, stage)
+        if needs_calibration(self.config):
+            self.ids = training_sequences(loader, self.config, model.config)
+
+    def _prune_if_due(self, model, optimizer, state) -> None:
+        stage = self.stages.get(state.global_step)
+        if stage is None:
+            return
+        pruner = NeuronALPruner(stage)
+        with _as_if_dense(model), untouched_randomness():
+            pruner.prune(model, self.ids)
+        if self.keeper is not None:
+            self.keeper.apply()  # some saliencies update the other weights, those that were zero already among them
+            _record_anew(model, pruner.report)
+        self.sparsity_config = getattr(model.config, KEY)
+        self._keep(model)
+        self.keeper.clear_state(optimizer)
+        state.best_metric = state.best_model_checkpoint = state.best_global_step = None
+        logger.warning(f"Pruned after step {state.global_step}: {self.keeper.sparsity:.2%} of the weights are zero.")
+
+
+@contextmanager
+def _as_if_dense(model) -> Iterator[None]:
+    """Without its sparsity_config, with which a model would not be pruned; it is put back if there is no new one."""
+    recorded = model.config.__dict__.pop(KEY, None)
+    try:
+        yield
+    finally:
+        if recorded is not None and getattr(model.config, KEY, None) is None:
+            setattr(model.config, KEY, recorded)
+
+
+def _record_anew(model, report: PruningReport) -> None:
+    """Writes into the model's config what is zero now: what a prune set to zero, and what had been before."""
+    decoder, _ = find_sparse_decoder(model)
+    achieved, blocks, projections = measure_sparsity(decoder)
+    report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)
+    setattr(model.config, KEY, make_sparsity_config(decoder, report, stored_names(model, decoder)))
+
+
+def _checked(schedule: dict[int, float]) -> dict[int, float]:
+    """The schedule in the order of its steps. Raises `ValueError` unless steps and sparsities rise together."""
+    steps = sorted(schedule)
+    sparsities = [schedule[step] for step in steps]
+    if not steps or steps[0] < 0 or any(later <= earlier for earlier, later in zip(sparsities, sparsities[1:])):
+        raise ValueError(
+            f"schedule is {schedule}: expected steps from 0 on with rising sparsities: {{0: 0.5, 100: 0.7}}."
+        )
+    return {step: schedule[step] for step in steps}

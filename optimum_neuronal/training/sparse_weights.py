@@ -1,0 +1,247 @@
+"""Which weights of a sparse model are pruned, told from its zeros and checked against its `sparsity_config`.
+
+Also of a model that carries PEFT adapters, or that is wrapped for training: in DistributedDataParallel, torch.compile
+or FSDP2, where every process holds a part of each weight.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from ..checkpoint.sparsity_config import read_sparsity_config
+from ..decoder.finding import find_decoder
+from ..decoder.projections import Block, Decoder, Projection
+from ..sparsity.cuts import PackedMask
+from ..sparsity.packed import INTEGERS
+
+
+logger = logging.get_logger(__name__)
+
+NEGLIGIBLE = 1e-3  # share of zeros that a dense model may have by chance, and by which training may add some
+
+
+class DenseModelError(ValueError):
+    """There is no sparsity to keep."""
+
+
+@dataclass(eq=False)
+class SparseWeight:
+    """A weight with zeros that are to stay: of one projection, or of all experts of a layer.
+
+    Args:
+        name (`str`): of the parameter, as in the model without adapters.
+        module (`nn.Module`): what holds it.
+        parameter (`str`): its name there.
+        mask ([`PackedMask`]): True where pruned; in the parameter's own layout, of this process's part of it.
+    """
+
+    name: str
+    module: nn.Module
+    parameter: str
+    mask: PackedMask
+
+    @property
+    def owner(self) -> nn.Parameter:
+        """The parameter."""
+        return getattr(self.module, self.parameter)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """This process's part of the weight. Raises `RuntimeError` if it is no longer the part that the mask is for."""
+        tensor = local_part(self.owner.detach())
+        if tensor.shape != self.mask.shape:
+            raise RuntimeError(
+                f"{self.name} now has the shape {tuple(tensor.shape)}, but its mask was made for {self.mask.shape}: call "
+                "keep_sparsity(model) after the model has been wrapped (accelerator.prepare, fully_shard)."
+            )
+        return tensor
+
+    def kept(self, device: torch.device) -> torch.Tensor:
+        """True where not pruned, in the shape of the mask."""
+        if self.mask.bits.device != device:  # the model has moved: so do the bits, once
+            self.mask = PackedMask(self.mask.bits.to(device), self.mask.shape)
+        return ~self.mask.unpack()
+
+    def apply(self) -> None:
+        """Sets the pruned weights to zero, in place."""
+        self.apply_to(self.tensor)
+
+    def apply_to(self, tensor: torch.Tensor) -> None:
+        """Sets a tensor of the weight's shape, such as its gradient, to zero where the weight is pruned, in place.
+
+        Of NaN and of negative numbers too that makes 0.0, since the bits are multiplied; and on CPUs that is several
+        times faster than `masked_fill_`.
+        """
+        tensor = local_part(tensor)
+        tensor.view(INTEGERS[tensor.element_size()]).mul_(self.kept(tensor.device))
+
+    def masked(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor of the weight's shape that is zero where the weight is pruned, for autograd."""
+        return tensor * self.kept(tensor.device).to(tensor.dtype)
+
+    def count_lost(self) -> int:
+        """How many pruned weights are not zero."""
+        tensor = self.tensor
+        return int(((tensor != 0) & ~self.kept(tensor.device)).sum())
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a weight that is spread over processes this process's part, without a copy; else the weight itself."""
+    return tensor.to_local() if is_spread(tensor) else tensor
+
+
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Whether every process holds a part of the tensor (FSDP2, tensor parallelism)."""
+    return hasattr(tensor, "to_local")
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel, torch.compile and PEFT's `PeftModel`."""
+    while True:
+        if type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model._orig_mod
+        elif hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        else:
+            return model
+
+
+def adapter_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """PEFT's layers around modules of a model, the outermost ones, by the name of what they replace."""
+    layers: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in layers)
+        if hasattr(module, "get_base_layer") and not inside:
+            layers[name] = module
+    return layers
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """While the context lasts, the model's modules are those that PEFT's layers replaced."""
+    layers = adapter_layers(model)
+    parents = {name: model.get_submodule(name.rpartition(".")[0]) for name in layers}
+    try:
+        for name, layer in layers.items():
+            parents[name]._modules[name.rpartition(".")[2]] = layer.get_base_layer()
+        yield
+    finally:
+        for name, layer in layers.items():
+            parents[name]._modules[name.rpartition(".")[2]] = layer
+
+
+def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
+    """The weights of a sparse model with their masks: every zero in its prunable projections is a pruned weight.
+
+    Args:
+        model (`nn.Module`): a sparse decoder model, with or without adapters, wrapped for training or not.
+
+    Raises:
+        `TypeError`: no model of transformers.
+        `ValueError`: a dense model; a `sparsity_config` that is damaged or does not agree with the zeros; weights that
+            are not in memory or not floating-point, or that FSDP1 or DeepSpeed's ZeRO-3 hide.
+    """
+    model = unwrap(model)
+    decoder, recorded = find_sparse_decoder(model)
+    weights = [weight for block in decoder.blocks for weight in _weights_of(block)]
+    sizes = [math.prod(projection.shape) for projection in decoder.projections.values()]
+    _check_agreement(sum(_count_zeros(weight) for weight in weights), sum(sizes), recorded)
+    return [weight for weight in weights if weight.mask.bits.numel()]
+
+
+def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | None]:
+    """The decoder of a model, as it is without adapters, and its `sparsity_config`; None if it has none.
+
+    Raises:
+        `TypeError`, `ValueError`: a model whose zeros cannot be told; see [`find_sparse_weights`].
+    """
+    _check_access(model)
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {type(model).__name__}."
+        )
+    recorded = read_sparsity_config(model.config)
+    config = {} if recorded is None else recorded["config"]
+    with without_adapters(model):
+        return find_decoder(model, config.get("targets"), config.get("ignore")), recorded
+
+
+def _check_access(model: nn.Module) -> None:
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ValueError(
+            "FSDP1 joins the weights of a block into one flat parameter, in which masks have no place: use FSDP2 "
+            "(fsdp_version: 2 in accelerate's config, fsdp_config={'version': 2} in TrainingArguments)."
+        )
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        raise ValueError(
+            "DeepSpeed's ZeRO-3 keeps the weights where masks cannot reach them: use ZeRO-2 at most, FSDP2 or DDP."
+        )
+
+
+def _weights_of(block: Block) -> list[SparseWeight]:
+    """The block's pruned weights; the experts of a layer are one."""
+    owners: dict[tuple[nn.Module, str], list[Projection]] = {}
+    for projection in block.pruned:
+        owners.setdefault((projection.module, projection.parameter), []).append(projection)
+    weights = []
+    for (module, parameter), members in owners.items():
+        name = members[0].name if members[0].expert is None else members[0].group
+        owner = getattr(module, parameter)
+        if owner.is_meta or not owner.is_floating_point():
+            state = "not in memory" if owner.is_meta else f"of dtype {owner.dtype}"
+            raise ValueError(f"The weights of {name} are {state}: load the model whole and without quantization.")
+        pruned = local_part(owner.detach()) == 0
+        if members[0].expert is not None and len(members) < len(owner):
+            pruned = _of_experts(pruned, owner, members, name)
+        weights.append(SparseWeight(name, module, parameter, PackedMask.pack(pruned)))
+    return weights
+
+
+def _of_experts(pruned: torch.Tensor, owner: nn.Parameter, members: list[Projection], name: str) -> torch.Tensor:
+    """The mask of those experts alone that were to be pruned."""
+    if is_spread(owner):
+        raise ValueError(f"Only some experts of {name} are pruned: their masks cannot be kept under FSDP. Use DDP.")
+    numbers = torch.tensor([projection.expert for projection in members], device=pruned.device)
+    chosen = torch.zeros_like(pruned)
+    chosen[numbers] = pruned[numbers]
+    return chosen
+
+
+def _count_zeros(weight: SparseWeight) -> int:
+    """Zeros under the mask; of a weight that is spread, those of all processes."""
+    if is_spread(weight.owner):
+        return int((weight.owner.detach() == 0).sum().full_tensor())
+    return int(weight.mask.unpack().sum())
+
+
+def _check_agreement(found: int, weights: int, recorded: Mapping[str, Any] | None) -> None:
+    """Raises `ValueError` unless as many weights are zero as pruning recorded; says so if it recorded nothing."""
+    if recorded is None:
+        if found / weights < NEGLIGIBLE:
+            raise DenseModelError(
+                f"The model is dense: of the weights of its projections {found / weights:.2%} are zero, so there is no "
+                "sparsity to keep. Prune it first; or train it before it is pruned, without this."
+            )
+        logger.warning(
+            f"The model has no sparsity_config: the {found / weights:.2%} of its projections' weights that are zero are "
+            "taken for pruned."
+        )
+        return
+    expected = recorded["achieved_sparsity"]
+    lost = round(expected * weights) - found
+    if lost > 0 or found / weights > expected + NEGLIGIBLE:
+        what = f"{lost} zeros were lost since, by training or merging" if lost > 0 else "it was pruned further since"
+        raise ValueError(
+            f"model.config.sparsity_config says that {expected:.4%} of the weights are zero, but {found / weights:.4%} "
+            f"are: {what}. Load the model as it was pruned; or del model.config.sparsity_config to keep the zeros that "
+            "there are."
+        )

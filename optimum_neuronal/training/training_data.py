@@ -1,0 +1,90 @@
+"""Calibration sequences from the data that a model is being trained on, without disturbing the training."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from ..config import NeuronALConfig
+from ..data.calibration import resolve_seq_length
+
+
+def training_sequences(loader: DataLoader, config: NeuronALConfig, model_config) -> torch.Tensor:
+    """Draws calibration sequences from a Trainer's training data: the same ones in every process.
+
+    Examples are visited in an order that the config's seed decides (a stream that has no length: in its own order), each
+    passes the loader's collator alone, and their tokens, without padding, are joined and cut into sequences. The loader
+    itself is not iterated, and random states are put back, so that training goes on as if nothing had been read.
+
+    Args:
+        loader (`DataLoader`): the Trainer's, whose batches hold `input_ids`, (batch, tokens).
+        config ([`NeuronALConfig`]): `num_samples`, `seq_length` and `seed`. seq_length None: the longest example's, or
+            what the model admits if that is less.
+        model_config (`PreTrainedConfig`): the model's.
+
+    Returns:
+        `Tensor`: int64, shape (num_samples, seq_length), on the CPU.
+
+    Raises:
+        `ValueError`: batches without `input_ids`, or too few tokens.
+    """
+    with untouched_randomness():
+        seq_length, pieces, count = config.seq_length, [], 0
+        for piece in _token_ids(loader, config.seed):
+            pieces.append(piece)
+            count += len(piece)
+            if count >= config.num_samples * _length(seq_length, pieces, model_config):
+                break
+    length = _length(seq_length, pieces, model_config) if pieces else 1
+    if count < config.num_samples * length:
+        raise ValueError(
+            f"The training data holds {count} tokens, but {config.num_samples} calibration sequences of {length} need "
+            f"{config.num_samples * length}: set num_samples to at most {count // length}, or a smaller seq_length."
+        )
+    return torch.cat(pieces)[: config.num_samples * length].view(config.num_samples, length)
+
+
+def _length(seq_length: int | None, pieces: Sequence[torch.Tensor], model_config) -> int:
+    most = resolve_seq_length(model_config, seq_length)
+    return most if seq_length is not None else min(most, max(len(piece) for piece in pieces))
+
+
+def _token_ids(loader: DataLoader, seed: int) -> Iterator[torch.Tensor]:
+    """Token ids of the examples, int64, (tokens,), on the CPU, without padding."""
+    for example in _examples(loader.dataset, seed):
+        batch = loader.collate_fn([example])
+        ids = batch.get("input_ids") if hasattr(batch, "get") else None
+        if not isinstance(ids, torch.Tensor):
+            raise ValueError("The Trainer's batches hold no input_ids, so they cannot serve as calibration data.")
+        used = batch.get("attention_mask")
+        used = torch.ones_like(ids) if used is None or used.shape != ids.shape else used
+        yield ids[used.bool()].cpu().long()
+
+
+def _examples(dataset, seed: int) -> Iterator:
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        if iter(dataset) is dataset:
+            raise ValueError(
+                "The training data can be read only once: give the Trainer a dataset that can be read again."
+            )
+        yield from islice(iter(dataset), 10**6)
+        return
+    for index in random.Random(seed).sample(range(len(dataset)), len(dataset)):
+        yield dataset[index]
+
+
+@contextmanager
+def untouched_randomness() -> Iterator[None]:
+    """Puts the random states of Python, numpy and torch (on CPU and accelerators) back."""
+    python, arrays = random.getstate(), np.random.get_state()
+    kind = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cuda"
+    try:
+        with torch.random.fork_rng(device_type=kind):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)

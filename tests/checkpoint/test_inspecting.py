@@ -1,0 +1,121 @@
+import json
+
+import pytest
+import torch
+from conftest import make_model
+from safetensors.torch import save_file
+from sparse_checkpoints import all_files, change_config, save_pruned, tensors_of
+from transformers import AutoModel
+
+from optimum_neuronal import inspect_checkpoint
+from optimum_neuronal.checkpoint.save_pretrained import save_pretrained
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss", "gpt2"])
+def test_the_zeros_of_every_projection_are_counted(family, tmp_path):
+    ignore = ["layers.0..*q_proj", r"experts\.1\."] if family in ("mixtral", "gpt_oss") else ["0.*(q_proj|c_attn)"]
+    pruner, model = save_pruned(tmp_path, family, ignore=ignore)
+    found, report = inspect_checkpoint(tmp_path), pruner.report
+    assert found.pruned and not found.problems and found.format == "dense" and found.files == 1
+    assert found.total.sparsity == report.achieved_sparsity
+    assert {name: share.sparsity for name, share in found.blocks.items()} == report.blocks
+    assert all(share.sparsity == pytest.approx(share.recorded, abs=1e-12) for share in found.kinds.values())
+    assert sum(share.weights for share in found.kinds.values()) == found.total.weights
+    assert found.stored_bytes == found.dense_bytes == sum(tensor.nbytes for tensor in tensors_of(tmp_path).values())
+    text = str(found)
+    assert "magnitude + uniform" in text and "Verified" in text and "q_proj" in text or "c_attn" in text
+    assert "model_type" not in text and f"({family})" in text
+
+
+def test_packed_and_sharded(tmp_path):
+    _, model = save_pruned(tmp_path / "dense")
+    model.save_pretrained(tmp_path / "shards", max_shard_size=20_000)
+    save_pretrained(model, tmp_path / "packed", format="packed", max_shard_size=20_000)
+    dense, shards, packed = (inspect_checkpoint(tmp_path / name) for name in ("dense", "shards", "packed"))
+    assert shards.files > 3 and packed.files > 1 and not (dense.problems or shards.problems or packed.problems)
+    assert packed.format == "packed" and packed.stored_bytes == packed.packed_bytes == dense.packed_bytes
+    assert packed.dense_bytes == dense.stored_bytes > packed.stored_bytes
+    assert dense.blocks == shards.blocks == packed.blocks and dense.total == packed.total
+    assert "packed, " in str(packed) and "Verified" in str(packed)
+
+
+def test_zeros_that_are_not_there(tmp_path):
+    """One weight that has grown back is told; so are many that were not recorded."""
+    save_pruned(tmp_path)
+    tensors, name = tensors_of(tmp_path), "model.layers.1.mlp.up_proj.weight"
+    zeros = (tensors[name] == 0).nonzero()
+    tensors[name][tuple(zeros[5])] = 1
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = inspect_checkpoint(tmp_path)
+    assert [problem.split(" has ")[0] for problem in found.problems] == ["the model", "model.layers.1", "mlp.up_proj"]
+    assert "has 1 zeros fewer than recorded: 69.9" in found.problems[0] and "NOT as recorded" in str(found)
+    tensors[name].zero_()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert "model.layers.1 has" in (text := str(inspect_checkpoint(tmp_path))) and "zeros more than recorded" in text
+    del tensors[name]
+    save_file({key: value for key, value in tensors.items() if "up_proj" not in key}, tmp_path / "model.safetensors")
+    assert "mlp.up_proj has no weights in the files" in inspect_checkpoint(tmp_path).problems
+
+
+def test_a_model_that_was_not_pruned(tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    found = inspect_checkpoint(tmp_path)
+    assert not found.pruned and not found.problems and found.total.sparsity == 0
+    assert list(found.blocks) == [f"model.layers.{index}" for index in range(3)] and "self_attn.q_proj" in found.kinds
+    assert "no: config.json has no sparsity_config" in str(found) and "Not pruned" in str(found)
+
+
+def test_saved_without_its_head(tmp_path):
+    save_pruned(tmp_path / "whole")
+    AutoModel.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "body")
+    assert "layers.0.mlp.up_proj.weight" in tensors_of(tmp_path / "body")
+    assert not inspect_checkpoint(tmp_path / "body").problems
+
+
+def test_other_dtypes(tmp_path):
+    _, model = save_pruned(tmp_path)
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        tensors = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        found = inspect_checkpoint(tmp_path)
+        counted = sum(
+            (model.state_dict()[name].to(dtype).float() == 0).sum().item() for name in tensors if "_proj" in name
+        )
+        assert found.total.zeros == counted
+
+
+def test_a_sparsity_config_of_few_words(tmp_path):
+    save_pruned(tmp_path)
+    change_config(
+        tmp_path, lambda config: [config["sparsity_config"].pop(key) for key in ("block_sparsity", "projections")]
+    )
+    found = inspect_checkpoint(tmp_path)
+    assert found.problems == [
+        "the sparsity_config does not name its blocks and projections, so nothing can be verified"
+    ]
+
+
+def test_blocks_in_their_order(tmp_path):
+    save_pruned(
+        tmp_path, overrides={"num_hidden_layers": 11, "hidden_size": 16, "intermediate_size": 8, "head_dim": 4}
+    )
+    assert list(inspect_checkpoint(tmp_path).blocks) == [f"model.layers.{index}" for index in range(11)]
+
+
+def test_json(tmp_path):
+    save_pruned(tmp_path)
+    found = inspect_checkpoint(tmp_path)
+    values = json.loads(json.dumps(found.to_dict()))
+    assert values["total"]["sparsity"] == found.total.sparsity and values["format"] == "dense"
+    assert values["blocks"]["model.layers.0"]["recorded"] == found.blocks["model.layers.0"].sparsity
+    assert values["kinds"]["mlp.up_proj"]["sparsity"] == found.kinds["mlp.up_proj"].sparsity
+    assert values["sparsity_config"]["config"]["saliency"] == "magnitude" and values["problems"] == []
+
+
+def test_large_weights_are_read_in_pieces(tmp_path, monkeypatch):
+    save_pruned(tmp_path, "gpt_oss", ignore=[r"experts\.1\."])
+    whole = inspect_checkpoint(tmp_path)
+    monkeypatch.setattr("optimum_neuronal.checkpoint.opening.PIECE", 100)
+    before = all_files(tmp_path)
+    assert inspect_checkpoint(tmp_path) == whole
+    assert all_files(tmp_path) == before

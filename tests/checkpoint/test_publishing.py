@@ -1,0 +1,105 @@
+"""Against a stand-in for the Hub on loopback. One process does all that hub_session.py tells; the tests look at it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hub_standin import serve
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    """What came out, by name, and the stand-in afterwards."""
+    folder = tmp_path_factory.mktemp("hub")
+    with serve() as hub:
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": "hf_test",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(folder / "home"),
+            "OMP_NUM_THREADS": "1",
+        }
+        script = Path(__file__).parents[1] / "hub_session.py"
+        command = [sys.executable, script, folder / "outcome.json"]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert result.returncode == 0, result.stderr[-3000:]
+        yield json.loads((folder / "outcome.json").read_text()), hub
+
+
+def test_push_and_back(session):
+    outcome, hub = session
+    repository = hub.repositories["me/llama-70"]
+    assert outcome["reloaded"] and repository.private and outcome["inspected"] == [True, [], True]
+    assert outcome["url"].startswith(f"{hub.url}/me/llama-70/commit/")
+    names = {"config.json", "model.safetensors", "neuronal_report.json", "README.md", "tokenizer.json"}
+    assert names <= set(repository.files)
+    report = json.loads(repository.files["neuronal_report.json"][0])
+    assert report["calibration"]["seed"] == 3 and report["evaluation"]["wikitext2"]["pruned"] == 23.4567
+    assert outcome["by transformers"] and outcome["card"] == 200
+
+
+def test_the_card(session):
+    """Its metadata are what the Hub takes; it says how to load, and how to make the model again."""
+    _, hub = session
+    text = hub.repositories["me/llama-70"].branches["trial"].files["README.md"][0].decode()
+    _, front, body = text.split("---\n", 2)
+    data = yaml.safe_load(front)
+    assert data["base_model"] == "me/dense-llama" and data["base_model_relation"] == "quantized"
+    assert data["library_name"] == "transformers" and {"sparse", "pruning", "wanda", "uniform"} <= set(data["tags"])
+    assert 'AutoModelForCausalLM.from_pretrained("me/llama-70")' in body and "import optimum_neuronal" not in body
+    assert re.search(r"^wikitext2 +12\.35 +23\.46$", body, re.M)
+    assert "8 sequences of 8 tokens of a list of 1 strings, drawn with seed 3" in body
+    assert "seed=3" in body and "seq_length=8" in body and "model.layers.2" in body and "transformers 5" in body
+    card = hub.repositories["me/packed"]
+    assert hub.cards, "validated by the Hub"
+    assert card.branches["main"].messages == ["Packed", "Dense now"]
+
+
+def test_packed(session):
+    outcome, hub = session
+    assert outcome["packed reloaded"] and outcome["packed inspected"] == "packed" and "hf_other" in hub.tokens
+
+
+def test_a_push_again_leaves_nothing_of_the_old_model(session):
+    outcome, hub = session
+    assert outcome["changed"] == [True, False] and outcome["other format"] == [True, "dense"]
+    files = hub.repositories["me/packed"].files
+    assert "model.safetensors" in files and not any(name.startswith("packed") for name in files)
+
+
+def test_a_branch(session):
+    outcome, hub = session
+    assert outcome["branches"] == [True, True] and outcome["branch inspected"] == 0.7
+    assert set(hub.repositories["me/llama-70"].branches) == {"main", "trial"}
+
+
+def test_an_upload_that_breaks_off(session):
+    """The repository is as it was, and the repeated push goes through."""
+    outcome, hub = session
+    assert outcome["broke off"].startswith(
+        "OSError: The upload to 'me/llama-70' broke off, and the repository is as it was"
+    )
+    assert outcome["untouched"] and outcome["repeated"]
+    assert hub.repositories["me/llama-70"].branches["main"].messages[1:] == ["Less sparse", "Repeated"]
+
+
+def test_without_a_token(session):
+    outcome, _ = session
+    told = outcome["push without token"]
+    assert told.startswith(
+        "PermissionError: The Hub refused to let you write to 'me/llama-70': log in with `hf auth login`"
+    )
+    assert outcome["load without token"].startswith("OSError")
+    told = outcome["inspect without token"]
+    assert (
+        told.startswith("OSError: me/secret is no directory, and could not be had from the Hub") and "HF_TOKEN" in told
+    )
+    assert "me/absent is no directory, and could not" in outcome["not found"]
+    assert "NotADirectoryError: me/llama-70 is no directory" in outcome["convert an id"]

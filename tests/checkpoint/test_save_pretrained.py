@@ -1,0 +1,173 @@
+import copy
+import filecmp
+import json
+
+import pytest
+import torch
+from conftest import make_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained
+from optimum_neuronal.checkpoint import shards
+from optimum_neuronal.checkpoint.packed_writing import PackedWriter
+from optimum_neuronal.checkpoint.save_pretrained import checkpoint_tensors
+
+
+INDEX, FILE = "packed.safetensors.index.json", "packed-00001-of-00001.safetensors"
+
+
+def pruned(family="llama", **overrides):
+    model = make_model(family, **overrides).bfloat16()
+    return NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform", format="packed")).prune(model)
+
+
+def names(folder):
+    return {file.name for file in folder.iterdir()}
+
+
+def format_told(folder):
+    stored = json.loads((folder / "config.json").read_text())
+    return stored["sparsity_config"]["format"], stored.get("quantization_config")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe", "mixtral"])
+def test_the_same_tensors_as_transformers_saves(family, tmp_path):
+    """Names and values: of experts one by one, of tied weights one."""
+    model = pruned(family, tie_word_embeddings=True)
+    model.save_pretrained(tmp_path, format="dense")
+    expected, found = load_file(tmp_path / "model.safetensors"), checkpoint_tensors(model)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_size_and_files(tmp_path):
+    model = pruned(hidden_size=64, intermediate_size=256, vocab_size=16)
+    model.save_pretrained(tmp_path)
+    assert names(tmp_path) == {"config.json", "generation_config.json", FILE, INDEX}
+    assert format_told(tmp_path) == ("packed", {"quant_method": "neuronal", "format": "packed", "version": 1})
+    assert not hasattr(model.config, "quantization_config") and model.config.sparsity_config["format"] == "packed"
+    stored = load_file(tmp_path / FILE)
+    packed = {name: part for name, part in stored.items() if "_proj" in name}
+    projections = [weight for name, weight in model.named_parameters() if "_proj" in name]
+    assert len(packed) == 2 * len(projections)
+    assert sum(part.nbytes for part in packed.values()) <= 0.37 * sum(weight.nbytes for weight in projections)
+    assert torch.equal(stored["model.norm.weight"], model.model.norm.weight)
+
+
+def test_either_format_again(tmp_path):
+    """From a model that was loaded packed, and from one that was loaded dense; each time the same bytes."""
+    pruned().save_pretrained(tmp_path / "packed")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
+    model.save_pretrained(tmp_path / "again")
+    model.save_pretrained(tmp_path / "dense", format="dense")
+    save_pretrained(model, tmp_path / "by function", format="dense")
+    assert "model.safetensors" in names(tmp_path / "dense") and format_told(tmp_path / "dense") == ("dense", None)
+    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "dense")
+    dense.save_pretrained(tmp_path / "plain")
+    save_pretrained(dense, tmp_path / "repacked", format="packed")
+    for copied, original, file in [
+        ("again", "packed", FILE), ("repacked", "packed", FILE), ("repacked", "packed", INDEX), ("repacked", "packed", "config.json"),
+        ("by function", "dense", "model.safetensors"), ("plain", "dense", "model.safetensors"), ("plain", "dense", "config.json"),
+    ]:  # fmt: skip
+        assert filecmp.cmp(tmp_path / copied / file, tmp_path / original / file, shallow=False), (copied, file)
+
+
+def test_one_format_replaces_the_other(tmp_path):
+    model = pruned()
+    (tmp_path / "notes.txt").write_text("mine")
+    for format, size in (
+        ("dense", "1GB"),
+        ("packed", "20KB"),
+        ("packed", "1GB"),
+        ("dense", "20KB"),
+        ("dense", "1GB"),
+        ("packed", "1GB"),
+    ):
+        model.save_pretrained(tmp_path, format=format, max_shard_size=size)
+        weights = {name for name in names(tmp_path) if "safetensors" in name}
+        assert all(name.startswith("model" if format == "dense" else "packed") for name in weights), (format, weights)
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path).lm_head.weight, model.lm_head.weight)
+    assert names(tmp_path) == {"notes.txt", "config.json", "generation_config.json", FILE, INDEX}
+
+
+def test_checkpoints_of_trainer_are_dense(tmp_path):
+    data = [{"input_ids": list(range(16)), "labels": list(range(16))}] * 2
+    options = dict(max_steps=1, save_steps=1, report_to=[], use_cpu=True, disable_tqdm=True)
+    trainer = Trainer(pruned(), TrainingArguments(str(tmp_path), **options), train_dataset=data)
+    trainer.train()
+    checkpoint = tmp_path / "checkpoint-1"
+    assert "model.safetensors" in names(checkpoint) and FILE not in names(checkpoint)
+    assert format_told(checkpoint) == ("dense", None)
+    trainer.model.save_pretrained(tmp_path / "by hand", True, trainer.model.state_dict())
+    assert "model.safetensors" in names(tmp_path / "by hand"), "as accelerate's users call it"
+    trainer.model.save_pretrained(tmp_path / "packed")
+    assert FILE in names(tmp_path / "packed")
+    trainer.model.save_pretrained(tmp_path / "shards", True, None, False, 20_000)
+    assert "model.safetensors.index.json" in names(tmp_path / "shards")
+
+
+def test_a_copy_saves_itself(tmp_path):
+    model = pruned()
+    other = copy.deepcopy(model).half()
+    other.lm_head.weight.data.zero_()
+    other.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.dtype == torch.float16 and not loaded.lm_head.weight.any()
+
+
+def test_a_model_on_disk(tmp_path):
+    """Through dense files that are gone afterwards; the same bytes as from memory."""
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform", format="packed")
+    for name, options in (("memory", {}), ("disk", {"stream_to": tmp_path / "offload"})):
+        pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config, **options)
+        model = pruner.quantize(tmp_path / name)
+        assert next(model.model.layers[0].parameters()).is_meta == (name == "disk")
+    assert names(tmp_path / "disk") == names(tmp_path / "memory") >= {FILE, INDEX, "README.md", "neuronal_report.json"}
+    memory, disk = (AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("memory", "disk"))
+    assert all(torch.equal(disk[name], value) for name, value in memory.items())
+
+
+def test_what_has_no_packed_format(tmp_path):
+    model = pruned()
+    for options, message in [
+        ({"format": "sparse"}, "format is 'sparse': expected 'dense' or 'packed'"),
+        ({"format": "packed", "state_dict": {"a": 1}}, r"save_pretrained\(state_dict=...\) has no packed format"),
+        ({"variant": "fp16"}, r"save_pretrained\(variant=...\) has no packed format: save with format='dense'"),
+        ({"push_to_hub": True}, "call push_to_hub"),
+        ({"max_shard_size": "many"}, "not in a valid format"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            model.save_pretrained(tmp_path / "model", **options)
+    model.save_pretrained(tmp_path / "elsewhere", is_main_process=False)
+    assert not list(tmp_path.glob("*/*")), "nothing was written"
+
+
+def test_a_disk_that_fills_up_leaves_the_old_files(tmp_path, monkeypatch):
+    model = pruned()
+    model.save_pretrained(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    saved, save_file = [], shards.save_file
+
+    def full(*args, **kwargs):
+        if saved:
+            raise OSError(28, "No space left on device")
+        saved.append(save_file(*args, **kwargs))
+
+    monkeypatch.setattr(shards, "save_file", full)
+    model.lm_head.weight.data.zero_()
+    with pytest.raises(OSError, match="No space left"):
+        model.save_pretrained(tmp_path, max_shard_size=1000)
+    assert saved and {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_shards_are_no_larger_than_asked(tmp_path):
+    tensors = {f"layers.{index}.weight": torch.eye(32) for index in range(5)}  # 256 bytes each
+    with PackedWriter(tmp_path, 600) as writer:
+        for name, tensor in tensors.items():
+            writer.add(name, tensor)
+    index = json.loads((tmp_path / INDEX).read_text())
+    assert len(set(index["weight_map"].values())) == 3 and index["metadata"]["total_size"] == 5 * 256
+    with pytest.raises(ValueError, match="a has the dtype torch.complex128"):
+        PackedWriter(tmp_path).add("a", torch.ones(2, dtype=torch.complex128))

@@ -1,0 +1,128 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import make_model
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.checkpoint import saving
+
+
+RELOAD = """
+import sys, warnings
+warnings.simplefilter("error")
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+assert not any(name.startswith("optimum_neuronal") for name in sys.modules)
+assert model.config.sparsity_config["sparsity"] == 0.7
+ids = torch.arange(1, 33).view(2, 16)
+torch.save((model(ids).logits, model.state_dict()), sys.argv[2])
+"""
+
+
+def pruned(family="llama", **fields):
+    model = make_model(family)
+    pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform", **fields))
+    pruner.prune(model)
+    return pruner, model
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_plain_transformers_reloads_it(family, tmp_path):
+    """A process that never imports the package: equal logits, the same zeros, and not a warning."""
+    pruner, model = pruned(family)
+    model.save_pretrained(tmp_path / "model")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", RELOAD, tmp_path / "model", tmp_path / "result.pt"],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "warn" not in result.stderr.lower() and "not initialized" not in result.stderr
+    logits, weights = torch.load(tmp_path / "result.pt")
+    with torch.no_grad():
+        assert torch.equal(logits, model(torch.arange(1, 33).view(2, 16)).logits)
+    for key, value in model.state_dict().items():
+        assert torch.equal(weights[key], value)
+
+
+def test_everything_lies_beside_the_weights(tmp_path, tokenizer):
+    pruner, model = pruned()
+    pruner.tokenizer = tokenizer
+    pruner.save(model, tmp_path / "new" / "model")
+    names = {file.name for file in (tmp_path / "new" / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "neuronal_report.json", "README.md"} <= names
+    report = json.loads((tmp_path / "new" / "model" / "neuronal_report.json").read_text())
+    assert report == json.loads(json.dumps(pruner.report.to_dict()))
+    stored = json.loads((tmp_path / "new" / "model" / "config.json").read_text())
+    assert stored["sparsity_config"]["achieved_sparsity"] == pruner.report.achieved_sparsity
+    assert "quantization_config" not in stored
+    card = (tmp_path / "new" / "model" / "README.md").read_text()
+    assert "saliency: magnitude, top-up: uniform" in card and "NeuronAL" not in card.partition("## How")[0]
+    assert "70.0% of the weights" in card and "model.layers.2" in card and "library_name: transformers" in card
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["model"], "nothing of the staging is left"
+
+
+def test_an_existing_directory_is_updated(tmp_path):
+    pruner, model = pruned()
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "model_of_mine.safetensors").write_text("mine")
+    (tmp_path / "model-00001-of-00002.safetensors").write_text("of another model")
+    pruner.save(model, tmp_path)
+    names = {file.name for file in tmp_path.iterdir()}
+    assert {"notes.txt", "model_of_mine.safetensors", "model.safetensors"} <= names
+    assert "model-00001-of-00002.safetensors" not in names
+
+
+def test_a_file_in_the_way_is_found_before_the_work(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("precious")
+    for path in (file, file / "below"):
+        with pytest.raises(NotADirectoryError, match="is a file. Choose another directory"):
+            saving.check_directory(path)
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=NeuronALConfig(0.7))
+    with pytest.raises(NotADirectoryError):
+        pruner.quantize(file)
+    assert pruner.report is None and file.read_text() == "precious"
+
+
+def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match="no permission to write"):
+        saving.check_directory(tmp_path / "model")
+
+
+def test_too_little_space_is_said_before_writing(tmp_path, monkeypatch):
+    pruner, model = pruned()
+    monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: SimpleNamespace(free=10_000))
+    with pytest.raises(OSError, match="needs 0.1 MB, and 0.0 MB are free: free some space"):
+        pruner.save(model, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_disk_that_fills_up_leaves_the_old_files(tmp_path, monkeypatch, existing):
+    pruner, model = pruned()
+    directory = tmp_path / "model"
+    if existing:
+        directory.mkdir()
+        (directory / "model.safetensors").write_text("old")
+
+    def full(self, folder):
+        (Path(folder) / "half").write_text("written")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(pruner.report), "save", full)
+    with pytest.raises(OSError, match="failed, and its files are as they were: .*No space left"):
+        pruner.save(model, directory)
+    if existing:
+        assert [file.name for file in directory.iterdir()] == ["model.safetensors"]
+        assert (directory / "model.safetensors").read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == (["model"] if existing else [])

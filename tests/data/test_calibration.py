@@ -1,0 +1,164 @@
+import json
+import random
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from texts import MIXED, VOCAB, document, draw
+from transformers import GPT2Config, LlamaConfig
+
+from optimum_neuronal.data.calibration import check_vocabulary, resolve_seq_length
+from optimum_neuronal.data.documents import load_documents
+
+
+class TestDocuments:
+    def test_windows_lie_inside_distinct_long_documents(self, tokenizer):
+        result = draw(MIXED, tokenizer, num_samples=10)
+        assert result.ids.shape == (10, 8) and result.ids.dtype == torch.int64 and result.drawn_from == "documents"
+        assert (result.ids.diff(dim=1) == 1).all(), "a window is consecutive words of one document"
+        assert ((result.ids[:, 0] % 20) <= 12).all()
+        assert sorted((result.ids[:, 0] // 20).tolist()) == list(range(10)), "every document once"
+
+    def test_a_document_of_exactly_the_length_counts(self, tokenizer):
+        result = draw([document(0, 8), document(50, 7), document(100, 8)], tokenizer, num_samples=2)
+        assert sorted(result.ids[:, 0].tolist()) == [0, 100]
+
+    def test_windows_start_anywhere(self, tokenizer):
+        documents = [document(10 * i, 10) for i in range(20)]
+        assert set((draw(documents, tokenizer, num_samples=20).ids[:, 0] % 10).tolist()) == {0, 1, 2}
+        assert len(set(draw([document(0, 200)], tokenizer, num_samples=20).ids[:, 0].tolist())) > 10
+
+    def test_seed_decides(self, tokenizer):
+        assert torch.equal(draw(MIXED, tokenizer).ids, draw(MIXED, tokenizer).ids)
+        assert not torch.equal(draw(MIXED, tokenizer).ids, draw(MIXED, tokenizer, seed=1).ids)
+
+    def test_leaves_the_global_generators_alone(self, tokenizer):
+        random.seed(3)
+        expected = random.random()
+        random.seed(3)
+        draw(MIXED, tokenizer)
+        assert random.random() == expected
+
+    @pytest.mark.parametrize("dataset", [MIXED, [document(0, 300)]], ids=["documents", "stream"])
+    def test_fewer_samples_are_a_prefix(self, tokenizer, dataset):
+        whole = draw(dataset, tokenizer, num_samples=20).ids
+        for num_samples in (1, 8, 12):
+            assert torch.equal(draw(dataset, tokenizer, num_samples=num_samples).ids, whole[:num_samples])
+
+    def test_long_documents_give_further_windows(self, tokenizer):
+        result = draw(MIXED, tokenizer, num_samples=25)  # ten long documents of 20 tokens: exactly 25 * 8
+        assert result.drawn_from == "documents" and (result.ids.diff(dim=1) == 1).all()
+
+    def test_too_little_long_text_joins_everything(self, tokenizer):
+        result = draw(MIXED, tokenizer, num_samples=26)
+        assert result.drawn_from == "stream" and result.ids.shape == (26, 8)
+
+    def test_short_documents_are_joined(self, tokenizer):
+        result = draw([document(3 * i, 3) for i in range(20)], tokenizer, num_samples=7)
+        assert result.drawn_from == "stream" and (result.ids.diff(dim=1) == 1).all()
+
+    def test_silent_about_long_texts(self, tokenizer, caplog, capfd):
+        draw(MIXED, tokenizer)
+        assert "longer than" not in caplog.text + capfd.readouterr().err
+
+    def test_report(self, tokenizer):
+        report = draw(MIXED, tokenizer, seed=5).to_dict()
+        assert json.loads(json.dumps(report)) == report
+        assert report["source"] == "a list of 30 strings" and report["seed"] == 5
+        assert (report["num_samples"], report["seq_length"], len(report["sha256"])) == (4, 8, 64)
+        assert draw(MIXED, tokenizer, seed=6).to_dict()["sha256"] != report["sha256"]
+
+
+class TestTextErrors:
+    def test_too_little_text(self, tokenizer):
+        with pytest.raises(
+            ValueError, match=r"holds 20 tokens, but 4 sequences of 8 need 32.*num_samples to at most 2"
+        ):
+            draw([document(0, 20)], tokenizer)
+        with pytest.raises(ValueError, match="or set seq_length to at most 5"):
+            draw([document(0, 5)], tokenizer)
+
+    @pytest.mark.parametrize("dataset, what", [([], "no documents"), (["", " \n"], "only blank documents")])
+    def test_no_text(self, tokenizer, dataset, what):
+        with pytest.raises(ValueError, match=what):
+            draw(dataset, tokenizer)
+
+    def test_entry_that_is_no_string(self, tokenizer):
+        with pytest.raises(TypeError, match="Document 1 of a list of 3 strings is of type int"):
+            draw(["text", 3, "text"], tokenizer)
+        with pytest.raises(TypeError, match="Document 1 of .* is of type NoneType"):
+            draw(datasets.Dataset.from_dict({"text": ["short", None]}), tokenizer)
+
+    def test_missing_arguments(self, tokenizer):
+        with pytest.raises(ValueError, match="needs a tokenizer"):
+            draw(MIXED, None)
+        with pytest.raises(ValueError, match="needs seq_length"):
+            draw(MIXED, tokenizer, seq_length=None)
+        with pytest.raises(ValueError, match="num_samples=0"):
+            draw(MIXED, tokenizer, num_samples=0)
+
+    def test_tokenizer_of_another_model(self, tokenizer):
+        with pytest.raises(ValueError, match="run from 0 to 99, but the model's vocabulary has 50"):
+            draw([document(0, 100)], tokenizer, num_samples=1, seq_length=100, vocab_size=50)
+
+    def test_kinds_that_are_not_supported(self):
+        with pytest.raises(TypeError, match="type dict is not supported"):
+            load_documents({"text": ["a"]})
+        with pytest.raises(TypeError, match="one split"):
+            load_documents(datasets.DatasetDict())
+
+
+class TestTokenIds:
+    @pytest.mark.parametrize(
+        "convert",
+        [torch.tensor, lambda ids: np.array(ids, np.uint16), list, lambda ids: [torch.tensor(row) for row in ids]],
+        ids=["tensor", "uint16", "lists", "tensors"],
+    )
+    def test_kinds(self, convert):
+        ids = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+        result = draw(convert(ids), None, num_samples=2, seq_length=None)
+        assert result.ids.tolist() == ids[:2] and result.ids.dtype == torch.int64
+        assert result.drawn_from == "token ids" and result.seed is None
+
+    def test_array_that_cannot_be_written(self, recwarn):
+        ids = np.arange(6).reshape(2, 3)
+        ids.setflags(write=False)
+        assert draw(ids, None, num_samples=2, seq_length=3).ids.tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert not recwarn.list
+
+    def test_too_few_or_of_another_length(self):
+        with pytest.raises(ValueError, match="hold 3 sequences, but num_samples=4: set num_samples=3"):
+            draw(torch.zeros(3, 8, dtype=torch.int64), None)
+        with pytest.raises(ValueError, match="sequences of 9, but seq_length=8"):
+            draw(torch.zeros(4, 9, dtype=torch.int64), None)
+
+    @pytest.mark.parametrize(
+        "ids",
+        [
+            torch.zeros(4, 8),
+            torch.zeros(4, 8, dtype=torch.bool),
+            torch.zeros(8, dtype=torch.int64),
+            np.zeros((0, 8), int),
+        ]
+        + [np.zeros((4, 2, 2), int), [[1, 2], [3]], [["a", "b"]], torch.zeros(4, 8, dtype=torch.bfloat16)],
+    )
+    def test_not_ids(self, ids):
+        with pytest.raises(ValueError, match=r"have to be integers of shape \(N, L\)"):
+            draw(ids, None)
+
+    @pytest.mark.parametrize("bad", [-1, VOCAB])
+    def test_outside_the_vocabulary(self, bad):
+        with pytest.raises(ValueError, match=f"vocabulary has {VOCAB} entries"):
+            draw([[0, bad]], None, num_samples=1, seq_length=2)
+        check_vocabulary(torch.tensor([0, VOCAB - 1]), VOCAB)
+
+
+def test_resolve_seq_length():
+    assert resolve_seq_length(LlamaConfig(max_position_embeddings=4096)) == 2048
+    assert resolve_seq_length(LlamaConfig(max_position_embeddings=512)) == 512
+    assert resolve_seq_length(GPT2Config(n_positions=1024)) == 1024
+    assert resolve_seq_length(LlamaConfig(max_position_embeddings=4096), 4096) == 4096
+    for bad in (0, 513):
+        with pytest.raises(ValueError, match=f"seq_length={bad}, but this model admits 1 to 512"):
+            resolve_seq_length(LlamaConfig(max_position_embeddings=512), bad)

@@ -1,0 +1,45 @@
+import pytest
+
+from optimum_neuronal.decoder.architectures import (
+    DEFAULT_ROLES,
+    FEEDS,
+    Architecture,
+    find_architecture,
+    register_architecture,
+)
+
+
+def test_roles_prefer_the_longest_name():
+    assert find_architecture("gpt2").find_role("attn.c_proj") == (True, "output")
+    assert find_architecture("gpt2").find_role("mlp.c_proj") == (True, "down")
+    assert find_architecture("llama").find_role("self_attn.q_proj") == (True, "query")
+    assert find_architecture("llama").find_role("self_attn.rotary") == (False, None)
+    assert find_architecture("mixtral").find_role("mlp.gate") == (True, None), "known, and never pruned"
+
+
+def test_a_family_adds_to_the_default_names():
+    assert find_architecture("codegen").find_role("attn.qkv_proj") == (True, "partitioned_qvk")
+    assert find_architecture("phi3").find_role("self_attn.qkv_proj") == (True, "qkv")
+    assert find_architecture("codegen").find_role("mlp.fc_in") == (True, "up")
+
+
+def test_every_role_is_fed_to_something_that_exists():
+    assert {role for role in DEFAULT_ROLES.values() if role} <= set(FEEDS)
+    assert {fed for fed in FEEDS.values() if fed not in ("mlp", "next block")} <= set(FEEDS)
+
+
+def test_parallel_may_depend_on_the_config():
+    class Config:
+        parallel_attn = True
+
+    assert find_architecture("falcon").is_parallel(Config)
+    Config.parallel_attn = False
+    assert not find_architecture("falcon").is_parallel(Config)
+    assert find_architecture("cohere").is_parallel(Config) and not find_architecture("llama").is_parallel(Config)
+
+
+def test_unknown_roles_are_refused():
+    with pytest.raises(ValueError, match="'w1' has the role 'gatee'"):
+        Architecture(roles={"w1": "gatee"})
+    with pytest.raises(TypeError, match="expects an Architecture, got dict"):
+        register_architecture("mine", {})

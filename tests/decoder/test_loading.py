@@ -1,0 +1,64 @@
+import pytest
+import torch
+import transformers
+from conftest import make_model
+from packaging.version import Version
+from transformers import AutoModelForCausalLM
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.decoder.loading import load_streamed, streamed_device_map
+
+
+OLD = Version(transformers.__version__) < Version("5.17")
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"] if OLD else ["llama", "gpt2", "mixtral"])
+def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_path):
+    make_model(family).save_pretrained(tmp_path / "dense")
+    config = NeuronALConfig(
+        0.7, topup="neuronal", num_samples=12, num_alignment_samples=4, block_lambdas=[0.1], row_lambdas=[0, 0.1]
+    )
+    results = {}
+    for name, options in (("streamed", {"stream_to": tmp_path / "rewritten", "device": CPU}), ("whole", {})):
+        pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config, **options)
+        assert all(parameter.is_meta for parameter in pruner.model.parameters()) == (name == "streamed")
+        pruner.quantize(tmp_path / name, dataset=ids)
+        results[name] = AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
+    assert all(torch.equal(value, results["whole"][key]) for key, value in results["streamed"].items())
+
+
+def test_shards_stay_small(ids, tmp_path, monkeypatch):
+    monkeypatch.setattr("optimum_neuronal.checkpoint.saving.OFFLOADED_SHARD", 1)  # hence a block of 40 kB
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config, stream_to=tmp_path / "r", device=CPU)
+    model = pruner.quantize(tmp_path / "sparse")
+    shards = list((tmp_path / "sparse").glob("model-*.safetensors"))
+    assert len(shards) > 1 and all(shard.stat().st_size < 60_000 for shard in shards)
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
+    assert torch.equal(reloaded(ids).logits, model(ids).logits)
+
+
+def test_on_an_accelerator_only_the_blocks_stay_on_disk():
+    device = torch.device("cuda", 0)
+    for family, blocks in (
+        ("llama", "model.layers"),
+        ("gpt2", "transformer.h"),
+        ("gemma3", "model.language_model.layers"),
+    ):
+        model = make_model(family)
+        placed = streamed_device_map(model, device)
+        assert [name for name, place in placed.items() if place == "disk"] == [blocks]
+        for name, _ in model.named_parameters():
+            holders = [module for module in placed if name.startswith(module + ".")]
+            assert len(holders) == 1, name
+    assert streamed_device_map(model, CPU) == {"": "disk"}
+
+
+def test_the_dtype_is_the_checkpoints_or_the_users(tmp_path):
+    make_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    for dtype, expected in (("auto", torch.bfloat16), (torch.float32, torch.float32)):
+        model = load_streamed(tmp_path, CPU, tmp_path / "r", dtype=dtype)
+        assert model.model.layers[0]._hf_hook is not None
+        assert model.model.layers[0].mlp.up_proj._hf_hook.weights_map["weight"].dtype == expected

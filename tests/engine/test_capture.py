@@ -1,0 +1,133 @@
+import pytest
+import torch
+from conftest import make_model
+from torch import nn
+
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.capture import capture_inputs, inference, replay
+
+
+CPU = torch.device("cpu")
+
+
+def block_outputs(model, decoder, ids):
+    outputs = []
+    handles = [
+        block.module.register_forward_hook(lambda m, a, out: outputs.append(out[0] if isinstance(out, tuple) else out))
+        for block in decoder.blocks
+    ]
+    model(ids, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return outputs
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_replay_is_bit_equal_to_the_models_forward(any_model, ids, batch_size):
+    with inference(any_model):
+        decoder = find_decoder(any_model)
+        inputs = capture_inputs(decoder, ids, batch_size, CPU)
+        assert [len(hidden) for hidden in inputs.hidden] == [len(part) for part in ids.split(batch_size)]
+        expected = [block_outputs(any_model, decoder, batch) for batch in ids.split(batch_size)]
+        hidden = inputs.hidden
+        for index, (block, calls) in enumerate(zip(decoder.blocks, inputs.calls)):
+            _, recorded = replay(block, hidden, calls)
+            hidden, _ = replay(block, hidden, calls, record=None)
+            assert all(torch.equal(ours, batch[index]) for ours, batch in zip(hidden, expected))
+            assert set(recorded) - {experts.name for experts in block.experts} == set(block.projections)
+
+
+def test_nothing_is_left_behind(any_model, ids):
+    before = {name: dict(module.__dict__) for name, module in any_model.named_modules()}
+    with inference(any_model):
+        decoder = find_decoder(any_model)
+        inputs = capture_inputs(decoder, ids, 4, CPU)
+        replay(decoder.blocks[0], inputs.hidden, inputs.calls[0])
+    for name, module in any_model.named_modules():
+        assert "forward" not in module.__dict__
+        assert not module._forward_pre_hooks and not module._forward_hooks
+        assert set(module.__dict__) == set(before[name])
+
+
+def test_a_failure_restores_the_blocks(llama, ids):
+    decoder = find_decoder(llama)
+    with pytest.raises(IndexError), inference(llama):
+        capture_inputs(decoder, ids + 1000, 4, CPU)
+    assert all("forward" not in block.module.__dict__ for block in decoder.blocks)
+
+
+def test_a_forward_that_was_replaced_before_is_kept(llama, ids):
+    own = llama.model.layers[0].forward
+    llama.model.layers[0].forward = own
+    with inference(llama):
+        capture_inputs(find_decoder(llama), ids, 4, CPU)
+    assert llama.model.layers[0].__dict__["forward"] == own
+
+
+def test_the_final_norm_is_found(any_model, ids):
+    with inference(any_model):
+        decoder = find_decoder(any_model)
+        inputs = capture_inputs(decoder, ids[:1], 1, CPU)
+        hidden = block_outputs(any_model, decoder, ids[:1])[-1]
+        expected = decoder.module(ids[:1], use_cache=False).last_hidden_state
+        assert torch.equal(inputs.final_norm(hidden), expected)
+
+
+def test_equal_arguments_are_kept_once(llama, ids):
+    with inference(llama):
+        inputs = capture_inputs(find_decoder(llama), ids, 1, CPU)
+    kept = {id(call.kwargs["position_embeddings"][0]) for calls in inputs.calls for call in calls}
+    assert len(kept) == 1
+
+
+def test_tuples_are_understood(ids):
+    model = make_model("llama")
+
+    class Wrapped(type(model.model.layers[0])):
+        def forward(self, *args, **kwargs):
+            return (super().forward(*args, **kwargs), "extra")
+
+    class Decoder(type(model.model)):
+        def forward(self, input_ids, use_cache=None):
+            hidden = self.embed_tokens(input_ids)
+            embeddings = self.rotary_emb(hidden, torch.arange(hidden.shape[1])[None])
+            for layer in self.layers:
+                hidden, extra = layer(hidden, position_embeddings=embeddings)
+                assert extra == "extra"
+            return self.norm(hidden)
+
+    for layer in model.model.layers:
+        layer.__class__ = Wrapped
+    model.model.__class__ = Decoder
+    model._no_split_modules = ["Wrapped"]
+    with inference(model):
+        decoder = find_decoder(model)
+        inputs = capture_inputs(decoder, ids[:3], 2, CPU)
+        hidden = inputs.hidden
+        for block, calls in zip(decoder.blocks, inputs.calls):
+            hidden, _ = replay(block, hidden, calls)
+        assert torch.equal(model.model.norm(hidden[0]), model.model(ids[:2]))
+
+
+def test_inference_puts_the_modes_back(llama):
+    llama.train()
+    llama.model.layers[1].eval()
+    with pytest.raises(RuntimeError), inference(llama):
+        assert not llama.training and not torch.is_grad_enabled()
+        raise RuntimeError
+    assert llama.training and llama.model.layers[0].training and not llama.model.layers[1].training
+
+
+def test_weights_stay_ordinary_in_inference_mode(llama, ids):
+    with torch.inference_mode(), inference(llama):
+        capture_inputs(find_decoder(llama), ids[:1], 1, CPU)
+        assert not torch.is_inference_mode_enabled()
+
+
+def test_dropout_is_off(ids):
+    model = make_model("gpt2").train()
+    assert any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+    with inference(model):
+        decoder = find_decoder(model)
+        first, second = (capture_inputs(decoder, ids[:1], 1, CPU).hidden[0] for _ in range(2))
+    assert torch.equal(first, second)

@@ -1,0 +1,191 @@
+import hashlib
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from accelerate import cpu_offload
+from conftest import make_model
+from packaging.version import Version
+from transformers import AutoModelForCausalLM
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.offload import BlockLoader, MaskedWeights, is_offloaded
+from optimum_neuronal.sparsity.cuts import PackedMask
+
+
+OLD = Version(transformers.__version__) < Version("5.17")
+FIELDS = {
+    "topup": "neuronal",
+    "num_samples": 12,
+    "num_alignment_samples": 4,
+    "block_lambdas": [0.05, 0.15],
+    "row_lambdas": [0, 0.1],
+}
+FAMILIES = ("llama", "gpt2", "mixtral", "gemma4_text", "bamba")
+
+
+def config(**fields):
+    return NeuronALConfig(0.7, **{**FIELDS, **fields})
+
+
+def on_disk(path, family):
+    make_model(family).save_pretrained(path / "dense")
+    return AutoModelForCausalLM.from_pretrained(
+        path / "dense", device_map={"": "disk"}, offload_folder=path / "offload"
+    )
+
+
+def checksums(path):
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(path.iterdir())}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_on_disk_is_pruned_like_one_in_memory(family, ids, tmp_path):
+    model = on_disk(tmp_path, family)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    before = checksums(tmp_path / "dense")
+    pruner, reference = NeuronALPruner(config()), NeuronALPruner(config())
+    pruner.prune(model, ids)
+    expected = reference.prune(make_model(family), ids)
+    assert pruner.report.decisions["block"]["candidates"] == reference.report.decisions["block"]["candidates"]
+    assert pruner.report.projections == reference.report.projections
+    assert all(parameter.is_meta for parameter in model.parameters()), "weights are where they were"
+    assert checksums(tmp_path / "dense") == before
+    assert torch.equal(model(ids).logits, expected(ids).logits)
+
+    if family == "mixtral" and OLD:
+        with pytest.raises(ValueError, match="cannot save a mixture of experts whose weights are offloaded"):
+            pruner.save(model, tmp_path / "sparse")
+        return
+    pruner.save(model, tmp_path / "sparse")
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
+    state = expected.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in reloaded.state_dict().items())
+
+
+def test_magnitude_needs_no_forward(tmp_path):
+    model = on_disk(tmp_path, "llama")
+    fields = {"saliency": "magnitude", "topup": "uniform"}
+    pruner, reference = NeuronALPruner(config(**fields)), NeuronALPruner(config(**fields))
+    pruner.prune(model)
+    expected = reference.prune(make_model("llama"))
+    assert pruner.report.projections == reference.report.projections
+    assert torch.equal(model(torch.arange(9)[None]).logits, expected(torch.arange(9)[None]).logits)
+
+
+def test_weights_in_cpu_memory(ids, tmp_path):
+    model = make_model("llama")
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    pruner = NeuronALPruner(config())
+    pruner.prune(model, ids)
+    pruner.save(model, tmp_path / "sparse")
+    assert not hasattr(model, "hf_device_map"), "as it was"
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
+    assert torch.equal(model(ids).logits, reloaded(ids).logits)
+    expected = NeuronALPruner(config()).prune(make_model("llama"), ids)
+    assert torch.equal(model(ids).logits, expected(ids).logits)
+
+
+def test_an_interrupted_prune_leaves_the_model_as_it_was(tmp_path, ids, monkeypatch):
+    model = on_disk(tmp_path, "llama")
+    expected = model(ids).logits
+    monkeypatch.setattr("optimum_neuronal.engine.sweep.total_error", lambda *_args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        NeuronALPruner(config()).prune(model, ids)
+    assert torch.equal(model(ids).logits, expected)
+    assert not any(isinstance(module._hf_hook.weights_map, MaskedWeights) for module in _offloaded(model))
+
+
+def test_a_sparse_model_on_disk_can_be_evaluated(tmp_path, ids):
+    model = NeuronALPruner(config()).prune(on_disk(tmp_path, "llama"), ids)
+    expected = NeuronALPruner(config()).prune(make_model("llama"), ids)
+    assert evaluate_perplexity(model, None, ids) == evaluate_perplexity(expected, None, ids)
+
+
+def _offloaded(model):
+    return [module for module in model.modules() if is_offloaded(module)]
+
+
+def test_only_one_block_is_loaded_and_the_next_one_is_read_ahead(tmp_path, monkeypatch):
+    model = on_disk(tmp_path, "llama")
+    decoder = find_decoder(model)
+    reads = []
+    original = BlockLoader._take
+    monkeypatch.setattr("optimum_neuronal.engine.offload._read", _noted(reads))
+    loader = BlockLoader(decoder.blocks)
+    for index in range(3):
+        with loader.loaded(index) as block:
+            loaded = [name for name, parameter in model.named_parameters() if not parameter.is_meta]
+            assert loaded and all(name.startswith(block.name) for name in loaded)
+            assert block.projections[f"{block.name}.mlp.up_proj"].weight.shape == (48, 32)
+        assert all(parameter.is_meta for parameter in model.parameters())
+    loader._executor.shutdown()
+    assert [name for name, _ in reads] == [block.name for block in decoder.blocks], "each once"
+    assert [thread == threading.main_thread() for _, thread in reads] == [True, False, False]
+    assert original is BlockLoader._take
+
+
+def _noted(reads):
+    from optimum_neuronal.engine.offload import _read
+
+    def read(block):
+        reads.append((block.name, threading.current_thread()))
+        return _read(block)
+
+    return read
+
+
+def test_trial_forwards_see_the_weights_that_are_set(tmp_path, ids):
+    """accelerate's own hooks would read the dense ones again at every forward."""
+    model = on_disk(tmp_path, "llama")
+    decoder = find_decoder(model)
+    with inference(model), BlockLoader(decoder.blocks).loaded(0) as block:
+        projection = block.projections[f"{block.name}.mlp.up_proj"]
+        projection.weight.zero_()
+        assert not projection.module(torch.ones(1, 32)).any()
+    assert projection.module(torch.ones(1, 32)).any(), "what was changed is gone"
+
+
+def test_masked_weights(ids):
+    weights = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    model = make_model("llama")
+    projection = next(iter(find_decoder(model).projections.values()))
+    masked = MaskedWeights(weights)
+    mask = torch.tensor([[True, False, False], [False, True, True]])
+    masked.masks["weight"] = [(projection, PackedMask.pack(mask))]
+    assert masked["weight"].tolist() == [[0, 1, 1], [1, 0, 0]] and masked["bias"].tolist() == [1, 1]
+    assert weights["weight"].all(), "what is read is a copy"
+    assert list(masked) == ["weight", "bias"] and len(masked) == 2
+
+
+@pytest.mark.parametrize("limit", [0, 10**6])
+def test_hidden_states_may_wait_in_cpu_memory(ids, limit):
+    expected = NeuronALPruner(config()).prune(make_model("mixtral"), ids)
+    model = NeuronALPruner(config(max_hidden_bytes=limit)).prune(make_model("mixtral"), ids)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in expected.state_dict().items())
+
+
+def test_an_unfinished_prune_goes_on_wherever_the_weights_are(tmp_path, ids, monkeypatch):
+    model = on_disk(tmp_path, "mixtral")
+    expected = NeuronALPruner(config()).prune(make_model("mixtral"), ids)
+    with monkeypatch.context() as patch:
+        patch.setattr("optimum_neuronal.pruner.apply_masks", lambda *_args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            NeuronALPruner(config()).prune(make_model("mixtral"), ids, tmp_path / "work")
+    pruner = NeuronALPruner(config())
+    pruner.prune(model, ids, tmp_path / "work")
+    assert torch.equal(model(ids).logits, expected(ids).logits)
+
+
+def test_what_cannot_be_saved_is_refused_before_the_work(tmp_path, ids, monkeypatch):
+    make_model("mixtral").save_pretrained(tmp_path / "dense")
+    options = {"config": config(), "stream_to": tmp_path / "rewritten", "device": torch.device("cpu")}
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", **options)
+    monkeypatch.setattr("optimum_neuronal.checkpoint.saving.transformers", SimpleNamespace(__version__="5.13.0"))
+    with pytest.raises(ValueError, match=r"transformers 5\.13\.0 cannot save a mixture of experts .*install 5\.17"):
+        pruner.quantize(tmp_path / "sparse", dataset=ids)
+    assert pruner.report is None

@@ -1,0 +1,186 @@
+"""An interrupted prune goes on where it was, and ends as if nothing had happened."""
+
+import multiprocessing
+import random
+import time
+
+import pytest
+import torch
+from conftest import make_model
+from transformers.utils import logging
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.engine import runner as engine
+from optimum_neuronal.runtime.journal import IDENTITY
+from optimum_neuronal.topup.neuronal import LAMBDAS
+
+
+def config(**fields):
+    defaults = {
+        "topup": "neuronal", "num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1, 0.2],
+    }  # fmt: skip
+    return NeuronALConfig(0.7, **{**defaults, **fields})
+
+
+def prune(family, ids, work_dir=None, **fields):
+    pruner = NeuronALPruner(config(**fields))
+    model = pruner.prune(make_model(family), ids, work_dir)
+    return pruner, {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def equal(first, second):
+    return all(torch.equal(value, second[key]) for key, value in first.items())
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Unfinished sweeps are recorded after every block."""
+    monkeypatch.setattr(engine, "RECORD_EVERY", -1.0)
+
+
+@pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_every_moment(family, reference, ids, often, tmp_path, monkeypatch):
+    """Stopped again and again, a few block visits further each time, until it is through."""
+    undisturbed, expected = prune(family, ids, reference=reference)
+    original, runs = engine.replay, 0
+    while True:
+        budget = [7]
+
+        def replay(*args, budget=budget, **kwargs):
+            budget[0] -= 1
+            if budget[0] == 0:
+                raise Stop
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(engine, "replay", replay)
+        monkeypatch.setattr(engine.Engine, "check_replay", lambda self: None)
+        runs += 1
+        assert runs < 200, "it goes on"
+        try:
+            pruner, result = prune(family, ids, tmp_path, reference=reference)
+        except Stop:
+            continue
+        break
+    assert runs > 5 and equal(expected, result)
+    assert pruner.report.decisions["block"]["candidates"] == undisturbed.report.decisions["block"]["candidates"]
+    assert pruner.report.decisions["row"]["candidates"] == undisturbed.report.decisions["row"]["candidates"]
+    assert pruner.report.starved_experts == undisturbed.report.starved_experts
+
+
+def test_a_search_at_every_moment(ids, often, tmp_path, monkeypatch):
+    """Stopped again and again, it finds the same plan by the same steps."""
+    fields = {
+        "topup": "search",
+        "topup_args": {"budget": 20},
+        "block_lambdas": LAMBDAS,
+        "row_lambdas": (0.0, *LAMBDAS),
+    }
+    undisturbed, expected = prune("llama", ids, **fields)
+    original, runs = engine.replay, 0
+    monkeypatch.setattr(engine.Engine, "check_replay", lambda self: None)
+    while True:
+        left = iter(range(24))  # more than a plan's own stream and one block of all candidates take
+
+        def replay(*args, left=left, **kwargs):
+            if next(left, None) is None:
+                raise Stop
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(engine, "replay", replay)
+        runs += 1
+        assert runs < 200, "it goes on"
+        try:
+            pruner, result = prune("llama", ids, tmp_path, **fields)
+        except Stop:
+            continue
+        break
+    assert runs > 3 and equal(expected, result)
+    found, searched = pruner.report.decisions["search"], undisturbed.report.decisions["search"]
+    assert found["stages"] == searched["stages"] and found["spent"] == searched["spent"]
+
+
+def _prune_slowly(ids, work_dir):
+    logging.disable_progress_bar()  # its lock would outlive the process that was killed
+    engine.RECORD_EVERY = -1.0
+    prune("llama", ids, work_dir)
+
+
+def test_killed_at_thirty_random_moments(ids, tmp_path):
+    _, expected = prune("llama", ids)
+    start = time.monotonic()
+    prune("llama", ids, tmp_path / "timing")
+    duration = time.monotonic() - start
+    moments, context = random.Random(0), multiprocessing.get_context("fork")
+    killed = 0
+    for attempt in range(30):
+        process = context.Process(target=_prune_slowly, args=(ids, tmp_path / str(attempt // 3)))
+        process.start()
+        process.join(moments.uniform(0, duration))
+        process.kill()
+        process.join()
+        killed += process.exitcode == -9
+        _, result = prune("llama", ids, tmp_path / str(attempt // 3)) if attempt % 3 == 2 else (None, expected)
+        assert equal(expected, result)
+    assert killed > 3
+
+
+def test_what_is_finished_is_not_done_again(ids, tmp_path):
+    first, expected = prune("llama", ids, tmp_path)
+    again, result = prune("llama", ids, tmp_path)
+    assert equal(expected, result)
+    assert again.report.block_forwards < first.report.block_forwards / 3, "only the pruned blocks run once more"
+
+
+@pytest.mark.parametrize(
+    "fields, changed",
+    [
+        ({"saliency": "magnitude"}, "saliency was 'wanda', is 'magnitude'"),
+        ({"seed": 1}, "seed was 0, is 1"),
+        ({"block_lambdas": [0.1]}, "block_lambdas was"),
+    ],
+)
+def test_another_config_is_refused(ids, tmp_path, fields, changed):
+    prune("llama", ids, tmp_path)
+    with pytest.raises(ValueError, match=f"begun otherwise: {changed}"):
+        prune("llama", ids, tmp_path, **fields)
+
+
+def test_another_model_or_other_data_is_refused(ids, tmp_path):
+    prune("llama", ids, tmp_path)
+    pruner = NeuronALPruner(config())
+    with pytest.raises(ValueError, match="model was '[0-9a-f]+', is"):
+        pruner.prune(make_model("llama", seed=1), ids, tmp_path)
+    with pytest.raises(ValueError, match="calibration data was"):
+        pruner.prune(make_model("llama"), ids.flip(0), tmp_path)
+
+
+def test_memory_may_be_managed_otherwise(ids, tmp_path, often, monkeypatch):
+    """Batch size and hidden states in CPU memory change no mask, so an unfinished prune goes on with other ones."""
+    _, expected = prune("llama", ids)
+    original, calls = engine.replay, []
+
+    def replay(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 40:
+            raise Stop
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(engine, "replay", replay)
+    with pytest.raises(Stop):
+        prune("llama", ids, tmp_path, batch_size=4)
+    assert (tmp_path / IDENTITY).exists()
+    _, result = prune("llama", ids, tmp_path, batch_size=2, max_hidden_bytes=0)
+    assert equal(expected, result)
+
+
+def test_a_full_disk_does_not_stop_a_prune(ids, tmp_path, often, monkeypatch):
+    _, expected = prune("llama", ids)
+    monkeypatch.setattr("optimum_neuronal.runtime.journal.Journal.has_room", lambda self, size: False)
+    _, result = prune("llama", ids, tmp_path)
+    assert equal(expected, result)
+    assert not list(tmp_path.glob("*unfinished*")) and list(tmp_path.glob("step-*")) and list(tmp_path.glob("block-*"))

@@ -1,0 +1,331 @@
+import gc
+import json
+import sys
+
+import pytest
+import torch
+import transformers
+from conftest import FEW, make_model
+from families import FAMILIES
+
+from optimum.commands import optimum_cli
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.engine import runner as engine_module
+from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.pruning import dry_run
+from optimum_neuronal.pruning.dry_run import measure_matmul_rate, plan_prune
+from optimum_neuronal.sparsity.cuts import PackedMask
+
+
+SMALL = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1}
+LAMBDAS = {"block_lambdas": (0.05, 0.1, 0.15), "row_lambdas": (0.0, 0.1, 0.2)}
+RATE = 1e6  # operations per second
+
+
+@pytest.fixture(autouse=True)
+def known_rate(monkeypatch):
+    monkeypatch.setattr(dry_run, "measure_matmul_rate", lambda dtype, device: RATE)
+
+
+@pytest.fixture
+def no_candidate_is_abandoned(monkeypatch):
+    """What a plan foretells: every candidate runs to the end."""
+    measure = Sweep.alignment_errors
+
+    def unbounded(self, *args, bound=None, **kwargs):
+        return measure(self, *args, **kwargs)
+
+    monkeypatch.setattr(Sweep, "alignment_errors", unbounded)
+
+
+def saved(tmp_path, model):
+    """The directory of a saved model, without its weights."""
+    model.save_pretrained(tmp_path / "dense")
+    weights = tmp_path / "dense" / "model.safetensors"
+    size = weights.stat().st_size
+    header = 8 + int.from_bytes(weights.read_bytes()[:8], "little")
+    weights.unlink()
+    return tmp_path / "dense", size - header
+
+
+def assert_forwards(plan, report):
+    """The plan's block forwards are those that the prune counted."""
+    assert plan.block_forwards == report.block_forwards
+
+
+def config_of(**fields):
+    used = LAMBDAS if fields.get("topup", "neuronal") == "neuronal" else {}
+    return NeuronALConfig(sparsity=0.7, **{**SMALL, **used, **fields})
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
+@pytest.mark.parametrize("steps", ["block", "row", "both"])
+def test_forwards_of_neuronal(family, steps, reference, tmp_path, ids, no_candidate_is_abandoned):
+    model, config = make_model(family), config_of(steps=steps, reference=reference)
+    plan = plan_prune(saved(tmp_path, model)[0], config)
+    pruner = NeuronALPruner(config)
+    pruner.prune(model, dataset=ids[:6])
+    assert_forwards(plan, pruner.report)
+    assert plan.zeros / plan.pruned_weights == pytest.approx(pruner.report.achieved_sparsity, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"block_lambdas": (0.1,), "row_lambdas": (0.0,)},
+        {"block_lambdas": (0.1, 0.2), "row_lambdas": (0.1, 0.2)},
+        {"saliency": "magnitude"},
+        {"topup": "uniform", "saliency": "wanda"},
+        {"topup": "uniform", "saliency": "multiflow"},
+        {"topup": "uniform", "saliency": "magnitude"},
+        {"topup": "owl"},
+        {"topup": "owl", "saliency": "magnitude"},
+        {"topup": "dlp"},
+        {"topup": "alpha_pruning"},
+        {"topup": "alpha_pruning", "saliency": "magnitude"},
+        {"topup": "dsnot"},
+        {"topup": "dsnot", "saliency": "magnitude"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_forwards_of_other_methods(fields, layers, tmp_path, ids, no_candidate_is_abandoned):
+    model, config = make_model("llama", num_hidden_layers=layers), config_of(**fields)
+    plan = plan_prune(saved(tmp_path, model)[0], config)
+    pruner = NeuronALPruner(config)
+    pruner.prune(model, dataset=ids[:6])
+    assert_forwards(plan, pruner.report)
+
+
+def test_candidates_abandoned_early_only_save_forwards(tmp_path, ids, llama):
+    config = config_of(block_lambdas=(0.01, 0.05, 0.1, 0.2, 0.25))
+    plan = plan_prune(saved(tmp_path, llama)[0], config)
+    pruner = NeuronALPruner(config)
+    pruner.prune(llama, dataset=ids[:6])
+    assert plan.block_forwards / 3 < pruner.report.block_forwards <= plan.block_forwards
+
+
+def test_sweeps_have_the_names_and_plans_of_the_real_ones(tmp_path, ids, llama, monkeypatch):
+    config = config_of(reference="dense")
+    plan = plan_prune(saved(tmp_path, llama)[0], config)
+    shown, tqdm = [], engine_module.logging.tqdm
+
+    def noted(*args, desc=None, unit=None, **kwargs):
+        if unit == "block" and desc:
+            shown.append(desc)
+        return tqdm(*args, **kwargs)
+
+    monkeypatch.setattr(engine_module.logging, "tqdm", noted)
+    NeuronALPruner(config).prune(llama, dataset=ids[:6])
+    check, *others = [sweep.label for sweep in plan.sweeps]
+    assert check == "Check" and sorted(others) == sorted(shown)  # the dense pass runs inside the first step
+    assert [sweep.plans for sweep in plan.sweeps if sweep.label.endswith("step")] == [1, 2, 2]
+
+
+def test_nothing_runs_without_calibration(tmp_path, llama):
+    plan = plan_prune(saved(tmp_path, llama)[0], config_of(topup="uniform", saliency="magnitude"))
+    assert (plan.sweeps, plan.block_forwards, plan.seconds, plan.hidden_bytes, plan.trial_bytes) == ((), 0, 0, 0, 0)
+    assert "no calibration data is needed" in str(plan) and plan.zeros > 0
+
+
+@pytest.mark.parametrize("family", FEW)
+def test_zeros_of_a_uniform_prune_are_exact(family, tmp_path):
+    model, config = make_model(family), config_of(topup="uniform", saliency="magnitude")
+    plan = plan_prune(saved(tmp_path, model)[0], config)
+    pruner = NeuronALPruner(config)
+    pruner.prune(model)
+    assert plan.zeros / plan.pruned_weights == pruner.report.achieved_sparsity
+    assert plan.projections == len(pruner.report.projections) and plan.blocks == len(pruner.report.blocks)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bytes_of_every_family(family, tmp_path):
+    model = make_model(family)
+    directory, file_bytes = saved(tmp_path, model)
+    plan = plan_prune(directory, config_of(steps="block"))
+    assert plan.saved_bytes == file_bytes
+    assert plan.model_bytes == model.get_memory_footprint()
+    assert plan.weights == sum(weight.numel() for weight in model.parameters())
+    blocks = plan.model_bytes - plan.outside_bytes
+    assert 0 < plan.block_bytes <= blocks <= plan.block_bytes * plan.blocks
+    assert plan.streamed_bytes <= plan.memory_bytes
+    assert plan.dtype == "float32" and plan.hidden_bytes % (plan.seq_length * 4) == 0
+
+
+def test_tied_weights_count_once(tmp_path):
+    model = make_model("llama", tie_word_embeddings=True)
+    directory, file_bytes = saved(tmp_path, model)
+    plan = plan_prune(directory, config_of())
+    assert plan.saved_bytes == file_bytes and plan.weights == sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_trial_weights_and_masks(family, tmp_path, ids, monkeypatch):
+    """What a prune really makes anew: the weights of a trial, and the masks at the end."""
+    model, config = make_model(family), config_of(ignore=["o_proj"])
+    plan = plan_prune(saved(tmp_path, model)[0], config)
+    made, masks, replay, apply = [], [], engine_module.replay, NeuronALPruner.prune.__globals__["apply_masks"]
+    original = {id(p): p.data_ptr() for p in model.parameters()}
+
+    def noted(block, *args, **kwargs):
+        changed = [p for p in block.module.parameters() if p.data_ptr() != original[id(p)]]
+        made.append(sum(p.numel() * p.element_size() for p in changed))
+        return replay(block, *args, **kwargs)
+
+    def kept(decoder, final, *args, **kwargs):
+        masks.extend(final.values())
+        return apply(decoder, final, *args, **kwargs)
+
+    monkeypatch.setattr(engine_module, "replay", noted)
+    monkeypatch.setitem(NeuronALPruner.prune.__globals__, "apply_masks", kept)
+    NeuronALPruner(config).prune(model, dataset=ids[:6])
+    assert plan.trial_bytes == max(made) > 0
+    assert plan.mask_bytes == sum(mask.bits.numel() for mask in masks) > 0
+    assert all(isinstance(mask, PackedMask) for mask in masks)
+
+
+@pytest.mark.parametrize(
+    "fields, layers",
+    [
+        ({"num_samples": 2}, 3),
+        ({"num_samples": 2, "steps": "row", "row_lambdas": (0.0,)}, 3),
+        ({"num_samples": 2, "steps": "row", "row_lambdas": (0.0,)}, 1),
+        ({"num_samples": 2, "steps": "block", "reference": "dense"}, 2),
+        ({"num_samples": 12}, 3),
+        ({"num_samples": 12, "topup": "uniform"}, 2),
+        ({"num_samples": 12, "topup": "uniform"}, 1),
+    ],
+    ids=str,
+)
+def test_hidden_states(fields, layers, tmp_path, ids, monkeypatch, no_candidate_is_abandoned):
+    """At the end of each run of a block, the sequences whose hidden states exist are counted."""
+    model, config = make_model("llama", num_hidden_layers=layers), config_of(**fields)
+    plan = plan_prune(saved(tmp_path, model)[0], config)
+    alive, replay = [], engine_module.replay
+
+    def counted(*args, **kwargs):
+        result = replay(*args, **kwargs)
+        tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor))
+        alive.append(sum(t.numel() * t.element_size() for t in tensors if t.shape[1:] == (16, 32)))
+        return result
+
+    monkeypatch.setattr(engine_module, "replay", counted)
+    NeuronALPruner(config).prune(model, dataset=ids[: config.num_samples])
+    assert max(alive) == plan.hidden_bytes
+
+
+def test_operations_of_a_llama_by_hand(tmp_path, llama):
+    """Hidden size 32, MLP 48, 3 blocks, 16 tokens."""
+    plan = plan_prune(saved(tmp_path, llama)[0], config_of(topup="uniform"))
+    attention, gate_up, down = 4 * 32 * 32, 2 * 32 * 48, 48 * 32
+    without_output = 2 * 16 * (attention + gate_up) + 4 * 16**2 * 32
+    whole = without_output + 2 * 16 * down
+    check, pruning = plan.sweeps
+    assert check.operations == 3 * whole
+    assert pruning.operations == 6 * (3 * without_output + 2 * whole)
+    assert plan.seconds == (check.operations + pruning.operations) / RATE
+
+
+def test_a_token_passes_through_its_own_experts_only(tmp_path):
+    two, four = (
+        plan_prune(saved(tmp_path, make_model("mixtral", num_experts_per_tok=k))[0], config_of(topup="uniform"))
+        for k in (2, 4)
+    )
+    experts = sum(p.numel() for p in make_model("mixtral").model.layers[0].mlp.experts.parameters())
+    assert four.sweeps[0].operations - two.sweeps[0].operations == 3 * 2 * 16 * experts // 2
+
+
+@pytest.mark.parametrize("asked, got", [("auto", "bfloat16"), ("float16", "float16"), (torch.float32, "float32")])
+def test_dtype(asked, got, tmp_path, llama):
+    directory, _ = saved(tmp_path, llama.to(torch.bfloat16))
+    plan = plan_prune(directory, config_of(), dtype=asked)
+    expected = llama.to(getattr(torch, got))
+    assert plan.dtype == got and plan.saved_bytes == sum(p.numel() * p.element_size() for p in expected.parameters())
+
+
+def test_no_weight_is_made(tmp_path, llama):
+    """A model of many terabytes is planned like any other."""
+    directory, _ = saved(tmp_path, llama)
+    file = directory / "config.json"
+    large = json.loads(file.read_text()) | {"hidden_size": 2**17, "intermediate_size": 2**19, "head_dim": 2**15}
+    file.write_text(json.dumps(large | {"max_position_embeddings": 4096}))
+    plan = plan_prune(directory, NeuronALConfig(0.7))
+    assert plan.saved_bytes > 1e12 and plan.seq_length == 2048 and "TB" in str(plan)
+
+
+def test_the_table_and_the_dict_tell_the_same(tmp_path, llama):
+    plan = plan_prune(saved(tmp_path, llama)[0], config_of())
+    values = json.loads(json.dumps(plan.to_dict()))
+    assert values["block_forwards"] == plan.block_forwards and values["seconds"] == plan.operations / RATE
+    assert sum(sweep["operations"] for sweep in values["sweeps"]) == values["operations"]
+    text = str(plan)
+    for part in ("21 projections in 3 blocks", f"{plan.block_forwards:,} block forwards", "row step", "at least"):
+        assert part in text
+    assert max(map(len, text.split("\n"))) < 120
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"ignore": ["qqq"]}, "match no projection"),
+        ({"seq_length": 1000}, "admits 1 to 64 tokens"),
+    ],
+)
+def test_what_a_prune_refuses_is_refused(fields, message, tmp_path, llama):
+    with pytest.raises(ValueError, match=message):
+        plan_prune(saved(tmp_path, llama)[0], config_of(**fields))
+
+
+def test_sparse_and_unknown_dtypes_are_refused(tmp_path, llama):
+    llama.config.sparsity_config = dict(
+        version=1, quant_method="neuronal", format="dense", sparsity=0.5, achieved_sparsity=0.5
+    )
+    directory, _ = saved(tmp_path, llama)
+    with pytest.raises(ValueError, match="sparse already"):
+        plan_prune(directory, config_of())
+    with pytest.raises(ValueError, match="dtype is 'int8'"):
+        transformers.AutoConfig.for_model("llama", **FAMILIES["llama"].config).save_pretrained(tmp_path / "other")
+        plan_prune(tmp_path / "other", config_of(), dtype="int8")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_measured_rate(dtype):
+    assert 1e6 < measure_matmul_rate(dtype, torch.device("cpu"), seconds=0.05) < 1e16
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["optimum-cli", "neuronal", "prune", *map(str, arguments)])
+        optimum_cli.main()
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_cli_prints_the_plan_and_writes_nothing(run, tmp_path, llama, monkeypatch):
+    directory, _ = saved(tmp_path, llama)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    flags = ("--model", directory, "--sparsity", 0.7, "--dry-run", "--seq-length", 16)
+    printed = run(*flags)
+    assert printed.strip() == str(plan_prune(directory, NeuronALConfig(0.7, seq_length=16))).strip()
+    assert run(*flags, "--output", tmp_path / "sparse", "--stream", "--dtype", "bfloat16") != printed
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--dry-run", "--model", "./nowhere"), "prune: error: .*nowhere"),
+        (("--dry-run", "--targets", "qqq"), "prune: error: .*match no projection"),
+        (("--dry-run", "--dtype", "int3"), "prune: error: dtype is 'int3'"),
+        ((), "prune: error: --output is missing"),
+    ],
+)
+def test_cli_errors_are_one_line(run, tmp_path, llama, flags, message):
+    directory, _ = saved(tmp_path, llama)
+    with pytest.raises(SystemExit, match=message) as stop:
+        run("--model", directory, "--sparsity", 0.7, *flags)
+    assert "\n" not in str(stop.value.code)

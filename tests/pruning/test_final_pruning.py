@@ -1,0 +1,128 @@
+"""Saliencies that update weights, and masks that are refined: on disk, after a crash, whatever the batch."""
+
+import pytest
+import torch
+from conftest import make_model
+from transformers import AutoModelForCausalLM
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.engine import runner as engine
+from optimum_neuronal.sparsity.cuts import PackedWeight
+
+
+METHODS = {
+    "sparsegpt, uniform": {"saliency": "sparsegpt", "topup": "uniform"},
+    "sparsegpt, block step": {
+        "saliency": "sparsegpt",
+        "topup": "neuronal",
+        "steps": "block",
+        "block_lambdas": [0.05, 0.15],
+    },
+    "sparsegpt, search": {"saliency": "sparsegpt", "topup": "search", "topup_args": {"budget": 30}},
+    "wanda, dsnot": {"topup": "dsnot"},
+    "wanda, search": {"topup": "search", "topup_args": {"budget": 30}},
+    "wanda, owl": {"topup": "owl"},
+}
+
+
+def prune(model, ids, fields, work_dir=None):
+    config = NeuronALConfig(0.6, num_samples=12, num_alignment_samples=4, **fields)
+    pruner = NeuronALPruner(config)
+    pruner.prune(model, ids, work_dir)
+    return pruner
+
+
+def weights(model):
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+def test_batches_change_no_bit(family, method, ids):
+    results = []
+    for batch_size in (1, 5, 12):
+        model = make_model(family)
+        pruner = prune(model, ids, {**METHODS[method], "batch_size": batch_size})
+        assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
+        results.append(weights(model))
+    for other in results[1:]:
+        assert all(torch.equal(value, other[key]) for key, value in results[0].items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_model_on_disk(family, method, ids, tmp_path):
+    make_model(family).save_pretrained(tmp_path / "dense")
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "dense", device_map={"": "disk"}, offload_folder=tmp_path / "offload"
+    )
+    in_memory = make_model(family)
+    pruner, expected = prune(model, ids, METHODS[method]), prune(in_memory, ids, METHODS[method])
+    assert pruner.report.projections == expected.report.projections
+    assert torch.equal(model(ids).logits, in_memory(ids).logits)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_goes_on_after_a_crash(method, ids, tmp_path, monkeypatch):
+    undisturbed = make_model("llama")
+    expected = prune(undisturbed, ids, METHODS[method]).report.decisions
+    original, runs = engine.replay, 0
+    monkeypatch.setattr(engine.Engine, "check_replay", lambda self: None)
+    while True:
+        left, runs = [45], runs + 1
+
+        def replay(*args, left=left, **kwargs):
+            left[0] -= 1
+            if left[0] == 0:
+                raise ConnectionError
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(engine, "replay", replay)
+        model = make_model("llama")
+        try:
+            pruner = prune(model, ids, METHODS[method], tmp_path)
+        except ConnectionError:
+            assert runs < 50, "it goes on"
+            continue
+        break
+    assert all(torch.equal(value, undisturbed.state_dict()[key]) for key, value in model.state_dict().items())
+    told = pruner.report.decisions
+    for decisions in (told, expected):
+        for step in decisions.values():
+            step.pop("seconds", None)
+    assert told == expected
+
+
+def test_updated_weights_wait_packed(llama, ids):
+    from optimum_neuronal.pruning import prune as pruning
+
+    found, original = [], pruning.FinalPruning.find
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pruning.FinalPruning, "find", lambda self: found.append(original(self)) or found[-1])
+        prune(llama, ids, METHODS["sparsegpt, uniform"])
+    for name, packed in found[0].items():
+        assert isinstance(packed, PackedWeight) and len(packed.values) <= 0.41 * packed.unpack().numel()
+        assert torch.equal(packed.change(), llama.get_parameter(f"{name}.weight"))
+
+
+def test_a_failed_prune_changes_nothing(llama, ids, monkeypatch):
+    before = weights(llama)
+    monkeypatch.setattr("optimum_neuronal.saliency.sparsegpt.RAISES", -1)  # every Hessian fails
+    with pytest.raises(ValueError, match="Hessian of model.layers.0.self_attn.q_proj cannot be inverted"):
+        prune(llama, ids, METHODS["sparsegpt, uniform"])
+    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+    assert getattr(llama.config, "sparsity_config", None) is None
+
+
+def test_starved_experts_of_sparsegpt_are_pruned_by_magnitude(ids):
+    """An expert without tokens has no Hessian worth the name: a flat one takes its place."""
+    model, dense = make_model("mixtral"), make_model("mixtral")
+    fields = {**METHODS["sparsegpt, uniform"], "min_expert_tokens": 10_000}
+    pruner = prune(model, ids, fields)
+    assert len(pruner.report.starved_experts) == sum("experts" in name for name in pruner.report.projections)
+    name = pruner.report.starved_experts[0]
+    owner = name.rpartition(".experts.")[0] + ".experts"
+    sparse, original = (m.get_submodule(owner).gate_up_proj[0] for m in (model, dense))
+    kept = sparse != 0
+    torch.testing.assert_close(sparse[kept], original[kept])
+    assert original.abs()[kept].min() >= 0.9 * original.abs()[~kept].max()

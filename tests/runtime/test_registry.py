@@ -1,0 +1,66 @@
+import pytest
+
+from optimum_neuronal.runtime.registry import Registry, did_you_mean, parse_method
+from optimum_neuronal.saliency import SALIENCIES, Saliency, register_saliency
+from optimum_neuronal.topup import TOPUPS, TopUp
+
+
+def test_methods_are_found_without_being_imported():
+    assert {"magnitude", "wanda", "multiflow"} <= set(SALIENCIES.names())
+    assert {"uniform", "neuronal"} <= set(TOPUPS.names())
+    assert issubclass(SALIENCIES.get("wanda"), Saliency) and issubclass(TOPUPS.get("neuronal"), TopUp)
+
+
+def test_unknown_name_suggests_the_closest():
+    with pytest.raises(ValueError, match="Unknown saliency 'wnada'. Did you mean 'wanda'?"):
+        SALIENCIES.get("wnada")
+    assert did_you_mean("zzz", ["wanda"]) == ""
+
+
+def test_a_name_is_registered_once():
+    registry = Registry("thing", "optimum_neuronal.saliency")
+
+    @registry.register("one")
+    class First:
+        pass
+
+    assert registry.get("one") is First and First.name == "one"
+    with pytest.raises(ValueError, match="'one' is taken by .*First"):
+
+        @registry.register("one")
+        class Second:
+            pass
+
+
+def test_a_users_own_method_is_one_class():
+    @register_saliency("test-only-constant")
+    class Constant(Saliency):
+        def score(self, weight, activation):
+            return weight * 0
+
+    try:
+        assert SALIENCIES.get("test-only-constant") is Constant
+    finally:
+        del SALIENCIES._classes["test-only-constant"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("owl", ("owl", {})),
+        ("owl:lam=0.1,m=7", ("owl", {"lam": 0.1, "m": 7})),
+        (
+            "neuronal:steps=block, block_lambdas=[0.1,0.2]",
+            ("neuronal", {"steps": "block", "block_lambdas": [0.1, 0.2]}),
+        ),
+        ("x:a=True,b='c,d'", ("x", {"a": True, "b": "c,d"})),
+    ],
+)
+def test_methods_with_hyper_parameters(text, expected):
+    assert parse_method(text) == expected
+
+
+@pytest.mark.parametrize("text", ["owl:", "owl:m", "owl:m=", "owl:=1", "owl:1a=2", "owl:m=1,"])
+def test_bad_hyper_parameters_are_refused(text):
+    with pytest.raises(ValueError, match="expected NAME or NAME:KEY=VALUE"):
+        parse_method(text)

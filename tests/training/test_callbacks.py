@@ -1,0 +1,282 @@
+import copy
+import os
+import random
+import socket
+
+import pytest
+import torch
+from conftest import make_model
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from sparse import make_sparse, same_zeros, zeros_of
+from test_processes import in_processes
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from optimum_neuronal import NeuronALCallback, NeuronALConfig, NeuronALPruner, SparsityCallback
+from optimum_neuronal.checkpoint.save_pretrained import save_packed_by_default
+from optimum_neuronal.training.keeping import SparsityLostError
+
+
+@pytest.fixture
+def data():
+    ids = torch.randint(0, 64, (32, 16), generator=torch.Generator().manual_seed(1))
+    return [{"input_ids": row, "labels": row} for row in ids]
+
+
+def make_trainer(model, folder, data, *callbacks, **fields):
+    defaults = {
+        "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "save_strategy": "no",
+        "report_to": "none", "use_cpu": True, "disable_tqdm": True, "logging_steps": 100, "weight_decay": 0.1,
+    }  # fmt: skip
+    arguments = TrainingArguments(str(folder), **{**defaults, **fields})
+    return Trainer(model, arguments, train_dataset=data, eval_dataset=data[:4], callbacks=list(callbacks))
+
+
+def pruning(**fields):
+    schedule = fields.pop("schedule", {0: 0.4, 2: 0.7})
+    config = {"saliency": "magnitude", "topup": "uniform", "num_samples": 4, "num_alignment_samples": 2}
+    return NeuronALCallback(NeuronALConfig(0.7, **{**config, **fields}), schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"optim": "adamw_torch_fused", "gradient_accumulation_steps": 2, "max_grad_norm": 0.1},
+        {"optim": "adafactor"},
+        {"optim": "sgd", "optim_args": "momentum=0.9"},
+        {"optim": "adamw_torch", "bf16": True, "gradient_checkpointing": True},
+    ],
+    ids=["fused and accumulated", "adafactor", "sgd", "autocast and checkpointed"],
+)
+def test_no_zero_is_lost(tmp_path, data, fields):
+    model = make_sparse()
+    zeros, before = zeros_of(model), copy.deepcopy(model.state_dict())
+    make_trainer(model, tmp_path, data, SparsityCallback(), **fields).train()
+    assert same_zeros(model, zeros)
+    assert all(not torch.equal(value, before[key]) for key, value in model.state_dict().items() if key in zeros)
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_without_the_callback_they_are(tmp_path, data):
+    model = make_sparse()
+    zeros = zeros_of(model)
+    make_trainer(model, tmp_path, data, max_steps=1).train()
+    assert not same_zeros(model, zeros)
+
+
+class Vandal(TrainerCallback):
+    """Changes one pruned weight."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == state.max_steps:
+            weight = model.model.layers[0].mlp.up_proj.weight.data.view(-1)
+            weight[(weight == 0).nonzero()[0]] = 1e-6
+
+
+def test_a_single_lost_zero_raises_at_the_end(tmp_path, data):
+    with pytest.raises(SparsityLostError, match="1 pruned weights .*model.layers.0.mlp.up_proj: 1"):
+        make_trainer(make_sparse(), tmp_path, data, SparsityCallback(), Vandal()).train()
+
+
+def test_resuming_and_the_best_checkpoint(tmp_path, data):
+    """Checkpoints are ordinary and sparse, and the resumed training ends where the other did."""
+    model = make_sparse()
+    save_packed_by_default(model)
+    zeros = zeros_of(model)
+    fields = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    make_trainer(model, tmp_path, data, SparsityCallback(), **fields).train()
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
+    assert same_zeros(saved, zeros) and saved.config.sparsity_config == model.config.sparsity_config
+    again = make_sparse()
+    callback = SparsityCallback()
+    fields |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_runtime", "greater_is_better": True}
+    make_trainer(again, tmp_path, data, callback, **fields).train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+    assert same_zeros(again, zeros)
+    resumed = load_file(tmp_path / "checkpoint-4" / "model.safetensors")
+    assert all(torch.equal(resumed[key], value) for key, value in model.state_dict().items() if key in resumed)
+    damaged = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+    again.load_state_dict({key: value + 1 for key, value in damaged.items()}, strict=False)
+    with pytest.raises(ValueError, match="zeros were lost"):
+        make_trainer(again, tmp_path, data, SparsityCallback()).train()
+
+
+def test_lora(tmp_path, data):
+    model = get_peft_model(make_sparse(), LoraConfig(r=4, target_modules="all-linear"))
+    zeros = zeros_of(model)
+    make_trainer(model, tmp_path, data, SparsityCallback()).train()
+    assert same_zeros(model.merge_and_unload(), zeros)
+
+
+def test_a_dense_model_is_refused_before_training(tmp_path, data, llama):
+    with pytest.raises(ValueError, match="The model is dense"):
+        make_trainer(llama, tmp_path, data, SparsityCallback()).train()
+
+
+def test_a_failed_training_leaves_nothing_behind_that_the_next_one_minds(tmp_path, data):
+    model, callback = make_sparse(), SparsityCallback()
+    zeros, good = zeros_of(model), data[0]["input_ids"]
+    data[0]["input_ids"] = torch.full_like(good, 64)  # beyond the vocabulary
+    trainer = make_trainer(model, tmp_path, data, callback, per_device_train_batch_size=32)
+    with pytest.raises(IndexError):
+        trainer.train()
+    data[0]["input_ids"] = good
+    trainer.train()
+    assert same_zeros(model, zeros) and not any(
+        parameter._post_accumulate_grad_hooks for parameter in model.parameters()
+    )
+
+
+class Record(TrainerCallback):
+    """Sparsity, and the optimizer's memory of the pruned weights, after every step."""
+
+    def __init__(self):
+        self.sparsity, self.memory = {}, {}
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
+        zeros = zeros_of(model)
+        self.sparsity[state.global_step] = sum(z.sum().item() for z in zeros.values()) / 26112
+        self.memory[state.global_step] = sum(
+            int((optimizer.state[model.get_parameter(name)]["exp_avg"][zero] != 0).sum())
+            for name, zero in zeros.items()
+        )
+
+
+@pytest.mark.parametrize("saliency", ["magnitude", "wanda", "ria", "multiflow", "sparsegpt"])
+def test_what_was_zero_stays_zero_when_pruned_further(saliency, ids):
+    """The saliency of a zero is the smallest, and SparseGPT, which updates weights, leaves pruned ones."""
+    model = make_sparse(sparsity=0.5)
+    zeros = zeros_of(model)
+    del model.config.sparsity_config
+    NeuronALPruner(NeuronALConfig(0.7, saliency=saliency, topup="uniform", num_samples=12)).prune(model, ids)
+    assert all(zeros_of(model)[name][zero].all() for name, zero in zeros.items())
+
+
+@pytest.mark.parametrize("saliency", ["wanda", "sparsegpt"])
+def test_gradual_pruning(tmp_path, data, saliency):
+    """What was zero stays zero, though the layers' shares change; and the order of the data does not."""
+    model, record, seen = make_model("llama"), Record(), []
+
+    class Batches(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            seen.append((random.random(), torch.rand(1).item()))
+
+    fields = {"topup": "neuronal", "block_lambdas": [0.1], "steps": "block", "saliency": saliency}
+    callback = pruning(**fields, schedule={0: 0.4, 2: 0.6, 3: 0.7})
+    zeros = []
+    callback_step = callback.on_step_end
+
+    def on_step_end(*args, model=None, **kwargs):
+        zeros.append(zeros_of(model))
+        callback_step(*args, model=model, **kwargs)
+
+    callback.on_step_end = on_step_end
+    make_trainer(model, tmp_path, data, callback, record, Batches()).train()
+    last = zeros_of(model)
+    assert all((last[name] | ~zero).all() for earlier in zeros for name, zero in earlier.items())
+    assert [record.sparsity[step] for step in (1, 2, 3, 4)] == pytest.approx([0.4, 0.6, 0.7, 0.7], abs=0.02)
+    assert set(record.memory.values()) == {0}
+    recorded = model.config.sparsity_config
+    assert recorded["achieved_sparsity"] == pytest.approx(record.sparsity[4], abs=1e-9) and recorded["sparsity"] == 0.7
+    with_pruning, seen[:] = list(seen), []
+    make_trainer(make_model("llama"), tmp_path, data, Batches()).train()
+    assert seen == with_pruning
+
+
+def test_pruning_is_that_of_the_pruner(tmp_path, data):
+    """Before the first step, with all examples, in the order of the config's seed."""
+    model, expected = make_model("llama"), make_model("llama")
+    callback = NeuronALCallback(
+        NeuronALConfig(0.7, num_samples=32, num_alignment_samples=4, topup="uniform"), at_step=0
+    )
+    make_trainer(model, tmp_path, data, callback, learning_rate=0.0, max_steps=1).train()
+    order = random.Random(0).sample(range(32), 32)
+    NeuronALPruner(callback.config).prune(expected, torch.stack([data[index]["input_ids"] for index in order]))
+    assert all(torch.equal(value, expected.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_a_schedule_is_resumed(tmp_path, data):
+    fields = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+    whole = make_model("llama")
+    make_trainer(whole, tmp_path, data, pruning(schedule={1: 0.4, 2: 0.7}), **fields).train()
+    for begun, restored in ((1, False), (2, True)):
+        model, again = make_model("llama"), {**fields, "restore_callback_states_from_checkpoint": restored}
+        trainer = make_trainer(model, tmp_path / "again", data, pruning(schedule={1: 0.4, 2: 0.7}), **again)
+        trainer.train(resume_from_checkpoint=tmp_path / f"checkpoint-{begun}")
+        assert all(torch.equal(value, whole.state_dict()[key]) for key, value in model.state_dict().items())
+        assert model.config.sparsity_config["achieved_sparsity"] == whole.config.sparsity_config["achieved_sparsity"]
+
+
+def test_a_sparse_model_is_pruned_further_from_a_checkpoint_without_a_schedule(tmp_path, data):
+    model = make_sparse(sparsity=0.5)
+    zeros = zeros_of(model)
+    make_trainer(model, tmp_path, data, SparsityCallback(), save_strategy="steps", save_steps=2, max_steps=2).train()
+    del model.config.sparsity_config  # as if it had been pruned elsewhere
+    trainer = make_trainer(model, tmp_path, data, pruning(schedule={3: 0.7}), save_strategy="steps", save_steps=4)
+    trainer.train(resume_from_checkpoint=tmp_path / "checkpoint-2")
+    assert all(zeros_of(model)[name][zero].all() for name, zero in zeros.items())
+    assert model.config.sparsity_config["sparsity"] == 0.7
+
+
+def test_the_best_checkpoint_is_one_of_the_last_sparsity(tmp_path, data):
+    fields = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 3}
+    fields |= {"load_best_model_at_end": True, "learning_rate": 0.0}  # dense is best
+    model = make_model("llama")
+    trainer = make_trainer(model, tmp_path, data, pruning(schedule={2: 0.7}), **fields)
+    trainer.train()
+    assert trainer.state.best_global_step in (2, 3)
+    assert sum(zero.sum().item() for zero in zeros_of(model).values()) / 26112 == pytest.approx(0.7, abs=1e-3)
+
+
+def test_bad_schedules(tmp_path, data, llama):
+    config = NeuronALConfig(0.7, num_samples=4, num_alignment_samples=2)
+    for fields, message in [
+        ({}, "Expected either at_step"),
+        ({"at_step": 1, "schedule": {1: 0.5}}, "Expected either at_step"),
+        ({"schedule": {}}, "schedule is {}"),
+        ({"at_step": -1}, "steps from 0 on"),
+        ({"schedule": {0: 0.7, 5: 0.5}}, "rising sparsities"),
+        ({"schedule": {0: 1.5}}, r"expected a share in \[0, 1\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            NeuronALCallback(config, **fields)
+    with pytest.raises(TypeError, match="config is a float"):
+        NeuronALCallback(0.7, at_step=1)
+    for callback, message in [
+        (NeuronALCallback(config, at_step=5), "prunes at step 5, but training ends at step 4"),
+        (pruning(schedule={4: 0.7}, saliency="wanda", num_samples=40), "set num_samples to at most 32"),
+        (pruning(schedule={4: 0.7}, targets=["nothing"]), "match no projection"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make_trainer(llama, tmp_path, data, callback).train()
+    adapted = get_peft_model(llama, LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="merge them first"):
+        make_trainer(adapted, tmp_path, data, NeuronALCallback(config, at_step=2)).train()
+
+
+def _train_in_two(rank, count, folder, data, port):
+    """As `accelerate launch` starts it, which sets these variables."""
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
+    }  # fmt: skip
+    model = make_sparse()
+    zeros = zeros_of(model)
+    trainer = make_trainer(model, folder, data, SparsityCallback(), pruning(schedule={2: 0.8}, saliency="wanda"))
+    assert trainer.args.world_size == count
+    trainer.train()
+    assert type(trainer.model_wrapped).__name__ == "DistributedDataParallel"
+    for name, zero in zeros.items():
+        assert zeros_of(model)[name][zero].all()
+        assert (trainer.optimizer.state[model.get_parameter(name)]["exp_avg"][zero] == 0).all()
+    torch.save(model.state_dict(), folder / f"{rank}.pt")
+
+
+def test_two_processes(tmp_path, data):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    in_processes(2, _train_in_two, tmp_path, tmp_path, data, port)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
+    zeros = sum(int((value == 0).sum()) for key, value in first.items() if "_proj" in key)
+    assert zeros / 26112 == pytest.approx(0.8, abs=1e-3)

@@ -1,0 +1,215 @@
+import copy
+import gc
+
+import pytest
+import torch
+from accelerate import Accelerator
+from conftest import make_model
+from sparse import make_sparse, same_zeros, step, zeros_of
+from test_processes import in_processes
+from torch import nn
+from torch.nn.utils import prune
+from torch.optim import optimizer as torch_optimizer
+from transformers import Adafactor
+
+from optimum_neuronal import SparsityCallback, keep_sparsity
+from optimum_neuronal.training.keeping import SparsityLostError
+
+
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1),
+    "fused adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1, fused=True),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-1, momentum=0.9, nesterov=True),
+    "adafactor": lambda parameters: Adafactor(parameters, lr=1e-2, relative_step=False),
+}
+
+
+class Restless(torch.optim.SGD):
+    """Changes weights whose gradients are zero too, as Muon does."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data -= 0.1
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_trains_as_torchs_own_masks_do(name, ids):
+    """torch.nn.utils.prune computes with weight * mask: the kept weights come out bit-equal, clipping included."""
+    model = make_sparse()
+    reference, zeros = copy.deepcopy(model), zeros_of(model)
+    for key, zero in zeros.items():
+        module = reference.get_submodule(key.removesuffix(".weight"))
+        prune.custom_from_mask(module, "weight", ~zero)
+    ours, theirs = (OPTIMIZERS[name](copied.parameters()) for copied in (model, reference))
+    with keep_sparsity(model):
+        for _ in range(3):
+            step(model, ours, ids[:2], max_norm=0.5)
+            step(reference, theirs, ids[:2], max_norm=0.5)
+    for key in zeros:
+        module = reference.get_submodule(key.removesuffix(".weight"))
+        prune.remove(module, "weight")
+        assert torch.equal(model.get_parameter(key), module.weight), key
+    assert same_zeros(model, zeros) and not same_zeros(make_sparse(), zeros_of(make_model("llama")))
+    for key in zeros:
+        assert not torch.signbit(model.get_parameter(key)[zeros[key]]).any(), "-0.0 would be saved as a value"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral", "gpt_oss"])
+def test_any_layout_and_any_optimizer(family, ids):
+    model = make_sparse(family)
+    zeros = zeros_of(model)
+    with keep_sparsity(model):
+        optimizer = Restless(model.parameters(), lr=0.1)  # made after the masks
+        for _ in range(2):
+            step(model, optimizer, ids[:2])
+    assert same_zeros(model, zeros)
+    step(model, optimizer, ids[:2])
+    assert not same_zeros(model, zeros), "nothing is left behind"
+
+
+def test_by_hand(ids):
+    model = make_sparse()
+    zeros, keeper = zeros_of(model), keep_sparsity(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step(model, optimizer, ids[:2])
+    with pytest.raises(SparsityLostError, match=r"\d+ pruned weights are not zero any more \(model.layers.0"):
+        keeper.verify()
+    keeper.apply()
+    keeper.verify()
+    assert same_zeros(model, zeros)
+    model.model.layers[1].mlp.up_proj.weight.data[zeros["model.layers.1.mlp.up_proj.weight"]] = torch.nan
+    with pytest.raises(SparsityLostError, match="model.layers.1.mlp.up_proj"):
+        keeper.verify()
+
+
+def test_a_single_lost_zero_is_found():
+    model = make_sparse()
+    with (
+        pytest.raises(SparsityLostError, match=r"1 pruned weights .*layers.2.self_attn.q_proj: 1"),
+        keep_sparsity(model),
+    ):
+        weight = model.model.layers[2].self_attn.q_proj.weight
+        weight.data.view(-1)[(weight.data.view(-1) == 0).nonzero()[7]] = 1e-30
+
+
+def test_the_own_error_of_a_loop_is_not_hidden():
+    model, hooks = make_sparse(), len(torch_optimizer._global_optimizer_post_hooks)
+    with pytest.raises(ZeroDivisionError), keep_sparsity(model):
+        model.model.layers[0].mlp.up_proj.weight.data += 1
+        1 / 0  # noqa: B018
+    assert len(torch_optimizer._global_optimizer_post_hooks) == hooks
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_one_bit_per_weight():
+    model = make_sparse()
+    gc.collect()
+    keeper = keep_sparsity(model)
+    weights = sum(zero.numel() for zero in zeros_of(model).values())
+    assert sum(weight.mask.bits.nbytes for weight in keeper.weights) == weights // 8
+    assert keeper.sparsity == pytest.approx(0.7, abs=1e-3)
+
+
+def test_accumulation_autocast_and_loss_scaling(ids):
+    model = make_sparse()
+    zeros = zeros_of(model)
+    optimizer, scaler = Restless(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+    model.gradient_checkpointing_enable()
+    model.train()
+    with keep_sparsity(model):
+        for part in ids.split(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(input_ids=part, labels=part).loss
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        assert all((model.get_parameter(name).grad[zero] == 0).all() for name, zero in zeros.items())
+        scaler.step(optimizer)
+    assert same_zeros(model, zeros)
+
+
+def test_accelerate(ids):
+    model = make_sparse()
+    zeros, accelerator = zeros_of(model), Accelerator(cpu=True, gradient_accumulation_steps=2)
+    prepared, optimizer = accelerator.prepare(model, Restless(model.parameters(), lr=0.1))
+    with keep_sparsity(prepared):
+        for part in ids.split(3):
+            with accelerator.accumulate(prepared):
+                accelerator.backward(prepared(input_ids=part, labels=part).loss)
+                accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+    assert same_zeros(model, zeros)
+    Accelerator._shared_state = {}
+
+
+def test_frozen_tied_and_resized(ids):
+    """Only weights of projections are masked; those that are not trained are left alone."""
+    model = make_sparse("gpt2", tie_word_embeddings=True)
+    model.resize_token_embeddings(80)
+    zeros = zeros_of(model)
+    model.transformer.h[0].requires_grad_(False)
+    frozen = copy.deepcopy(model.transformer.h[0].state_dict())
+    embeddings = model.get_input_embeddings().weight
+    assert embeddings is model.get_output_embeddings().weight
+    before = embeddings.detach().clone()
+    with keep_sparsity(model):
+        step(model, Restless((p for p in model.parameters() if p.requires_grad), lr=0.1), ids[:2])
+    assert same_zeros(model, zeros) and not torch.equal(embeddings, before)
+    assert all(torch.equal(value, frozen[key]) for key, value in model.transformer.h[0].state_dict().items())
+
+
+def test_the_optimizers_memory_is_cleared(ids):
+    model = make_sparse()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, amsgrad=True)
+    step(model, optimizer, ids[:2])
+    keeper = keep_sparsity(make_sparse())
+    for weight in keeper.weights:  # of another model of the same zeros
+        weight.module = model.get_submodule(weight.name)
+    keeper.clear_state(optimizer)
+    for name, zero in zeros_of(make_sparse()).items():
+        for value in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+            memory = optimizer.state[model.get_parameter(name)][value]
+            assert (memory[zero] == 0).all() and (memory[~zero] != 0).any()
+
+
+def _train_sharded(rank, count, ids):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = make_sparse()
+    zeros, too_early = zeros_of(model), keep_sparsity(model)
+    mesh = init_device_mesh("cpu", (count,))
+    for module in (*model.model.layers, model):
+        fully_shard(module, mesh=mesh)
+    optimizer, callback = Restless(model.parameters(), lr=0.1, momentum=0.9), SparsityCallback()
+    with keep_sparsity(model):
+        step(model, optimizer, ids[rank::count], max_norm=1.0)
+    callback.on_train_begin(None, None, None, model=model)  # as the Trainer does, which has FSDP on accelerators only
+    model(input_ids=ids[rank::count], labels=ids[rank::count]).loss.backward()
+    callback.on_pre_optimizer_step(None, None, None)
+    optimizer.step()
+    callback.on_optimizer_step(None, None, None)
+    callback.on_train_end(None, None, None)
+    for name, zero in zeros.items():
+        weight = model.get_parameter(name)
+        assert torch.equal(weight.full_tensor() == 0, zero)
+        assert (optimizer.state[weight]["momentum_buffer"].full_tensor()[zero] == 0).all()
+    with pytest.raises(RuntimeError, match="after the model has been wrapped"):
+        too_early.apply()
+    if rank == 0:
+        model.model.layers[0].mlp.up_proj.weight.data.to_local().fill_(1)
+    with pytest.raises(ValueError, match="zeros were lost"):
+        keep_sparsity(model)
+
+
+def test_fsdp(tmp_path, ids):
+    """Every process masks its own part of the weights."""
+    in_processes(2, _train_sharded, tmp_path, ids)
+
+
+def test_what_cannot_be_kept(llama):
+    with pytest.raises(ValueError, match="dense: .* 0.00% are zero"):
+        keep_sparsity(llama)
+    with pytest.raises(TypeError, match="Expected a transformers PreTrainedModel.*Linear"):
+        keep_sparsity(nn.Linear(2, 2))

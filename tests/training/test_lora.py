@@ -1,0 +1,176 @@
+import copy
+import sys
+
+import pytest
+import torch
+from conftest import make_model
+from peft import LoHaConfig, LoraConfig, PeftModel, get_peft_model
+from sparse import make_sparse, same_zeros, step, zeros_of
+from torch.nn.functional import linear
+
+from optimum_neuronal import keep_lora_sparse, keep_sparsity
+from optimum_neuronal.training.lora import check_peft
+
+
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+CASES = {
+    "lora": ("llama", {"target_modules": "all-linear"}),
+    "rslora": ("llama", {"target_modules": ["q_proj", "down_proj"], "use_rslora": True, "lora_dropout": 0.1}),
+    "dora": ("llama", {"target_modules": "all-linear", "use_dora": True, "lora_dropout": 0.1}),
+    "transposed": ("gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "use_dora": True}),
+    "bias": ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True, "lora_bias": True}),
+    "experts": ("mixtral", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}),
+    "transposed experts": ("gpt_oss", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}),
+}
+
+
+def adapted(case, **overrides):
+    family, fields = CASES[case]
+    torch.manual_seed(0)
+    return get_peft_model(make_sparse(family), LoraConfig(r=4, **{**fields, **overrides}))
+
+
+def train(model, ids, steps=2):
+    model.train()
+    torch.manual_seed(0)  # dropout
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0, momentum=0.9)
+    for _ in range(steps):
+        step(model, optimizer, ids[:4])
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model, ids):
+    return model(input_ids=ids[:4]).logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_merging_changes_nothing_if_the_forward_was_masked(case, ids, tmp_path):
+    model = adapted(case)
+    zeros, base = zeros_of(model), copy.deepcopy(model.get_base_model().state_dict())
+    dense = train(copy.deepcopy(model), ids)
+    keep_lora_sparse(model)
+    train(model, ids)
+    trained = logits(model, ids)
+    assert not torch.allclose(trained, logits(dense, ids), atol=1e-3), "the update of pruned weights was left out"
+
+    model.merge_adapter()
+    assert same_zeros(model, zeros)
+    torch.testing.assert_close(logits(model, ids), trained, rtol=0, atol=1e-5)
+    model.unmerge_adapter()
+    assert same_zeros(model, zeros)
+    torch.testing.assert_close(logits(model, ids), trained, rtol=0, atol=1e-5)
+    with model.disable_adapter():
+        dropped = {key.replace("base_layer.", ""): value for key, value in base.items() if "lora" not in key}
+        untouched = make_model(CASES[case][0])
+        untouched.load_state_dict(dropped)
+        torch.testing.assert_close(logits(model, ids), logits(untouched, ids), rtol=0, atol=1e-5)
+
+    model.save_pretrained(tmp_path)
+    reloaded = keep_lora_sparse(PeftModel.from_pretrained(untouched, tmp_path))
+    torch.testing.assert_close(logits(reloaded, ids), trained, rtol=0, atol=1e-5)
+    merged = model.merge_and_unload(safe_merge=case == "lora")
+    torch.testing.assert_close(logits(merged, ids), trained, rtol=0, atol=1e-5)
+    assert same_zeros(merged, zeros)
+    assert not any("lora" in name for name in merged.state_dict())
+
+
+@pytest.mark.parametrize("case", ["lora", "dora", "experts", "loha"])
+def test_a_guarded_merge_is_pefts_own_with_zeros(case, ids):
+    if case == "loha":
+        torch.manual_seed(0)
+        model = get_peft_model(make_sparse(), LoHaConfig(r=4, target_modules=["q_proj", "up_proj"]))
+    else:
+        model = adapted(case)
+    zeros = zeros_of(model)
+    guarded = keep_lora_sparse(copy.deepcopy(model), exact=False)
+    for each in (model, guarded):
+        train(each, ids, steps=1)
+    assert torch.equal(logits(model, ids), logits(guarded, ids)), "the forward is PEFT's"
+    expected = model.merge_and_unload().state_dict()
+    found = guarded.merge_and_unload().state_dict()
+    for key, value in expected.items():
+        assert torch.equal(found[key], value.masked_fill(zeros[key], 0) if key in zeros else value), key
+
+
+def test_gradients_are_those_of_the_masked_update(ids):
+    """Against the formula, through a gradient checkpoint too."""
+    model = keep_lora_sparse(adapted("lora", init_lora_weights=False))
+    layer = model.get_base_model().model.layers[0].mlp.up_proj
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    weight = layer.get_base_layer().weight
+    expected = linear(x, weight + (weight != 0) * (b @ a) * 2)  # lora_alpha / r = 8 / 4
+    torch.testing.assert_close(layer(x), expected)
+    found = torch.autograd.grad(layer(x).square().sum(), (a, b))
+    torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), (a, b)))
+    checkpointed = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(checkpointed.square().sum(), (a, b)), found)
+
+
+def test_a_base_model_in_bfloat16(ids):
+    base = make_sparse().bfloat16()
+    model = keep_lora_sparse(
+        get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    )
+    trained = logits(model, ids)
+    assert torch.equal(logits(model.merge_and_unload(), ids), trained), "merging rounds as the forward did"
+
+
+def test_keep_sparsity_guards_what_it_sees(ids):
+    model = adapted("lora")
+    zeros = zeros_of(model)
+    with keep_sparsity(model):
+        train(model, ids)
+    merged = model.merge_and_unload()
+    assert same_zeros(merged, zeros)
+    model = keep_lora_sparse(adapted("lora", init_lora_weights=False))
+    before = logits(model, ids)
+    keep_sparsity(model)
+    assert torch.equal(logits(model, ids), before), "what was exact stays so"
+    keep_lora_sparse(model, exact=False)
+    assert not torch.allclose(logits(model, ids), before, atol=1e-3)
+
+
+def test_an_unguarded_merge_warns(monkeypatch, ids):
+    said = []
+    monkeypatch.setattr("optimum_neuronal.training.lora.logger.warning", said.append)
+    train(adapted("lora"), ids).merge_and_unload()
+    train(adapted("experts"), ids).merge_adapter()
+    assert len(said) == 2 and "Merging filled zeros: 70.0% of the adapted weights were zero, now 0.0% are" in said[0]
+    keep_lora_sparse(train(adapted("lora"), ids)).merge_and_unload()
+    get_peft_model(make_model("llama"), LoraConfig(target_modules=["q_proj"])).merge_and_unload()
+    assert len(said) == 2
+
+
+def test_several_adapters(ids):
+    model = keep_lora_sparse(adapted("rslora", init_lora_weights=False))
+    model.add_adapter("other", LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    model.base_model.set_adapter(["default", "other"])
+    zeros = zeros_of(model.eval())
+    trained = logits(model, ids)
+    model.merge_adapter()
+    torch.testing.assert_close(logits(model, ids), trained, rtol=0, atol=1e-5)
+    assert same_zeros(model, zeros)
+    model.unmerge_adapter()
+    with pytest.raises(ValueError, match="batches of several adapters"):
+        model(input_ids=ids[:2], adapter_names=["default", "other"])
+
+
+def test_what_is_refused(llama, monkeypatch):
+    with pytest.raises(ValueError, match="carries no adapters"):
+        keep_lora_sparse(make_sparse())
+    with pytest.raises(ValueError, match="dense"):
+        keep_lora_sparse(get_peft_model(llama, LoraConfig(target_modules=["q_proj"])))
+    merged = adapted("lora")
+    merged.merge_adapter()
+    with pytest.raises(ValueError, match="merged already"):
+        keep_lora_sparse(merged)
+    with pytest.raises(ValueError, match="Exactly merged can only be LoRA.*loha"):
+        keep_lora_sparse(get_peft_model(make_sparse(), LoHaConfig(r=2, target_modules=["q_proj"])))
+    with pytest.raises(ValueError, match="only DoRA and rsLoRA are understood.*ALoraLinearVariant"):
+        keep_lora_sparse(adapted("lora", alora_invocation_tokens=[1]))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install optimum-neuronal\[peft\]"):
+        check_peft()

@@ -1,0 +1,107 @@
+import pytest
+import torch
+from conftest import make_model
+from peft import LoraConfig, get_peft_model
+from sparse import make_sparse, zeros_of
+from torch import nn
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.training.sparse_weights import find_sparse_weights, without_adapters
+
+
+def found(model):
+    return {f"{weight.name}": weight.mask.unpack() for weight in find_sparse_weights(model)}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_masks_are_the_zeros(family):
+    model = make_sparse(family)
+    zeros = {name.removesuffix(".weight"): zero for name, zero in zeros_of(model).items()}
+    masks = found(model)
+    assert masks.keys() == zeros.keys() and all(torch.equal(masks[name], zero) for name, zero in zeros.items())
+
+
+def test_only_what_was_to_be_pruned():
+    model = make_model("llama")
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform", targets=["mlp"], ignore=["layers.0."])
+    NeuronALPruner(config).prune(model)
+    model.model.layers[0].mlp.up_proj.weight.data[:] = 0
+    assert list(found(model)) == [f"model.layers.{i}.mlp.{p}_proj" for i in (1, 2) for p in ("gate", "up", "down")]
+
+
+def test_single_experts():
+    model = make_model("mixtral")
+    fields = {"saliency": "magnitude", "topup": "uniform", "targets": [r"experts\.[12]\.", "q_proj"]}
+    NeuronALPruner(NeuronALConfig(0.7, **fields)).prune(model)
+    model.model.layers[0].mlp.experts.down_proj.data[0, 0] = 0  # by chance
+    masks = found(model)
+    assert len(masks) == 9
+    shares = masks["model.layers.0.mlp.experts.down_proj"].float().mean(dim=(1, 2)).tolist()
+    assert shares == pytest.approx([0, 0.7, 0.7, 0], abs=1e-2)
+
+
+def test_a_model_that_was_pruned_elsewhere(monkeypatch):
+    said = []
+    monkeypatch.setattr("optimum_neuronal.training.sparse_weights.logger.warning", said.append)
+    model = make_sparse()
+    expected = found(model)
+    assert not said
+    del model.config.sparsity_config
+    masks = found(model)
+    assert all(torch.equal(masks[name], mask) for name, mask in expected.items())
+    assert len(said) == 1 and "no sparsity_config: the 69.96% of" in said[0]
+
+
+def test_disagreement():
+    model = make_sparse()
+    weight = model.model.layers[1].mlp.up_proj.weight
+    place = (weight.data.view(-1) == 0).nonzero()[0]
+    weight.data.view(-1)[place] = 1.0
+    with pytest.raises(ValueError, match="says that 69.9563%.*but 69.9525% are: 1 zeros were lost since"):
+        find_sparse_weights(model)
+    weight.data[:4] = 0
+    with pytest.raises(ValueError, match="pruned further since"):
+        find_sparse_weights(model)
+    model.config.sparsity_config = {"version": 1, "sparsity": 0.7}
+    with pytest.raises(ValueError, match="sparsity_config"):
+        find_sparse_weights(model)
+
+
+def test_inside_of_wrappers_and_under_adapters():
+    model = make_sparse("mixtral")
+    expected = found(model)
+    compiled = nn.Module()  # what torch.compile returns holds the model so; to import the compiler takes seconds
+    compiled._orig_mod = model
+    for wrapped in (nn.DataParallel(model), compiled):
+        assert found(wrapped).keys() == expected.keys()
+    config = LoraConfig(
+        r=2, target_modules=["q_proj"], target_parameters=["experts.gate_up_proj", "experts.down_proj"]
+    )
+    peft_model = get_peft_model(model, config)
+    names = [name for name, _ in peft_model.named_modules()]
+    for adapted in (peft_model, model):
+        masks = found(adapted)
+        assert all(torch.equal(masks[name], mask) for name, mask in expected.items())
+    with without_adapters(model):
+        assert not any("lora" in name for name, _ in model.named_modules())
+    assert [name for name, _ in peft_model.named_modules()] == names
+
+
+def test_weights_that_hide_their_zeros():
+    for change, message in [
+        (lambda weight: nn.Parameter(weight.to("meta")), "not in memory"),
+        (lambda weight: nn.Parameter(weight.to(torch.uint8), requires_grad=False), "of dtype torch.uint8"),
+    ]:
+        model = make_sparse()
+        module = model.model.layers[0].mlp.up_proj
+        module.weight = change(module.weight)
+        with pytest.raises(ValueError, match=f"model.layers.0.mlp.up_proj are {message}"):
+            find_sparse_weights(model)
+    model = make_sparse()
+    model.lm_head.weight.ds_id = 0  # as DeepSpeed marks what it has partitioned
+    with pytest.raises(ValueError, match="ZeRO-3"):
+        find_sparse_weights(model)
+    flat = type("FullyShardedDataParallel", (nn.Module,), {})()
+    flat.module = make_sparse()
+    with pytest.raises(ValueError, match="use FSDP2"):
+        find_sparse_weights(flat)

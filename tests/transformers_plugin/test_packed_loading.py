@@ -1,0 +1,228 @@
+import copy
+import json
+import os
+import subprocess
+import sys
+
+import peft
+import pytest
+import torch
+import transformers
+from conftest import make_model
+from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, modeling_utils
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.transformers_plugin import packed_loading
+
+
+INDEX, FILE = "packed.safetensors.index.json", "packed-00001-of-00001.safetensors"
+
+
+def pruned(family="llama", dtype=torch.float32, **overrides):
+    model = make_model(family, **overrides).to(dtype)
+    return NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform", format="packed")).prune(model)
+
+
+def assert_equal(model, expected):
+    """To the bit, -0.0 included."""
+    state = model.state_dict()
+    assert state.keys() == expected.state_dict().keys()
+    for name, value in expected.state_dict().items():
+        assert state[name].dtype == value.dtype, name
+        assert torch.equal(state[name].view(torch.uint8), value.view(torch.uint8)), name
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """A packed llama; tests that change it copy it."""
+    folder = tmp_path_factory.mktemp("packed") / "llama"
+    pruned().save_pretrained(folder)
+    return folder
+
+
+FAMILIES = [
+    ("llama", {}), ("llama", {"tie_word_embeddings": True}), ("opt", {}), ("gpt2", {}), ("phi3", {}), ("qwen3_moe", {}),
+    ("mixtral", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family, overrides", FAMILIES)
+def test_bit_equal(family, overrides, tmp_path):
+    for dtype, device_map, size in (
+        (torch.bfloat16, None, "1GB"),
+        (torch.float32, "auto", 20_000),
+        (torch.bfloat16, "cpu", 9_000),
+    ):
+        model = pruned(family, dtype, **overrides)
+        projection = next(
+            weight for name, weight in model.named_parameters() if weight.ndim > 1 and (weight == 0).any()
+        )
+        projection.data.view(-1)[(projection.view(-1) == 0).nonzero()[0]] = -0.0
+        folder = tmp_path / str(size)
+        model.save_pretrained(folder, max_shard_size=size)
+        assert (len(list(folder.glob("packed-*.safetensors"))) > 1) == (size != "1GB")
+        loaded = AutoModelForCausalLM.from_pretrained(folder, device_map=device_map)
+        assert_equal(loaded, model)
+        if dtype == torch.float32:  # of the other model, `.to` has cast buffers too
+            with torch.no_grad():
+                assert torch.equal(loaded(torch.arange(16)[None]).logits, model(torch.arange(16)[None]).logits)
+
+
+def test_another_dtype_is_asked_for(packed):
+    loaded = AutoModelForCausalLM.from_pretrained(packed, dtype=torch.bfloat16)
+    assert_equal(loaded, AutoModelForCausalLM.from_pretrained(packed).bfloat16())
+
+
+def test_without_the_head(packed):
+    """What a checkpoint holds beyond the model is left alone, as of dense ones."""
+    base = AutoModel.from_pretrained(packed)
+    assert_equal(base, AutoModelForCausalLM.from_pretrained(packed).model)
+
+
+def test_weights_that_stay_on_disk(packed, tmp_path):
+    expected = AutoModelForCausalLM.from_pretrained(packed)
+    device_map = {name: "cpu" for name in ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")}
+    device_map |= {"model.layers": "disk"}
+    model = AutoModelForCausalLM.from_pretrained(packed, device_map=device_map, offload_folder=tmp_path)
+    assert model.model.layers[0].mlp.up_proj.weight.is_meta
+    ids = torch.arange(16)[None]
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, expected(ids).logits)
+    model.save_pretrained(tmp_path / "again")
+    assert_equal(AutoModelForCausalLM.from_pretrained(tmp_path / "again"), expected)
+
+
+def test_what_is_loaded_is_a_plain_model(packed, tmp_path):
+    model = LlamaForCausalLM.from_pretrained(packed)
+    pruned().save_pretrained(tmp_path / "dense", format="dense")
+    plain = LlamaForCausalLM.from_pretrained(tmp_path / "dense")
+    assert vars(model).keys() - vars(plain).keys() == {"save_pretrained"}
+    assert vars(model.config).keys() == vars(plain.config).keys()
+    assert not hasattr(model, "is_quantized") and not hasattr(model.config, "quantization_config")
+    assert model.config.sparsity_config == plain.config.sparsity_config | {"format": "packed"}
+    ids = torch.arange(16)[None]
+    model(ids, labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert copy.deepcopy(model).half().dtype == torch.float16
+    merged = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"])).merge_and_unload()
+    assert_equal(merged, plain)
+    merged.save_pretrained(tmp_path / "merged")
+    assert (tmp_path / "merged" / FILE).exists()
+
+
+def test_an_adapter_over_it(packed, tmp_path):
+    peft.get_peft_model(
+        LlamaForCausalLM.from_pretrained(packed), peft.LoraConfig(target_modules=["q_proj"])
+    ).save_pretrained(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    assert not list(tmp_path.glob("packed*")) and not list(tmp_path.glob("model*"))
+    model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path)
+    assert_equal(model.merge_and_unload(), LlamaForCausalLM.from_pretrained(packed))
+
+
+def test_it_is_sparse_already(packed):
+    config = NeuronALConfig(0.8, saliency="magnitude", topup="uniform")
+    with pytest.raises(
+        ValueError, match=r"is sparse already.* del model.config.sparsity_config, and call NeuronALPruner"
+    ):
+        AutoModelForCausalLM.from_pretrained(packed, quantization_config=config)
+    model = AutoModelForCausalLM.from_pretrained(packed)
+    del model.config.sparsity_config
+    NeuronALPruner(config).prune(model)
+    assert model.config.sparsity_config["achieved_sparsity"] == pytest.approx(0.8, abs=0.01)
+
+
+def damaged(packed, tmp_path, name, change):
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    for file in packed.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / name).write_bytes(change((packed / name).read_bytes()))
+    return folder
+
+
+def with_config(change):
+    def edit(content):
+        stored = json.loads(content)
+        change(stored)
+        return json.dumps(stored).encode()
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        (FILE, lambda content: content[:-1], f"{FILE} is damaged, or no safetensors file"),
+        (FILE, lambda content: content[:-1] + b"~", rf"{FILE}: model\.\S+ is damaged"),
+        (INDEX, lambda content: content[:100], f"{INDEX} is damaged"),
+        (INDEX, lambda content: content.replace(FILE.encode(), b"../../secret.safetensors"), "expected 'packed-00001-of"),
+        ("config.json", with_config(lambda config: config.update(intermediate_size=40)), r"has the shape \(\d+, \d+\), but the model's"),
+        ("config.json", with_config(lambda config: config["quantization_config"].update(version=2)), "version 2, but this optimum_neuronal reads"),
+        ("config.json", with_config(lambda config: config["quantization_config"].update(format=["packed"])), r"has format \['packed'\]"),
+        ("config.json", with_config(lambda config: config["sparsity_config"].update(format="dense")), "contradicts itself"),
+        ("config.json", with_config(lambda config: config["sparsity_config"].update(achieved_sparsity="much")), "achieved_sparsity"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("device_map", [None, "auto"])
+def test_damage_is_an_error_that_says_where(packed, tmp_path, name, change, message, device_map):
+    with pytest.raises(ValueError, match=message):
+        AutoModelForCausalLM.from_pretrained(damaged(packed, tmp_path, name, change), device_map=device_map)
+
+
+def test_a_missing_file(packed, tmp_path):
+    folder = damaged(packed, tmp_path, FILE, lambda content: content)
+    (folder / FILE).unlink()
+    with pytest.raises(FileNotFoundError, match=FILE):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_files_are_read_in_no_other_way(packed, monkeypatch):
+    """If transformers reads them without this package's reader, it finds no file."""
+    with pytest.raises(FileNotFoundError, match="without disable_mmap=True"):
+        AutoModelForCausalLM.from_pretrained(packed, disable_mmap=True)
+    monkeypatch.setattr(packed_loading, "_open", packed_loading.safe_open)
+    with pytest.raises(FileNotFoundError, match="only to be read"):
+        AutoModelForCausalLM.from_pretrained(packed)
+
+
+def test_dense_checkpoints_load_as_before(packed, tmp_path):
+    AutoModelForCausalLM.from_pretrained(packed)
+    assert modeling_utils.safe_open is packed_loading._open
+    make_model("llama").save_pretrained(tmp_path)
+    assert_equal(AutoModelForCausalLM.from_pretrained(tmp_path), make_model("llama"))
+
+
+WITHOUT = """
+import sys, torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+for load in (
+    AutoModelForCausalLM.from_pretrained,
+    LlamaForCausalLM.from_pretrained,
+    lambda path: LlamaForCausalLM.from_pretrained(path, device_map="auto"),
+    lambda path: LlamaForCausalLM.from_pretrained(path, ignore_mismatched_sizes=True, use_safetensors=True),
+):
+    try:
+        load(sys.argv[1])
+    except OSError as error:
+        assert "no file named model.safetensors" in str(error), error
+    else:
+        raise SystemExit("it was loaded")
+assert not any(name.startswith("optimum_neuronal") for name in sys.modules)
+import optimum_neuronal
+torch.save(AutoModelForCausalLM.from_pretrained(sys.argv[1]).state_dict(), sys.argv[2])
+"""
+
+
+def test_a_process_without_the_package_fails_loudly(packed, tmp_path):
+    """And loads it when it has imported the package, even late, and nothing else of it."""
+    command = [sys.executable, "-c", WITHOUT, packed, tmp_path / "state.pt"]
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr[-2000:]
+    for name, value in AutoModelForCausalLM.from_pretrained(packed).state_dict().items():
+        assert torch.equal(torch.load(tmp_path / "state.pt")[name], value)
+
+
+def test_the_pipeline_loads_it(packed, tokenizer):
+    generator = transformers.pipeline("text-generation", model=str(packed), tokenizer=tokenizer)
+    assert generator("w1 w2", max_new_tokens=2)[0]["generated_text"].startswith("w1 w2")
