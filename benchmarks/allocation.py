@@ -27,9 +27,9 @@ from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.metrics.statistics import SquaredNorms
 from optimum_neuronal.pruning.prune import TOKENS_PER_FORWARD
-from optimum_neuronal.report import format_table
+from optimum_neuronal.runtime.tables import format_table
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.cuts import SparsityPlan
+from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import NeuronAL
 
 

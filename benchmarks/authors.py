@@ -19,10 +19,10 @@ from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.metrics.statistics import SquaredNorms
-from optimum_neuronal.pruner import apply_masks
+from optimum_neuronal.pruner import apply_changes
 from optimum_neuronal.pruning.final_pruning import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.cuts import SparsityPlan
+from optimum_neuronal.sparsity.plan import SparsityPlan
 from tests import authors
 
 
@@ -61,7 +61,7 @@ class Setting:
     def pruned(self, plan: SparsityPlan) -> list[float]:
         with inference(self.model):
             masks = FinalPruning(self.sweep, plan).find()
-            apply_masks(self.decoder, masks)
+            apply_changes(self.decoder, masks)
         return perplexities(self.model)
 
     def block_step(self):

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from benchmarks.methods import excess, load
 from optimum_neuronal.evaluation.comparing import compare
-from optimum_neuronal.report import format_table
+from optimum_neuronal.runtime.tables import format_table
 
 
 def main():

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, keep_sparsity
-from optimum_neuronal.report import format_table
+from optimum_neuronal.runtime.tables import format_table
 
 
 def make_model(hidden_size: int, blocks: int, dtype: str) -> LlamaForCausalLM:

@@ -7,10 +7,9 @@ transformers has to know of this package it learns when it is imported itself.
 import importlib
 from typing import TYPE_CHECKING
 
+from .runtime.version import __version__
 from .transformers_plugin.registration import register
 
-
-__version__ = "0.1.0.dev0"
 
 _HOME = {
     "NeuronALConfig": "config",

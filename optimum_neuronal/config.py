@@ -10,7 +10,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .runtime.registry import Registry, did_you_mean
 from .saliency import SALIENCIES, Saliency
-from .sparsity.cuts import ColumnPattern
+from .sparsity.pattern import ColumnPattern
 from .topup import TOPUPS, TopUp
 from .topup.neuronal import LAMBDAS
 

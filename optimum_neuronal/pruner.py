@@ -19,9 +19,10 @@ from .config import NeuronALConfig
 from .data.calibration import CalibrationSet, as_token_ids
 from .decoder.identity import identity
 from .decoder.loading import load_streamed
+from .decoder.placement import default_device, is_offloaded
 from .decoder.projections import Decoder
 from .decoder.weight_names import stored_names
-from .engine.offload import default_device, is_offloaded, mask_offloaded
+from .engine.offload import change_offloaded
 from .evaluation.perplexity import evaluate_perplexity
 from .pruning.prune import (
     Clock,
@@ -34,10 +35,11 @@ from .pruning.prune import (
     versions,
     without_folders,
 )
-from .report import PruningReport, reset_peak_memory
+from .report import PruningReport
 from .runtime.journal import Journal
+from .runtime.peak_memory import reset_peak_memory
 from .runtime.processes import Processes
-from .sparsity.cuts import PackedMask, apply_change
+from .sparsity.changes import Change
 
 
 MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
@@ -184,7 +186,7 @@ class NeuronALPruner(OptimumQuantizer):
         journal = self._journal(work_dir, model, decoder, ids)
         found = find_changes(model, decoder, self.config, ids, clock, journal)
         with _deferred_interrupt():
-            apply_masks(decoder, found.changes)
+            apply_changes(decoder, found.changes)
             self.report = make_report(decoder, self.config, calibration, found, clock.seconds)
             model.config.sparsity_config = make_sparsity_config(decoder, self.report, names)
             if self.config.format == "packed":
@@ -245,14 +247,14 @@ class NeuronALPruner(OptimumQuantizer):
         return self.report
 
 
-def apply_masks(decoder: Decoder, masks: Mapping[str, PackedMask]) -> None:
-    """Sets the weights under the masks to zero, in place; offloaded ones whenever they are read from then on."""
+def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:
+    """Makes the weights sparse, in place; offloaded ones whenever they are read from then on."""
     with torch.no_grad():
         for name, projection in decoder.projections.items():
             if is_offloaded(projection.module):
-                mask_offloaded(projection, masks[name])
+                change_offloaded(projection, changes[name])
             else:
-                apply_change(projection.weight, masks[name].change(projection.weight.device))
+                changes[name].apply_to(projection.weight)
 
 
 @contextmanager

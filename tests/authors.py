@@ -15,7 +15,7 @@ from safetensors.torch import load
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from optimum_neuronal.metrics.statistics import SquaredNorms
-from optimum_neuronal.sparsity.cuts import SparsityPlan
+from optimum_neuronal.sparsity.plan import SparsityPlan
 
 
 # The figures come from torch 2.13's kernels for AVX2. Others round differently, which turns single weights around whose

@@ -187,13 +187,13 @@ def test_half_precision(ids):
 
 
 def test_ctrl_c_while_weights_change_waits_for_them(llama, ids, monkeypatch):
-    original = pruner_module.apply_masks
+    original = pruner_module.apply_changes
 
     def interrupted(decoder, masks):
         signal.raise_signal(signal.SIGINT)
         original(decoder, masks)
 
-    monkeypatch.setattr(pruner_module, "apply_masks", interrupted)
+    monkeypatch.setattr(pruner_module, "apply_changes", interrupted)
     handler = signal.getsignal(signal.SIGINT)
     pruner = NeuronALPruner(config(topup="uniform"))
     with pytest.raises(KeyboardInterrupt):

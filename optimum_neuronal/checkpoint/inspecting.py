@@ -10,8 +10,8 @@ import torch
 from transformers.utils import logging
 
 from ..decoder.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
-from ..report import format_table
-from ..sparsity.packed import packed_bytes
+from ..runtime.tables import format_table
+from ..sparsity.bitmask import packed_bytes
 from .opening import Checkpoint, Weight, find_checkpoint
 
 

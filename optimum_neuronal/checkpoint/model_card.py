@@ -10,7 +10,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from ..config import NeuronALConfig
-from ..report import PruningReport, format_table
+from ..report import PruningReport
+from ..runtime.tables import format_table
 
 
 CARD = """---

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..sparsity.packed import MASK, VALUES, Values, check_headers, checksum_seed, unpack
+from ..sparsity.bitmask import MASK, VALUES, Values, check_headers, checksum_seed, unpack
 
 
 VERSION = 1

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.utils.hub import convert_file_size_to_int
 
-from ..sparsity.packed import MASK, VALUES, checksum_seed, pack, saves_space
+from ..sparsity.bitmask import MASK, VALUES, checksum_seed, pack, saves_space
 from .packed_index import INDEX
 from .packed_reading import DTYPES, METADATA, VERSION
 from .shards import ShardWriter

@@ -138,6 +138,6 @@ def device_of(args: argparse.Namespace):
     """Where to compute."""
     import torch
 
-    from ..engine.offload import default_device
+    from ..decoder.placement import default_device
 
     return torch.device(args.device) if args.device else default_device()

@@ -40,7 +40,7 @@ class EvaluateCommand(Command):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         from ..evaluation.perplexity import evaluate_perplexity
-        from ..report import format_table
+        from ..runtime.tables import format_table
 
         args, options = self.args, load_options(self.args)
         if args.tasks:

@@ -8,9 +8,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..engine.offload import is_offloaded
-from ..sparsity.cuts import ColumnPattern
+from ..sparsity.pattern import ColumnPattern
 from .architectures import MLP_ENTRIES, Architecture, find_architecture
+from .placement import is_offloaded
 from .projections import Block, Decoder, Experts, Projection
 
 

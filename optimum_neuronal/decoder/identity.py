@@ -6,7 +6,7 @@ import json
 import torch
 from transformers import PreTrainedModel
 
-from ..engine.offload import execution_device, stored_weight
+from .placement import execution_device, stored_weight
 from .projections import Decoder
 
 

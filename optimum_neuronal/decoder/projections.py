@@ -1,15 +1,13 @@
 """What a model is made of as pruning sees it: projections, experts, blocks, and what the rows of a projection feed."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import nn
 
-from ..sparsity.cuts import apply_change
 from .architectures import BLOCK_ENTRIES, FEEDS, MLP, MLP_ENTRIES, NEXT_BLOCK, Architecture
 from .rows import RowGroup, row_groups
 
@@ -197,42 +195,3 @@ class Decoder:
                 f"The row step does not understand {projection.name}: {error}. Use steps='block', or leave it out "
                 f"with ignore=[{re.escape(projection.name)!r}]."
             ) from error
-
-
-ChangeOf = Callable[[Projection], torch.Tensor]  # a boolean mask, True where pruned, or the new weight; (out, in)
-
-
-@contextmanager
-def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Iterator[None]:
-    """While the context lasts, the projections compute with sparse weights.
-
-    Args:
-        projections (`Sequence[Projection]`): whose weights are replaced; the original tensors are put back.
-        change_of: projection -> boolean mask of shape (out, in), True where pruned, or the sparse weight itself.
-    """
-    by_owner: dict[nn.Parameter, list[Projection]] = {}
-    for projection in projections:
-        by_owner.setdefault(projection.owner, []).append(projection)
-    originals = []
-    try:
-        for parameter, members in by_owner.items():
-            original = parameter.data
-            trial = _trial(original, members, change_of)
-            originals.append((parameter, original))
-            parameter.data = trial
-        yield
-    finally:
-        for parameter, original in originals:
-            parameter.data = original
-
-
-def _trial(original: torch.Tensor, members: Sequence[Projection], change_of: ChangeOf) -> torch.Tensor:
-    """A sparse copy of a parameter, in its own layout."""
-    if members[0].expert is None:
-        change = change_of(members[0])
-        if change.dtype == torch.bool:
-            return torch.where(change.T if members[0].transposed else change, 0, original)  # beats masked_fill
-    trial = torch.empty_like(original) if members[0].expert is None else original.clone()
-    for projection in members:
-        apply_change(projection.view(trial), change if projection.expert is None else change_of(projection))
-    return trial

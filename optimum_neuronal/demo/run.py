@@ -14,7 +14,7 @@ from ..checkpoint.saving import check_directory
 from ..config import NeuronALConfig
 from ..evaluation.perplexity import evaluate_perplexity
 from ..pruner import NeuronALPruner
-from ..report import format_table
+from ..runtime.tables import format_table
 
 
 TINY_MODEL = Path(__file__).parent / "tiny_model"

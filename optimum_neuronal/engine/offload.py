@@ -12,35 +12,12 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
+from ..decoder.placement import execution_device, is_offloaded
 from ..decoder.projections import Block, Projection
-from ..sparsity.cuts import PackedMask, apply_change
+from ..sparsity.changes import Change
 
 
 Weights = list[tuple[nn.Module, dict[str, torch.Tensor]]]  # module -> its own parameters by name
-
-
-def is_offloaded(module: nn.Module) -> bool:
-    """Whether the module's own weights are read by a hook of accelerate's."""
-    return getattr(getattr(module, "_hf_hook", None), "offload", False)
-
-
-def execution_device(module: nn.Module) -> torch.device:
-    """Where a module with weights computes, wherever they live."""
-    if is_offloaded(module):
-        return torch.device(module._hf_hook.execution_device)
-    return next(module.parameters()).device
-
-
-def stored_weight(projection: Projection) -> torch.Tensor:
-    """A projection's weight, shape (out, in), where it lives: a view of a file for one on disk."""
-    if not is_offloaded(projection.module):
-        return projection.weight
-    return projection.view(projection.module._hf_hook.weights_map[projection.parameter])
-
-
-def default_device() -> torch.device:
-    """Where to compute if nobody says: the accelerator, or the CPU."""
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
 class BlockLoader:
@@ -63,7 +40,7 @@ class BlockLoader:
     def loaded(self, index: int) -> Iterator[Block]:
         """While the context lasts, the weights of a block are parameters like any other's.
 
-        Changes to them are lost: masks are kept with [`mask_offloaded`].
+        Changes to them are lost: masks are kept with [`change_offloaded`].
         """
         block = self._blocks[index]
         if not self.streams:
@@ -114,25 +91,25 @@ def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[N
             owner._parameters[last] = parameter
 
 
-class MaskedWeights(Mapping):
+class ChangedWeights(Mapping):
     """A `weights_map` that makes weights sparse whenever they are read.
 
     So a model on disk becomes sparse without a byte of its files being changed: its forward and `save_pretrained` see
-    the sparse weights. Masks take one bit per weight of memory; where the saliency updates weights, the kept ones are
-    in memory too.
+    the sparse weights. Changes wait packed: masks take one bit per weight of memory; where the saliency updates weights,
+    the kept ones are in memory too.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor]):
         self._weights = weights
-        self.masks: dict[str, list[tuple[Projection, PackedMask]]] = {}
+        self.changes: dict[str, list[tuple[Projection, Change]]] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._weights[name]
-        masks = self.masks.get(name, ())
-        if masks:
+        changes = self.changes.get(name, ())
+        if changes:
             tensor = tensor.clone()
-        for projection, mask in masks:
-            apply_change(projection.view(tensor), mask.change(tensor.device))
+        for projection, change in changes:
+            change.apply_to(projection.view(tensor))
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -142,9 +119,9 @@ class MaskedWeights(Mapping):
         return len(self._weights)
 
 
-def mask_offloaded(projection: Projection, mask: PackedMask) -> None:
-    """Makes an offloaded projection sparse, by a mask or a [`PackedWeight`]: see [`MaskedWeights`]."""
+def change_offloaded(projection: Projection, change: Change) -> None:
+    """Makes an offloaded projection sparse whenever it is read from now on: see [`ChangedWeights`]."""
     hook = projection.module._hf_hook
-    if not isinstance(hook.weights_map, MaskedWeights):
-        hook.weights_map = MaskedWeights(hook.weights_map)
-    hook.weights_map.masks.setdefault(projection.parameter, []).append((projection, mask))
+    if not isinstance(hook.weights_map, ChangedWeights):
+        hook.weights_map = ChangedWeights(hook.weights_map)
+    hook.weights_map.changes.setdefault(projection.parameter, []).append((projection, change))

@@ -14,12 +14,17 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from ..decoder.projections import Block, ChangeOf, Decoder, Projection
+from ..decoder.projections import Block, Decoder, Projection
+from ..decoder.trial import ChangeOf
+from ..metrics.projection_activations import projection_activations
 from ..metrics.statistics import Norms, SquaredNorms
 from ..runtime.journal import Journal
 from ..runtime.processes import Processes
 from ..saliency import Saliency
-from ..sparsity.cuts import ColumnPattern, Cut, SparsityPlan, apply_cut, find_cut, prune_columns, prune_rows, sort_rows
+from ..sparsity.changes import NewWeight, Zeros
+from ..sparsity.cuts import Cut, apply_cut, find_cut, prune_rows, sort_rows
+from ..sparsity.pattern import ColumnPattern, prune_columns
+from ..sparsity.plan import SparsityPlan
 from .capture import (
     BlockInputs,
     Call,
@@ -31,7 +36,6 @@ from .capture import (
     replay,
     to_device,
 )
-from .experts import projection_activations
 from .offload import BlockLoader
 from .replay_check import check_replay
 from .unfinished import Hidden, recall_sweep, record_sweep
@@ -239,7 +243,7 @@ class Engine:
     def changes(
         self, block: Block, norms: Norms, plans: Sequence[SparsityPlan], updates: bool = True
     ) -> list[ChangeOf]:
-        """For every plan, what it makes of a projection: a mask or a new weight; only one exists at a time.
+        """For every plan, what it makes of a projection; only one of these exists at a time.
 
         Without `updates`, a saliency that updates weights prunes by its score alone.
 
@@ -248,12 +252,16 @@ class Engine:
         activations = self.activations(block, norms)
         if self.saliency.updates_weights and updates:
             return [
-                lambda projection, plan=plan: self.updated(projection, norms, activations[projection.name], plan)
+                lambda projection, plan=plan: NewWeight(
+                    self.updated(projection, norms, activations[projection.name], plan)
+                )
                 for plan in plans
             ]
         if len(plans) == 1 or self.pattern is not None:
             return [
-                lambda projection, plan=plan: self.mask_of(projection, self.score(projection, activations), plan)
+                lambda projection, plan=plan: Zeros(
+                    self.mask_of(projection, self.score(projection, activations), plan)
+                )
                 for plan in plans
             ]
         cuts: dict[str, list[Cut]] = {}
@@ -263,7 +271,9 @@ class Engine:
             cuts[projection.name] = [find_cut(ranked, count) for count in counts]
 
         def change_of(index: int) -> ChangeOf:
-            return lambda projection: apply_cut(self.score(projection, activations), cuts[projection.name][index])
+            return lambda projection: Zeros(
+                apply_cut(self.score(projection, activations), cuts[projection.name][index])
+            )
 
         return [change_of(index) for index in range(len(plans))]
 

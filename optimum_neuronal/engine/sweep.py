@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..decoder.projections import Block, trial_weights
+from ..decoder.projections import Block
+from ..decoder.trial import trial_weights
 from ..metrics.alignment import total_error
 from ..metrics.output_errors import OUTPUT_METRICS
 from ..metrics.statistics import Norms, SquaredNorms, activation
-from ..sparsity.cuts import SparsityPlan
+from ..sparsity.plan import SparsityPlan
 from .capture import Call, next_token_logits
 from .runner import Engine, final_norms
 from .unfinished import Hidden

@@ -16,8 +16,9 @@ from transformers.utils import logging
 from ..config import NeuronALConfig
 from ..data.calibration import CalibrationSet
 from ..decoder.identity import identity
-from ..decoder.projections import Decoder, trial_weights
-from ..engine.offload import is_offloaded
+from ..decoder.placement import is_offloaded
+from ..decoder.projections import Decoder
+from ..decoder.trial import trial_weights
 from ..pruning.prune import (
     TOKENS_PER_FORWARD,
     Clock,
@@ -30,12 +31,12 @@ from ..pruning.prune import (
     own_tokenizer,
     versions,
 )
-from ..report import reset_peak_memory
 from ..runtime.journal import write_durably
+from ..runtime.peak_memory import reset_peak_memory
 from ..runtime.processes import Processes
 from ..runtime.registry import parse_method
 from ..saliency import SALIENCIES
-from ..sparsity.cuts import row_sparsity
+from ..sparsity.plan import row_sparsity
 from ..topup import TOPUPS
 from .perplexity import evaluate_perplexity, load_windows
 from .results import DENSE, Comparison, Result
@@ -225,7 +226,7 @@ class _Trials:
             ids = torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
             found = find_changes(self.model, self.decoder, config, ids, clock, shared=self.shared)
             changed = list(self.decoder.projections.values())
-            with trial_weights(changed, lambda p: found.changes[p.name].change(p.weight.device)):
+            with trial_weights(changed, lambda p: found.changes[p.name]):
                 report = make_report(self.decoder, config, self.calibration, found, clock.seconds)
                 rows = self._row_sparsity() if config.make_topup().by_row else {}
                 measured = self._measured()

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..report import format_table
 from ..runtime.journal import write_durably
+from ..runtime.tables import format_table
 
 
 NAME = "comparison"

@@ -14,11 +14,11 @@ from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..decoder.finding import check_model, find_decoder
+from ..decoder.placement import default_device
 from ..decoder.projections import Block, Decoder, Projection
-from ..engine.offload import default_device
 from ..metrics.statistics import SquaredNorms
-from ..report import format_table
-from ..sparsity.cuts import row_counts
+from ..runtime.tables import format_table
+from ..sparsity.plan import row_counts
 from ..topup.base import Pass
 from .prune import needs_calibration
 

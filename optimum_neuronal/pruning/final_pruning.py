@@ -5,14 +5,17 @@ from functools import partial
 
 import torch
 
-from ..decoder.projections import Block, Projection, trial_weights
+from ..decoder.placement import is_offloaded
+from ..decoder.projections import Block, Projection
+from ..decoder.trial import trial_weights
 from ..engine.capture import Call
-from ..engine.experts import projection_activations
-from ..engine.offload import is_offloaded
 from ..engine.runner import Engine
 from ..engine.unfinished import Hidden
+from ..metrics.projection_activations import projection_activations
 from ..metrics.statistics import Norms, SquaredNorms, most_specific
-from ..sparsity.cuts import PackedMask, PackedWeight, SparsityPlan
+from ..sparsity.changes import Change
+from ..sparsity.packed import PackedMask, PackedWeight
+from ..sparsity.plan import SparsityPlan
 
 
 Refine = Callable[[Projection, torch.Tensor, torch.Tensor, SquaredNorms | None], torch.Tensor]
@@ -44,7 +47,7 @@ class FinalPruning:
         self.needs_inputs = engine.saliency.uses_activations or statistic is not SquaredNorms
         self.starved_experts: list[str] = []
 
-    def find(self) -> dict[str, PackedMask]:
+    def find(self) -> dict[str, Change]:
         """Projection name -> what becomes of its weight."""
         engine, found = self.engine, {}
 
@@ -56,7 +59,7 @@ class FinalPruning:
             found.update(self._block(index, block, prune))
             if block is engine.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
-            with trial_weights(block.pruned, lambda p: found[p.name].change(p.weight.device)):
+            with trial_weights(block.pruned, lambda p: found[p.name]):
                 return [engine.replay(block, streams[0], calls, record=None)[0]]
 
         if self.needs_inputs:
@@ -80,12 +83,12 @@ class FinalPruning:
             if self.engine.saliency.updates_weights:
                 packed = PackedWeight.pack(self.engine.updated(projection, norms, activations[name], self.plan))
                 finite[name] = torch.isfinite(packed.values).all()
-                tensors[f"values {name}"] = packed.values
+                mask, tensors[f"values {name}"] = packed.mask, packed.values
             else:
                 score = self.engine.score(projection, activations)
                 finite[name] = torch.isfinite(score).all()
-                packed = PackedMask.pack(self._mask(projection, activations, norms, score))
-            tensors[name] = packed.bits
+                mask = PackedMask.pack(~self._mask(projection, activations, norms, score))
+            tensors[name] = mask.bits
         for name, is_finite in zip(finite, torch.stack(list(finite.values())).tolist() if finite else ()):
             if not is_finite:
                 raise ValueError(f"The saliency of {name} is not finite: its inputs overflow in the model's dtype.")
@@ -99,18 +102,15 @@ class FinalPruning:
             return mask
         return self.refine(projection, mask, score, None if norms is None else norms[projection.name])
 
-    def _block(self, index: int, block: Block, prune: Callable[[], Found]) -> dict[str, PackedMask]:
+    def _block(self, index: int, block: Block, prune: Callable[[], Found]) -> dict[str, Change]:
         """What becomes of one block's weights, recorded or found now."""
         found, tensors = self.engine.recorded(f"block-{index:05d}", prune)
         self.starved_experts += found["starved"]
         packed = {}
         for projection in block.pruned:
             device, values = _waiting_device(projection), tensors.get(f"values {projection.name}")
-            bits = tensors[projection.name].to(device)
-            if values is None:
-                packed[projection.name] = PackedMask(bits, projection.shape)
-            else:
-                packed[projection.name] = PackedWeight(bits, projection.shape, values.to(device))
+            mask = PackedMask(tensors[projection.name].to(device), projection.shape)
+            packed[projection.name] = mask if values is None else PackedWeight(mask, values.to(device))
         return packed
 
 

@@ -15,22 +15,24 @@ import torch
 import transformers
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import __version__
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids, draw_sequences, resolve_seq_length
 from ..decoder.finding import check_model, check_pattern, check_weights, find_decoder
+from ..decoder.placement import execution_device
 from ..decoder.projections import Decoder
 from ..engine.capture import inference
-from ..engine.offload import execution_device
 from ..engine.sweep import Sweep
-from ..report import PruningReport, measure_sparsity, peak_memory
+from ..report import PruningReport
 from ..runtime.journal import Journal
 from ..runtime.memory import with_less_memory
+from ..runtime.peak_memory import peak_memory
 from ..runtime.processes import Processes
-from ..sparsity.cuts import PackedMask
+from ..runtime.version import __version__
+from ..sparsity.changes import Change
 from ..topup import Allocation
 from .final_pruning import FinalPruning
+from .sparsity_found import measure_sparsity
 
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
@@ -56,13 +58,13 @@ class Found:
 
     Args:
         allocation ([`Allocation`]): what the top-up decided.
-        changes (`dict[str, PackedMask]`): projection name -> what becomes of its weight.
+        changes (`dict[str, Change]`): projection name -> what becomes of its weight.
         block_forwards (`int`): how often a block was run on one sequence.
         starved_experts (`list[str]`): the experts' projections that fell back.
     """
 
     allocation: Allocation
-    changes: dict[str, PackedMask]
+    changes: dict[str, Change]
     block_forwards: int
     starved_experts: list[str]
 

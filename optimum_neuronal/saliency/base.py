@@ -8,7 +8,7 @@ import torch
 
 from ..metrics.statistics import Hessian, SquaredNorms
 from ..runtime.registry import Registry
-from ..sparsity.cuts import ColumnPattern
+from ..sparsity.pattern import ColumnPattern
 
 
 SALIENCIES = Registry("saliency", __package__)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers.utils import logging
 
-from ..sparsity.cuts import ColumnPattern, prune_columns
+from ..sparsity.pattern import ColumnPattern, prune_columns
 from .base import WeightUpdate, register_saliency
 
 

@@ -1,13 +1,11 @@
-"""Sparsity plans, the masks that follow from them, and the sparsity that a weight really has.
+"""Masks of the least salient weights of every row.
 
 In this package a mask is a boolean tensor of the weight's shape (out, in), True where the weight is pruned.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -16,49 +14,6 @@ import torch
 ROWS_AT_A_TIME = 64  # few enough to stay in a processor's cache
 LARGE = 2**20  # weights from which on a CPU threads, counting by numpy and partitioning pay
 WIDE = 1024  # columns from which partitioning finds a row's threshold faster than sorting
-
-
-@dataclass(frozen=True)
-class SparsityPlan:
-    """Where the sparsity goes: the share of weights to prune, by projection, or by row of a projection.
-
-    Args:
-        sparsity (`Mapping[str, float | Tensor]`):
-            Full name of a projection -> its sparsity in [0, 1], or a float64 tensor of shape (out,), one per row.
-    """
-
-    sparsity: Mapping[str, float | torch.Tensor]
-
-    def __post_init__(self):
-        for name, value in self.sparsity.items():
-            value = torch.as_tensor(value)
-            if not bool(((value >= 0) & (value <= 1)).all()):
-                raise ValueError(f"The plan's sparsity of {name!r} leaves [0, 1]: {value.min():g} to {value.max():g}.")
-
-    def row_counts(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        """Weights to prune in every row of the projection `name`, int64, shape (out,). See [`row_counts`]."""
-        return row_counts(self.sparsity[name], shape)
-
-
-def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Number of weights that each row loses.
-
-    A row loses `floor(in * s)` weights or one more: what a row's floor leaves over is carried to the next rows, so
-    the matrix as a whole is within one weight of its target.
-
-    Args:
-        sparsity (`float` or `Tensor` of shape (out,)): share of weights to prune, in [0, 1].
-        shape (`tuple[int, int]`): shape (out, in) of the weight.
-
-    Returns:
-        `Tensor`: int64, shape (out,), on the CPU.
-    """
-    out_features, in_features = shape
-    rows = torch.as_tensor(sparsity, dtype=torch.float64, device="cpu").expand(out_features)
-    # The small constant absorbs rounding of the sum: 10 rows of 89.6 are 896 weights, not 895.
-    total = torch.floor(torch.cumsum(rows * in_features, dim=0) + 1e-4).long()
-    counts = torch.diff(total, prepend=torch.zeros(1, dtype=torch.int64))
-    return counts.clamp(0, in_features)
 
 
 @dataclass(frozen=True)
@@ -170,109 +125,3 @@ def prune_rows(saliency: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     if saliency.device.type == "cpu" and saliency.numel() >= LARGE and saliency.shape[1] >= WIDE:
         return apply_cut(saliency, _select_cut(saliency, counts))
     return apply_cut(saliency, find_cut(sort_rows(saliency), counts))
-
-
-@dataclass(frozen=True)
-class ColumnPattern:
-    """N:M sparsity: of every `group` consecutive weights of a row, `kept` are kept. `ColumnPattern.parse("2:4")`."""
-
-    kept: int
-    group: int
-
-    @classmethod
-    def parse(cls, text: str) -> "ColumnPattern":
-        """Reads `"N:M"`, N weights kept of M. Raises `ValueError` for anything else."""
-        kept, _, group = text.partition(":") if isinstance(text, str) else ("", "", "")
-        if not (kept.isdecimal() and group.isdecimal() and 0 < int(kept) < int(group)):
-            raise ValueError(
-                f"pattern is {text!r}: expected 'N:M', N weights kept of every M, such as '2:4' or '4:8'."
-            )
-        return cls(int(kept), int(group))
-
-    @property
-    def sparsity(self) -> float:
-        """Share of weights that are pruned."""
-        return 1 - self.kept / self.group
-
-    def __str__(self) -> str:
-        return f"{self.kept}:{self.group}"
-
-
-def prune_columns(saliency: torch.Tensor, pattern: ColumnPattern) -> torch.Tensor:
-    """The mask of an N:M pattern: of every group of columns, the least salient weights; equal ones in column order.
-
-    Args:
-        saliency (`Tensor`, shape (out, in)): how much each weight matters; `in` is a multiple of the group.
-        pattern ([`ColumnPattern`]): how many of how many are kept.
-
-    Returns:
-        `Tensor`: boolean, shape (out, in), True where pruned.
-    """
-    groups = saliency.reshape(len(saliency), -1, pattern.group)
-    fallen = torch.sort(groups, dim=-1, stable=True).indices[..., : pattern.group - pattern.kept]
-    return torch.zeros_like(groups, dtype=torch.bool).scatter_(-1, fallen, True).view(saliency.shape)
-
-
-@lru_cache
-def _eight_booleans(device: torch.device) -> torch.Tensor:
-    """Of every byte its eight bits as booleans, side by side in one int64: a mask is unpacked by looking its bytes up."""
-    bits = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1
-    return bits.bool().view(torch.int64).flatten()
-
-
-@dataclass(frozen=True)
-class PackedMask:
-    """A mask kept at one bit per weight. Make one with `PackedMask.pack(mask)`, get it back with `.unpack()`."""
-
-    bits: torch.Tensor
-    shape: tuple[int, ...]
-
-    @classmethod
-    def pack(cls, mask: torch.Tensor) -> "PackedMask":
-        flat = mask.flatten().to(torch.uint8)
-        flat = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).view(-(-len(flat) // 8), 8)
-        bits = flat[:, 0].clone()
-        for position in range(1, 8):
-            bits |= flat[:, position] << position
-        return cls(bits, tuple(mask.shape))
-
-    def unpack(self, device: torch.device | None = None) -> torch.Tensor:
-        """The mask, on the device of its bits or on another."""
-        bits = self.bits if device is None else self.bits.to(device)
-        flat = _eight_booleans(bits.device).index_select(0, bits.int()).view(torch.bool)
-        return flat[: math.prod(self.shape)].view(self.shape)
-
-    def change(self, device: torch.device | None = None) -> torch.Tensor:
-        """What becomes of the weight: the mask; of a [`PackedWeight`], the new weight."""
-        return self.unpack(device)
-
-
-@dataclass(frozen=True)
-class PackedWeight(PackedMask):
-    """A sparse weight kept as its mask, one bit per weight, and the values that are not pruned, row by row."""
-
-    values: torch.Tensor
-
-    @classmethod
-    def pack(cls, weight: torch.Tensor) -> "PackedWeight":
-        pruned = weight == 0
-        return cls(PackedMask.pack(pruned).bits, tuple(weight.shape), weight[~pruned])
-
-    def change(self, device: torch.device | None = None) -> torch.Tensor:
-        values = self.values if device is None else self.values.to(device)
-        weight = values.new_zeros(self.shape)
-        weight[~self.unpack(device)] = values
-        return weight
-
-
-def apply_change(weight: torch.Tensor, change: torch.Tensor) -> None:
-    """Makes a weight sparse in place, by a boolean mask (True where pruned) or by the new weight itself."""
-    if change.dtype == torch.bool:
-        weight.masked_fill_(change, 0)
-    else:
-        weight.copy_(change)
-
-
-def row_sparsity(weight: torch.Tensor) -> torch.Tensor:
-    """Share of zeros in every row of a weight of shape (out, in): float64, shape (out,), in [0, 1]."""
-    return (weight == 0).sum(dim=1).double() / weight.shape[1]

@@ -1,159 +1,116 @@
-"""One sparse weight in packed form: a bitmask and the values that are kept. docs/format.md describes the files.
+"""Sparse weights in few bytes: which elements are kept, one bit each, and the values of those that are.
 
-Kept is what has any bit set, so -0.0 and NaN survive and a weight comes back bit-equal. Errors are `ValueError`s that
-do not name the tensor; readers of files add its name and the file's.
+The records of an unfinished prune, offloaded weights and the files of packed checkpoints hold weights in this form.
 """
 
 import math
-import zlib
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 
-
-MASK, VALUES = ".packed_mask", ".packed_values"  # what follows a weight's name in a file
-
-MOST_DIMENSIONS = 8
-# Weights at a time, a multiple of 8: small beside a projection, and so many that threads seldom wait for each other.
-CHUNK = 2**18
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a float -> its bits as a number
+from .bitmask import INTEGERS, mask_length, pack, unpack
+from .changes import Change
 
 
-class Values(Protocol):
-    """Kept values that are read piece by piece, in order: a tensor of one dimension, or a part of a file."""
-
-    dtype: torch.dtype
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, piece: slice) -> torch.Tensor: ...
+@lru_cache
+def _eight_booleans(device: torch.device) -> torch.Tensor:
+    """Of every byte its eight bits as booleans, side by side in one int64: a mask is unpacked by looking its bytes up."""
+    bits = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1
+    return bits.bool().view(torch.int64).flatten()
 
 
-def packed_bytes(numel: int, kept: int, itemsize: int) -> int:
-    """Bytes that a weight takes in packed form: one bit for each of its `numel` elements, and the `kept` values."""
-    return mask_length(numel) + kept * itemsize
-
-
-def mask_length(numel: int) -> int:
-    """Bytes of the bitmask of a weight with `numel` elements."""
-    return -(-numel // 8)
-
-
-def saves_space(weight: torch.Tensor) -> bool:
-    """Whether a tensor of a checkpoint is to be packed: a matrix, or a stack of them, with so many zeros that it pays."""
-    if weight.ndim < 2 or not weight.is_floating_point():
-        return False
-    kept = sum(np.count_nonzero(bits) for bits in _pieces(weight))
-    return packed_bytes(weight.numel(), kept, weight.element_size()) < weight.numel() * weight.element_size()
-
-
-def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packs a weight of any shape and floating dtype, on any device.
-
-    Returns:
-        `tuple`, both on the CPU: the bitmask, uint8, shape (ceil(numel / 8),), element `i` in row-major order being
-        bit `i % 8`, from the lowest, of byte `i // 8`, 1 where kept and 0 behind the end; and the kept values in the
-        same order, shape (kept,), of the weight's dtype.
-    """
-    masks, values = [], []
-    for bits in _pieces(weight):
-        kept = bits != 0
-        masks.append(np.packbits(kept, bitorder="little"))
-        values.append(bits[np.flatnonzero(kept)])
-    if not masks:
-        return torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=weight.dtype)
-    joined = torch.from_numpy(np.concatenate(values))
-    return torch.from_numpy(np.concatenate(masks)), joined.view(weight.dtype)
-
-
-def unpack(mask: torch.Tensor, values: Values, shape: Sequence[int]) -> torch.Tensor:
-    """The weight that [`pack`] packed, bit-equal, on the CPU. Nothing large is allocated before everything is checked.
+@dataclass(frozen=True)
+class PackedMask(Change):
+    """Which elements of a weight are kept; as a change, the others become zero.
 
     Args:
-        mask (`Tensor` of uint8, shape (ceil(numel / 8),)): the bitmask.
-        values (`Tensor` of shape (kept,), or [`Values`]): the kept values; read from the first to the last, once.
-        shape (`Sequence[int]`): of the weight.
-
-    Raises:
-        `ValueError`: the three disagree.
+        bits (`Tensor`): uint8, shape (ceil(numel / 8),): element `i` in row-major order is bit `i % 8`, from the lowest,
+            of byte `i // 8`, 1 where kept and 0 behind the end.
+        shape (`tuple[int, ...]`): of the weight.
     """
-    check_headers(shape, mask.shape, mask.dtype, (len(values),), values.dtype)
-    numel = math.prod(shape)
-    bitmask = mask.numpy()
-    check_mask(bitmask, numel, len(values))
-    weight = torch.empty(numel, dtype=values.dtype)
-    bits = weight.view(INTEGERS[weight.element_size()]).numpy()
-    first = 0
-    for start in range(0, numel, CHUNK):
-        piece = bits[start : start + CHUNK]
-        piece[:] = 0
-        kept = _positions(bitmask, start, len(piece))
-        piece[kept] = _as_bits(values[first : first + len(kept)])
-        first += len(kept)
-    return weight.view(tuple(shape))
+
+    bits: torch.Tensor
+    shape: tuple[int, ...]
+
+    @classmethod
+    def pack(cls, kept: torch.Tensor) -> "PackedMask":
+        """Packs a boolean tensor, True where kept, on its device."""
+        flat = kept.flatten()
+        if kept.device.type == "cpu":
+            return cls(torch.from_numpy(np.packbits(flat.numpy(), bitorder="little")), tuple(kept.shape))
+        flat = torch.nn.functional.pad(flat.to(torch.uint8), (0, -len(flat) % 8)).view(mask_length(len(flat)), 8)
+        bits = flat[:, 0].clone()
+        for position in range(1, 8):
+            bits |= flat[:, position] << position
+        return cls(bits, tuple(kept.shape))
+
+    def unpack(self, device: torch.device | None = None) -> torch.Tensor:
+        """True where kept: boolean, on the device of the bits or on another."""
+        bits = self.bits if device is None else self.bits.to(device)
+        flat = _eight_booleans(bits.device).index_select(0, bits.int()).view(torch.bool)
+        return flat[: math.prod(self.shape)].view(self.shape)
+
+    def to(self, device: torch.device) -> "PackedMask":
+        """The same on another device."""
+        return PackedMask(self.bits.to(device), self.shape)
+
+    def apply_to(self, weight: torch.Tensor) -> None:
+        weight.masked_fill_(~self.unpack(weight.device), 0)
+
+    def applied(self, weight: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.unpack(weight.device), weight, 0)
 
 
-def check_headers(
-    shape: Sequence[int],
-    mask_shape: Sequence[int],
-    mask_dtype: torch.dtype,
-    values_shape: Sequence[int],
-    values_dtype: torch.dtype,
-) -> None:
-    """What the headers of a file tell before a byte of a weight is read. Raises `ValueError` if they do not agree."""
-    whole = isinstance(shape, Sequence) and all(type(size) is int and size >= 0 for size in shape)
-    if not whole or not 2 <= len(shape) <= MOST_DIMENSIONS:
-        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to {MOST_DIMENSIONS} whole numbers")
-    numel = math.prod(shape)
-    if mask_dtype != torch.uint8 or tuple(mask_shape) != (mask_length(numel),):
-        raise ValueError(
-            f"its bitmask has dtype {mask_dtype} and shape {list(mask_shape)}: expected torch.uint8 and "
-            f"[{mask_length(numel)}] for a weight of shape {list(shape)}"
-        )
-    if not values_dtype.is_floating_point:
-        raise ValueError(f"its values have dtype {values_dtype}: expected a floating one")
-    if len(values_shape) != 1 or values_shape[0] > numel:
-        raise ValueError(
-            f"its values have shape {list(values_shape)}: expected one dimension of at most {numel} for a weight of "
-            f"shape {list(shape)}"
-        )
+@dataclass(frozen=True)
+class PackedWeight(Change):
+    """A sparse weight; as a change, it takes the place of another.
 
-
-def check_mask(mask: np.ndarray, numel: int, kept: int) -> None:
-    """Raises `ValueError` if the bitmask does not have exactly `kept` bits set, or one behind its end."""
-    if numel % 8 and int(mask[-1]) >> numel % 8:
-        raise ValueError(f"its bitmask has bits set behind the weight's {numel} elements")
-    pieces = (mask[start : start + CHUNK] for start in range(0, len(mask), CHUNK))
-    found = sum(np.count_nonzero(np.unpackbits(piece)) for piece in pieces)
-    if found != kept:
-        raise ValueError(f"its bitmask keeps {found} values, but {kept} are stored")
-
-
-def checksum_seed(name: str, dtype: str, shape: Sequence[int]) -> int:
-    """CRC-32 of what the header says of a tensor, on which the checksum of its bytes goes on (`zlib.crc32(bytes, seed)`).
+    Kept is what has any bit set: a weight comes back bit-equal, with -0.0 and NaN.
 
     Args:
-        name (`str`): of the tensor, or of the weight that is packed.
-        dtype (`str`): as safetensors writes it: `"BF16"`.
-        shape (`Sequence[int]`): of the tensor; of a packed weight, unpacked.
+        mask ([`PackedMask`]): which elements are kept.
+        values (`Tensor`): those, in row-major order, shape (kept,), of the weight's dtype, on the mask's device.
     """
-    return zlib.crc32(f"{name} {dtype} {'x'.join(map(str, shape))}".encode())
 
+    mask: PackedMask
+    values: torch.Tensor
 
-def _pieces(weight: torch.Tensor) -> Iterator[np.ndarray]:
-    """The bits of the elements in row-major order, as numbers, some at a time."""
-    flat = weight.detach().contiguous().view(-1)
-    for start in range(0, len(flat), CHUNK):
-        yield _as_bits(flat[start : start + CHUNK].cpu())
+    @classmethod
+    def pack(cls, weight: torch.Tensor) -> "PackedWeight":
+        """Packs a weight of any shape and floating dtype, on its device."""
+        if weight.device.type == "cpu":
+            bits, values = pack(weight)
+            return cls(PackedMask(bits, tuple(weight.shape)), values)
+        kept = weight.contiguous().view(INTEGERS[weight.element_size()]) != 0
+        return cls(PackedMask.pack(kept), weight[kept])
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return self.mask.shape
 
-def _as_bits(values: torch.Tensor) -> np.ndarray:
-    return values.view(INTEGERS[values.element_size()]).numpy()
+    @property
+    def nbytes(self) -> int:
+        """What it takes."""
+        return self.mask.bits.nbytes + self.values.nbytes
 
+    def unpack(self, device: torch.device | None = None) -> torch.Tensor:
+        """The weight, on the device of its values or on another."""
+        values = self.values if device is None else self.values.to(device)
+        if values.device.type == "cpu":
+            return unpack(self.mask.bits.cpu(), values, self.shape)
+        weight = values.new_zeros(self.shape)
+        weight[self.mask.unpack(values.device)] = values
+        return weight
 
-def _positions(mask: np.ndarray, start: int, length: int) -> np.ndarray:
-    """Indices, from `start` on, of the elements that are kept."""
-    bits = np.unpackbits(mask[start // 8 : mask_length(start + length)], bitorder="little", count=length)
-    return np.flatnonzero(bits.view(np.bool_))  # four times as fast as of numbers
+    def to(self, device: torch.device) -> "PackedWeight":
+        """The same on another device."""
+        return PackedWeight(self.mask.to(device), self.values.to(device))
+
+    def apply_to(self, weight: torch.Tensor) -> None:
+        weight.copy_(self.unpack(weight.device))
+
+    def applied(self, weight: torch.Tensor) -> torch.Tensor:
+        return self.unpack(weight.device)

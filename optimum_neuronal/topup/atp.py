@@ -8,7 +8,7 @@ import torch
 from ..decoder.projections import Decoder
 from ..engine.sweep import Sweep
 from ..runtime.hyper_parameters import check_whole
-from ..sparsity.cuts import SparsityPlan
+from ..sparsity.plan import SparsityPlan
 from .base import LARGEST, SMALLEST, Allocation, Pass, TopUp, get_dist, register_topup
 from .by_block import block_sizes, plan_of_blocks, pruned_blocks
 

@@ -10,7 +10,7 @@ from ..decoder.projections import Decoder, Projection
 from ..engine.sweep import Sweep
 from ..metrics.statistics import SquaredNorms
 from ..runtime.registry import Registry
-from ..sparsity.cuts import SparsityPlan
+from ..sparsity.plan import SparsityPlan
 
 
 TOPUPS = Registry("top-up", __package__)

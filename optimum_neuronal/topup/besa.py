@@ -10,12 +10,14 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..decoder.projections import Block, Decoder, Projection, trial_weights
+from ..decoder.projections import Block, Decoder, Projection
+from ..decoder.trial import trial_weights
 from ..engine.capture import Call, capture_inputs, replay, to_device
 from ..engine.runner import Hidden
 from ..engine.sweep import Sweep
 from ..runtime.hyper_parameters import check_number, check_whole
-from ..sparsity.cuts import SparsityPlan, row_counts
+from ..sparsity.changes import Zeros
+from ..sparsity.plan import SparsityPlan, row_counts
 from .base import Allocation, Pass, TopUp, register_topup, shift_to_mean
 
 
@@ -207,7 +209,10 @@ def _mask_gradients(
     masks = {rate.projection.name: rate for rate in rates}
     owners = list({id(rate.projection.owner): rate.projection.owner for rate in rates}.values())
     dense = {id(owner): owner.data for owner in owners}
-    with trial_weights(block.pruned, lambda projection: masks[projection.name].mask()), _learning(block, owners):
+    with (
+        trial_weights(block.pruned, lambda projection: Zeros(masks[projection.name].mask())),
+        _learning(block, owners),
+    ):
         output = replay(block, [hidden], [call], record=None)[0][0]
         loss = reconstruction_loss(output, to_device(target, output.device)) * SCALE
         by_owner = dict(zip(dense, torch.autograd.grad(loss, owners, allow_unused=True)))

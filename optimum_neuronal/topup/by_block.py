@@ -8,7 +8,7 @@ import torch
 from ..decoder.projections import Block, Decoder, Projection
 from ..engine.sweep import Sweep
 from ..saliency.wanda import Wanda
-from ..sparsity.cuts import SparsityPlan
+from ..sparsity.plan import SparsityPlan
 
 
 def pruned_blocks(decoder: Decoder) -> list[Block]:

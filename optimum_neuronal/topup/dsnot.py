@@ -9,7 +9,7 @@ from ..decoder.projections import Projection
 from ..engine.sweep import Sweep
 from ..metrics.statistics import Moments, SquaredNorms, activation, wide_dtype
 from ..runtime.hyper_parameters import check_number, check_whole
-from ..sparsity.cuts import SparsityPlan
+from ..sparsity.plan import SparsityPlan
 from .base import Allocation, TopUp, register_topup
 
 

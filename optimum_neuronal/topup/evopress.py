@@ -11,7 +11,7 @@ from ..decoder.projections import Decoder, Projection
 from ..engine.sweep import Sweep
 from ..runtime.hyper_parameters import check_number, check_whole, draw
 from ..runtime.registry import did_you_mean
-from ..sparsity.cuts import SparsityPlan
+from ..sparsity.plan import SparsityPlan
 from .base import Allocation, Pass, TopUp, register_topup
 
 

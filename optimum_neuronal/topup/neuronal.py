@@ -12,7 +12,7 @@ from ..engine.runner import REFERENCES
 from ..engine.sweep import Deviation, Sweep
 from ..metrics.alignment import METRICS, SCOPES
 from ..runtime.registry import did_you_mean
-from ..sparsity.cuts import SparsityPlan
+from ..sparsity.plan import SparsityPlan
 from .base import Allocation, Pass, TopUp, get_dist, register_topup
 from .reconstruction import reconstruction_errors
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ..decoder.projections import Block, ChangeOf, trial_weights
+from ..decoder.projections import Block
+from ..decoder.trial import ChangeOf, trial_weights
 from ..engine.capture import Call
 from ..engine.runner import Hidden
 from ..engine.sweep import Sweep, grouped
 from ..metrics.statistics import Hessian, Norms, most_specific
-from ..sparsity.cuts import SparsityPlan
+from ..sparsity.plan import SparsityPlan
 
 
 def reconstruction_errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:
@@ -78,7 +79,6 @@ def _errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference: str, label: 
 def _block_error(block: Block, norms: Norms, change_of: ChangeOf) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for projection in block.pruned:
-        weight, change = projection.weight.float(), change_of(projection)
-        lost = torch.where(change, weight, 0) if change.dtype == torch.bool else weight - change.float()
+        lost = projection.weight.float() - change_of(projection).applied(projection.weight).float()
         total += ((lost @ norms[projection.name].hessian) * lost).sum(dim=1).cpu().double().sum()
     return total

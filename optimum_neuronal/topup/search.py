@@ -12,7 +12,7 @@ from ..engine.sweep import Sweep
 from ..metrics.output_errors import OUTPUT_METRICS
 from ..runtime.hyper_parameters import check_number, check_whole
 from ..runtime.registry import did_you_mean
-from ..sparsity.cuts import SparsityPlan
+from ..sparsity.plan import SparsityPlan
 from .base import LARGEST, SMALLEST, Allocation, Pass, TopUp, get_dist, register_topup
 from .search_space import Space
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ..decoder.projections import Decoder, Projection
-from ..sparsity.cuts import SparsityPlan
+from ..sparsity.plan import SparsityPlan
 from .base import LARGEST, SMALLEST, shift_to_mean
 
 

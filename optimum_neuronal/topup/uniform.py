@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..engine.sweep import Sweep
-from ..sparsity.cuts import SparsityPlan
+from ..sparsity.plan import SparsityPlan
 from .base import Allocation, TopUp, register_topup
 
 

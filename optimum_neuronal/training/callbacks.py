@@ -19,7 +19,8 @@ from ..config import NeuronALConfig
 from ..decoder.weight_names import stored_names
 from ..pruner import NeuronALPruner
 from ..pruning.prune import check, needs_calibration
-from ..report import PruningReport, measure_sparsity
+from ..pruning.sparsity_found import measure_sparsity
+from ..report import PruningReport
 from .keeping import SparsityKeeper, keep_sparsity
 from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness

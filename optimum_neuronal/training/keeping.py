@@ -72,7 +72,7 @@ class SparsityKeeper(AbstractContextManager):
     def sparsity(self) -> float:
         """Share of zeros that are kept, in (0, 1), of the weights that this process holds."""
         total = sum(weight.tensor.numel() for weight in self.weights)
-        return sum(int(weight.mask.unpack().sum()) for weight in self.weights) / total
+        return sum(int((~weight.mask.unpack()).sum()) for weight in self.weights) / total
 
     @torch.no_grad()
     def apply(self) -> None:

@@ -18,8 +18,8 @@ from transformers.utils import logging
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..decoder.finding import find_decoder
 from ..decoder.projections import Block, Decoder, Projection
-from ..sparsity.cuts import PackedMask
-from ..sparsity.packed import INTEGERS
+from ..sparsity.bitmask import INTEGERS
+from ..sparsity.packed import PackedMask
 
 
 logger = logging.get_logger(__name__)
@@ -39,7 +39,7 @@ class SparseWeight:
         name (`str`): of the parameter, as in the model without adapters.
         module (`nn.Module`): what holds it.
         parameter (`str`): its name there.
-        mask ([`PackedMask`]): True where pruned; in the parameter's own layout, of this process's part of it.
+        mask ([`PackedMask`]): which of its elements are kept; in the parameter's own layout, of this process's part of it.
     """
 
     name: str
@@ -66,8 +66,8 @@ class SparseWeight:
     def kept(self, device: torch.device) -> torch.Tensor:
         """True where not pruned, in the shape of the mask."""
         if self.mask.bits.device != device:  # the model has moved: so do the bits, once
-            self.mask = PackedMask(self.mask.bits.to(device), self.mask.shape)
-        return ~self.mask.unpack()
+            self.mask = self.mask.to(device)
+        return self.mask.unpack()
 
     def apply(self) -> None:
         """Sets the pruned weights to zero, in place."""
@@ -202,7 +202,7 @@ def _weights_of(block: Block) -> list[SparseWeight]:
         pruned = local_part(owner.detach()) == 0
         if members[0].expert is not None and len(members) < len(owner):
             pruned = _of_experts(pruned, owner, members, name)
-        weights.append(SparseWeight(name, module, parameter, PackedMask.pack(pruned)))
+        weights.append(SparseWeight(name, module, parameter, PackedMask.pack(~pruned)))
     return weights
 
 
@@ -220,7 +220,7 @@ def _count_zeros(weight: SparseWeight) -> int:
     """Zeros under the mask; of a weight that is spread, those of all processes."""
     if is_spread(weight.owner):
         return int((weight.owner.detach() == 0).sum().full_tensor())
-    return int(weight.mask.unpack().sum())
+    return int((~weight.mask.unpack()).sum())
 
 
 def _check_agreement(found: int, weights: int, recorded: Mapping[str, Any] | None) -> None:

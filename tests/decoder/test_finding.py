@@ -7,7 +7,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from optimum_neuronal.decoder.architectures import Architecture, register_architecture
 from optimum_neuronal.decoder.finding import check_model, check_weights, find_decoder
-from optimum_neuronal.decoder.projections import trial_weights
+from optimum_neuronal.decoder.trial import trial_weights
 
 
 def test_conv1d_is_seen_as_out_by_in():

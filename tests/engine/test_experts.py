@@ -6,8 +6,8 @@ from forward import squared_norms, token_counts
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import capture_inputs, inference, replay
-from optimum_neuronal.engine.experts import projection_activations
-from optimum_neuronal.sparsity.cuts import row_counts
+from optimum_neuronal.metrics.projection_activations import projection_activations
+from optimum_neuronal.sparsity.plan import row_counts
 
 
 CPU = torch.device("cpu")

@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.decoder.placement import is_offloaded
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.offload import BlockLoader, MaskedWeights, is_offloaded
-from optimum_neuronal.sparsity.cuts import PackedMask
+from optimum_neuronal.engine.offload import BlockLoader, ChangedWeights
+from optimum_neuronal.sparsity.packed import PackedMask
 
 
 OLD = Version(transformers.__version__) < Version("5.17")
@@ -97,7 +98,7 @@ def test_an_interrupted_prune_leaves_the_model_as_it_was(tmp_path, ids, monkeypa
     with pytest.raises(ZeroDivisionError):
         NeuronALPruner(config()).prune(model, ids)
     assert torch.equal(model(ids).logits, expected)
-    assert not any(isinstance(module._hf_hook.weights_map, MaskedWeights) for module in _offloaded(model))
+    assert not any(isinstance(module._hf_hook.weights_map, ChangedWeights) for module in _offloaded(model))
 
 
 def test_a_sparse_model_on_disk_can_be_evaluated(tmp_path, ids):
@@ -154,9 +155,9 @@ def test_masked_weights(ids):
     weights = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
     model = make_model("llama")
     projection = next(iter(find_decoder(model).projections.values()))
-    masked = MaskedWeights(weights)
+    masked = ChangedWeights(weights)
     mask = torch.tensor([[True, False, False], [False, True, True]])
-    masked.masks["weight"] = [(projection, PackedMask.pack(mask))]
+    masked.changes["weight"] = [(projection, PackedMask.pack(~mask))]
     assert masked["weight"].tolist() == [[0, 1, 1], [1, 0, 0]] and masked["bias"].tolist() == [1, 1]
     assert weights["weight"].all(), "what is read is a copy"
     assert list(masked) == ["weight", "bias"] and len(masked) == 2
@@ -173,7 +174,7 @@ def test_an_unfinished_prune_goes_on_wherever_the_weights_are(tmp_path, ids, mon
     model = on_disk(tmp_path, "mixtral")
     expected = NeuronALPruner(config()).prune(make_model("mixtral"), ids)
     with monkeypatch.context() as patch:
-        patch.setattr("optimum_neuronal.pruner.apply_masks", lambda *_args: 1 / 0)
+        patch.setattr("optimum_neuronal.pruner.apply_changes", lambda *_args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             NeuronALPruner(config()).prune(make_model("mixtral"), ids, tmp_path / "work")
     pruner = NeuronALPruner(config())

@@ -6,13 +6,14 @@ from conftest import make_model
 from forward import squared_norms, token_counts
 
 from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.decoder.projections import trial_weights
+from optimum_neuronal.decoder.trial import trial_weights
 from optimum_neuronal.engine.capture import capture_inputs, inference, next_token_logits, replay
 from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.metrics.statistics import Hessian, SquaredNorms, activation
 from optimum_neuronal.pruning.final_pruning import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.cuts import SparsityPlan, apply_change, prune_rows, row_counts
+from optimum_neuronal.sparsity.cuts import prune_rows
+from optimum_neuronal.sparsity.plan import SparsityPlan, row_counts
 from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
 
 
@@ -178,10 +179,10 @@ def test_updated_weights_follow_the_pruned_stream(any_model, ids, saliency):
                     break
             for projection in block.pruned:
                 expected = sweep.saliency.prune(projection.weight, norms[projection.name].hessian, 0.6)
-                different = ((expected == 0) != (found[projection.name].change() == 0)).sum().item()
+                different = ((expected == 0) != (found[projection.name].unpack() == 0)).sum().item()
                 assert different <= 0.02 * expected.numel() + 2, "equal but for rounding, which updates amplify"
             for projection in block.pruned:
-                apply_change(projection.weight, found[projection.name].change())
+                found[projection.name].apply_to(projection.weight)
 
 
 def test_plans_that_cannot_win_are_abandoned(llama, ids):
@@ -234,7 +235,7 @@ def test_final_masks_follow_the_pruned_stream(any_model, ids, saliency):
         sweep = make_sweep(any_model, ids, saliency)
         plan = uniform(sweep, 0.7)
         before = state(any_model)
-        masks = {name: mask.unpack() for name, mask in FinalPruning(sweep, plan).find().items()}
+        masks = {name: ~kept.unpack() for name, kept in FinalPruning(sweep, plan).find().items()}
         assert unchanged(any_model, before)
         for block in sweep.decoder.blocks:
             norms = squared_norms(any_model, ids, block.projections)
@@ -272,7 +273,7 @@ def test_refine_edits_masks(llama, ids):
 
         masks = FinalPruning(sweep, uniform(sweep), refine).find()
     assert [name for name, *_ in seen] == list(sweep.decoder.projections)
-    assert all(not mask.unpack().any() for mask in masks.values())
+    assert all(mask.unpack().all() for mask in masks.values())
     assert seen[-1][1:] == ((48,), True), "down's inputs"
 
 
@@ -281,7 +282,7 @@ def test_magnitude_needs_no_forward(llama):
         sweep = make_sweep(llama, torch.empty(0, 0, dtype=torch.int64), "magnitude")
         masks = FinalPruning(sweep, uniform(sweep)).find()
     assert sweep.block_forwards == 0
-    assert all(mask.unpack().float().mean() == pytest.approx(0.5, abs=0.01) for mask in masks.values())
+    assert all((~mask.unpack()).float().mean() == pytest.approx(0.5, abs=0.01) for mask in masks.values())
 
 
 class Interrupt(SALIENCIES.get("wanda")):

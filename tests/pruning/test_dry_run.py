@@ -14,7 +14,7 @@ from optimum_neuronal.engine import runner as engine_module
 from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import measure_matmul_rate, plan_prune
-from optimum_neuronal.sparsity.cuts import PackedMask
+from optimum_neuronal.sparsity.packed import PackedMask
 
 
 SMALL = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1}
@@ -165,7 +165,7 @@ def test_trial_weights_and_masks(family, tmp_path, ids, monkeypatch):
     """What a prune really makes anew: the weights of a trial, and the masks at the end."""
     model, config = make_model(family), config_of(ignore=["o_proj"])
     plan = plan_prune(saved(tmp_path, model)[0], config)
-    made, masks, replay, apply = [], [], engine_module.replay, NeuronALPruner.prune.__globals__["apply_masks"]
+    made, masks, replay, apply = [], [], engine_module.replay, NeuronALPruner.prune.__globals__["apply_changes"]
     original = {id(p): p.data_ptr() for p in model.parameters()}
 
     def noted(block, *args, **kwargs):
@@ -178,7 +178,7 @@ def test_trial_weights_and_masks(family, tmp_path, ids, monkeypatch):
         return apply(decoder, final, *args, **kwargs)
 
     monkeypatch.setattr(engine_module, "replay", noted)
-    monkeypatch.setitem(NeuronALPruner.prune.__globals__, "apply_masks", kept)
+    monkeypatch.setitem(NeuronALPruner.prune.__globals__, "apply_changes", kept)
     NeuronALPruner(config).prune(model, dataset=ids[:6])
     assert plan.trial_bytes == max(made) > 0
     assert plan.mask_bytes == sum(mask.bits.numel() for mask in masks) > 0

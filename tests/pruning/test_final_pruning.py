@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine
-from optimum_neuronal.sparsity.cuts import PackedWeight
+from optimum_neuronal.sparsity.packed import PackedWeight
 
 
 METHODS = {
@@ -102,7 +102,7 @@ def test_updated_weights_wait_packed(llama, ids):
         prune(llama, ids, METHODS["sparsegpt, uniform"])
     for name, packed in found[0].items():
         assert isinstance(packed, PackedWeight) and len(packed.values) <= 0.41 * packed.unpack().numel()
-        assert torch.equal(packed.change(), llama.get_parameter(f"{name}.weight"))
+        assert torch.equal(packed.unpack(), llama.get_parameter(f"{name}.weight"))
 
 
 def test_a_failed_prune_changes_nothing(llama, ids, monkeypatch):

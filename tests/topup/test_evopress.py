@@ -11,7 +11,7 @@ from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.cuts import SparsityPlan
+from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.evopress import EvoPress, mutants, units_of
 
 

@@ -12,7 +12,8 @@ from optimum_neuronal.engine.sweep import Deviation, Sweep
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.cuts import SparsityPlan, prune_rows
+from optimum_neuronal.sparsity.cuts import prune_rows
+from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
 from optimum_neuronal.topup.reconstruction import reconstruction_errors
 

@@ -10,7 +10,7 @@ from optimum_neuronal.training.sparse_weights import find_sparse_weights, withou
 
 
 def found(model):
-    return {f"{weight.name}": weight.mask.unpack() for weight in find_sparse_weights(model)}
+    return {f"{weight.name}": ~weight.mask.unpack() for weight in find_sparse_weights(model)}
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])

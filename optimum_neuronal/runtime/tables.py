@@ -1,0 +1,20 @@
+"""Tables for the terminal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Lines of a table with aligned columns: numbers to the right, text to the left."""
+    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        padded = [cell.rjust(width) if _is_number(cell) else cell.ljust(width) for cell, width in zip(row, widths)]
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(cells[0]), "  ".join("-" * width for width in widths), *map(line, cells[1:])])
+
+
+def _is_number(cell: str) -> bool:
+    return bool(cell) and cell.strip("%").replace(".", "").replace(",", "").replace("-", "").isdigit()

@@ -1,0 +1,54 @@
+"""Sparsity plans: where the zeros are to go, and how many weights every row loses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class SparsityPlan:
+    """Where the sparsity goes: the share of weights to prune, by projection, or by row of a projection.
+
+    Args:
+        sparsity (`Mapping[str, float | Tensor]`):
+            Full name of a projection -> its sparsity in [0, 1], or a float64 tensor of shape (out,), one per row.
+    """
+
+    sparsity: Mapping[str, float | torch.Tensor]
+
+    def __post_init__(self):
+        for name, value in self.sparsity.items():
+            value = torch.as_tensor(value)
+            if not bool(((value >= 0) & (value <= 1)).all()):
+                raise ValueError(f"The plan's sparsity of {name!r} leaves [0, 1]: {value.min():g} to {value.max():g}.")
+
+    def row_counts(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        """Weights to prune in every row of the projection `name`, int64, shape (out,). See [`row_counts`]."""
+        return row_counts(self.sparsity[name], shape)
+
+
+def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """Number of weights that each row loses.
+
+    A row loses `floor(in * s)` weights or one more: what a row's floor leaves over is carried to the next rows, so
+    the matrix as a whole is within one weight of its target.
+
+    Args:
+        sparsity (`float` or `Tensor` of shape (out,)): share of weights to prune, in [0, 1].
+        shape (`tuple[int, int]`): shape (out, in) of the weight.
+
+    Returns:
+        `Tensor`: int64, shape (out,), on the CPU.
+    """
+    out_features, in_features = shape
+    rows = torch.as_tensor(sparsity, dtype=torch.float64, device="cpu").expand(out_features)
+    # The small constant absorbs rounding of the sum: 10 rows of 89.6 are 896 weights, not 895.
+    total = torch.floor(torch.cumsum(rows * in_features, dim=0) + 1e-4).long()
+    counts = torch.diff(total, prepend=torch.zeros(1, dtype=torch.int64))
+    return counts.clamp(0, in_features)
+
+
+def row_sparsity(weight: torch.Tensor) -> torch.Tensor:
+    """Share of zeros in every row of a weight of shape (out, in): float64, shape (out,), in [0, 1]."""
+    return (weight == 0).sum(dim=1).double() / weight.shape[1]
