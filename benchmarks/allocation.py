@@ -19,24 +19,23 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-import optimum_neuronal.engine.runner
-import optimum_neuronal.engine.sweep
-import optimum_neuronal.sparsity.cuts
 from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine import alignment_errors, applier, deviation, runner
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.metrics.statistics import SquaredNorms
 from optimum_neuronal.pruning.prune import TOKENS_PER_FORWARD
 from optimum_neuronal.runtime.tables import format_table
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sparsity import cuts
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import NeuronAL
+from tests.sweeps import build_sweep
 
 
 FORWARDS, SCORES, RANKING, CUTS = "block forwards", "scores", "ranking (sort)", "cuts and masks"
 TRIALS, STATISTICS, ERRORS, REST = "trial weights", "statistics", "alignment errors", "the rest"
 PHASES = (FORWARDS, SCORES, RANKING, CUTS, TRIALS, STATISTICS, ERRORS, REST)
-FUNCTIONS = {  # name in masks and sweep, wherever it is -> phase
+FUNCTIONS = {  # name in these modules, wherever it is -> phase
     "sort_rows": RANKING,
     "find_cut": CUTS,
     "apply_cut": CUTS,
@@ -129,24 +128,21 @@ def now(device: torch.device) -> float:
 @contextmanager
 def measured(decoder, clock: PhaseClock, operations: Operations) -> Iterator[None]:
     """While the context lasts, clock and operations see what the allocation does."""
-    sweep, engine, masks = (
-        optimum_neuronal.engine.sweep,
-        optimum_neuronal.engine.runner,
-        optimum_neuronal.sparsity.cuts,
-    )
     with ExitStack() as stack:
-        for module in (masks, engine, sweep):
+        for module in (cuts, applier, alignment_errors, deviation):
             for name in FUNCTIONS.keys() & vars(module).keys():
                 timed = clock.timed(getattr(module, name), FUNCTIONS[name])
                 stack.enter_context(patch.object(module, name, timed))
         for owner, name, phase in (
-            (Sweep, "score", SCORES),
+            (applier.PlanApplier, "score", SCORES),
             (SparsityPlan, "row_counts", CUTS),
             (SquaredNorms, "update", STATISTICS),
         ):
             stack.enter_context(patch.object(owner, name, clock.timed(getattr(owner, name), phase)))
-        stack.enter_context(patch.object(sweep, "trial_weights", clock.entering(sweep.trial_weights, TRIALS)))
-        stack.enter_context(patch.object(engine, "replay", operations.counting(engine.replay)))
+        for module in (alignment_errors, deviation):
+            entering = clock.entering(module.trial_weights, TRIALS)
+            stack.enter_context(patch.object(module, "trial_weights", entering))
+        stack.enter_context(patch.object(runner, "replay", operations.counting(runner.replay)))
         for block in decoder.blocks:
             handles = (
                 block.module.register_forward_pre_hook(lambda *_: clock.enter(FORWARDS)),
@@ -191,7 +187,7 @@ def allocate(model, ids: torch.Tensor, args, lambdas: tuple[float, ...]) -> tupl
     decoder, clock, operations = find_decoder(model), PhaseClock(torch.device(args.device)), Operations()
     batch_size = max(1, TOKENS_PER_FORWARD // ids.shape[1])
     with inference(model), measured(decoder, clock, operations):
-        sweep = Sweep(decoder, SALIENCIES.get("wanda")(), ids, len(ids), batch_size, args.device)
+        sweep = build_sweep(decoder, SALIENCIES.get("wanda")(), ids, len(ids), batch_size, args.device)
         NeuronAL(reference=args.reference, block_lambdas=lambdas, row_lambdas=(0.0, *lambdas)).allocate(sweep, 0.7)
         clock.settle()
     return clock, operations

@@ -17,13 +17,13 @@ from transformers.utils import logging
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.metrics.statistics import SquaredNorms
 from optimum_neuronal.pruner import apply_changes
 from optimum_neuronal.pruning.final_pruning import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from tests import authors
+from tests.sweeps import build_sweep
 
 
 MEASURED_ON = ("sparse-stream", "pooled", "l2")
@@ -44,7 +44,7 @@ class Setting:
         self.sparsity, self.figures = sparsity, figures
         self.model = authors.load_model()
         self.decoder = find_decoder(self.model)
-        self.sweep = Sweep(self.decoder, SALIENCIES.get(saliency)(), authors.load_ids("calibration_ids"), 8, 8)
+        self.sweep = build_sweep(self.decoder, SALIENCIES.get(saliency)(), authors.load_ids("calibration_ids"), 8, 8)
 
     def scores(self, plans: list[SparsityPlan], figures: dict) -> tuple[float, str]:
         """The lambda that our errors choose, and the largest relative difference from the authors' scores."""
@@ -60,7 +60,7 @@ class Setting:
 
     def pruned(self, plan: SparsityPlan) -> list[float]:
         with inference(self.model):
-            masks = FinalPruning(self.sweep, plan).find()
+            masks = FinalPruning(self.sweep.engine, plan).find()
             apply_changes(self.decoder, masks)
         return perplexities(self.model)
 

@@ -19,10 +19,10 @@ from transformers.utils import logging
 
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import capture_inputs, inference
-from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.neuronal import NeuronAL
 from tests import authors
+from tests.sweeps import build_sweep
 
 
 SEQUENCES, CANDIDATES, SPARSITY = 8, 14 + 15, 0.7
@@ -89,7 +89,7 @@ def measure_theirs(model, ids) -> float:
 def measure_ours(model, ids) -> float:
     start = time.perf_counter()
     with inference(model):
-        sweep = Sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, SEQUENCES, SEQUENCES)
+        sweep = build_sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, SEQUENCES, SEQUENCES)
         NeuronAL().allocate(sweep, SPARSITY)
     return time.perf_counter() - start
 

@@ -3,11 +3,11 @@
 import authors
 import numpy as np
 import pytest
+from sweeps import build_sweep
 
 from optimum_neuronal import evaluate_perplexity
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.metrics.statistics import SquaredNorms
 from optimum_neuronal.pruner import apply_changes
 from optimum_neuronal.pruning.final_pruning import FinalPruning
@@ -27,7 +27,7 @@ class Reference:
     def __init__(self, saliency: str = "wanda"):
         self.model = authors.load_model()
         self.decoder = find_decoder(self.model)
-        self.sweep = Sweep(self.decoder, SALIENCIES.get(saliency)(), authors.load_ids("calibration_ids"), 8)
+        self.sweep = build_sweep(self.decoder, SALIENCIES.get(saliency)(), authors.load_ids("calibration_ids"), 8)
 
     def errors(self, plans):
         with inference(self.model):
@@ -35,7 +35,7 @@ class Reference:
 
     def prune(self, plan):
         with inference(self.model):
-            masks = FinalPruning(self.sweep, plan).find()
+            masks = FinalPruning(self.sweep.engine, plan).find()
             apply_changes(self.decoder, masks)
         return masks
 
@@ -174,8 +174,8 @@ def test_batch_size_does_not_change_a_bit():
     results = []
     for batch_size in (1, 3, 8):
         reference = Reference()
-        reference.sweep = Sweep(
-            reference.decoder, reference.sweep.saliency, reference.sweep.ids[:16], 8, batch_size=batch_size
+        reference.sweep = build_sweep(
+            reference.decoder, reference.sweep.saliency, reference.sweep.engine.ids[:16], 8, batch_size=batch_size
         )
         plans = [block_plan(reference.decoder, 0.7, lam) for lam in (0.05, 0.2)]
         results.append((reference.errors(plans), reference.prune(plans[0])))

@@ -10,6 +10,7 @@ import torch
 from transformers.utils import logging
 
 from ..decoder.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
+from ..runtime.quantities import format_bytes
 from ..runtime.tables import format_table
 from ..sparsity.bitmask import packed_bytes
 from .opening import Checkpoint, Weight, find_checkpoint
@@ -234,16 +235,9 @@ def _sizes(result: Inspection) -> str:
     files = "1 file" if result.files == 1 else f"{result.files} files"
     share = result.packed_bytes / result.dense_bytes if result.dense_bytes else 1.0
     return (
-        f"{result.format}, {files}, {_size(result.stored_bytes)} (dense {_size(result.dense_bytes)}, packed "
-        f"{_size(result.packed_bytes)}, {share:.2f} of it)"
+        f"{result.format}, {files}, {format_bytes(result.stored_bytes)} (dense {format_bytes(result.dense_bytes)}, packed "
+        f"{format_bytes(result.packed_bytes)}, {share:.2f} of it)"
     )
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count} bytes"
 
 
 def _share_table(title: str, shares: Mapping[str, Share]) -> str:

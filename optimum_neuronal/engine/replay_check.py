@@ -7,6 +7,24 @@ import torch
 from ..decoder.projections import Decoder
 from .capture import Wrap, block_outputs, capture_inputs, first_output, output_wrapper, replay
 from .offload import BlockLoader
+from .passes import Pass, Runs
+
+
+class CheckPass(Pass):
+    """What [`check_replay`] costs: one sequence."""
+
+    def runs(self, index: int, last: int) -> Runs:
+        return 1, 0, 0
+
+    @property
+    def needs_dense(self) -> bool:
+        return False
+
+    def count_sequences(self, samples: int, alignment: int) -> int:
+        return 1
+
+    def hidden_sequences(self, samples: int, alignment: int, deep: bool) -> int:
+        return 0  # fewer than any other question's
 
 
 def check_replay(decoder: Decoder, ids: torch.Tensor, device: torch.device | str, loader: BlockLoader) -> Wrap:

@@ -1,7 +1,5 @@
 """Tells what a prune would do and cost, from the model's config alone: no weight and no text is read."""
 
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -17,36 +15,11 @@ from ..decoder.finding import check_model, find_decoder
 from ..decoder.placement import default_device
 from ..decoder.projections import Block, Decoder, Projection
 from ..metrics.statistics import SquaredNorms
+from ..runtime.quantities import format_bytes, format_count, format_duration
 from ..runtime.tables import format_table
 from ..sparsity.plan import row_counts
-from ..topup.base import Pass
+from .cost import PlannedSweep, all_passes, hidden_sequences, measure_matmul_rate, plan_sweeps
 from .prune import needs_calibration
-
-
-EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k")  # what configs call it
-ATTENTION = ("query", "gated_query", "qkv", "interleaved_qkv", "partitioned_qvk")  # roles where every token meets all
-MEASURE_SECONDS = 0.5
-
-# How often one block runs on a sequence: whole; without what only feeds its output; without any projection.
-Runs = tuple[int, int, int]
-Costs = tuple[int, int, int]  # floating-point operations of each
-
-
-@dataclass(frozen=True)
-class PlannedSweep:
-    """One pass over the blocks.
-
-    Args:
-        label (`str`): what the progress bar calls it.
-        plans (`int`): how many sparsity plans it tries; 0 if it runs the dense model only.
-        block_forwards (`int`): how often it runs a block on one sequence, counted as `PruningReport` does.
-        operations (`int`): floating-point operations of these runs.
-    """
-
-    label: str
-    plans: int
-    block_forwards: int
-    operations: int
 
 
 @dataclass(frozen=True)
@@ -131,32 +104,34 @@ class PrunePlan:
         """A table for the terminal."""
         config = self.config
         rows = [
-            ["model", f"{self.model_type}, {_number(self.weights)} weights in {self.dtype}"],
+            ["model", f"{self.model_type}, {format_count(self.weights)} weights in {self.dtype}"],
             ["method", f"{config['saliency']} + {config['topup']}, sparsity {config['sparsity']:.2%}"],
             [
                 "pruned",
-                f"{self.projections:,} projections in {self.blocks} blocks, {_number(self.pruned_weights)} weights",
+                f"{self.projections:,} projections in {self.blocks} blocks, {format_count(self.pruned_weights)} weights",
             ],
-            ["become zero", f"{_number(self.zeros)} weights, {self.zeros / self.weights:.2%} of the model's"],
-            ["saved model", _bytes(self.saved_bytes)],
-            ["memory", f"at least {_bytes(self.memory_bytes)}, of which"],
-            ["  model", f"{_bytes(self.model_bytes)} (largest block {_bytes(self.block_bytes)})"],
-            ["  trial weights", _bytes(self.trial_bytes)],
-            ["  hidden states", _bytes(self.hidden_bytes)],
-            ["  masks", _bytes(self.mask_bytes)],
-            ["memory, blocks on disk", f"at least {_bytes(self.streamed_bytes)} (--stream)"],
+            ["become zero", f"{format_count(self.zeros)} weights, {self.zeros / self.weights:.2%} of the model's"],
+            ["saved model", format_bytes(self.saved_bytes)],
+            ["memory", f"at least {format_bytes(self.memory_bytes)}, of which"],
+            ["  model", f"{format_bytes(self.model_bytes)} (largest block {format_bytes(self.block_bytes)})"],
+            ["  trial weights", format_bytes(self.trial_bytes)],
+            ["  hidden states", format_bytes(self.hidden_bytes)],
+            ["  masks", format_bytes(self.mask_bytes)],
+            ["memory, blocks on disk", f"at least {format_bytes(self.streamed_bytes)} (--stream)"],
         ]
         if not self.sweeps:
             rows.append(["passes over the blocks", "none: no calibration data is needed"])
             return format_table(["", "plan"], rows)
         samples = f"{config['num_samples']} x {self.seq_length} tokens"
         rows.append(["calibration", f"{samples}, the first {config['num_alignment_samples']} for the top-up"])
-        rows.append(["passes over the blocks", f"{len(self.sweeps)}, {_number(self.block_forwards)} block forwards"])
+        rows.append(
+            ["passes over the blocks", f"{len(self.sweeps)}, {format_count(self.block_forwards)} block forwards"]
+        )
         for sweep in self.sweeps:
             plans = f", {sweep.plans} plan{'s' if sweep.plans > 1 else ''}" if sweep.plans else ""
-            rows.append([f"  {sweep.label.lower()}", f"{_number(sweep.block_forwards)} block forwards{plans}"])
+            rows.append([f"  {sweep.label.lower()}", f"{format_count(sweep.block_forwards)} block forwards{plans}"])
         rate = f"{self.operations:.2e} operations at the {self.operations_per_second:.2e} per second measured"
-        rows.append(["time", f"at least {_duration(self.seconds)}: {rate} on {self.device}"])
+        rows.append(["time", f"at least {format_duration(self.seconds)}: {rate} on {self.device}"])
         rows.append(["", "not counted: scoring, reading, saving; candidates that are abandoned early save some"])
         return format_table(["", "plan"], rows)
 
@@ -189,10 +164,11 @@ def plan_prune(
     tokens = resolve_seq_length(model.config, config.seq_length)
     calibrated = needs_calibration(config)
     reads_inputs = saliency.uses_activations or topup.statistic is not SquaredNorms  # the final pruning
-    passes = topup.passes() if calibrated else ()
+    passes = list(all_passes(topup.passes(), reads_inputs)) if calibrated else []
+    samples = config.num_samples, config.num_alignment_samples
     projections = decoder.projections.values()
     device = device or default_device()
-    sequences = _hidden_sequences(config, passes, len(decoder.blocks), reads_inputs)
+    sequences = hidden_sequences(passes, *samples, len(decoder.blocks))
     return PrunePlan(
         config=config.to_dict(),
         model_type=decoder.config.model_type,
@@ -207,38 +183,10 @@ def plan_prune(
         trial_bytes=max(_trial_bytes(block) for block in decoder.blocks) if calibrated else 0,
         hidden_bytes=sequences * tokens * decoder.config.hidden_size * model.dtype.itemsize,
         mask_bytes=sum(-(-_weights(projection) // 8) for projection in projections),
-        sweeps=_plan_sweeps(config, decoder, passes, tokens, reads_inputs) if calibrated else (),
+        sweeps=plan_sweeps(passes, decoder, tokens, *samples),
         device=str(device),
         operations_per_second=measure_matmul_rate(model.dtype, device),
     )
-
-
-def measure_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = MEASURE_SECONDS) -> float:
-    """The best rate of square matrix products seen in about so many seconds, in floating-point operations per second.
-
-    Args:
-        dtype (`torch.dtype`): of the matrices.
-        device (`torch.device`): where they lie.
-        seconds (`float`): how long to measure; one product is always finished.
-    """
-    size, best, end = 128, 0.0, time.perf_counter() + seconds
-    matrix = torch.ones(size, size, dtype=dtype, device=device)
-    while not best or time.perf_counter() < end:
-        _wait_for(device)
-        start = time.perf_counter()
-        matrix @ matrix
-        _wait_for(device)
-        elapsed = time.perf_counter() - start
-        best = max(best, 2 * size**3 / elapsed)
-        if elapsed < seconds / 100 and size < 8192:  # large enough to keep the device busy, small enough to repeat
-            size *= 2
-            matrix = torch.ones(size, size, dtype=dtype, device=device)
-    return best
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def _skeleton(
@@ -288,131 +236,3 @@ def _weight_bytes(model: PreTrainedModel, decoder: Decoder) -> dict[str, int]:
 def _trial_bytes(block: Block) -> int:
     """Bytes of the weights that `trial_weights` makes anew: of experts all, if one of them is pruned."""
     return sum(_size(owner) for owner in {projection.owner for projection in block.pruned})
-
-
-def _hidden_sequences(config: NeuronALConfig, passes: Sequence[Pass], blocks: int, prunes_by_activations: bool) -> int:
-    """Sequences whose hidden states exist at a time, at most: the first block's inputs, which are kept throughout;
-    from the second block on, the inputs of every stream; and its outputs."""
-    deep = blocks > 1
-
-    def streams(step: Pass) -> int:
-        if step.measures == "training" or (step.measures == "reconstruction" and step.reference == "dense"):
-            return (2 if step.measures == "training" else 1) * (2 if deep else 1)
-        if (
-            step.measures == "deviation" and step.reference != "dense"
-        ):  # two, and what the search for the dense input puts out
-            return 5 if deep else 2
-        return max(step.plans, 1) * (2 if deep else 1)
-
-    def kept(step: Pass) -> int:  # the first block's inputs; of the dense model's stream also the last block's output
-        return 2 if step.reference == "dense" else 1
-
-    trials = [step for step in passes if step.measures != "scores"]
-    needed = [config.num_alignment_samples * kept(step) + _sequences(config, step) * streams(step) for step in trials]
-    if prunes_by_activations or any(step.measures == "scores" for step in passes):
-        needed.append(config.num_samples * 2)  # the first block's inputs are let go
-    return max(needed, default=0)
-
-
-def _sequences(config: NeuronALConfig, step: Pass) -> int:
-    return min(step.sequences or config.num_alignment_samples, config.num_alignment_samples)
-
-
-def _plan_sweeps(
-    config: NeuronALConfig, decoder: Decoder, passes: Sequence[Pass], tokens: int, prunes_by_activations: bool
-) -> tuple[PlannedSweep, ...]:
-    """What [`Sweep`] does from its check to the final masks, if no candidate is abandoned."""
-    costs = [_operations(decoder, block, tokens) for block in decoder.blocks]
-    last = len(costs) - 1
-    sweeps = [_planned("Check", 0, 1, costs, lambda index: (1, 0, 0))]
-    dense_is_known = False
-
-    def errors(step: Pass) -> Callable[[int], Runs]:
-        def runs(index: int) -> Runs:
-            dense = 0 if step.reference == "dense" else 1 if index == 0 else step.plans
-            return (0, dense + step.plans, 0) if index == last else (step.plans, dense, 0)
-
-        return runs
-
-    def outputs(step: Pass) -> Callable[[int], Runs]:
-        again = step.reference != "dense"
-        return lambda index: (step.plans, (1 if index == 0 else step.plans) * again, 0)
-
-    def reconstructions(step: Pass) -> Callable[[int], Runs]:
-        if step.reference == "dense":
-            return lambda index: (1, 0, 0)
-        return lambda index: (step.plans * (index < last), 1 if index == 0 else step.plans, 0)
-
-    def training(step: Pass) -> Callable[[int], Runs]:  # the way back through the block is not counted
-        return lambda index: (1 + step.plans + (index < last), 1, 0)
-
-    def deviation(step: Pass) -> Callable[[int], Runs]:
-        return lambda index: (1, 0, 0) if step.reference == "dense" else (2, 0, int(index > 0))
-
-    kinds = {
-        "alignment": errors,
-        "deviation": deviation,
-        "output": outputs,
-        "reconstruction": reconstructions,
-        "training": training,
-    }
-    for step in passes:
-        if step.measures == "scores":
-            sweeps.append(_planned(step.label, 0, config.num_samples, costs, lambda _: (1, 0, 0)))
-            continue
-        needs_dense = step.measures == "output" or (step.reference == "dense" and step.measures != "reconstruction")
-        if needs_dense and not dense_is_known:
-            sweeps.append(_planned("Dense activations", 0, config.num_alignment_samples, costs, lambda _: (1, 0, 0)))
-            dense_is_known = True
-        if step.plans:
-            runs = kinds[step.measures](step)
-            sequences = _sequences(config, step) * step.times
-            sweeps.append(_planned(step.label, step.plans * step.times, sequences, costs, runs))
-    if prunes_by_activations:
-        sweeps.append(_planned("Pruning", 1, config.num_samples, costs, lambda index: (int(index < last), 1, 0)))
-    return tuple(sweeps)
-
-
-def _planned(
-    label: str, plans: int, sequences: int, costs: Sequence[Costs], runs: Callable[[int], Runs]
-) -> PlannedSweep:
-    by_block = [runs(index) for index in range(len(costs))]
-    operations = sum(count * cost for counts, block in zip(by_block, costs) for count, cost in zip(counts, block))
-    return PlannedSweep(label, plans, sequences * sum(map(sum, by_block)), sequences * operations)
-
-
-def _operations(decoder: Decoder, block: Block, tokens: int) -> Costs:
-    """Floating-point operations of a block on one sequence: whole, without output projections, without any."""
-    asked = (getattr(decoder.config, name, None) for name in EXPERTS_PER_TOKEN)
-    per_token = next((max(value) if isinstance(value, list) else value for value in asked if value), None)
-    projections = inner = 0
-    for projection in block.projections.values():
-        operations = 2 * tokens * _weights(projection)
-        if projection.expert is not None and per_token is not None:  # of a token's experts, each one's share
-            operations = operations * per_token // len(projection.owner)
-        projections += operations
-        inner += 0 if decoder.feeds_next_block(block, projection) else operations
-    full = any(p.role in ATTENTION for p in block.projections.values())
-    attention = 4 * tokens**2 * decoder.config.hidden_size if full else 0
-    return projections + attention, inner + attention, attention
-
-
-def _number(value: int) -> str:
-    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if value >= unit:
-            return f"{value / unit:.2f} {name}"
-    return f"{value:,}"
-
-
-def _bytes(value: int) -> str:
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= unit:
-            return f"{value / unit:.2f} {name}"
-    return f"{value} bytes"
-
-
-def _duration(seconds: float) -> str:
-    for unit, name in ((3600, "hours"), (60, "minutes")):
-        if seconds >= unit:
-            return f"{seconds / unit:.1f} {name}"
-    return f"{seconds:.2g} seconds"

@@ -9,17 +9,25 @@ from ..decoder.placement import is_offloaded
 from ..decoder.projections import Block, Projection
 from ..decoder.trial import trial_weights
 from ..engine.capture import Call
-from ..engine.runner import Engine
-from ..engine.unfinished import Hidden
-from ..metrics.projection_activations import projection_activations
+from ..engine.engine import Engine
+from ..engine.passes import CalibrationPass, Runs
+from ..engine.records import Finding
+from ..engine.streams import Streams
 from ..metrics.statistics import Norms, SquaredNorms, most_specific
+from ..sparsity.bitmask import MASK, VALUES
 from ..sparsity.changes import Change
 from ..sparsity.packed import PackedMask, PackedWeight
 from ..sparsity.plan import SparsityPlan
 
 
 Refine = Callable[[Projection, torch.Tensor, torch.Tensor, SquaredNorms | None], torch.Tensor]
-Found = tuple[dict, dict[str, torch.Tensor]]  # what is recorded of a block: its starved experts; bits and values
+
+
+class PruningPass(CalibrationPass):
+    """What [`FinalPruning.find`] costs."""
+
+    def runs(self, index: int, last: int) -> Runs:
+        return int(index < last), 1, 0
 
 
 class FinalPruning:
@@ -49,46 +57,45 @@ class FinalPruning:
 
     def find(self) -> dict[str, Change]:
         """Projection name -> what becomes of its weight."""
-        engine, found = self.engine, {}
+        engine, runner, found = self.engine, self.engine.runner, {}
 
-        def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-            def prune() -> Found:
-                norms = engine.inputs_of(block, streams[0], calls, self.statistic)
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+            def prune() -> Finding:
+                norms = runner.inputs_of(block, streams[0], calls, self.statistic)
                 return self._prune_block(block, engine.joined(norms, self.statistic))
 
             found.update(self._block(index, block, prune))
             if block is engine.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda p: found[p.name]):
-                return [engine.replay(block, streams[0], calls, record=None)[0]]
+                return [runner.output(block, streams[0], calls)]
 
         if self.needs_inputs:
             engine.release()
             inputs = engine.capture_all(self.statistic)
-            engine.run(inputs, 1, visit, "Pruning", release=True)
+            runner.run(inputs, 1, visit, "Pruning", release=True)
         else:
             for index in range(len(engine.decoder.blocks)):
-                with engine.loader.loaded(index) as block:
+                with runner.loader.loaded(index) as block:
                     found.update(self._block(index, block, partial(self._prune_block, block, None)))
         return found
 
-    def _prune_block(self, block: Block, norms: Norms | None) -> Found:
+    def _prune_block(self, block: Block, norms: Norms | None) -> Finding:
         """The starved experts of a block, and what its packed masks and weights consist of."""
-        activations, starved = {}, []
-        if norms is not None:
-            activations, starved = projection_activations(block, norms, self.engine.min_expert_tokens)
+        applier = self.engine.applier
+        activations, starved = ({}, []) if norms is None else applier.activations(block, norms)
         tensors, finite = {}, {}
         for projection in block.pruned:
             name = projection.name
-            if self.engine.saliency.updates_weights:
-                packed = PackedWeight.pack(self.engine.updated(projection, norms, activations[name], self.plan))
+            if applier.saliency.updates_weights:
+                packed = PackedWeight.pack(applier.updated(projection, norms, activations[name], self.plan))
                 finite[name] = torch.isfinite(packed.values).all()
-                mask, tensors[f"values {name}"] = packed.mask, packed.values
+                mask, tensors[name + VALUES] = packed.mask, packed.values
             else:
-                score = self.engine.score(projection, activations)
+                score = applier.score(projection, activations)
                 finite[name] = torch.isfinite(score).all()
                 mask = PackedMask.pack(~self._mask(projection, activations, norms, score))
-            tensors[name] = mask.bits
+            tensors[name + MASK] = mask.bits
         for name, is_finite in zip(finite, torch.stack(list(finite.values())).tolist() if finite else ()):
             if not is_finite:
                 raise ValueError(f"The saliency of {name} is not finite: its inputs overflow in the model's dtype.")
@@ -97,20 +104,21 @@ class FinalPruning:
     def _mask(
         self, projection: Projection, activations: Mapping[str, torch.Tensor], norms: Norms | None, score: torch.Tensor
     ) -> torch.Tensor:
-        mask = self.engine.mask_of(projection, score, self.plan)
+        mask = self.engine.applier.mask(projection, score, self.plan)
         if self.refine is None:
             return mask
         return self.refine(projection, mask, score, None if norms is None else norms[projection.name])
 
-    def _block(self, index: int, block: Block, prune: Callable[[], Found]) -> dict[str, Change]:
+    def _block(self, index: int, block: Block, prune: Callable[[], Finding]) -> dict[str, Change]:
         """What becomes of one block's weights, recorded or found now."""
-        found, tensors = self.engine.recorded(f"block-{index:05d}", prune)
+        found, tensors = self.engine.records.recorded(f"block-{index:05d}", prune)
         self.starved_experts += found["starved"]
         packed = {}
         for projection in block.pruned:
-            device, values = _waiting_device(projection), tensors.get(f"values {projection.name}")
-            mask = PackedMask(tensors[projection.name].to(device), projection.shape)
-            packed[projection.name] = mask if values is None else PackedWeight(mask, values.to(device))
+            name, values = projection.name, tensors.get(projection.name + VALUES)
+            mask = PackedMask(tensors[name + MASK], projection.shape)
+            change = mask if values is None else PackedWeight(mask, values)
+            packed[name] = change.to(_waiting_device(projection))
         return packed
 
 

@@ -8,8 +8,8 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -21,7 +21,11 @@ from ..data.calibration import CalibrationSet, as_token_ids, draw_sequences, res
 from ..decoder.finding import check_model, check_pattern, check_weights, find_decoder
 from ..decoder.placement import execution_device
 from ..decoder.projections import Decoder
+from ..engine.applier import PlanApplier
 from ..engine.capture import inference
+from ..engine.engine import Engine
+from ..engine.records import Kept, StepRecords
+from ..engine.runner import BlockRunner
 from ..engine.sweep import Sweep
 from ..report import PruningReport
 from ..runtime.journal import Journal
@@ -74,11 +78,11 @@ class Shared:
     """What prunes of the same model with the same calibration sequences have in common, so that it is done once.
 
     Args:
-        kept (`dict`): see [`Engine`]: inputs of the blocks, activations and scores of the dense model.
+        kept ([`Kept`]): inputs of the blocks, activations and scores of the dense model.
         checked (`bool`): whether replaying the blocks was seen to be right.
     """
 
-    kept: dict[Any, Any] = field(default_factory=dict)
+    kept: Kept = field(default_factory=partial(Kept, lasting=True))
     checked: bool = False
 
 
@@ -177,16 +181,16 @@ def find_changes(
     check_first = needs_calibration(config) and not (shared and shared.checked)
 
     def find(batch_size: int) -> Found:
-        sweep = _sweep(model, decoder, config, ids, batch_size, journal, shared)
+        engine = _engine(model, decoder, config, ids, batch_size, journal, shared)
         if check_first:
-            sweep.check_replay()
-        allocation = topup.allocate(sweep, config.sparsity)
+            engine.check_replay()
+        allocation = topup.allocate(Sweep(engine), config.sparsity)
         clock.lap("allocation")
         refine = topup.refine if topup.refines else None
-        pruning = FinalPruning(sweep, allocation.plan, refine, topup.statistic)
+        pruning = FinalPruning(engine, allocation.plan, refine, topup.statistic)
         changes = pruning.find()
         clock.lap("pruning")
-        return Found(allocation, changes, sweep.block_forwards, pruning.starved_experts)
+        return Found(allocation, changes, engine.runner.block_forwards, pruning.starved_experts)
 
     with inference(model):
         batch_size = config.batch_size or max(1, TOKENS_PER_FORWARD // max(1, ids.shape[1]))
@@ -196,7 +200,7 @@ def find_changes(
     return found
 
 
-def _sweep(
+def _engine(
     model: PreTrainedModel,
     decoder: Decoder,
     config: NeuronALConfig,
@@ -204,20 +208,16 @@ def _sweep(
     batch_size: int,
     journal: Journal | None,
     shared: Shared | None,
-) -> Sweep:
-    return Sweep(
-        decoder,
-        config.make_saliency(),
+) -> Engine:
+    processes = Processes.current()
+    device = execution_device(model.get_input_embeddings())
+    return Engine(
+        BlockRunner(decoder, batch_size, device, config.max_hidden_bytes, quiet=processes.rank > 0),
+        PlanApplier(config.make_saliency(), config.make_pattern(), config.min_expert_tokens),
         ids,
         config.num_alignment_samples,
-        batch_size,
-        execution_device(model.get_input_embeddings()),
-        config.min_expert_tokens,
-        config.max_hidden_bytes,
-        config.make_pattern(),
-        journal,
-        Processes.current(),
-        shared.kept if shared is not None else None,
+        StepRecords(journal, processes),
+        None if shared is None else shared.kept,
     )
 
 

@@ -1,8 +1,6 @@
-"""Checks of hyper-parameters, and random draws, for all top-ups."""
+"""Checks of hyper-parameters, for every method: the same words for the same mistake."""
 
 import math
-
-import torch
 
 
 def check_whole(name: str, value: int, least: int) -> None:
@@ -11,14 +9,13 @@ def check_whole(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} is {value!r}: expected a whole number of at least {least}.")
 
 
-def check_number(name: str, value: float, least: float, most: float = math.inf) -> None:
-    """Raises `ValueError` unless a hyper-parameter is a finite number from `least` to `most`."""
+def check_number(name: str, value: float, least: float, most: float = math.inf, above: bool = False) -> None:
+    """Raises `ValueError` unless a hyper-parameter is a finite number from `least`, or `above` it, to `most`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not least <= value <= most:
+    if number and math.isfinite(value) and least <= value <= most and not (above and value == least):
+        return
+    if above:
+        bounds = f"above {least:g}" + ("" if most == math.inf else f", at most {most:g}")
+    else:
         bounds = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-        raise ValueError(f"{name} is {value!r}: expected a number {bounds}.")
-
-
-def draw(generator: torch.Generator, below: int) -> int:
-    """A whole number from 0 to `below - 1`, all equally likely."""
-    return int(torch.randint(below, (), generator=generator))
+    raise ValueError(f"{name} is {value!r}: expected a number {bounds}.")

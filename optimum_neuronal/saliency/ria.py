@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..runtime.hyper_parameters import check_number
 from .base import Saliency, register_saliency
 
 
@@ -19,8 +20,7 @@ class RIA(Saliency):
     power: float = 0.5
 
     def __post_init__(self):
-        if isinstance(self.power, bool) or not isinstance(self.power, (int, float)) or not self.power >= 0:
-            raise ValueError(f"power is {self.power!r}: expected a number of at least 0, such as 0.5.")
+        check_number("power", self.power, 0)
 
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         magnitude = weight.abs()

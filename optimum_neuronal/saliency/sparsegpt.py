@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers.utils import logging
 
+from ..runtime.hyper_parameters import check_number, check_whole
 from ..sparsity.pattern import ColumnPattern, prune_columns
 from .base import WeightUpdate, register_saliency
 
@@ -28,11 +29,8 @@ class SparseGPT(WeightUpdate):
     dampening: float = 0.01
 
     def __post_init__(self):
-        if isinstance(self.block_size, bool) or not isinstance(self.block_size, int) or self.block_size < 1:
-            raise ValueError(f"block_size is {self.block_size!r}: expected a whole number of at least 1.")
-        number = isinstance(self.dampening, (int, float)) and not isinstance(self.dampening, bool)
-        if not number or not 0 < self.dampening <= 1:
-            raise ValueError(f"dampening is {self.dampening!r}: expected a number above 0, at most 1, such as 0.01.")
+        check_whole("block_size", self.block_size, 1)
+        check_number("dampening", self.dampening, 0, 1, above=True)
 
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         """`(|W_ij| a_j)^2`: the loss of pruning one weight if the others stay."""

@@ -6,9 +6,11 @@ from typing import ClassVar
 import torch
 
 from ..engine.sweep import Sweep
+from ..runtime.choosing import bisect
 from ..runtime.hyper_parameters import check_number, check_whole
-from .base import LARGEST, Allocation, TopUp, register_topup
+from .base import Allocation, TopUp, register_topup
 from .by_block import block_sizes, plan_of_blocks, pruned_blocks
+from .spreading import LARGEST
 
 
 @register_topup("alpha_pruning")
@@ -41,7 +43,7 @@ class AlphaPruning(TopUp):
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         # Recorded, as the spectra of a large model take long. All blocks are visited: what is on disk is read ahead.
-        found = sweep.recorded("spectra", lambda: (self._exponents(sweep), {}))[0]
+        found = sweep.engine.records.recorded("spectra", lambda: (self._exponents(sweep), {}))[0]
         blocks = pruned_blocks(sweep.decoder)
         alphas = block_alphas([exponents for exponents in found if exponents])
         factors = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread)
@@ -52,7 +54,7 @@ class AlphaPruning(TopUp):
         """The exponent of every pruned projection, block by block."""
         found = []
         for index in range(len(sweep.decoder.blocks)):
-            with sweep.loader.loaded(index) as block:
+            with sweep.engine.runner.loader.loaded(index) as block:
                 weights = (projection.weight.float() for projection in block.pruned)
                 found.append([hill_exponent(torch.linalg.svdvals(weight).square(), self.bins) for weight in weights])
         return found
@@ -120,11 +122,9 @@ def scaled_sparsities(sparsity: float, factors: torch.Tensor, sizes: torch.Tenso
     plain = sparsity * factors / (factors * weights).sum()
     if plain.max() <= LARGEST:
         return plain
-    low, high = 0.0, LARGEST / factors.min().item()
-    for _ in range(60):  # bisection: what is cut off at the top raises the common scale
-        scale = (low + high) / 2
-        if ((factors * scale).clamp(max=LARGEST) * weights).sum() < sparsity:
-            low = scale
-        else:
-            high = scale
-    return (factors * high).clamp(max=LARGEST)
+
+    def is_too_small(scale: float) -> bool:  # what is cut off at the top raises the common scale
+        return bool(((factors * scale).clamp(max=LARGEST) * weights).sum() < sparsity)
+
+    _, scale = bisect(is_too_small, 0.0, LARGEST / factors.min().item(), 60)
+    return (factors * scale).clamp(max=LARGEST)

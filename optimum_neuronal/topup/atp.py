@@ -6,11 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from ..decoder.projections import Decoder
+from ..engine.output_errors import OutputPass
+from ..engine.passes import Pass
 from ..engine.sweep import Sweep
+from ..runtime.choosing import index_of_smallest
 from ..runtime.hyper_parameters import check_whole
 from ..sparsity.plan import SparsityPlan
-from .base import LARGEST, SMALLEST, Allocation, Pass, TopUp, get_dist, register_topup
+from .base import Allocation, TopUp, register_topup
 from .by_block import block_sizes, plan_of_blocks, pruned_blocks
+from .spreading import LARGEST, SMALLEST, get_dist
 
 
 LABEL = "ATP"
@@ -38,7 +42,7 @@ class ATP(TopUp):
         check_whole("trials", self.trials, 2)
 
     def passes(self) -> tuple[Pass, ...]:
-        return (Pass(LABEL, self.trials, measures="output"),)
+        return (OutputPass(LABEL, self.trials),)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()
@@ -47,7 +51,7 @@ class ATP(TopUp):
         if len(plans) == 1:
             return Allocation(plans[0], {"atp": {"beta": 0.0, "candidates": []}})
         errors = sweep.output_errors(plans, "nll", label=LABEL, reference="dense")
-        best = min(range(len(plans)), key=errors.__getitem__)
+        best = index_of_smallest(errors)
         candidates = [{"beta": beta, "error": error} for beta, error in zip(betas, errors)]
         decision = {"beta": betas[best], "candidates": candidates, "seconds": time.perf_counter() - start}
         return Allocation(plans[best], {"atp": decision})

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..decoder.projections import Decoder, Projection
+from ..engine.passes import Pass
 from ..engine.sweep import Sweep
 from ..metrics.statistics import SquaredNorms
 from ..runtime.registry import Registry
@@ -15,8 +16,6 @@ from ..sparsity.plan import SparsityPlan
 
 TOPUPS = Registry("top-up", __package__)
 register_topup = TOPUPS.register
-
-SMALLEST, LARGEST = 0.01, 0.99
 
 
 @dataclass(frozen=True)
@@ -30,34 +29,6 @@ class Allocation:
 
     plan: SparsityPlan
     decisions: dict[str, Any] = field(default_factory=dict)
-
-
-MEASURES = ("alignment", "deviation", "output", "reconstruction", "scores", "training")
-
-
-@dataclass(frozen=True)
-class Pass:
-    """What a top-up asks of the sweep, told beforehand; where it cannot be known, the most that it may ask.
-
-    Args:
-        label (`str`): what the progress bar calls it.
-        plans (`int`): how many plans are tried.
-        reference (`str`): as [`Sweep`] takes it: `"sparse-stream"` or `"dense"`.
-        measures (`str`):
-            Which question is asked: `"alignment"` of [`Sweep.alignment_errors`], `"deviation"` of [`Sweep.deviation`],
-            `"output"` of [`Sweep.output_errors`], `"scores"` of [`Sweep.dense_scores`]; or which run of its own the
-            top-up makes: `"reconstruction"` of [`reconstruction_errors`]; `"training"` of BESA, which counts epochs
-            as plans.
-        sequences (`int`, *optional*): on how many of the alignment sequences; all if not given.
-        times (`int`): how often it is asked.
-    """
-
-    label: str
-    plans: int
-    reference: str = "dense"
-    measures: str = "alignment"
-    sequences: int | None = None
-    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +60,7 @@ class TopUp(ABC):
         """Raises `ValueError` if this top-up cannot serve the model. Called before any long work."""
 
     def passes(self) -> tuple[Pass, ...]:
-        """What `allocate` asks the sweep for, in its order, if it abandons nothing: a dry run tells the cost by it."""
+        """What `allocate` asks, in its order, if it abandons nothing: a dry run tells the cost by it."""
         return ()
 
     @abstractmethod
@@ -113,51 +84,3 @@ class TopUp(ABC):
             statistic ([`SquaredNorms`], *optional*): of the class's `statistic`; None if nothing was calibrated.
         """
         return mask
-
-
-def get_dist(sparsity: float, lam: float, values: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Spreads sparsity around its mean, within a window of `2 * lam`: large values get less of it (paper, Eq. 4).
-
-    `density = 2 lam (v - min v) / (max v - min v)`, shifted to the mean density `1 - sparsity`. Sparsities are kept
-    within [0.01, 0.99] without moving their mean. Constant values give `sparsity` everywhere.
-
-    Args:
-        sparsity (`float`): the mean, in [0, 1).
-        lam (`float`): half the window's width, in [0, 1].
-        values (`Tensor`, shape (n,)): the direction v: what should be spared is large.
-        weights (`Tensor`, shape (n,), *optional*): how many weights each entry stands for; equal if not given.
-
-    Returns:
-        `Tensor`: float64 on the CPU, shape (n,).
-    """
-    values = values.double().cpu()
-    weights = torch.ones_like(values) if weights is None else weights.double()
-    weights = weights / weights.sum()
-    span = values.max() - values.min()
-    if span == 0 or lam == 0 or not SMALLEST <= sparsity <= LARGEST:
-        return torch.full_like(values, sparsity)
-    density = 2 * lam * (values - values.min()) / span
-    spread = (density * weights).sum() - density + sparsity
-    return spread if spread.min() >= SMALLEST and spread.max() <= LARGEST else shift_to_mean(spread, sparsity, weights)
-
-
-def shift_to_mean(
-    values: torch.Tensor, mean: float, weights: torch.Tensor, least: float = SMALLEST, most: float = LARGEST
-) -> torch.Tensor:
-    """Adds the same to all values, which are then kept within bounds, so that their weighted mean is as wanted.
-
-    Args:
-        values (`Tensor` of float64, shape (n,)): within [-1, 2].
-        mean (`float`): within the bounds.
-        weights (`Tensor`, shape (n,)): how many weights each value stands for.
-        least, most (`float`): the bounds, within [0, 1].
-    """
-    weights = weights.double() / weights.sum()
-    low, high = -2.0, 2.0
-    for _ in range(60):  # bisection
-        shift = (low + high) / 2
-        if ((values + shift).clamp(least, most) * weights).sum() < mean:
-            low = shift
-        else:
-            high = shift
-    return (values + high).clamp(least, most)

@@ -12,17 +12,34 @@ from torch import nn
 
 from ..decoder.projections import Block, Decoder, Projection
 from ..decoder.trial import trial_weights
-from ..engine.capture import Call, capture_inputs, replay, to_device
-from ..engine.runner import Hidden
+from ..engine.capture import Call, replay, to_device
+from ..engine.engine import Engine
+from ..engine.passes import Pass, Runs
+from ..engine.runner import BlockRunner
+from ..engine.streams import Stream, Streams
 from ..engine.sweep import Sweep
+from ..engine.unfinished import UnfinishedRun
+from ..metrics.statistics import Norms
+from ..runtime.choosing import bisect
 from ..runtime.hyper_parameters import check_number, check_whole
 from ..sparsity.changes import Zeros
 from ..sparsity.plan import SparsityPlan, row_counts
-from .base import Allocation, Pass, TopUp, register_topup, shift_to_mean
+from .base import Allocation, TopUp, register_topup
+from .spreading import shift_to_mean
 
 
 LABEL = "BESA"
 SCALE = 2.0**16  # of the loss while gradients have the weights' dtype, where small ones would vanish; exact
+
+
+class TrainingPass(Pass):
+    """What learning costs, its epochs being its plans; the way back through the blocks is not counted."""
+
+    def runs(self, index: int, last: int) -> Runs:
+        return 1 + self.plans + (index < last), 1, 0
+
+    def streams(self, deep: bool) -> int:
+        return 4 if deep else 2
 
 
 @register_topup("besa")
@@ -81,14 +98,16 @@ class BESA(TopUp):
                 )
 
     def passes(self) -> tuple[Pass, ...]:
-        return (Pass(LABEL, self.epochs, "sparse-stream", "training"),) if self.epochs else ()
+        return (TrainingPass(LABEL, self.epochs, "sparse-stream"),) if self.epochs else ()
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
             return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))
-        found = sweep.once([], (LABEL, astuple(self), sparsity), lambda name: self._learn(sweep, sparsity, name))
-        learned = sweep.processes.from_first(found[0])
+        engine = sweep.engine
+        asked = (LABEL, astuple(self), sparsity)
+        found = engine.records.once([], asked, lambda unfinished: self._learn(engine, sparsity, unfinished))
+        learned = engine.processes.from_first(found[0])
         sparsities = {name: values[1] for name, values in learned.items()}
         decision = {
             "sparsity": sparsities,
@@ -97,42 +116,50 @@ class BESA(TopUp):
         }
         return Allocation(SparsityPlan(sparsities), {"besa": decision})
 
-    def _learn(self, sweep: Sweep, sparsity: float, name: str) -> tuple[dict[str, list[float]], dict]:
-        kept: dict[str, torch.Tensor] = {}  # projection -> its sparsity as learned, and after meeting the target
+    def _learn(
+        self, engine: Engine, sparsity: float, unfinished: UnfinishedRun
+    ) -> tuple[dict[str, list[float]], dict]:
+        runner, blocks = engine.runner, engine.decoder.blocks
 
-        def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-            hidden, dense_hidden = streams
-            target = sweep.replay(block, dense_hidden, calls, record=None)[0]
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+            stream, dense_stream = streams
+            target = runner.output(block, dense_stream, calls)
             if not block.pruned:
-                return [sweep.replay(block, hidden, calls, record=None)[0], target]
-            norms = sweep.inputs_of(block, hidden, calls)
-            activations = sweep.activations(block, norms)
-            rates = [Rate(p, sweep.score(p, activations), sparsity, self.candidate_step) for p in block.pruned]
-            self._train(sweep, block, rates, (hidden, calls, target), sparsity)
-            learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
-            met = shift_to_mean(learned, sparsity, torch.tensor([rate.weights for rate in rates]), 0, 1)
-            for projection, values in zip(block.pruned, zip(learned, met)):
-                kept[projection.name] = torch.stack(values)
-            if index == len(sweep.decoder.blocks) - 1:
-                return [hidden, target]
-            plan = SparsityPlan(dict(zip(block.pruned_names, met.tolist())))
-            (change_of,) = sweep.changes(block, norms, [plan])
+                return [runner.output(block, stream, calls), target]
+            norms = runner.inputs_of(block, stream, calls, engine.saliency.statistic)
+            learned = self._learn_block(engine, block, norms, (stream, calls, target), sparsity)
+            for projection, values in zip(block.pruned, learned.T):  # as learned, and after meeting the target
+                unfinished.measured[(projection.name,)] = values
+            if index == len(blocks) - 1:
+                return [stream, target]
+            plan = SparsityPlan(dict(zip(block.pruned_names, learned[1].tolist())))
+            (change_of,) = engine.applier.changes(block, norms, [plan])
             with trial_weights(block.pruned, change_of):
-                return [sweep.replay(block, hidden, calls, record=None)[0], target]
+                return [runner.output(block, stream, calls), target]
 
         # A step of the optimiser for every sequence, whatever the batch size.
-        ids = sweep.ids[: sweep.num_alignment_samples]
-        budget = sweep.max_hidden_bytes
-        inputs = capture_inputs(sweep.decoder, ids, 1, sweep.device, wrap=sweep.wrap, max_hidden_bytes=budget)
-        sweep.run(inputs, 2, visit, LABEL, kept, name)
-        return {name: kept[name].tolist() for name in sweep.decoder.projections}, {}
+        inputs = runner.capture(engine.alignment_ids, batch_size=1)
+        runner.run(inputs, 2, visit, LABEL, unfinished)
+        return {name: unfinished.measured[(name,)].tolist() for name in engine.decoder.projections}, {}
+
+    def _learn_block(
+        self, engine: Engine, block: Block, norms: Norms, data: tuple[Stream, Sequence[Call], Stream], sparsity: float
+    ) -> torch.Tensor:
+        """Sparsities of a block's projections as learned, and after meeting the target: float64, shape (2, projections)."""
+        activations, _ = engine.applier.activations(block, norms)
+        scores = (engine.applier.score(projection, activations) for projection in block.pruned)
+        rates = [Rate(p, score, sparsity, self.candidate_step) for p, score in zip(block.pruned, scores)]
+        self._train(engine.runner, block, rates, data, sparsity)
+        learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
+        met = shift_to_mean(learned, sparsity, torch.tensor([rate.weights for rate in rates]), 0, 1)
+        return torch.stack([learned, met])
 
     def _train(
         self,
-        sweep: Sweep,
+        runner: BlockRunner,
         block: Block,
         rates: Sequence["Rate"],
-        data: tuple[Hidden, Sequence[Call], Hidden],
+        data: tuple[Stream, Sequence[Call], Stream],
         sparsity: float,
     ) -> None:
         """Learns a block's rates on every sequence in turn."""
@@ -140,7 +167,7 @@ class BESA(TopUp):
         total = sum(rate.weights for rate in rates)
         for _ in range(self.epochs):
             for hidden, call, target in zip(*data):
-                sweep.block_forwards += len(hidden)
+                runner.block_forwards += len(hidden)
                 gradients = _mask_gradients(block, rates, hidden, call, target)
                 optimiser.zero_grad()
                 with torch.enable_grad():
@@ -260,11 +287,5 @@ def tilted(rates: torch.Tensor, mean: float) -> torch.Tensor:
         rates (`Tensor` of float64, shape (n,)): ascending from 0 to 1.
         mean (`float`): within (0, 1).
     """
-    low, high = -1e5, 1e5
-    for _ in range(100):
-        middle = (low + high) / 2
-        if (rates * middle).softmax(dim=0) @ rates < mean:
-            low = middle
-        else:
-            high = middle
-    return rates * high
+    _, factor = bisect(lambda k: bool((rates * k).softmax(dim=0) @ rates < mean), -1e5, 1e5, 100)
+    return rates * factor

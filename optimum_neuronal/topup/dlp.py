@@ -5,10 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from ..decoder.projections import Block
+from ..engine.dense_pass import ScoresPass
+from ..engine.passes import Pass
 from ..engine.sweep import Sweep
 from ..runtime.hyper_parameters import check_number
-from .base import Allocation, Pass, TopUp, get_dist, register_topup
+from .base import Allocation, TopUp, register_topup
 from .by_block import block_scores, block_sizes, plan_of_blocks, pruned_blocks, wanda_metric
+from .spreading import get_dist
 
 
 LABEL = "DLP medians"
@@ -34,7 +37,7 @@ class DLP(TopUp):
         check_number("half_width", self.half_width, 0, 1)
 
     def passes(self) -> tuple[Pass, ...]:
-        return (Pass(LABEL, 0, measures="scores"),)
+        return (ScoresPass(LABEL, 0),)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         blocks = pruned_blocks(sweep.decoder)

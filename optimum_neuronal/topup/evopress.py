@@ -8,11 +8,15 @@ from dataclasses import dataclass
 import torch
 
 from ..decoder.projections import Decoder, Projection
+from ..engine.output_errors import OutputPass
+from ..engine.passes import Pass
 from ..engine.sweep import Sweep
-from ..runtime.hyper_parameters import check_number, check_whole, draw
+from ..runtime.choosing import draw, index_of_smallest
+from ..runtime.hyper_parameters import check_number, check_whole
 from ..runtime.registry import did_you_mean
 from ..sparsity.plan import SparsityPlan
-from .base import Allocation, Pass, TopUp, register_topup
+from .base import Allocation, TopUp, register_topup
+from .by_block import pruned_blocks
 
 
 UNITS = ("block", "projection")
@@ -88,11 +92,11 @@ class EvoPress(TopUp):
     def passes(self) -> tuple[Pass, ...]:
         candidates = (self.offspring, *self.survivors)
         selection = [
-            Pass(LABEL, count, "dense", "output", sequences, self.generations)
+            OutputPass(LABEL, count, sequences=sequences, times=self.generations)
             for count, sequences in zip(candidates, (*self.sequences, None))
             if self.generations
         ]
-        return Pass(LABEL, 1, "dense", "output"), *selection
+        return OutputPass(LABEL, 1), *selection
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()
@@ -111,7 +115,7 @@ class EvoPress(TopUp):
                 candidates = [candidates[index] for index in best]
             errors = self._errors(sweep, units, candidates, sparsity, None)
             if errors and min(errors) < error:
-                error, parent = min(errors), candidates[errors.index(min(errors))]
+                error, parent = min(errors), candidates[index_of_smallest(errors)]
             history.append(error)
         plan = self.plan(units, parent, sparsity)
         return Allocation(plan, {"evopress": _decision(sweep.decoder, self.unit, units, plan, history, start)})
@@ -141,7 +145,7 @@ class EvoPress(TopUp):
 def units_of(decoder: Decoder, unit: str) -> list[list[Projection]]:
     """What is given a level: the pruned projections of every block, or each projection alone."""
     if unit == "block":
-        return [block.pruned for block in decoder.blocks if block.pruned]
+        return [block.pruned for block in pruned_blocks(decoder)]
     return [[projection] for projection in decoder.projections.values()]
 
 
@@ -189,7 +193,7 @@ def _decision(
     history: list[float],
     start: float,
 ) -> dict:
-    blocks = [block.name for block in decoder.blocks if block.pruned]
+    blocks = [block.name for block in pruned_blocks(decoder)]
     names = blocks if unit == "block" else list(decoder.projections)
     return {
         "sparsity": {name: plan.sparsity[members[0].name] for name, members in zip(names, units)},

@@ -8,13 +8,19 @@ from dataclasses import dataclass
 import torch
 
 from ..decoder.projections import Decoder
-from ..engine.runner import REFERENCES
-from ..engine.sweep import Deviation, Sweep
+from ..engine.alignment_errors import AlignmentPass
+from ..engine.deviation import Deviation, DeviationPass
+from ..engine.engine import REFERENCES
+from ..engine.passes import Pass
+from ..engine.sweep import Sweep
 from ..metrics.alignment import METRICS, SCOPES
+from ..runtime.choosing import index_of_smallest
 from ..runtime.registry import did_you_mean
 from ..sparsity.plan import SparsityPlan
-from .base import Allocation, Pass, TopUp, get_dist, register_topup
-from .reconstruction import reconstruction_errors
+from .base import Allocation, TopUp, register_topup
+from .by_block import block_sizes, plan_of_blocks
+from .reconstruction import ReconstructionPass, reconstruction_errors
+from .spreading import get_dist
 
 
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
@@ -94,15 +100,15 @@ class NeuronAL(TopUp):
 
     def passes(self) -> tuple[Pass, ...]:
         passes = []
-        measures = "reconstruction" if self._reconstructs else "alignment"
+        asked = ReconstructionPass if self._reconstructs else AlignmentPass
         if self.steps in ("both", "block"):
             count = len(self.block_lambdas)
             split = (count,) if count < 3 or self._reconstructs else (1, count - 1)  # see `_block_errors`
-            passes += [Pass("Block step", plans, self.reference, measures) for plans in split]
+            passes += [asked("Block step", plans, self.reference) for plans in split]
         if self.steps in ("both", "row"):
-            passes.append(Pass("Row deviations", 1, self.reference, "deviation"))
+            passes.append(DeviationPass("Row deviations", 1, self.reference))
             if trials := sum(lam != 0 or self._reconstructs for lam in self.row_lambdas):
-                passes.append(Pass("Row step", trials, self.reference, measures))
+                passes.append(asked("Row step", trials, self.reference))
         return tuple(passes)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
@@ -119,7 +125,7 @@ class NeuronAL(TopUp):
         start = time.perf_counter()
         plans = [block_plan(sweep.decoder, sparsity, lam, self.schedule) for lam in self.block_lambdas]
         errors = self._block_errors(sweep, plans)
-        best = min(range(len(plans)), key=errors.__getitem__)
+        best = index_of_smallest(errors)
         return plans[best], _decision(self.block_lambdas, errors, best, start)
 
     def _block_errors(self, sweep: Sweep, plans: Sequence[SparsityPlan]) -> list[float]:
@@ -143,7 +149,7 @@ class NeuronAL(TopUp):
         unspread, measured = self._row_errors(sweep, base, plans, deviation.error)
         by_lambda = {0.0: (unspread, base)} | {lam: (error, plan) for lam, error, plan in zip(trials, measured, plans)}
         errors = [by_lambda[lam][0] for lam in self.row_lambdas]
-        best = min(range(len(errors)), key=errors.__getitem__)
+        best = index_of_smallest(errors)
         return by_lambda[self.row_lambdas[best]][1], _decision(self.row_lambdas, errors, best, start)
 
     def _row_errors(
@@ -169,11 +175,11 @@ def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "l
         lam (`float`): half the window's width. If linear, it goes from `sparsity - lam` to `sparsity + lam`.
         schedule (`str`): a name in `SCHEDULES`.
     """
-    sizes = [sum(math.prod(projection.shape) for projection in block.pruned) for block in decoder.blocks]
-    position = torch.arange(len(sizes), dtype=torch.float64) / max(len(sizes) - 1, 1)
+    blocks = decoder.blocks
+    position = torch.arange(len(blocks), dtype=torch.float64) / max(len(blocks) - 1, 1)
     # Turned around, since large values are spared: early blocks are.
-    spread = get_dist(sparsity, lam, -SCHEDULES[schedule](position), torch.tensor(sizes)).tolist()
-    return SparsityPlan({name: value for block, value in zip(decoder.blocks, spread) for name in block.pruned_names})
+    spread = get_dist(sparsity, lam, -SCHEDULES[schedule](position), block_sizes(blocks))
+    return plan_of_blocks(blocks, spread)
 
 
 def row_plans(

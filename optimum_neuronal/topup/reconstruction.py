@@ -11,10 +11,28 @@ import torch
 from ..decoder.projections import Block
 from ..decoder.trial import ChangeOf, trial_weights
 from ..engine.capture import Call
-from ..engine.runner import Hidden
-from ..engine.sweep import Sweep, grouped
+from ..engine.engine import Engine
+from ..engine.passes import Pass, Runs
+from ..engine.streams import Streams, grouped
+from ..engine.sweep import Sweep
 from ..metrics.statistics import Hessian, Norms, most_specific
 from ..sparsity.plan import SparsityPlan
+
+
+class ReconstructionPass(Pass):
+    """What [`reconstruction_errors`] costs."""
+
+    @property
+    def needs_dense(self) -> bool:
+        return False
+
+    def runs(self, index: int, last: int) -> Runs:
+        if self.reference == "dense":
+            return 1, 0, 0
+        return self.plans * (index < last), 1 if index == 0 else self.plans, 0
+
+    def streams(self, deep: bool) -> int:
+        return (2 if deep else 1) if self.reference == "dense" else super().streams(deep)
 
 
 def reconstruction_errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:
@@ -36,44 +54,45 @@ def reconstruction_errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference
         better.
     """
 
-    def measure(name: str) -> tuple[list[float], dict]:
-        mine = sweep.processes.deal(plans)
-        return sweep.processes.collect(_errors(sweep, mine, reference, label)), {}
+    engine = sweep.engine
 
-    return sweep.once(plans, ("reconstruction", reference, label), measure)[0]
+    def measure(_) -> tuple[list[float], dict]:
+        mine = engine.processes.deal(plans)
+        return engine.processes.collect(_errors(engine, mine, reference, label) if mine else []), {}
+
+    return engine.records.once(plans, ("reconstruction", reference, label), measure)[0]
 
 
-def _errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:
+def _errors(engine: Engine, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:
     errors: list[list[torch.Tensor]] = [[] for _ in plans]
-    statistic = most_specific(Hessian, sweep.saliency.statistic)
+    runner, last = engine.runner, len(engine.decoder.blocks) - 1
+    statistic = most_specific(Hessian, engine.saliency.statistic)
 
     def compare(block: Block, norms: Norms, members: Sequence[int]) -> list[ChangeOf]:
-        changes = sweep.changes(block, norms, [plans[member] for member in members])
+        changes = engine.applier.changes(block, norms, [plans[member] for member in members])
         for member, change_of in zip(members, changes):
             errors[member].append(_block_error(block, norms, change_of))
         return changes
 
-    def visit_dense(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
-        output, norms = sweep.replay(block, streams[0], calls, statistic)
+    def visit_dense(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        output, norms = runner.replay(block, streams[0], calls, statistic)
         compare(block, norms, range(len(plans)))
         return [output]
 
-    def visit(index: int, block: Block, calls: Sequence[Call], streams: list[Hidden]) -> list[Hidden]:
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         outputs = list(streams)
         for members in grouped(streams, shared=False):
-            norms = sweep.inputs_of(block, streams[members[0]], calls, statistic)
+            norms = runner.inputs_of(block, streams[members[0]], calls, statistic)
             changes = compare(block, norms, members)
-            if index < len(sweep.decoder.blocks) - 1:  # nobody reads what the last block puts out
+            if index < last:  # nobody reads what the last block puts out
                 for member, change_of in zip(members, changes):
                     with trial_weights(block.pruned, change_of):
-                        outputs[member] = sweep.replay(block, streams[member], calls, record=None)[0]
+                        outputs[member] = runner.output(block, streams[member], calls)
         return outputs
 
-    if not plans:
-        return []
     dense = reference == "dense"
-    sweep.run(sweep.alignment_inputs(), 1 if dense else len(plans), visit_dense if dense else visit, label)
-    return [sweep.total(per_block) for per_block in errors]
+    runner.run(engine.alignment_inputs(), 1 if dense else len(plans), visit_dense if dense else visit, label)
+    return [runner.total(per_block) for per_block in errors]
 
 
 def _block_error(block: Block, norms: Norms, change_of: ChangeOf) -> torch.Tensor:

@@ -8,13 +8,18 @@ from typing import ClassVar
 
 import torch
 
+from ..engine.alignment_errors import AlignmentPass
+from ..engine.output_errors import OutputPass
+from ..engine.passes import Pass
 from ..engine.sweep import Sweep
 from ..metrics.output_errors import OUTPUT_METRICS
+from ..runtime.choosing import index_of_smallest
 from ..runtime.hyper_parameters import check_number, check_whole
 from ..runtime.registry import did_you_mean
 from ..sparsity.plan import SparsityPlan
-from .base import LARGEST, SMALLEST, Allocation, Pass, TopUp, get_dist, register_topup
+from .base import Allocation, TopUp, register_topup
 from .search_space import Space
+from .spreading import LARGEST, SMALLEST, get_dist
 
 
 LABEL = "Search"
@@ -87,8 +92,8 @@ class Search(TopUp):
 
     def passes(self) -> tuple[Pass, ...]:
         together = 16  # about as many candidates as a round has
-        measures = "alignment" if self.objective == ALIGNMENT else "output"
-        return (Pass(LABEL, together, measures=measures, times=-(-self.budget // together)),)
+        asked = AlignmentPass if self.objective == ALIGNMENT else OutputPass
+        return (asked(LABEL, together, times=-(-self.budget // together)),)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()
@@ -155,7 +160,7 @@ class _Run:
     def begin(self, candidates: Sequence[torch.Tensor]) -> None:
         """The first stage: the best of a few, with the dense model's saliency."""
         errors = self.try_out(candidates, "dense")
-        self.stages.append({"stage": "blocks", "errors": errors, "chosen": errors.index(min(errors))})
+        self.stages.append({"stage": "blocks", "errors": errors, "chosen": index_of_smallest(errors)})
 
     def restart(self) -> None:
         """The error of the best plan with saliency from its own stream, which its rivals are measured with too."""
@@ -185,7 +190,7 @@ class _Run:
 
     def adapt_step(self, line: Sequence[float], before: float) -> None:
         """How far the next round of the same directions goes: further if the longest of the line was best."""
-        best = min(range(len(line)), key=line.__getitem__)
+        best = index_of_smallest(line)
         factor = list(LENGTHS.values())[best] if line[best] < before else NOTHING_FOUND
         self.steps[self.rounds % 2] = max(LAST_STEP, factor * self.steps[self.rounds % 2])
 
@@ -194,7 +199,7 @@ class _Run:
         moved = [self.space.on_target(candidate) for candidate in candidates]
         plans = [self.space.plan(sparsities) for sparsities in moved]
         errors = self.measure(plans, reference, self.cost(moved))
-        first = min(range(len(errors)), key=errors.__getitem__)
+        first = index_of_smallest(errors)
         if errors[first] < self.error:
             self.best, self.best_plan, self.error = moved[first], plans[first], errors[first]
         return errors
@@ -209,7 +214,7 @@ class _Run:
             for width in ROW_WIDTHS
         ]
         began, errors = self.error, self.measure(plans, self.best_plan, len(plans))
-        first = min(range(len(errors)), key=errors.__getitem__)
+        first = index_of_smallest(errors)
         if errors[first] < self.error:
             self.best_plan, self.error = plans[first], errors[first]
         self.stages.append({"stage": "rows", "began": began, "errors": dict(zip(map(str, ROW_WIDTHS), errors))})

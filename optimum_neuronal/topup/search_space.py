@@ -7,7 +7,7 @@ import torch
 
 from ..decoder.projections import Decoder, Projection
 from ..sparsity.plan import SparsityPlan
-from .base import LARGEST, SMALLEST, shift_to_mean
+from .spreading import LARGEST, SMALLEST, shift_to_mean
 
 
 NEGLIGIBLE = 1e-9
@@ -41,7 +41,7 @@ class Space:
         depth = 2 * blocks.double() / max(1, len(pruned) - 1) - float(len(pruned) > 1)
         kinds: dict[str, list[int]] = {}
         for position, (_, projection) in enumerate(found):
-            kinds.setdefault(kind_of(projection), []).append(position)
+            kinds.setdefault(kind_moved(projection), []).append(position)
         masks = {}
         for kind, positions in kinds.items():
             masks[kind] = torch.zeros(len(found), dtype=torch.float64)
@@ -105,7 +105,7 @@ class Space:
         return SparsityPlan(dict(zip(self.names, sparsities.tolist())))
 
 
-def kind_of(projection: Projection) -> str:
+def kind_moved(projection: Projection) -> str:
     """What projections have in common that are moved together: their role; queries and keys are of one kind."""
     role = projection.role or projection.name.rpartition(".")[2]
     role = "query and key" if role in ("query", "key") else role

@@ -8,6 +8,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from optimum_neuronal.decoder.architectures import Architecture, register_architecture
 from optimum_neuronal.decoder.finding import check_model, check_weights, find_decoder
 from optimum_neuronal.decoder.trial import trial_weights
+from optimum_neuronal.sparsity.changes import Zeros
 
 
 def test_conv1d_is_seen_as_out_by_in():
@@ -147,7 +148,10 @@ def test_trial_weights_are_put_back(any_model):
     before = {name: p.owner.data for name, p in decoder.projections.items()}
     copies = {name: weight.clone() for name, weight in before.items()}
     pruned = decoder.blocks[0].pruned
-    with pytest.raises(KeyboardInterrupt), trial_weights(pruned, lambda p: torch.ones(p.shape, dtype=torch.bool)):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        trial_weights(pruned, lambda p: Zeros(torch.ones(p.shape, dtype=torch.bool))),
+    ):
         assert all(not p.weight.any() for p in pruned)
         raise KeyboardInterrupt
     for name, projection in decoder.projections.items():
@@ -162,7 +166,7 @@ def test_a_failing_mask_puts_the_others_back(llama):
     def mask_of(projection):
         if projection is pruned[3]:
             raise RuntimeError("no mask")
-        return torch.ones(projection.shape, dtype=torch.bool)
+        return Zeros(torch.ones(projection.shape, dtype=torch.bool))
 
     with pytest.raises(RuntimeError, match="no mask"), trial_weights(pruned, mask_of):
         pass

@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import make_model
 from forward import squared_norms, token_counts
+from sweeps import build_sweep
 
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.decoder.trial import trial_weights
@@ -12,6 +13,7 @@ from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.metrics.statistics import Hessian, SquaredNorms, activation
 from optimum_neuronal.pruning.final_pruning import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sparsity.changes import Zeros
 from optimum_neuronal.sparsity.cuts import prune_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan, row_counts
 from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
@@ -22,11 +24,16 @@ SCORING = [name for name in SALIENCIES.names() if not SALIENCIES.get(name).updat
 
 
 def make_sweep(model, ids, saliency="wanda", batch_size=1):
-    return Sweep(find_decoder(model), SALIENCIES.get(saliency)(), ids, 4, batch_size)
+    return build_sweep(find_decoder(model), SALIENCIES.get(saliency)(), ids, 4, batch_size)
 
 
 def uniform(sweep, sparsity=0.5):
     return SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity))
+
+
+def bits_of(change):
+    """What is kept: of a change that replaces the weight, its mask's."""
+    return getattr(change, "mask", change).bits
 
 
 def state(model):
@@ -58,7 +65,7 @@ def test_dense_alignment_by_brute_force(any_model, ids):
         def mask_of(projection):
             norms = dense[projection.name]
             score = projection.weight.abs() * norms.mean(dim=0).sqrt()
-            return prune_rows(score, row_counts(plan.sparsity[projection.name], projection.shape))
+            return Zeros(prune_rows(score, row_counts(plan.sparsity[projection.name], projection.shape)))
 
         tokens = token_counts(any_model, ids[:4], projections)
         with trial_weights(list(projections.values()), mask_of):
@@ -77,7 +84,7 @@ def test_first_inputs_are_aligned_on_the_sparse_stream(llama, ids):
     with inference(llama):
         sweep = make_sweep(llama, ids)
         everything = sweep.alignment_errors([uniform(sweep)], "sparse-stream", "sequence", "l2", label=None)
-        qkv = Sweep(find_decoder(llama, targets=["[qkv]_proj"]), sweep.saliency, ids, 4)
+        qkv = build_sweep(find_decoder(llama, targets=["[qkv]_proj"]), sweep.saliency, ids, 4)
         assert qkv.alignment_errors([uniform(qkv)], "sparse-stream", "sequence", "l2", label=None) == [0.0]
     assert everything[0] > 0
 
@@ -132,8 +139,8 @@ def test_dense_output_is_the_models_own(any_model, ids):
     """Whatever a head does with the last block's output: scales, caps, norms."""
     with inference(any_model):
         sweep = make_sweep(any_model, ids)
-        hidden = sweep._dense_pass()[2]
-        logits = next_token_logits(sweep.decoder, ids[:1], hidden[0], sweep.wrap, "cpu")
+        hidden = sweep.engine.dense().output.batches
+        logits = next_token_logits(sweep.decoder, ids[:1], hidden[0], sweep.engine.runner.wrap(ids), "cpu")
         torch.testing.assert_close(logits, any_model(ids[:1]).logits, rtol=1e-4, atol=1e-4)
         (error,) = sweep.output_errors([uniform(sweep, 0.0)], "kl", None)
         assert error == pytest.approx(0, abs=1e-6)
@@ -146,9 +153,9 @@ def test_plans_share_what_they_have_in_common(llama, ids):
         last = {**base, sweep.decoder.blocks[-1].pruned_names[0]: 0.9}
         plans = [SparsityPlan(base), SparsityPlan(last), SparsityPlan(dict(base))]
         alone = [sweep.output_errors([plan], "kl", None)[0] for plan in plans]
-        sweep.block_forwards = 0
+        sweep.engine.runner.block_forwards = 0
         assert sweep.output_errors(plans, "kl", None) == alone
-        assert sweep.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
+        assert sweep.engine.runner.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
 
 
 def test_dense_scores_are_those_of_all_sequences(llama, ids):
@@ -159,7 +166,7 @@ def test_dense_scores_are_those_of_all_sequences(llama, ids):
         expected = squared_norms(llama, ids, sweep.decoder.projections)
     for (score,), name in zip(scores, names):
         assert score == pytest.approx(activation(expected[name]).sum().item(), rel=1e-5)
-    assert sweep.block_forwards == 12 * 3
+    assert sweep.engine.runner.block_forwards == 12 * 3
 
 
 @pytest.mark.parametrize("saliency", ["sparsegpt"])
@@ -168,7 +175,7 @@ def test_updated_weights_follow_the_pruned_stream(any_model, ids, saliency):
     with inference(any_model):
         sweep = make_sweep(any_model, ids, saliency)
         plan, before = uniform(sweep, 0.6), state(any_model)
-        found = FinalPruning(sweep, plan).find()
+        found = FinalPruning(sweep.engine, plan).find()
         assert unchanged(any_model, before)
         for block in sweep.decoder.blocks:
             inputs = capture_inputs(sweep.decoder, ids, 12, "cpu")
@@ -197,9 +204,9 @@ def test_plans_that_cannot_win_are_abandoned(llama, ids):
             bounded = sweep.alignment_errors(plans, *measured_on, label=None, bound=low)
             assert min(bounded) == low and bounded.index(low) == everything.index(low)
             assert all(error in (whole, math.inf) for error, whole in zip(bounded, everything))
-            sweep.block_forwards = 0
+            sweep.engine.runner.block_forwards = 0
             assert sweep.alignment_errors(plans, *measured_on, label=None, bound=0.0) == 4 * [math.inf]
-            assert sweep.block_forwards <= 4 * 5, "all of them after the first block"
+            assert sweep.engine.runner.block_forwards <= 4 * 5, "all of them after the first block"
 
 
 @pytest.mark.parametrize("scope", ["sequence", "pooled"])
@@ -222,10 +229,10 @@ def test_shared_work_is_done_once(llama, ids):
         sweep = make_sweep(llama, ids)
         plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2)]
         sweep.alignment_errors(plans, "sparse-stream", "sequence", "l2", label=None)
-        assert sweep.block_forwards == 4 * (1 + 3 + 2 * 6)
-        sweep.block_forwards = 0
+        assert sweep.engine.runner.block_forwards == 4 * (1 + 3 + 2 * 6)
+        sweep.engine.runner.block_forwards = 0
         sweep.alignment_errors(plans, "dense", "sequence", "l2", label=None)
-        assert sweep.block_forwards == 4 * (3 + 9), "once dense, then every plan"
+        assert sweep.engine.runner.block_forwards == 4 * (3 + 9), "once dense, then every plan"
 
 
 @pytest.mark.parametrize("saliency", SCORING)
@@ -235,7 +242,7 @@ def test_final_masks_follow_the_pruned_stream(any_model, ids, saliency):
         sweep = make_sweep(any_model, ids, saliency)
         plan = uniform(sweep, 0.7)
         before = state(any_model)
-        masks = {name: ~kept.unpack() for name, kept in FinalPruning(sweep, plan).find().items()}
+        masks = {name: ~kept.unpack() for name, kept in FinalPruning(sweep.engine, plan).find().items()}
         assert unchanged(any_model, before)
         for block in sweep.decoder.blocks:
             norms = squared_norms(any_model, ids, block.projections)
@@ -256,7 +263,9 @@ def test_batch_size_does_not_change_a_bit(any_model, ids, saliency):
             sweep = make_sweep(any_model, ids, saliency, batch_size)
             plan = block_plan(sweep.decoder, 0.7, 0.1)
             errors = sweep.alignment_errors([plan], "sparse-stream", "sequence", "l2", label=None)
-            results.append((errors, {name: mask.bits for name, mask in FinalPruning(sweep, plan).find().items()}))
+            results.append(
+                (errors, {name: bits_of(mask) for name, mask in FinalPruning(sweep.engine, plan).find().items()})
+            )
     for errors, masks in results[1:]:
         assert errors == pytest.approx(results[0][0], rel=1e-6)
         assert all(torch.equal(bits, results[0][1][name]) for name, bits in masks.items())
@@ -271,7 +280,7 @@ def test_refine_edits_masks(llama, ids):
             seen.append((projection.name, statistic.value.shape[1:], score.shape == mask.shape))
             return torch.zeros_like(mask)
 
-        masks = FinalPruning(sweep, uniform(sweep), refine).find()
+        masks = FinalPruning(sweep.engine, uniform(sweep), refine).find()
     assert [name for name, *_ in seen] == list(sweep.decoder.projections)
     assert all(mask.unpack().all() for mask in masks.values())
     assert seen[-1][1:] == ((48,), True), "down's inputs"
@@ -280,8 +289,8 @@ def test_refine_edits_masks(llama, ids):
 def test_magnitude_needs_no_forward(llama):
     with inference(llama):
         sweep = make_sweep(llama, torch.empty(0, 0, dtype=torch.int64), "magnitude")
-        masks = FinalPruning(sweep, uniform(sweep)).find()
-    assert sweep.block_forwards == 0
+        masks = FinalPruning(sweep.engine, uniform(sweep)).find()
+    assert sweep.engine.runner.block_forwards == 0
     assert all((~mask.unpack()).float().mean() == pytest.approx(0.5, abs=0.01) for mask in masks.values())
 
 
@@ -303,7 +312,7 @@ def test_an_interrupt_restores_weights_and_hooks(llama, ids, moment, work):
     before = state(llama)
     Interrupt.countdown = moment
     with pytest.raises(KeyboardInterrupt), inference(llama):
-        sweep = Sweep(find_decoder(llama), Interrupt(), ids, 4)
+        sweep = build_sweep(find_decoder(llama), Interrupt(), ids, 4)
         measured_on = {"reference": "sparse-stream", "scope": "sequence", "metric": "l2", "label": None}
         while True:
             if work == "alignment_errors":
@@ -311,7 +320,7 @@ def test_an_interrupt_restores_weights_and_hooks(llama, ids, moment, work):
             elif work == "deviation":
                 sweep.deviation(uniform(sweep), **measured_on)
             else:
-                FinalPruning(sweep, uniform(sweep)).find()
+                FinalPruning(sweep.engine, uniform(sweep)).find()
     assert unchanged(llama, before)
 
 
@@ -328,19 +337,19 @@ def test_check_replay_refuses_what_it_does_not_understand(llama, ids):
     message = r"blocks \(LlamaDecoderLayer\) does not give what the model computes: the largest difference is 0\.\d+.*"
     message += r"register_architecture\(model_type, Architecture\(blocks='layers'\)\), model_type being 'llama'"
     with pytest.raises(ValueError, match=message), inference(llama):
-        make_sweep(llama, ids).check_replay()
+        make_sweep(llama, ids).engine.check_replay()
 
 
 def test_activations_that_are_not_finite_are_refused(ids):
     model = make_model("llama")
     with inference(model):
-        make_sweep(model, ids).check_replay()
+        make_sweep(model, ids).engine.check_replay()
         model.model.embed_tokens.weight.data[:] = float("inf")
         with pytest.raises(ValueError, match="NaN or infinity on the first calibration sequence.*float32"):
-            make_sweep(model, ids).check_replay()
+            make_sweep(model, ids).engine.check_replay()
         with pytest.raises(ValueError, match=r"The saliency of model\.layers\.0\.self_attn\.q_proj is not finite"):
             sweep = make_sweep(model, ids)
-            FinalPruning(sweep, uniform(sweep)).find()
+            FinalPruning(sweep.engine, uniform(sweep)).find()
         with pytest.raises(ValueError, match=r"Activations in model\.layers\.0 are not finite"):
             sweep = make_sweep(model, ids)
             sweep.alignment_errors([uniform(sweep)], "dense", "sequence", "l2", label=None)
@@ -350,7 +359,7 @@ def test_a_projection_that_never_runs_is_named(llama, ids):
     llama.model.layers[1].mlp.fc1 = torch.nn.Linear(32, 48)
     message = r"layers\.1\.mlp\.fc1 takes no part in the model's forward"
     with pytest.raises(ValueError, match=message), inference(llama):
-        make_sweep(llama, ids).check_replay()
+        make_sweep(llama, ids).engine.check_replay()
 
 
 def test_squared_norms_of_an_alignment_set_are_the_first_sequences(llama, ids):

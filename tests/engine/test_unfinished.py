@@ -11,6 +11,8 @@ from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine
+from optimum_neuronal.engine import unfinished
+from optimum_neuronal.engine.engine import Engine
 from optimum_neuronal.runtime.journal import IDENTITY
 from optimum_neuronal.topup.neuronal import LAMBDAS
 
@@ -39,7 +41,7 @@ class Stop(Exception):
 @pytest.fixture
 def often(monkeypatch):
     """Unfinished sweeps are recorded after every block."""
-    monkeypatch.setattr(engine, "RECORD_EVERY", -1.0)
+    monkeypatch.setattr(unfinished, "RECORD_EVERY", -1.0)
 
 
 @pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
@@ -58,7 +60,7 @@ def test_every_moment(family, reference, ids, often, tmp_path, monkeypatch):
             return original(*args, **kwargs)
 
         monkeypatch.setattr(engine, "replay", replay)
-        monkeypatch.setattr(engine.Engine, "check_replay", lambda self: None)
+        monkeypatch.setattr(Engine, "check_replay", lambda self: None)
         runs += 1
         assert runs < 200, "it goes on"
         try:
@@ -82,7 +84,7 @@ def test_a_search_at_every_moment(ids, often, tmp_path, monkeypatch):
     }
     undisturbed, expected = prune("llama", ids, **fields)
     original, runs = engine.replay, 0
-    monkeypatch.setattr(engine.Engine, "check_replay", lambda self: None)
+    monkeypatch.setattr(Engine, "check_replay", lambda self: None)
     while True:
         left = iter(range(24))  # more than a plan's own stream and one block of all candidates take
 
@@ -106,7 +108,7 @@ def test_a_search_at_every_moment(ids, often, tmp_path, monkeypatch):
 
 def _prune_slowly(ids, work_dir):
     logging.disable_progress_bar()  # its lock would outlive the process that was killed
-    engine.RECORD_EVERY = -1.0
+    unfinished.RECORD_EVERY = -1.0
     prune("llama", ids, work_dir)
 
 

@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine
+from optimum_neuronal.engine.engine import Engine
 from optimum_neuronal.sparsity.packed import PackedWeight
 
 
@@ -67,7 +68,7 @@ def test_it_goes_on_after_a_crash(method, ids, tmp_path, monkeypatch):
     undisturbed = make_model("llama")
     expected = prune(undisturbed, ids, METHODS[method]).report.decisions
     original, runs = engine.replay, 0
-    monkeypatch.setattr(engine.Engine, "check_replay", lambda self: None)
+    monkeypatch.setattr(Engine, "check_replay", lambda self: None)
     while True:
         left, runs = [45], runs + 1
 

@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 from conftest import make_model
+from sweeps import build_sweep
 
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.alpha_pruning import (
     AlphaPruning,
@@ -80,12 +80,12 @@ def test_a_model_by_its_spectra(ids):
                 u, _, v = torch.linalg.svd(projection.weight, full_matrices=False)
                 steps = torch.arange(1, min(projection.shape) + 1)
                 projection.weight.copy_(u @ torch.diag(steps**-power) @ v)
-        sweep = Sweep(decoder, SALIENCIES.get("magnitude")(), ids[:0], 4)
+        sweep = build_sweep(decoder, SALIENCIES.get("magnitude")(), ids[:0], 4)
         allocation = AlphaPruning(bins=4).allocate(sweep, 0.6)
     alphas = allocation.decisions["alpha_pruning"]["alphas"]
     assert alphas == sorted(alphas, reverse=True)
     first, _, last = (allocation.plan.sparsity[block.pruned_names[0]] for block in decoder.blocks)
-    assert first / last == pytest.approx(1.3 / 0.7) and sweep.block_forwards == 0
+    assert first / last == pytest.approx(1.3 / 0.7) and sweep.engine.runner.block_forwards == 0
 
 
 def test_defaults():

@@ -7,9 +7,9 @@ from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.output_errors import OutputPass
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.topup.atp import ATP, beta_grid, progression
-from optimum_neuronal.topup.base import Pass
 
 
 def test_grid_ends_where_a_block_would_leave_the_range():
@@ -48,7 +48,7 @@ def test_defaults_cost_one_pass_over_the_calibration_set():
     """Sixteen runs, one of the dense model, on 8 of 128 sequences."""
     config = NeuronALConfig(0.7, topup="atp")
     (asked,) = ATP().passes()
-    assert asked == Pass("ATP", 15, measures="output")
+    assert asked == OutputPass("ATP", 15)
     assert (1 + asked.plans) * config.num_alignment_samples <= config.num_samples
 
 
@@ -63,7 +63,9 @@ def test_dry_run_foretells_the_forwards(layers, tmp_path, ids):
     plan = plan_prune(tmp_path, config)
     pruner = NeuronALPruner(config)
     pruner.prune(model, dataset=ids[:6])
-    asked = sum(sweep.block_forwards for sweep in plan.sweeps if sweep.label in ("ATP", "Dense activations"))
+    asked = sum(
+        sweep.block_forwards for sweep in plan.sweeps if sweep.label in ("ATP", "Dense activations")
+    )
     assert asked == (1 + 3) * 2 * layers
     assert pruner.report.block_forwards == plan.block_forwards - (asked if layers == 1 else 0)
     candidates = pruner.report.decisions["atp"]["candidates"]

@@ -3,22 +3,25 @@ import math
 import pytest
 import torch
 from conftest import FEW, make_model
+from sweeps import build_sweep
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.decoder.projections import Projection
 from optimum_neuronal.engine import runner as engine
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.engine import unfinished
+from optimum_neuronal.engine.capture import inference, replay
+from optimum_neuronal.engine.engine import Engine
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sparsity.changes import NewWeight
 from optimum_neuronal.topup import besa
 from optimum_neuronal.topup.besa import BESA, Rate, reconstruction_loss, tilted
 
 
 def make_sweep(model, ids, saliency="wanda", **arguments):
-    return Sweep(find_decoder(model), SALIENCIES.get(saliency)(), ids, 4, **arguments)
+    return build_sweep(find_decoder(model), SALIENCIES.get(saliency)(), ids, 4, **arguments)
 
 
 def by_block(decoder, sparsities):
@@ -86,9 +89,9 @@ def test_mask_gradients_are_those_of_the_loss(ids):
     model = make_model("llama").double()
     with inference(model):
         sweep = make_sweep(model, ids)
-        inputs, block = sweep.capture(ids[:1]), sweep.decoder.blocks[0]
+        inputs, block = sweep.engine.runner.capture(ids[:1]), sweep.decoder.blocks[0]
         hidden, call = inputs.hidden[0], inputs.calls[0][0]
-        target = sweep.replay(block, [hidden], [call])[0][0]
+        target = replay(block, [hidden], [call])[0][0]
         rates = [Rate(p, p.weight.abs().float(), 0.5, 0.25) for p in block.pruned]
         gradients = besa._mask_gradients(block, rates, hidden, call, target)
         for rate, gradient in zip(rates, gradients):
@@ -108,8 +111,8 @@ def finite_difference(sweep, block, rates, moved, rank, data, epsilon=1e-4):
                 column = rate._order[:, rank : rank + 1].long()
                 mask.scatter_add_(1, column, torch.full(column.shape, sign * epsilon, dtype=mask.dtype))
             weights[rate.projection.name] = rate.projection.weight * mask
-        with besa.trial_weights(block.pruned, lambda projection, weights=weights: weights[projection.name]):
-            output = sweep.replay(block, [hidden], [call])[0][0]
+        with besa.trial_weights(block.pruned, lambda projection, weights=weights: NewWeight(weights[projection.name])):
+            output = replay(block, [hidden], [call])[0][0]
         scaled = (target - output).flatten(0, -2).square().sum(dim=0) / target.flatten(0, -2).square().sum(dim=0)
         losses.append(scaled.mean().item())
     return (losses[0] - losses[1]) / (2 * epsilon)
@@ -159,7 +162,7 @@ def test_blocks_see_what_sparse_blocks_before_them_put_out(llama, ids):
         sweep = make_sweep(llama, ids)
         name = sweep.decoder.blocks[1].pruned_names[0]
         whole = BESA().allocate(sweep, 0.6).plan.sparsity[name]
-        only = Sweep(find_decoder(llama, targets=[r"layers\.1\."]), sweep.saliency, ids, 4)
+        only = build_sweep(find_decoder(llama, targets=[r"layers\.1\."]), sweep.saliency, ids, 4)
         assert BESA().allocate(only, 0.6).plan.sparsity[name] != whole
 
 
@@ -186,8 +189,8 @@ def test_an_interrupted_prune_goes_on(ids, tmp_path, monkeypatch):
     config = NeuronALConfig(0.7, topup="besa", num_samples=6, num_alignment_samples=3, seq_length=16)
     expected = NeuronALPruner(config).prune(make_model("llama"), dataset=ids[:6]).state_dict()
     original, runs = engine.replay, 0
-    monkeypatch.setattr(engine, "RECORD_EVERY", -1.0)
-    monkeypatch.setattr(engine.Engine, "check_replay", lambda self: None)
+    monkeypatch.setattr(unfinished, "RECORD_EVERY", -1.0)
+    monkeypatch.setattr(Engine, "check_replay", lambda self: None)
     while runs < 20:
         budget, runs = iter(range(5)), runs + 1
         monkeypatch.setattr(engine, "replay", lambda *a, budget=budget, **k: (next(budget), original(*a, **k))[1])

@@ -2,7 +2,7 @@ import pytest
 import torch
 from by_hand import FakeSweep, make_block
 
-from optimum_neuronal.topup.base import Pass
+from optimum_neuronal.engine.dense_pass import ScoresPass
 from optimum_neuronal.topup.dlp import DLP, median_metric
 
 
@@ -39,7 +39,7 @@ def test_blocks_of_small_medians_are_spared():
 
 def test_defaults_and_what_is_asked():
     assert DLP().half_width == 0.15
-    assert DLP().passes() == (Pass("DLP medians", 0, measures="scores"),)
+    assert DLP().passes() == (ScoresPass("DLP medians", 0),)
 
 
 @pytest.mark.parametrize("half_width", [-0.1, 2, "0.1", True])

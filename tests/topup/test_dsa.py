@@ -3,15 +3,16 @@ import math
 import pytest
 import torch
 from conftest import make_model
+from sweeps import build_sweep
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.engine.capture import inference, replay
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.topup.dsa import DSA, PRE, REDUCE, TRANSFORM, Function, Moments, block_statistics
+from optimum_neuronal.topup.dsa import DSA
+from optimum_neuronal.topup.dsa_functions import PRE, REDUCE, TRANSFORM, ElementSums, Function, block_statistics
 
 
 VALUES = torch.tensor([[1.0, 2.0], [4.0, 9.0]])
@@ -44,17 +45,17 @@ class FakeSweep:
     ],
 )
 def test_reductions_by_hand(name, expected):
-    assert REDUCE[name](Moments.of(VALUES)) == pytest.approx(expected)
-    parts = Moments.of(VALUES[:1]) + Moments.of(VALUES[1:])
+    assert REDUCE[name](ElementSums.of(VALUES)) == pytest.approx(expected)
+    parts = ElementSums.of(VALUES[:1]) + ElementSums.of(VALUES[1:])
     assert REDUCE[name](parts) == pytest.approx(expected), "projection by projection"
 
 
 def test_reductions_of_negative_elements():
-    moments = Moments.of(torch.tensor([-1.0, 4.0, 0.0]))
+    moments = ElementSums.of(torch.tensor([-1.0, 4.0, 0.0]))
     assert REDUCE["l1_norm"](moments) == pytest.approx(5 / 3)
     assert REDUCE["geometric_mean"](moments) == 0
     assert REDUCE["entropy"](moments) == pytest.approx(0, abs=1e-6), "one element above zero is certain"
-    assert math.isnan(REDUCE["entropy"](Moments.of(torch.tensor([-1.0, -2.0]))))
+    assert math.isnan(REDUCE["entropy"](ElementSums.of(torch.tensor([-1.0, -2.0]))))
 
 
 @pytest.mark.parametrize(
@@ -73,14 +74,14 @@ def test_reductions_of_negative_elements():
     ],
 )
 def test_elements_by_hand(name, expected):
-    assert PRE[name](VALUES, Moments.of(VALUES)).flatten().tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert PRE[name](VALUES, ElementSums.of(VALUES)).flatten().tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_logarithms_of_zero_and_below():
     """As the authors do: what has no logarithm counts as one."""
     elements = torch.tensor([0.0, -2.0])
-    assert PRE["log"](elements, Moments()).tolist() == pytest.approx([0, 0], abs=1e-5)
-    assert PRE["abslog"](elements, Moments()).tolist() == pytest.approx([0, math.log(2)])
+    assert PRE["log"](elements, ElementSums()).tolist() == pytest.approx([0, 0], abs=1e-5)
+    assert PRE["abslog"](elements, ElementSums()).tolist() == pytest.approx([0, math.log(2)])
 
 
 def test_the_authors_own_function():
@@ -115,12 +116,12 @@ def test_infinite_importances_are_no_function(llama):
 def test_statistics_are_those_of_wandas_metric(family, ids):
     model = make_model(family)
     with inference(model):
-        sweep = Sweep(find_decoder(model), SALIENCIES.get("magnitude")(), ids, 4)
+        sweep = build_sweep(find_decoder(model), SALIENCIES.get("magnitude")(), ids, 4)
         statistics = block_statistics(sweep)
-        inputs = sweep.capture(ids)
+        inputs = sweep.engine.runner.capture(ids)
         for index, block in enumerate(sweep.decoder.blocks):
-            inputs.hidden, norms = sweep.replay(block, inputs.hidden, inputs.calls[index])
-            activations = sweep.activations(block, norms)
+            inputs.hidden, norms = replay(block, inputs.hidden, inputs.calls[index])
+            activations, _ = sweep.engine.applier.activations(block, norms)
             metric = torch.cat([(p.weight.abs() * activations[p.name]).flatten() for p in block.pruned]).double()
             assert statistics["no_op", "mean"][index].item() == pytest.approx(metric.mean().item(), rel=1e-5)
             assert statistics["no_op", "std"][index].item() == pytest.approx(metric.std().item(), rel=1e-4)
@@ -176,7 +177,7 @@ def test_blocks_left_out_take_no_part(ids):
     model = make_model("llama")
     with inference(model):
         decoder = find_decoder(model, ignore=[r"layers\.1\."])
-        sweep = Sweep(decoder, SALIENCIES.get("wanda")(), ids, 4)
+        sweep = build_sweep(decoder, SALIENCIES.get("wanda")(), ids, 4)
         plan = DSA(population=3, generations=1, offspring=2).allocate(sweep, 0.6).plan
     assert set(plan.sparsity) == set(decoder.projections)
     assert sum(set(plan.sparsity.values())) / 2 == pytest.approx(0.6)

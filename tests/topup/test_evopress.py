@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 from conftest import make_model
+from sweeps import build_sweep
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.saliency import SALIENCIES
@@ -121,14 +121,14 @@ def test_without_anything_to_exchange_it_is_uniform(sparsity, layers):
 def test_output_errors_on_some_sequences(llama, ids, batch_size, reference):
     """They are the mean of what each sequence alone gives; all sequences are the default."""
     with inference(llama):
-        sweep = Sweep(find_decoder(llama), SALIENCIES.get("magnitude")(), ids, 4, batch_size)
+        sweep = build_sweep(find_decoder(llama), SALIENCIES.get("magnitude")(), ids, 4, batch_size)
         plan = SparsityPlan(dict.fromkeys(sweep.decoder.projections, 0.5))
 
         def errors(sequences):
             return sweep.output_errors([plan], "kl", label=None, reference=reference, sequences=sequences)
 
         single = [
-            Sweep(sweep.decoder, sweep.saliency, own, 1).output_errors([plan], "kl", label=None)[0]
+            build_sweep(sweep.decoder, sweep.saliency, own, 1).output_errors([plan], "kl", label=None)[0]
             for own in ids[:3].split(1)
         ]
         assert errors(3) == pytest.approx([sum(single) / 3], rel=1e-5)
@@ -138,8 +138,8 @@ def test_output_errors_on_some_sequences(llama, ids, batch_size, reference):
 def test_fewer_sequences_use_the_saliency_of_all(llama, ids):
     """With Wanda the masks are those of all alignment sequences."""
     with inference(llama):
-        sweep = Sweep(find_decoder(llama), SALIENCIES.get("wanda")(), ids, 4)
-        alone = Sweep(sweep.decoder, sweep.saliency, ids, 1)
+        sweep = build_sweep(find_decoder(llama), SALIENCIES.get("wanda")(), ids, 4)
+        alone = build_sweep(sweep.decoder, sweep.saliency, ids, 1)
         plan = SparsityPlan(dict.fromkeys(sweep.decoder.projections, 0.5))
         ours = sweep.output_errors([plan], "nll", label=None, sequences=1)
         assert ours != alone.output_errors([plan], "nll", label=None)

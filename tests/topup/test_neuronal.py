@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import make_model
 from forward import squared_norms
+from sweeps import build_sweep
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.decoder.finding import find_decoder
@@ -103,7 +104,7 @@ def test_row_step_everywhere(any_model, ids, reference, scope):
     """Every family, both references: every row of every projection takes part, the last block's down too."""
     with inference(any_model):
         decoder = find_decoder(any_model)
-        sweep = Sweep(decoder, SALIENCIES.get("wanda")(), ids, 4)
+        sweep = build_sweep(decoder, SALIENCIES.get("wanda")(), ids, 4)
         base = SparsityPlan(dict.fromkeys(decoder.projections, 0.7))
         deviation = sweep.deviation(base, reference, scope, "l2", "test")
         (plan,) = row_plans(decoder, base, [0.2], deviation)
@@ -184,7 +185,7 @@ def brute_reconstruction_error(model, ids, plan, projections):
 def test_reconstruction_error_by_brute_force(family, ids):
     model = make_model(family)
     with inference(model):
-        sweep = Sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4)
+        sweep = build_sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4)
         plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.2)]
         errors = reconstruction_errors(sweep, plans, "dense", None)
         expected = [brute_reconstruction_error(model, ids[:4], plan, sweep.decoder.projections) for plan in plans]
@@ -196,7 +197,7 @@ def test_reconstruction_error_on_the_sparse_stream(family, ids):
     """In the first block it is the dense model's; beyond, what comes of the sparse blocks is read."""
     model = make_model(family)
     with inference(model):
-        sweep = Sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4)
+        sweep = build_sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4)
         first = dict.fromkeys(sweep.decoder.blocks[0].pruned_names, 0.5)
         nothing = dict.fromkeys(sweep.decoder.projections, 0.0)
         plans = [SparsityPlan(nothing | first), SparsityPlan(dict.fromkeys(sweep.decoder.projections, 0.5))]

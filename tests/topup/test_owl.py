@@ -4,12 +4,12 @@ import pytest
 import torch
 from by_hand import FakeSweep, make_block
 from conftest import make_model
+from sweeps import build_sweep
 
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.engine.dense_pass import ScoresPass
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.topup.base import Pass
 from optimum_neuronal.topup.owl import OWL, outlier_ratio
 
 
@@ -58,9 +58,11 @@ def test_the_metric_is_wandas_whatever_the_saliency(saliency, ids):
     for name in (saliency, "wanda"):
         model = make_model("llama")
         with inference(model):
-            sweep = Sweep(find_decoder(model), SALIENCIES.get(name)(), ids, 4)
+            sweep = build_sweep(find_decoder(model), SALIENCIES.get(name)(), ids, 4)
             plans.append(OWL(outlier_factor=2.0).allocate(sweep, 0.7).plan.sparsity)
-        assert sweep.block_forwards == len(ids) * len(sweep.decoder.blocks), "one pass over the calibration set"
+        assert sweep.engine.runner.block_forwards == len(ids) * len(sweep.decoder.blocks), (
+            "one pass over the calibration set"
+        )
     assert plans[0] == plans[1] and len(set(plans[0].values())) == len(sweep.decoder.blocks)
 
 
@@ -68,14 +70,14 @@ def test_a_block_that_the_user_leaves_out_changes_nothing(ids):
     model = make_model("llama")
     with inference(model):
         decoder = find_decoder(model, ignore=[r"layers\.0\."])
-        plan = OWL(outlier_factor=2.0).allocate(Sweep(decoder, SALIENCIES.get("wanda")(), ids, 4), 0.7).plan
+        plan = OWL(outlier_factor=2.0).allocate(build_sweep(decoder, SALIENCIES.get("wanda")(), ids, 4), 0.7).plan
     assert set(plan.sparsity) == set(decoder.projections)
     assert {round(value, 6) for value in plan.sparsity.values()} == {0.62, 0.78}, "of the other two blocks"
 
 
 def test_defaults_and_what_is_asked():
     assert (OWL().outlier_factor, OWL().half_width) == (5, 0.08)
-    assert OWL().passes() == (Pass("OWL outliers", 0, measures="scores"),)
+    assert OWL().passes() == (ScoresPass("OWL outliers", 0),)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 import pytest
 import torch
 from conftest import make_model
+from sweeps import build_sweep
 
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.search import FIRST_STEP, LAST_STEP, LENGTHS, STREAM_COST, Search, _Run
-from optimum_neuronal.topup.search_space import Space, kind_of
+from optimum_neuronal.topup.search_space import Space, kind_moved
 
 
 LAYERS = {"gpt2": {"n_layer": 3}}
@@ -66,18 +66,20 @@ def test_the_budget_is_what_it_costs(family, budget, objective, ids):
     """One unit is one pass of the alignment sequences through all blocks, counted by the engine."""
     model = make_model(family)
     with inference(model):
-        sweep = Sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4, 4)
+        sweep = build_sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4, 4)
         allocation = Search(budget=budget, objective=objective).allocate(sweep, 0.6)
     spent = allocation.decisions["search"]["spent"]
     assert spent <= budget
-    assert sweep.block_forwards <= 4 * len(sweep.decoder.blocks) * spent, "less where candidates share blocks"
-    assert sweep.block_forwards >= 0.7 * 4 * len(sweep.decoder.blocks) * spent
+    assert sweep.engine.runner.block_forwards <= 4 * len(sweep.decoder.blocks) * spent, (
+        "less where candidates share blocks"
+    )
+    assert sweep.engine.runner.block_forwards >= 0.7 * 4 * len(sweep.decoder.blocks) * spent
 
 
 def test_the_error_falls_on_a_real_model(ids):
     model = make_model("llama")
     with inference(model):
-        sweep = Sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4, 4)
+        sweep = build_sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4, 4)
         allocation = Search().allocate(sweep, 0.6)
         uniform = Space.of(sweep.decoder, 0.6)
         plans = [uniform.plan(uniform.uniform), allocation.plan]
@@ -100,7 +102,7 @@ def test_directions_cover_every_kind_and_move_something():
 
 def test_kinds_of_projections_without_a_role():
     decoder = find_decoder(make_model("llama"), targets=["."])
-    assert {kind_of(p) for p in decoder.projections.values()} >= {"query and key", "down"}
+    assert {kind_moved(p) for p in decoder.projections.values()} >= {"query and key", "down"}
 
 
 def test_one_block_or_one_projection():
@@ -142,14 +144,14 @@ def test_late_candidates_share_the_early_half(ids):
     """Counted by the engine: what the search says that it spent is what was run, and less than without sharing."""
     model = make_model("llama", num_hidden_layers=4)
     with inference(model):
-        sweep = Sweep(find_decoder(model), SALIENCIES.get("magnitude")(), ids, 4, 4)
+        sweep = build_sweep(find_decoder(model), SALIENCIES.get("magnitude")(), ids, 4, 4)
         space = Space.of(sweep.decoder, 0.6)
         late = [d for name, d in space.directions(1).items() if name.endswith("late")]
         candidates = [space.on_target(space.uniform + 0.05 * direction) for direction in late]
         sweep.output_errors([space.plan(space.uniform)], "kl", None)  # the dense pass is made here
-        before = sweep.block_forwards
+        before = sweep.engine.runner.block_forwards
         sweep.output_errors([space.plan(candidate) for candidate in candidates], "kl", None)
-        passes = (sweep.block_forwards - before) / (4 * 4)
+        passes = (sweep.engine.runner.block_forwards - before) / (4 * 4)
     assert passes == space.cost(torch.stack(candidates)) == 0.5 + 0.5 * len(late)
 
 

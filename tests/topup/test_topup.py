@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 from conftest import make_model
+from sweeps import build_sweep
 
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS, get_dist
-from optimum_neuronal.topup.base import shift_to_mean
+from optimum_neuronal.topup.spreading import shift_to_mean
 
 
 def plan_sparsity(decoder, plan) -> float:
@@ -28,7 +28,9 @@ def test_contract(name, sparsity, ids):
         decoder = find_decoder(model)
         topup = TOPUPS.get(name)()
         topup.check(decoder)
-        allocations = [topup.allocate(Sweep(decoder, SALIENCIES.get("wanda")(), ids, 4), sparsity) for _ in range(2)]
+        allocations = [
+            topup.allocate(build_sweep(decoder, SALIENCIES.get("wanda")(), ids, 4), sparsity) for _ in range(2)
+        ]
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key]), "allocation changes no weight"
     plan = allocations[0].plan

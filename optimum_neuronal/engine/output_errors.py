@@ -1,0 +1,150 @@
+"""The question that searches ask: how far a plan would lead the next-token distributions from the dense model's."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..decoder.projections import Block
+from ..decoder.trial import trial_weights
+from ..metrics.output_errors import OUTPUT_METRICS
+from ..metrics.statistics import SquaredNorms
+from ..sparsity.plan import SparsityPlan
+from .capture import Call
+from .passes import Pass, Runs
+from .streams import Stream, Streams, grouped
+from .unfinished import UnfinishedRun
+
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class OutputPass(Pass):
+    """What [`output_errors`] costs, if no plans share blocks."""
+
+    @property
+    def needs_dense(self) -> bool:
+        return True
+
+    def runs(self, index: int, last: int) -> Runs:
+        again = 0 if self.reference == "dense" else 1 if index == 0 else self.plans
+        return self.plans, again, 0
+
+
+def output_errors(
+    engine: "Engine",
+    plans: Sequence[SparsityPlan],
+    metric: str,
+    label: str | None,
+    reference: str | SparsityPlan = "dense",
+    sequences: int | None = None,
+) -> list[float]:
+    """Error of every plan's next-token distributions on the alignment sequences, all plans in one run.
+
+    Plans that agree up to some block share the work up to there.
+
+    Args:
+        engine ([`Engine`]): runs the model.
+        plans (`Sequence[SparsityPlan]`): what to try; no plan is applied.
+        metric (`str`):
+            A name in `OUTPUT_METRICS`: `"kl"`, from the dense model's distributions, or `"nll"`, of the text.
+        label (`str`, *optional*): what the progress bar calls the run.
+        reference (`str` or [`SparsityPlan`]):
+            Where saliency comes from: `"dense"`, the dense model's stream, measured once; `"sparse-stream"`, every
+            plan's own stream, at twice the cost; or a plan: that plan's stream, measured once. Where the saliency
+            updates weights, candidates are pruned by their score alone if a plan is given.
+        sequences (`int`, *optional*):
+            How many of the alignment sequences, from the first, the outputs are compared on; all if not given. The
+            dense model's stream, where saliency comes from it, is that of all of them.
+
+    Returns:
+        `list[float]`: nats per predicted token, one per plan. Lower is better.
+    """
+
+    def measure(unfinished: UnfinishedRun) -> tuple[list[float], dict]:
+        mine = engine.processes.deal(plans)
+        errors = _errors(engine, mine, metric, label, reference, sequences, unfinished) if mine else []
+        return engine.processes.collect(errors), {}
+
+    if isinstance(reference, SparsityPlan):
+        return engine.records.once([reference, *plans], (metric, label, "of the first plan", sequences), measure)[0]
+    return engine.records.once(plans, (metric, label, reference, sequences), measure)[0]
+
+
+def _errors(
+    engine: "Engine",
+    plans: Sequence[SparsityPlan],
+    metric: str,
+    label: str | None,
+    reference: str | SparsityPlan,
+    sequences: int | None,
+    unfinished: UnfinishedRun,
+) -> list[float]:
+    given = engine.plan_stream.get(engine, reference)[0] if isinstance(reference, SparsityPlan) else None
+    compared = engine.alignment_ids[:sequences]
+    whole = len(compared) == len(engine.alignment_ids)
+    # A capture costs no block; parts of what was captured for all sequences would have to cut masks apart.
+    inputs = engine.alignment_inputs() if whole else engine.runner.capture(compared)
+    if given and sequences is None and len(plans) == 1 and plans[0] is reference:
+        streams = [
+            engine.plan_stream.get(engine, reference)[1]
+        ]  # its own stream: all that is asked for has run already
+    else:
+        visit = _visit(engine, plans, reference, given)
+        streams = engine.runner.run(inputs, len(plans), visit, label, unfinished)
+    statistic = engine.saliency.statistic if given is None else SquaredNorms
+    dense = engine.dense(statistic).output if metric == "kl" else None
+    return _compare(engine, compared, dense, streams, OUTPUT_METRICS[metric])
+
+
+def _visit(engine: "Engine", plans: Sequence[SparsityPlan], reference: str | SparsityPlan, given: list | None):
+    """What a run of all plans does at a block; `given`: what the dense blocks receive in the reference's stream."""
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        outputs: Streams = [None] * len(plans)
+        for members in grouped(streams, shared=reference != "sparse-stream"):
+            if given:
+                norms = given[index]
+            else:
+                norms = engine.reference_norms(reference, index, block, streams[members[0]], calls)
+            alike = _alike(block, plans, streams, members)
+            changes = engine.applier.changes(block, norms, [plans[same[0]] for same in alike], updates=given is None)
+            for same, change_of in zip(alike, changes):
+                with trial_weights(block.pruned, change_of):
+                    output = engine.runner.output(block, streams[same[0]], calls)
+                for member in same:
+                    outputs[member] = output
+        return outputs
+
+    return visit
+
+
+def _alike(block: Block, plans: Sequence[SparsityPlan], streams: Streams, members: list[int]) -> list[list[int]]:
+    """The members by what comes out of the block: those with the same hidden states and the same plan for it."""
+    alike: dict[tuple, list[int]] = {}
+    for member in members:
+        plan = (torch.as_tensor(plans[member].sparsity[name], dtype=torch.float64) for name in block.pruned_names)
+        key = (streams[member], b"".join(value.numpy().tobytes() for value in plan))
+        alike.setdefault(key, []).append(member)
+    return list(alike.values())
+
+
+def _compare(
+    engine: "Engine", ids: torch.Tensor, dense: Stream | None, streams: Streams, compare: Callable
+) -> list[float]:
+    """Sequence by sequence, so that logits take little memory and no bit depends on the batches."""
+    totals: dict[Stream, list[torch.Tensor]] = {stream: [] for stream in streams}
+    for batch, own_ids in enumerate(ids.split(engine.runner.batch_size)):
+        for row, sequence in enumerate(own_ids.split(1)):
+            part = slice(row, row + 1)
+            expected = None if dense is None else engine.runner.logits(sequence, dense.batches[batch][part])
+            for stream, parts in totals.items():
+                logits = engine.runner.logits(sequence, stream.batches[batch][part])
+                parts.append(compare(expected, logits, sequence.to(logits.device)).double())
+    tokens = ids.shape[0] * (ids.shape[1] - 1)
+    errors = {stream: torch.stack(parts).sum().item() / tokens for stream, parts in totals.items()}
+    if not all(map(math.isfinite, errors.values())):
+        raise ValueError("The model's logits are not finite: they overflow in the model's dtype.")
+    return [errors[stream] for stream in streams]
