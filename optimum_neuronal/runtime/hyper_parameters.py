@@ -1,8 +1,6 @@
-"""Checks of hyper-parameters, and random draws, for all top-ups."""
+"""Checks of hyper-parameters, for every method: the same words for the same mistake."""
 
 import math
-
-import torch
 
 
 def check_whole(name: str, value: int, least: int) -> None:
@@ -17,8 +15,3 @@ def check_number(name: str, value: float, least: float, most: float = math.inf) 
     if not number or not math.isfinite(value) or not least <= value <= most:
         bounds = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
         raise ValueError(f"{name} is {value!r}: expected a number {bounds}.")
-
-
-def draw(generator: torch.Generator, below: int) -> int:
-    """A whole number from 0 to `below - 1`, all equally likely."""
-    return int(torch.randint(below, (), generator=generator))

@@ -10,7 +10,8 @@ import torch
 from ..decoder.projections import Block, Decoder
 from ..engine.sweep import Sweep
 from ..metrics.statistics import wide_dtype
-from ..runtime.hyper_parameters import check_number, check_whole, draw
+from ..runtime.choosing import draw
+from ..runtime.hyper_parameters import check_number, check_whole
 from ..sparsity.plan import SparsityPlan
 from .base import Allocation, Pass, TopUp, get_dist, register_topup
 

@@ -9,7 +9,8 @@ import torch
 
 from ..decoder.projections import Decoder, Projection
 from ..engine.sweep import Sweep
-from ..runtime.hyper_parameters import check_number, check_whole, draw
+from ..runtime.choosing import draw
+from ..runtime.hyper_parameters import check_number, check_whole
 from ..runtime.registry import did_you_mean
 from ..sparsity.plan import SparsityPlan
 from .base import Allocation, Pass, TopUp, register_topup
