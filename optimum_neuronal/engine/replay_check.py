@@ -5,8 +5,10 @@ import re
 import torch
 
 from ..decoder.projections import Decoder
-from .capture import Wrap, block_outputs, capture_inputs, first_output, output_wrapper, replay
+from .calls import Wrap, first_output, output_wrapper
+from .capture import block_outputs, capture_inputs
 from .offload import BlockLoader
+from .replay import replay
 
 
 def check_replay(decoder: Decoder, ids: torch.Tensor, device: torch.device | str, loader: BlockLoader) -> Wrap:

@@ -25,18 +25,10 @@ from ..sparsity.changes import NewWeight, Zeros
 from ..sparsity.cuts import Cut, apply_cut, find_cut, prune_rows, sort_rows
 from ..sparsity.pattern import ColumnPattern, prune_columns
 from ..sparsity.plan import SparsityPlan
-from .capture import (
-    BlockInputs,
-    Call,
-    Wrap,
-    block_outputs,
-    capture_inputs,
-    hidden_bytes,
-    output_wrapper,
-    replay,
-    to_device,
-)
+from .calls import Call, Wrap, hidden_bytes, output_wrapper, to_device
+from .capture import BlockInputs, block_outputs, capture_inputs
 from .offload import BlockLoader
+from .replay import replay
 from .replay_check import check_replay
 from .unfinished import Hidden, recall_sweep, record_sweep
 

@@ -12,7 +12,8 @@ from ..metrics.alignment import total_error
 from ..metrics.output_errors import OUTPUT_METRICS
 from ..metrics.statistics import Norms, SquaredNorms, activation
 from ..sparsity.plan import SparsityPlan
-from .capture import Call, next_token_logits
+from .calls import Call
+from .capture import next_token_logits
 from .runner import Engine, final_norms
 from .unfinished import Hidden
 

@@ -6,7 +6,7 @@ import torch
 from transformers.utils import logging
 
 from ..runtime.journal import Journal
-from .capture import hidden_bytes
+from .calls import hidden_bytes
 
 
 logger = logging.get_logger(__name__)

@@ -8,7 +8,7 @@ import torch
 from ..decoder.placement import is_offloaded
 from ..decoder.projections import Block, Projection
 from ..decoder.trial import trial_weights
-from ..engine.capture import Call
+from ..engine.calls import Call
 from ..engine.runner import Engine
 from ..engine.unfinished import Hidden
 from ..metrics.projection_activations import projection_activations

@@ -12,7 +12,9 @@ from torch import nn
 
 from ..decoder.projections import Block, Decoder, Projection
 from ..decoder.trial import trial_weights
-from ..engine.capture import Call, capture_inputs, replay, to_device
+from ..engine.calls import Call, to_device
+from ..engine.capture import capture_inputs
+from ..engine.replay import replay
 from ..engine.runner import Hidden
 from ..engine.sweep import Sweep
 from ..runtime.hyper_parameters import check_number, check_whole

@@ -10,7 +10,7 @@ import torch
 
 from ..decoder.projections import Block
 from ..decoder.trial import ChangeOf, trial_weights
-from ..engine.capture import Call
+from ..engine.calls import Call
 from ..engine.runner import Hidden
 from ..engine.sweep import Sweep, grouped
 from ..metrics.statistics import Hessian, Norms, most_specific
