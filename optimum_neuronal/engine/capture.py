@@ -66,7 +66,7 @@ def capture_inputs(
         device (`torch.device`): where the decoder expects token ids.
         attention_mask (`Tensor` of int64, shape (sequences, tokens), *optional*):
             0 where a token is padding; on the same device.
-        wrap (*optional*): from [`output_wrapper`], if it is known already; finding it costs a forward of one token.
+        wrap (*optional*): from [`find_wrapper`], if it is known already.
         max_hidden_bytes (`int`, *optional*): hidden states beyond this many bytes are kept in CPU memory.
 
     Returns:
@@ -74,9 +74,8 @@ def capture_inputs(
     """
     inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
     known: list[torch.Tensor] = []
-    batches = ids.split(batch_size)
     if wrap is None:
-        wrap = output_wrapper(block_outputs(decoder, decoder.blocks[:1], batches[0][:1, :1].to(device))[0])
+        wrap = find_wrapper(decoder, ids, device)
 
     def passthrough(index: int) -> Callable:
         def forward(*args, **kwargs):
@@ -89,17 +88,23 @@ def capture_inputs(
 
         return forward
 
-    with ExitStack() as stack:
-        for index, block in enumerate(decoder.blocks):
-            stack.enter_context(replaced_forward(block.module, passthrough(index)))
-        stack.enter_context(_watch_final_norm(decoder, inputs))
-        for index, batch in enumerate(batches):
+    with _replaced_blocks(decoder, passthrough), _watch_final_norm(decoder, inputs):
+        for index, batch in enumerate(ids.split(batch_size)):
             padding = {} if attention_mask is None else {"attention_mask": attention_mask.split(batch_size)[index]}
             decoder.module(input_ids=batch.to(device), use_cache=False, **padding)
             _check_shape(decoder, inputs.hidden[-1], batch)
             if max_hidden_bytes is not None and hidden_bytes([inputs.hidden]) > max_hidden_bytes:
                 inputs.hidden[-1] = to_device(inputs.hidden[-1], torch.device("cpu"))
     return inputs
+
+
+@contextmanager
+def _replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> Iterator[None]:
+    """While the context lasts, every block computes what `forward_of` gives for its index."""
+    with ExitStack() as stack:
+        for index, block in enumerate(decoder.blocks):
+            stack.enter_context(replaced_forward(block.module, forward_of(index)))
+        yield
 
 
 def _check_shape(decoder: Decoder, hidden: torch.Tensor, batch: torch.Tensor) -> None:
@@ -164,6 +169,11 @@ def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) 
     return [outputs[index] for index in range(len(blocks))]
 
 
+def find_wrapper(decoder: Decoder, ids: torch.Tensor, device: torch.device | str) -> Wrap:
+    """The [`output_wrapper`] of a decoder's blocks, told from a forward of the first of these tokens."""
+    return output_wrapper(block_outputs(decoder, decoder.blocks[:1], ids[:1, :1].to(device))[0])
+
+
 def next_token_logits(
     decoder: Decoder, ids: torch.Tensor, hidden: torch.Tensor, wrap: Wrap, device: torch.device | str
 ) -> torch.Tensor:
@@ -173,7 +183,7 @@ def next_token_logits(
         decoder ([`Decoder`]): whose blocks are passed by. Call it inside [`inference`].
         ids (`Tensor` of int64, shape (sequences, tokens)): the token ids that `hidden` comes from.
         hidden (`Tensor`, shape (sequences, tokens, hidden size)): the last block's output.
-        wrap: from [`output_wrapper`].
+        wrap: from [`find_wrapper`].
         device (`torch.device`): where the decoder expects token ids.
 
     Returns:
@@ -191,9 +201,7 @@ def next_token_logits(
 
         return forward
 
-    with ExitStack() as stack:
-        for index, block in enumerate(decoder.blocks):
-            stack.enter_context(replaced_forward(block.module, passing(index)))
+    with _replaced_blocks(decoder, passing):
         logits = getattr(decoder.model(input_ids=ids.to(device), use_cache=False), "logits", None)
     if logits is None:
         raise ValueError(
