@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optimum_neuronal.evaluation import plots
-from optimum_neuronal.evaluation.plots import (
+from optimum_neuronal.evaluation.figures import perplexity_by_seconds as plots
+from optimum_neuronal.evaluation.figures.perplexity_by_seconds import (
     BINS,
     plot_block_sparsity,
     plot_lambda_curve,
