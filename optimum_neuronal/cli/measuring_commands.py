@@ -127,7 +127,7 @@ class CompareCommand(Command):
 
         args = self.args
         if args.plots:
-            from ..evaluation.figures.perplexity_by_seconds import check_matplotlib
+            from ..evaluation.plots import check_matplotlib
 
             check_matplotlib()
         options = load_options(args)
@@ -153,7 +153,7 @@ class CompareCommand(Command):
         )
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
         if args.plots:
-            from ..evaluation.figures.perplexity_by_seconds import plot_comparison
+            from ..evaluation.plots import plot_comparison
 
             write(", ".join(path.name for path in plot_comparison(comparison, args.output)))
         if comparison.failed:
