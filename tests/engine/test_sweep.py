@@ -13,6 +13,7 @@ from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.metrics.statistics import Hessian, SquaredNorms, activation
 from optimum_neuronal.pruning.final_pruning import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sparsity.changes import Zeros
 from optimum_neuronal.sparsity.cuts import prune_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan, row_counts
 from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
@@ -56,13 +57,13 @@ def test_dense_alignment_by_brute_force(any_model, ids):
         projections = sweep.decoder.projections
         dense = squared_norms(any_model, ids[:4], projections)
 
-        def mask_of(projection):
+        def change_of(projection):
             norms = dense[projection.name]
             score = projection.weight.abs() * norms.mean(dim=0).sqrt()
-            return prune_rows(score, row_counts(plan.sparsity[projection.name], projection.shape))
+            return Zeros(prune_rows(score, row_counts(plan.sparsity[projection.name], projection.shape)))
 
         tokens = token_counts(any_model, ids[:4], projections)
-        with trial_weights(list(projections.values()), mask_of):
+        with trial_weights(list(projections.values()), change_of):
             sparse = squared_norms(any_model, ids[:4], projections)
     expected = 0
     for name, projection in projections.items():
@@ -257,7 +258,10 @@ def test_batch_size_does_not_change_a_bit(any_model, ids, saliency):
             sweep = make_sweep(any_model, ids, saliency, batch_size)
             plan = block_plan(sweep.decoder, 0.7, 0.1)
             errors = sweep.alignment_errors([plan], "sparse-stream", "sequence", "l2", label=None)
-            results.append((errors, {name: mask.bits for name, mask in FinalPruning(sweep, plan).find().items()}))
+            found = FinalPruning(sweep, plan).find()
+            # of a weight that is replaced, the mask of what is kept
+            masks = {name: getattr(change, "mask", change).bits for name, change in found.items()}
+            results.append((errors, masks))
     for errors, masks in results[1:]:
         assert errors == pytest.approx(results[0][0], rel=1e-6)
         assert all(torch.equal(bits, results[0][1][name]) for name, bits in masks.items())

@@ -13,6 +13,7 @@ from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sparsity.changes import NewWeight
 from optimum_neuronal.topup import besa
 from optimum_neuronal.topup.besa import BESA, Rate, reconstruction_loss, tilted
 
@@ -108,7 +109,8 @@ def finite_difference(sweep, block, rates, moved, rank, data, epsilon=1e-4):
                 column = rate._order[:, rank : rank + 1].long()
                 mask.scatter_add_(1, column, torch.full(column.shape, sign * epsilon, dtype=mask.dtype))
             weights[rate.projection.name] = rate.projection.weight * mask
-        with besa.trial_weights(block.pruned, lambda projection, weights=weights: weights[projection.name]):
+        changes = {name: NewWeight(weight) for name, weight in weights.items()}
+        with besa.trial_weights(block.pruned, lambda projection, changes=changes: changes[projection.name]):
             output = sweep.replay(block, [hidden], [call])[0][0]
         scaled = (target - output).flatten(0, -2).square().sum(dim=0) / target.flatten(0, -2).square().sum(dim=0)
         losses.append(scaled.mean().item())
