@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
-from ..decoder.finding import check_model, find_decoder
+from ..decoder.checking import check_model
+from ..decoder.finding import find_decoder
 from ..decoder.placement import default_device
 from ..decoder.projections import Block, Decoder, Projection
 from ..metrics.statistics import SquaredNorms
