@@ -9,7 +9,9 @@ from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.engine.capture import capture_inputs, first_output, inference, replay
+from optimum_neuronal.engine.calls import first_output
+from optimum_neuronal.engine.capture import capture_inputs, inference
+from optimum_neuronal.engine.replay import replay
 
 
 CPU = torch.device("cpu")

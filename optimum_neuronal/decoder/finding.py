@@ -1,16 +1,13 @@
 """Finds a model's decoder blocks and their prunable projections, and refuses what it does not understand."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..sparsity.pattern import ColumnPattern
 from .architectures import MLP_ENTRIES, Architecture, find_architecture
-from .placement import is_offloaded
 from .projections import Block, Decoder, Experts, Projection
 
 
@@ -155,50 +152,3 @@ def _find_projections(
             "nn.Linear, name it in targets; or describe its family with optimum_neuronal.register_architecture."
         )
     return []
-
-
-def check_weights(projections: Mapping[str, Projection]) -> None:
-    """Raises `ValueError` unless every projection holds finite floating-point weights of its own, in memory."""
-    owners: dict[int, str] = {}
-    for name, projection in projections.items():
-        weight = projection.owner
-        if hasattr(weight, "device_mesh"):
-            raise ValueError(f"The weights of {name} are spread over processes: load the model without tp_plan.")
-        if is_offloaded(projection.module):
-            continue  # read block by block when they are needed
-        if weight.is_meta:
-            raise ValueError(
-                f"The weights of {name} are on the meta device: load them with from_pretrained, which can leave them on "
-                "disk (device_map, offload_folder)."
-            )
-        if not weight.is_floating_point():
-            raise ValueError(f"The weights of {name} have dtype {weight.dtype}: load the model without quantization.")
-        other = owners.setdefault(projection.weight.data_ptr(), name)
-        if other != name:
-            raise ValueError(f"{name} shares its weights with {other}: tied projections cannot be pruned.")
-        if not bool(torch.isfinite(projection.weight).all()):
-            raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")
-
-
-def check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:
-    """Raises `ValueError` unless the rows of every projection can be cut into the groups of an N:M pattern."""
-    for name, projection in projections.items():
-        features = projection.shape[1]
-        if pattern is not None and features % pattern.group:
-            raise ValueError(
-                f"{name} has {features} input features, not a multiple of {pattern.group}: the pattern {pattern} does "
-                f"not fit. Leave it out with ignore=[{re.escape(name)!r}]."
-            )
-
-
-def check_model(model: PreTrainedModel) -> None:
-    """Raises `TypeError` or `ValueError` for a model of a kind that cannot be pruned: see the messages."""
-    if hasattr(model, "peft_config"):
-        raise ValueError("The model carries PEFT adapters: merge them first with model.merge_and_unload().")
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
-    quantization = getattr(model.config, "quantization_config", None)
-    if quantization is not None or getattr(model, "is_quantized", False):
-        raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"{type(model).__name__} is an encoder-decoder model: only decoder models can be pruned.")

@@ -1,4 +1,4 @@
-"""Opens a checkpoint whose blocks stay on disk, for models that are larger than memory."""
+"""Loads a model without its weights: a skeleton, or a model whose blocks stay on disk, larger than memory."""
 
 from pathlib import Path
 
@@ -7,6 +7,28 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from .finding import find_decoder
+
+
+def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **config_kwargs) -> PreTrainedModel:
+    """The model on the meta device: shapes and dtypes without weights. Only its config is read.
+
+    Args:
+        model_or_path (`str` or `Path`): Hub id or directory of the model.
+        dtype (`str` or `torch.dtype`): of the weights; `"auto"` is the config's own, or float32 if it names none.
+        config_kwargs: for `AutoConfig.from_pretrained`: `revision`, `token`, `trust_remote_code` (for the model too).
+
+    Raises:
+        `ValueError`: no floating dtype.
+    """
+    config = AutoConfig.from_pretrained(model_or_path, **config_kwargs)
+    if dtype == "auto":
+        dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
+    known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(known, torch.dtype) or not known.is_floating_point:
+        raise ValueError(f"dtype is {dtype!r}: expected 'auto', 'float32', 'bfloat16' or 'float16'.")
+    trust_remote_code = config_kwargs.get("trust_remote_code", False)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=known, trust_remote_code=trust_remote_code)
 
 
 def load_streamed(
@@ -27,19 +49,24 @@ def load_streamed(
         `PreTrainedModel`: with meta tensors and accelerate's hooks in place of weights on disk.
     """
     shared = {key: model_kwargs[key] for key in ("revision", "trust_remote_code", "token") if key in model_kwargs}
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(model_or_path, **shared),
-            trust_remote_code=model_kwargs.get("trust_remote_code", False),
-        )
+    # On a CPU all weights stay on disk, whatever the model consists of.
+    skeleton = None if device.type == "cpu" else load_skeleton(model_or_path, **shared)
     device_map = streamed_device_map(skeleton, device)
     return AutoModelForCausalLM.from_pretrained(
         model_or_path, device_map=device_map, offload_folder=str(offload_folder), **model_kwargs
     )
 
 
-def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[str, str | torch.device]:
-    """Module name -> where its weights live: the decoder's blocks on disk, all others on an accelerator's device."""
+def streamed_device_map(model: PreTrainedModel | None, device: torch.device) -> dict[str, str | torch.device]:
+    """Where weights live that are read block by block.
+
+    Args:
+        model (`PreTrainedModel`): its skeleton will do; on a CPU it is not looked at, and may be None.
+        device (`torch.device`): where to compute.
+
+    Returns:
+        `dict`: module name -> `"disk"` for the decoder's blocks, the device for all others; on a CPU, all on disk.
+    """
     if device.type == "cpu":
         return {"": "disk"}
     blocks = find_decoder(model).blocks[0].name.rpartition(".")[0]

@@ -10,7 +10,7 @@ from ..decoder.projections import Block
 from ..decoder.trial import trial_weights
 from ..metrics.alignment import total_error
 from ..sparsity.plan import SparsityPlan
-from .capture import Call
+from .calls import Call
 from .passes import Pass, Runs
 from .streams import Streams, grouped
 from .unfinished import UnfinishedRun

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..decoder.projections import Block
 from ..metrics.statistics import Norms, SquaredNorms
-from .capture import Call
+from .calls import Call
 from .passes import CalibrationPass, Pass, Runs
 from .streams import Stream, Streams
 

@@ -11,7 +11,7 @@ from ..decoder.trial import trial_weights
 from ..metrics.alignment import total_error
 from ..metrics.statistics import Norms, SquaredNorms, activation
 from ..sparsity.plan import SparsityPlan
-from .capture import Call
+from .calls import Call
 from .dense_pass import final_norms
 from .passes import Pass, Runs
 from .streams import Streams

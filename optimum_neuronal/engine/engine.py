@@ -7,7 +7,8 @@ from ..metrics.statistics import Norms, SquaredNorms
 from ..runtime.processes import Processes
 from ..saliency import Saliency
 from .applier import PlanApplier
-from .capture import BlockInputs, Call
+from .calls import Call
+from .capture import BlockInputs
 from .dense_pass import DenseStream, dense_stream
 from .plan_stream import PlanStream
 from .records import Kept, StepRecords

@@ -11,7 +11,7 @@ from ..decoder.trial import trial_weights
 from ..metrics.output_errors import OUTPUT_METRICS
 from ..metrics.statistics import SquaredNorms
 from ..sparsity.plan import SparsityPlan
-from .capture import Call
+from .calls import Call
 from .passes import Pass, Runs
 from .streams import Stream, Streams, grouped
 from .unfinished import UnfinishedRun

@@ -7,7 +7,7 @@ from ..decoder.projections import Block
 from ..decoder.trial import trial_weights
 from ..metrics.statistics import Norms
 from ..sparsity.plan import SparsityPlan
-from .capture import Call
+from .calls import Call
 from .streams import Stream, Streams
 
 

@@ -5,9 +5,11 @@ import re
 import torch
 
 from ..decoder.projections import Decoder
-from .capture import Wrap, block_outputs, capture_inputs, first_output, output_wrapper, replay
+from .calls import Wrap, first_output, output_wrapper
+from .capture import block_outputs, capture_inputs
 from .offload import BlockLoader
 from .passes import Pass, Runs
+from .replay import replay
 
 
 class CheckPass(Pass):

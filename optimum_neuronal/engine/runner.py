@@ -10,8 +10,10 @@ from transformers.utils import logging
 
 from ..decoder.projections import Block, Decoder, Projection
 from ..metrics.statistics import Norms, SquaredNorms
-from .capture import BlockInputs, Call, Wrap, block_outputs, capture_inputs, next_token_logits, output_wrapper, replay
+from .calls import Call, Wrap
+from .capture import BlockInputs, capture_inputs, find_wrapper, next_token_logits
 from .offload import BlockLoader
+from .replay import replay
 from .replay_check import check_replay
 from .streams import Stream, Streams, on_cpu, streams_bytes
 from .unfinished import UnfinishedRun
@@ -58,8 +60,7 @@ class BlockRunner:
     def wrap(self, ids: torch.Tensor) -> Wrap:
         """How a block's output is made of hidden states, told from a forward of one of these tokens if not known."""
         if self._wrap is None:
-            first = block_outputs(self.decoder, self.decoder.blocks[:1], ids[:1, :1].to(self.device))
-            self._wrap = output_wrapper(first[0])
+            self._wrap = find_wrapper(self.decoder, ids, self.device)
         return self._wrap
 
     def capture(self, ids: torch.Tensor, batch_size: int | None = None) -> BlockInputs:

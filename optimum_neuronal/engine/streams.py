@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .capture import hidden_bytes, to_device
+from .calls import hidden_bytes, to_device
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,7 +114,7 @@ class Comparison:
     def _aggregate(self, sparsity: float, topup: str, results: Sequence[Result]) -> Aggregate:
         factors = [r.perplexity[name] / self.dense.perplexity[name] for r in results for name in r.perplexity]
         retained = [r.mean_accuracy / self.dense.mean_accuracy for r in results if self.dense.mean_accuracy]
-        return Aggregate(sparsity, topup, _geometric_mean(factors), _geometric_mean(retained), len(results))
+        return Aggregate(sparsity, topup, geometric_mean(factors), geometric_mean(retained), len(results))
 
     def to_dict(self) -> dict[str, Any]:
         """All of it with the aggregates, JSON-serialisable."""
@@ -209,7 +209,8 @@ class Comparison:
         return paths
 
 
-def _geometric_mean(values: Sequence[float]) -> float | None:
+def geometric_mean(values: Sequence[float]) -> float | None:
+    """Of numbers of at least 0, which may be infinite; None if there are none."""
     if not values:
         return None
     return math.exp(sum(math.log(value) if value > 0 else -math.inf for value in values) / len(values))

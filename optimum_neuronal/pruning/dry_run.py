@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
-from ..decoder.finding import check_model, find_decoder
+from ..decoder.checking import check_model
+from ..decoder.finding import find_decoder
+from ..decoder.loading import load_skeleton
 from ..decoder.placement import default_device
 from ..decoder.projections import Block, Decoder, Projection
 from ..metrics.statistics import SquaredNorms
@@ -157,7 +159,7 @@ def plan_prune(
     Raises:
         `ValueError`, `TypeError`, `OSError`: as the prune itself, as far as they can be known without weights.
     """
-    model = _skeleton(model_or_path, dtype, revision or "main", trust_remote_code)
+    model = _skeleton(model_or_path, dtype, revision=revision or "main", trust_remote_code=trust_remote_code)
     decoder = find_decoder(model, config.targets, config.ignore)
     saliency, topup = config.make_saliency(), config.make_topup()
     topup.check(decoder)
@@ -189,20 +191,11 @@ def plan_prune(
     )
 
 
-def _skeleton(
-    model_or_path: str | Path, dtype: str | torch.dtype, revision: str, trust_remote_code: bool
-) -> PreTrainedModel:
-    """The model on the meta device: shapes and dtypes without weights."""
-    config = AutoConfig.from_pretrained(model_or_path, revision=revision, trust_remote_code=trust_remote_code)
-    if read_sparsity_config(config) is not None:
+def _skeleton(model_or_path: str | Path, dtype: str | torch.dtype, **options) -> PreTrainedModel:
+    """The model without weights, if it can be pruned."""
+    model = load_skeleton(model_or_path, dtype, **options)
+    if read_sparsity_config(model.config) is not None:
         raise ValueError("The model is sparse already (its config has a sparsity_config): plan with the dense model.")
-    if dtype == "auto":
-        dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
-    known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(known, torch.dtype) or not known.is_floating_point:
-        raise ValueError(f"dtype is {dtype!r}: expected 'auto', 'float32', 'bfloat16' or 'float16'.")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=known, trust_remote_code=trust_remote_code)
     check_model(model)
     return model
 

@@ -8,7 +8,7 @@ import torch
 from ..decoder.placement import is_offloaded
 from ..decoder.projections import Block, Projection
 from ..decoder.trial import trial_weights
-from ..engine.capture import Call
+from ..engine.calls import Call
 from ..engine.engine import Engine
 from ..engine.passes import CalibrationPass, Runs
 from ..engine.records import Finding

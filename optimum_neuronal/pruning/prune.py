@@ -18,7 +18,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..data.calibration import CalibrationSet, as_token_ids, draw_sequences, resolve_seq_length
-from ..decoder.finding import check_model, check_pattern, check_weights, find_decoder
+from ..decoder.checking import check_model, check_pattern, check_weights
+from ..decoder.finding import find_decoder
 from ..decoder.placement import execution_device
 from ..decoder.projections import Decoder
 from ..engine.applier import PlanApplier

@@ -12,9 +12,10 @@ from torch import nn
 
 from ..decoder.projections import Block, Decoder, Projection
 from ..decoder.trial import trial_weights
-from ..engine.capture import Call, replay, to_device
+from ..engine.calls import Call, to_device
 from ..engine.engine import Engine
 from ..engine.passes import Pass, Runs
+from ..engine.replay import replay
 from ..engine.runner import BlockRunner
 from ..engine.streams import Stream, Streams
 from ..engine.sweep import Sweep

@@ -10,7 +10,7 @@ import torch
 
 from ..decoder.projections import Block
 from ..decoder.trial import ChangeOf, trial_weights
-from ..engine.capture import Call
+from ..engine.calls import Call
 from ..engine.engine import Engine
 from ..engine.passes import Pass, Runs
 from ..engine.streams import Streams, grouped

@@ -2,13 +2,10 @@ import pytest
 import torch
 from conftest import make_model
 from families import FAMILIES, LAYERS
-from torch import distributed, nn
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch import nn
 
 from optimum_neuronal.decoder.architectures import Architecture, register_architecture
-from optimum_neuronal.decoder.finding import check_model, check_weights, find_decoder
-from optimum_neuronal.decoder.trial import trial_weights
-from optimum_neuronal.sparsity.changes import Zeros
+from optimum_neuronal.decoder.finding import find_decoder
 
 
 def test_conv1d_is_seen_as_out_by_in():
@@ -93,81 +90,3 @@ def test_a_model_without_blocks_is_refused(llama):
     del llama.model.layers
     with pytest.raises(ValueError, match=r"No decoder blocks found in LlamaForCausalLM.*Architecture\(blocks="):
         find_decoder(llama)
-
-
-def test_damaged_and_missing_weights_are_refused(llama):
-    decoder = find_decoder(llama)
-    projection = decoder.blocks[1].pruned[2]
-    projection.weight[0, 0] = float("nan")
-    with pytest.raises(ValueError, match=f"weights of {projection.name} contain NaN"):
-        check_weights(decoder.projections)
-    with pytest.raises(ValueError, match="on the meta device: load them with from_pretrained"):
-        meta = llama.to("meta")
-        check_weights(find_decoder(meta).projections)
-
-
-def test_integer_and_tied_weights_are_refused(llama):
-    layer = llama.model.layers[0].self_attn
-    layer.k_proj.weight = layer.q_proj.weight
-    with pytest.raises(ValueError, match="shares its weights with .*q_proj"):
-        check_weights(find_decoder(llama).projections)
-    layer.k_proj.weight = nn.Parameter(torch.ones(32, 32, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(ValueError, match="dtype torch.int8"):
-        check_weights(find_decoder(llama).projections)
-
-
-def test_weights_that_are_spread_over_processes_are_refused(llama):
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = distributed.init_device_mesh("cpu", (1,))
-        linear = llama.model.layers[1].mlp.up_proj
-        linear.weight = nn.Parameter(distribute_tensor(linear.weight.data, mesh, [Shard(0)]))
-        with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj are spread over processes.*without tp_plan"):
-            check_weights(find_decoder(llama).projections)
-    finally:
-        distributed.destroy_process_group()
-
-
-def test_models_of_another_kind_are_refused(llama):
-    with pytest.raises(TypeError, match="PreTrainedModel, got Linear"):
-        check_model(nn.Linear(2, 2))
-    llama.config.quantization_config = {"quant_method": "gptq"}
-    with pytest.raises(ValueError, match="is quantized"):
-        check_model(llama)
-    del llama.config.quantization_config
-    llama.config.is_encoder_decoder = True
-    with pytest.raises(ValueError, match="encoder-decoder"):
-        check_model(llama)
-    llama.peft_config = {}
-    with pytest.raises(ValueError, match="merge_and_unload"):
-        check_model(llama)
-
-
-def test_trial_weights_are_put_back(any_model):
-    decoder = find_decoder(any_model)
-    before = {name: p.owner.data for name, p in decoder.projections.items()}
-    copies = {name: weight.clone() for name, weight in before.items()}
-    pruned = decoder.blocks[0].pruned
-    with (
-        pytest.raises(KeyboardInterrupt),
-        trial_weights(pruned, lambda p: Zeros(torch.ones(p.shape, dtype=torch.bool))),
-    ):
-        assert all(not p.weight.any() for p in pruned)
-        raise KeyboardInterrupt
-    for name, projection in decoder.projections.items():
-        assert projection.owner.data.data_ptr() == before[name].data_ptr()
-        assert torch.equal(projection.owner.data, copies[name])
-
-
-def test_a_failing_mask_puts_the_others_back(llama):
-    pruned = find_decoder(llama).blocks[0].pruned
-    before = [p.weight.clone() for p in pruned]
-
-    def mask_of(projection):
-        if projection is pruned[3]:
-            raise RuntimeError("no mask")
-        return Zeros(torch.ones(projection.shape, dtype=torch.bool))
-
-    with pytest.raises(RuntimeError, match="no mask"), trial_weights(pruned, mask_of):
-        pass
-    assert all(torch.equal(p.weight, weight) for p, weight in zip(pruned, before))

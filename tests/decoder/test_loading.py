@@ -6,7 +6,7 @@ from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.decoder.loading import load_streamed, streamed_device_map
+from optimum_neuronal.decoder.loading import load_skeleton, load_streamed, streamed_device_map
 
 
 OLD = Version(transformers.__version__) < Version("5.17")
@@ -62,3 +62,44 @@ def test_the_dtype_is_the_checkpoints_or_the_users(tmp_path):
         model = load_streamed(tmp_path, CPU, tmp_path / "r", dtype=dtype)
         assert model.model.layers[0]._hf_hook is not None
         assert model.model.layers[0].mlp.up_proj._hf_hook.weights_map["weight"].dtype == expected
+
+
+def test_a_skeleton_has_shapes_and_dtypes_and_no_weights(tmp_path):
+    model = make_model("llama").to(torch.bfloat16)
+    model.config.save_pretrained(tmp_path)  # no file with weights
+    skeleton = load_skeleton(tmp_path)
+    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
+    assert {name: parameter.shape for name, parameter in skeleton.named_parameters()} == expected
+    assert all(parameter.is_meta for parameter in skeleton.parameters())
+
+
+def test_a_skeletons_dtype_is_the_configs_or_the_users(tmp_path):
+    config = make_model("llama").config
+    for own, asked, expected in [
+        (torch.bfloat16, "auto", torch.bfloat16),
+        (None, "auto", torch.float32),
+        (torch.bfloat16, "float16", torch.float16),
+        (torch.bfloat16, torch.float64, torch.float64),
+    ]:
+        config.dtype = own
+        config.save_pretrained(tmp_path)
+        assert load_skeleton(tmp_path, asked).dtype == expected
+    for dtype in ("int8", torch.int8, "half a byte"):
+        with pytest.raises(ValueError, match="expected 'auto', 'float32', 'bfloat16' or 'float16'"):
+            load_skeleton(tmp_path, dtype)
+
+
+def test_on_a_cpu_no_skeleton_is_needed(tmp_path, monkeypatch):
+    make_model("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr("optimum_neuronal.decoder.loading.load_skeleton", None)
+    assert load_streamed(tmp_path, CPU, tmp_path / "r").hf_device_map == {"": "disk"}
+
+
+def test_an_accelerators_device_map_comes_from_the_skeleton(tmp_path, monkeypatch):
+    make_model("llama").config.save_pretrained(tmp_path)
+    asked = {}
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *args, **options: asked.update(options))
+    load_streamed(tmp_path, torch.device("cuda", 0), tmp_path / "r", revision="main", dtype="auto")
+    assert asked["device_map"]["model.layers"] == "disk"
+    assert asked["device_map"]["lm_head"] == torch.device("cuda", 0)
+    assert asked["revision"] == "main" and asked["dtype"] == "auto"

@@ -7,7 +7,8 @@ from families import FAMILIES
 
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.decoder.rows import row_groups
-from optimum_neuronal.engine.capture import capture_inputs, inference, replay
+from optimum_neuronal.engine.capture import capture_inputs, inference
+from optimum_neuronal.engine.replay import replay
 
 
 CPU = torch.device("cpu")

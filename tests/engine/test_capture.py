@@ -4,7 +4,8 @@ from conftest import make_model
 from torch import nn
 
 from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.engine.capture import capture_inputs, inference, replay
+from optimum_neuronal.engine.capture import capture_inputs, inference
+from optimum_neuronal.engine.replay import replay
 
 
 CPU = torch.device("cpu")

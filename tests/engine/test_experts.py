@@ -5,7 +5,8 @@ from forward import squared_norms, token_counts
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.engine.capture import capture_inputs, inference, replay
+from optimum_neuronal.engine.capture import capture_inputs, inference
+from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.metrics.projection_activations import projection_activations
 from optimum_neuronal.sparsity.plan import row_counts
 

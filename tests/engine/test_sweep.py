@@ -8,7 +8,8 @@ from sweeps import build_sweep
 
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.decoder.trial import trial_weights
-from optimum_neuronal.engine.capture import capture_inputs, inference, next_token_logits, replay
+from optimum_neuronal.engine.capture import capture_inputs, inference, next_token_logits
+from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.engine.sweep import Sweep
 from optimum_neuronal.metrics.statistics import Hessian, SquaredNorms, activation
 from optimum_neuronal.pruning.final_pruning import FinalPruning

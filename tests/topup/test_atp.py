@@ -63,9 +63,7 @@ def test_dry_run_foretells_the_forwards(layers, tmp_path, ids):
     plan = plan_prune(tmp_path, config)
     pruner = NeuronALPruner(config)
     pruner.prune(model, dataset=ids[:6])
-    asked = sum(
-        sweep.block_forwards for sweep in plan.sweeps if sweep.label in ("ATP", "Dense activations")
-    )
+    asked = sum(sweep.block_forwards for sweep in plan.sweeps if sweep.label in ("ATP", "Dense activations"))
     assert asked == (1 + 3) * 2 * layers
     assert pruner.report.block_forwards == plan.block_forwards - (asked if layers == 1 else 0)
     candidates = pruner.report.decisions["atp"]["candidates"]

@@ -10,8 +10,9 @@ from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.decoder.projections import Projection
 from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.engine import unfinished
-from optimum_neuronal.engine.capture import inference, replay
+from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.engine import Engine
+from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.saliency import SALIENCIES

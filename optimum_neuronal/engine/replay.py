@@ -1,0 +1,71 @@
+"""Runs one block again on captured hidden states: as it is, or while what its projections receive is recorded."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+
+import torch
+
+from ..decoder.projections import Block, Projection
+from ..metrics.statistics import SquaredNorms, record_inputs
+from .calls import Call, first_output, keep_shared, replaced_forward, restore_shared, to_device
+from .experts import RecordingExperts
+
+
+def replay(
+    block: Block,
+    hidden: Sequence[torch.Tensor],
+    calls: Sequence[Call],
+    record: type[SquaredNorms] | None = SquaredNorms,
+    skipped: Sequence[Projection] = (),
+) -> tuple[list[torch.Tensor], dict[str, SquaredNorms]]:
+    """Runs one block on the hidden states of every batch.
+
+    Args:
+        block ([`Block`]): runs with the weights that it has at the moment.
+        hidden (`Sequence[Tensor]`): one tensor of shape (batch, tokens, hidden size) per batch.
+        calls (`Sequence[Call]`): the block's calls, one per batch.
+        record (`type[SquaredNorms]`, *optional*): what to gather of its projections' inputs; None gathers nothing.
+        skipped (`Sequence[Projection]`):
+            Projections that only feed the block's output, for a caller who does not need it: they return zeros.
+
+    Returns:
+        `tuple`: the outputs, one tensor per batch, and the norms by projection name.
+    """
+    outputs, recorded = [], {}
+    with ExitStack() as stack:
+        for projection in skipped:
+            if projection.expert is None:
+                stack.enter_context(replaced_forward(projection.module, _zeros(projection.shape[0])))
+        device = next(block.module.parameters()).device
+        for states, call in zip(hidden, calls):
+            restore_shared(states, call)
+            states = to_device(states, device)
+            with _recording(block, recorded, states.shape[:2], record, skipped) if record else nullcontext():
+                outputs.append(first_output(block.module(states, *call.args, **call.kwargs)))
+            keep_shared(outputs[-1], states, call)
+    return outputs, recorded
+
+
+@contextmanager
+def _recording(
+    block: Block,
+    recorded: dict[str, SquaredNorms],
+    batch: tuple[int, int],
+    statistic: type[SquaredNorms],
+    skipped: Sequence[Projection],
+) -> Iterator[None]:
+    """While the context lasts, the inputs of all projections are measured, and those of every mixture of experts."""
+    watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
+    watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
+    with ExitStack() as stack:
+        stack.enter_context(record_inputs(watched, recorded, batch, statistic))
+        for experts in block.experts:
+            own = [p for p in block.projections.values() if p.module is experts.module]
+            if any(p.pruned for p in own):
+                forward = RecordingExperts(experts, own, recorded, batch[0], statistic, skipped).forward
+                stack.enter_context(replaced_forward(experts.module, forward))
+        yield
+
+
+def _zeros(features: int) -> Callable:
+    return lambda inputs: inputs.new_zeros(*inputs.shape[:-1], features)

@@ -1,0 +1,1 @@
+"""One file for each figure, and the canvas that all of them are drawn on."""
