@@ -39,7 +39,7 @@ def streams_bytes(streams: Streams) -> int:
 
 
 def on_cpu(streams: Streams) -> Streams:
-    """The same hidden states in CPU memory; streams that were the same stay so."""
+    """Streams of these hidden states in CPU memory; those that were the same stay so."""
     moved: dict[torch.Tensor, torch.Tensor] = {}  # tensors are told apart by identity
     found: dict[Stream, Stream] = {}
     for stream in streams:

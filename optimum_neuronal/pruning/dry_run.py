@@ -77,7 +77,7 @@ class PrunePlan:
 
     @property
     def streamed_bytes(self) -> int:
-        """The same with the blocks' weights on disk, of which two blocks are in memory at a time."""
+        """At least needed with the blocks' weights on disk, of which two blocks are in memory at a time."""
         in_memory = min(self.model_bytes, self.outside_bytes + 2 * self.block_bytes)
         return self.memory_bytes - self.model_bytes + in_memory
 

@@ -37,7 +37,7 @@ class Saliency(ABC):
         Args:
             weight (`Tensor` of float32, shape (out, in)): the projection's weight.
             activation (`Tensor` of float32, shape (in,)):
-                L2 norm of every input feature, averaged over the calibration sequences (DESIGN section 2). None if
+                L2 norm of every input feature: `sqrt(mean over calibration sequences of sum over tokens of x_j^2)`. None if
                 the method declares `uses_activations = False`.
 
         Returns:

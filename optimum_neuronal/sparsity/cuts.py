@@ -55,7 +55,7 @@ def _cut(threshold: torch.Tensor, counts: torch.Tensor) -> Cut:
 
 
 def _select_cut(saliency: torch.Tensor, counts: torch.Tensor) -> Cut:
-    """The same cut as [`find_cut`] finds, on a CPU and for one plan: no row need be sorted."""
+    """The cut that [`find_cut`] finds, but on a CPU and for one plan without sorting any row."""
     values, positions = saliency.contiguous().numpy(), (counts - 1).clamp(min=0).numpy()
     threshold = np.empty((len(values), 1), values.dtype)
 

@@ -53,7 +53,7 @@ class PackedMask(Change):
         return flat[: math.prod(self.shape)].view(self.shape)
 
     def to(self, device: torch.device) -> "PackedMask":
-        """The same on another device."""
+        """This mask on another device."""
         return PackedMask(self.bits.to(device), self.shape)
 
     def apply_to(self, weight: torch.Tensor) -> None:
@@ -106,7 +106,7 @@ class PackedWeight(Change):
         return weight
 
     def to(self, device: torch.device) -> "PackedWeight":
-        """The same on another device."""
+        """This weight on another device."""
         return PackedWeight(self.mask.to(device), self.values.to(device))
 
     def apply_to(self, weight: torch.Tensor) -> None:
