@@ -29,7 +29,7 @@ class PruningReport:
         block_forwards (`int`): how often a block was run on one sequence.
         starved_experts (`list[str]`):
             Projections of experts that received fewer than `min_expert_tokens` calibration tokens.
-        peak_memory (`dict`): bytes by device, see [`peak_memory`].
+        peak_memory (`dict`): bytes by device, from `runtime.peak_memory`.
         versions (`dict`): of this package, transformers, torch and Python.
         evaluation (`dict`):
             Perplexities of the model on test texts, if they were measured: dataset -> `dense` and `pruned`, before and
@@ -55,7 +55,7 @@ class PruningReport:
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, JSON-serialisable."""
+        """The whole report, JSON-serialisable."""
         return asdict(self)
 
     def save(self, directory: str | Path) -> Path:

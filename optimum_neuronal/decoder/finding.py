@@ -53,12 +53,15 @@ class _Selection:
         self.unmatched = {*(targets or ()), *self.ignore}
 
     def ignores(self, name: str) -> bool:
+        """Whether the user leaves the projection out."""
         return self._matches(self.ignore, name)
 
     def targets_it(self, name: str) -> bool:
+        """Whether the user named the projection."""
         return self.targets is not None and self._matches(self.targets, name)
 
     def takes(self, name: str) -> bool:
+        """Whether the projection is to be pruned."""
         targeted = self.targets is None or self.targets_it(name)
         return not self.ignores(name) and targeted
 
@@ -68,6 +71,7 @@ class _Selection:
         return bool(matching)
 
     def check_matches(self, model: nn.Module) -> None:
+        """Raises `ValueError` if one of the patterns matched nothing: most likely it is mistyped."""
         for name, _ in model.named_modules():  # leaving out what is left out anyway (a router, lm_head) is no mistake
             self._matches(self.ignore, name)
         if self.unmatched:

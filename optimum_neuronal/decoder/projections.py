@@ -43,7 +43,7 @@ class Projection:
 
     @property
     def parent(self) -> str:
-        """Name of the attention, MLP or expert that it belongs to."""
+        """Name of the attention, MLP or expert that the projection belongs to."""
         return self.name.rpartition(".")[0]
 
     @property
@@ -106,7 +106,7 @@ class Block:
 
     @property
     def pruned_names(self) -> list[str]:
-        """Their full names."""
+        """Full names of the projections that are to be pruned."""
         return [projection.name for projection in self.pruned]
 
     @property

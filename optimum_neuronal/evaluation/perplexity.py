@@ -25,7 +25,7 @@ def evaluate_perplexity(
         model (`PreTrainedModel`): a causal language model. It computes on its device and in its dtype, in evaluation
             mode; afterwards every module is in the mode it was in.
         tokenizer (`PreTrainedTokenizerBase`): makes ids of text; may be None for token ids.
-        dataset: any kind that `optimum_neuronal.calibration` takes. A Hub dataset without a split gives its test
+        dataset: any kind that [`load_documents`] takes, or token ids. A Hub dataset without a split gives its test
             split; token ids of shape (N, L) are the windows themselves.
         seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and what the model admits; of
             token ids, L.
@@ -35,7 +35,7 @@ def evaluate_perplexity(
     Raises:
         `ValueError`: less text than one window, ids outside the vocabulary, a length that the model does not admit, a
             model without a language-model head or with weights on the meta device; a loss that is NaN or infinite;
-            and what [`load_documents`](optimum_neuronal.documents.load_documents) raises.
+            and what [`load_documents`] raises.
     """
     for name, value, least in (
         ("seq_length", seq_length, 2),

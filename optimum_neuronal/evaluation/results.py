@@ -57,7 +57,7 @@ class Result:
 
     @property
     def mean_accuracy(self) -> float | None:
-        """Mean over the tasks, in [0, 1]."""
+        """Mean accuracy over the tasks, in [0, 1]."""
         return sum(task["accuracy"] for task in self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
 
 
@@ -99,11 +99,11 @@ class Comparison:
 
     @property
     def failed(self) -> list[Result]:
-        """Those with an error."""
+        """The results that are an error instead of figures."""
         return [result for result in self.results if result.error is not None]
 
     def aggregates(self) -> list[Aggregate]:
-        """One per sparsity and top-up, in their order."""
+        """One aggregate for each sparsity and top-up, in their order."""
         groups: dict[tuple[float, str], list[Result]] = {}
         for result in self.results:
             groups.setdefault((result.sparsity, result.topup), [])
@@ -117,7 +117,7 @@ class Comparison:
         return Aggregate(sparsity, topup, geometric_mean(factors), geometric_mean(retained), len(results))
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it with the aggregates, JSON-serialisable."""
+        """All that was found, with the aggregates, JSON-serialisable."""
         return {**asdict(self), "aggregates": [asdict(aggregate) for aggregate in self.aggregates()]}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -178,7 +178,7 @@ class Comparison:
         return "\n".join(lines) + "\n"
 
     def to_csv(self) -> str:
-        """One line per combination, full precision."""
+        """The table as CSV, one line per combination, in full precision."""
         datasets, tasks = list(self.dense.perplexity), list(self.dense.accuracy)
         columns = ["saliency", "topup", "sparsity", "achieved_sparsity", "allocation_seconds", "pruning_seconds"]
         columns += ["block_lambda", "row_lambda", "error"]
@@ -210,7 +210,7 @@ class Comparison:
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
-    """Of numbers of at least 0, which may be infinite; None if there are none."""
+    """Geometric mean of numbers of at least 0, which may be infinite; None if there are none."""
     if not values:
         return None
     return math.exp(sum(math.log(value) if value > 0 else -math.inf for value in values) / len(values))

@@ -52,6 +52,7 @@ class SquaredNorms:
 
     @property
     def value(self) -> torch.Tensor:
+        """The squared norms, float32, shape (sequences, in)."""
         if len(self._parts) > 1:
             self._parts = [torch.cat(self._parts)]
         return self._parts[0]
@@ -76,6 +77,7 @@ class Moments(SquaredNorms):
 
     @property
     def sums(self) -> torch.Tensor:
+        """The sums of the inputs over tokens, float32, shape (sequences, in)."""
         return torch.cat(self._sums)
 
 
@@ -122,7 +124,7 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def activation(squared_norms: torch.Tensor) -> torch.Tensor:
-    """Activation of a projection (DESIGN section 2): `a_j = sqrt(mean over sequences of sum over tokens of x_j^2)`.
+    """Activation of a projection: `a_j = sqrt(mean over sequences of sum over tokens of x_j^2)`.
 
     Args:
         squared_norms (`Tensor` of shape (sequences, in)): from [`SquaredNorms`].

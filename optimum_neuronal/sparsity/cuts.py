@@ -106,7 +106,7 @@ def apply_cut(saliency: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 
 def _count_true(mask: torch.Tensor) -> torch.Tensor:
-    """Of every row: int64, shape (out, 1)."""
+    """How many elements of every row are True: int64, shape (out, 1)."""
     if mask.device.type != "cpu" or mask.numel() < LARGE:
         return mask.sum(dim=1, keepdim=True)
     return torch.from_numpy(np.count_nonzero(mask.numpy(), axis=1, keepdims=True))  # torch makes them int64 first

@@ -47,7 +47,7 @@ class PackedMask(Change):
         return cls(bits, tuple(kept.shape))
 
     def unpack(self, device: torch.device | None = None) -> torch.Tensor:
-        """True where kept: boolean, on the device of the bits or on another."""
+        """The mask as booleans, True where kept, on the device of the bits or on another."""
         bits = self.bits if device is None else self.bits.to(device)
         flat = _eight_booleans(bits.device).index_select(0, bits.int()).view(torch.bool)
         return flat[: math.prod(self.shape)].view(self.shape)
@@ -88,12 +88,12 @@ class PackedWeight(Change):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight."""
+        """The weight's shape."""
         return self.mask.shape
 
     @property
     def nbytes(self) -> int:
-        """What it takes."""
+        """Bytes that mask and values take together."""
         return self.mask.bits.nbytes + self.values.nbytes
 
     def unpack(self, device: torch.device | None = None) -> torch.Tensor:

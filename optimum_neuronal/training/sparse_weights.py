@@ -28,7 +28,7 @@ NEGLIGIBLE = 1e-3  # share of zeros that a dense model may have by chance, and b
 
 
 class DenseModelError(ValueError):
-    """There is no sparsity to keep."""
+    """The model has no sparsity to keep."""
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class SparseWeight:
 
     @property
     def owner(self) -> nn.Parameter:
-        """The parameter."""
+        """The parameter that holds the weight."""
         return getattr(self.module, self.parameter)
 
     @property
@@ -64,7 +64,7 @@ class SparseWeight:
         return tensor
 
     def kept(self, device: torch.device) -> torch.Tensor:
-        """True where not pruned, in the shape of the mask."""
+        """What stays: True where not pruned, in the shape of the mask."""
         if self.mask.bits.device != device:  # the model has moved: so do the bits, once
             self.mask = self.mask.to(device)
         return self.mask.unpack()
@@ -93,7 +93,7 @@ class SparseWeight:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a weight that is spread over processes this process's part, without a copy; else the weight itself."""
+    """This process's part of a weight that is spread over processes, without a copy; else the weight itself."""
     return tensor.to_local() if is_spread(tensor) else tensor
 
 

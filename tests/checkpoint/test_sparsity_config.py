@@ -8,12 +8,10 @@ import pytest
 from conftest import make_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_checkpoints import tensors_of
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint.sparsity_config import load_schema, read_sparsity_config
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.decoder.weight_names import PrunedWeights, stored_names, with_stars
+from optimum_neuronal.decoder.weight_names import PrunedWeights
 
 
 def pruned(**fields):
@@ -56,33 +54,6 @@ def test_a_mixture_of_experts_is_summed_up():
     NeuronALPruner(NeuronALConfig(0.5, saliency="magnitude", topup="uniform")).prune(model)
     assert len(model.config.sparsity_config["projections"]) == 6
     assert len(json.dumps(model.config.sparsity_config)) < 4000
-
-
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "gpt_oss", "gemma3", "nemotron_h", "granitemoe"])
-def test_names_are_those_of_the_files(family, tmp_path):
-    model = make_model(family)
-    model.save_pretrained(tmp_path)
-    decoder = find_decoder(model)
-    told = [name for names in stored_names(model, decoder).values() for name in names]
-    stored = tensors_of(tmp_path)
-    assert set(told) <= {with_stars(name) for name in stored} and len(told) == len(set(told))
-    size = sum(tensor.numel() for name, tensor in stored.items() if with_stars(name) in told)
-    assert size == sum(math.prod(projection.shape) for projection in decoder.projections.values())
-
-
-def test_names_that_begin_otherwise(written):
-    """Without the head, a model's names lack the first part; wrapped, they have more."""
-    for name in (
-        "model.layers.1.mlp.up_proj.weight",
-        "layers.1.mlp.up_proj.weight",
-        "m.model.layers.1.mlp.up_proj.weight",
-    ):
-        names = [name, name.replace("mlp.up_proj", "input_layernorm")]
-        places = [PrunedWeights(written, names).find(name) for name in names]
-        assert (places[0].block, places[0].kind, places[1]) == ("model.layers.1", "mlp.up_proj", None)
-    assert (
-        PrunedWeights(written, ["model.layers.7.mlp.up_proj.weight"]).find("model.layers.7.mlp.up_proj.weight") is None
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+import pytest
+import torch
+from torch import nn
+
+from optimum_neuronal.engine.calls import (
+    Call,
+    first_output,
+    hidden_bytes,
+    keep_shared,
+    output_wrapper,
+    replaced_forward,
+    restore_shared,
+    split_hidden,
+    to_device,
+)
+
+
+HIDDEN = torch.ones(1, 2, 3)
+
+
+def test_hidden_states_come_first():
+    hidden, call = split_hidden((HIDDEN, "mask"), {"position": 3})
+    assert hidden is HIDDEN and (call.args, call.kwargs) == (("mask",), {"position": 3})
+
+
+def test_hidden_states_come_by_name():
+    kwargs = {"hidden_states": HIDDEN, "position": 3}
+    hidden, call = split_hidden((), kwargs)
+    assert hidden is HIDDEN and (call.args, call.kwargs) == ((), {"position": 3})
+    assert "hidden_states" in kwargs, "the caller's own is left as it is"
+
+
+def test_outputs_are_tuples_or_not():
+    assert first_output(HIDDEN) is HIDDEN and first_output((HIDDEN, "cache")) is HIDDEN
+    assert output_wrapper(HIDDEN)("new") == "new"
+    assert output_wrapper((HIDDEN, "cache", None))("new") == ("new", "cache", None)
+    assert output_wrapper((HIDDEN,))("new") == ("new",)
+
+
+def test_a_forward_is_replaced_for_a_while():
+    linear = nn.Linear(1, 1)
+    with replaced_forward(linear, lambda inputs: inputs + 1):
+        assert linear(torch.tensor([2.0])).item() == 3
+        with pytest.raises(RuntimeError), replaced_forward(linear, lambda inputs: inputs + 2):
+            raise RuntimeError
+        assert linear(torch.tensor([2.0])).item() == 3
+    assert "forward" not in linear.__dict__
+
+
+def test_bytes_of_streams_that_share_tensors():
+    other = torch.ones(2, 2, dtype=torch.bfloat16)
+    assert hidden_bytes([]) == 0
+    assert hidden_bytes([[HIDDEN, other], [HIDDEN], [HIDDEN.clone()]]) == 24 + 8 + 24
+
+
+def test_every_stream_has_contents_of_its_own():
+    """Two streams go through a block that adds to a container, one after the other."""
+    container = {"first": 0}
+    call = Call((), {"shared": container, "position": 3})
+    streams = [torch.zeros(1), torch.zeros(1)]
+    for stream in streams:
+        keep_shared(stream, stream, call)
+    behind = []
+    for number, stream in enumerate(streams):
+        restore_shared(stream, call)
+        assert container == {"first": 0}
+        container["second"] = number
+        behind.append(torch.ones(1))
+        keep_shared(behind[-1], stream, call)
+    for number, stream in enumerate(behind):
+        restore_shared(stream, call)
+        assert container == {"first": 0, "second": number}
+
+
+def test_contents_of_other_containers_go_along():
+    first, second = {"a": 1}, {"b": 2}
+    before, behind = torch.zeros(1), torch.zeros(1)
+    keep_shared(before, before, Call((), {"shared": first}))
+    keep_shared(behind, before, Call((), {"shared": second}))
+    first.clear()
+    restore_shared(behind, Call((), {"shared": first}))
+    assert first == {"a": 1}
+
+
+def test_contents_go_along_to_another_device():
+    hidden = torch.zeros(1)
+    assert to_device(hidden, torch.device("cpu")) is hidden
+    keep_shared(hidden, hidden, Call((), {"shared": {"a": 1}}))
+    moved = to_device(hidden, torch.device("meta"))
+    assert moved.is_meta and moved.shared_contents is hidden.shared_contents
+    assert not hasattr(to_device(torch.zeros(1), torch.device("meta")), "shared_contents")

@@ -1,0 +1,39 @@
+import sys
+
+import pytest
+import torch
+
+from optimum_neuronal.runtime.peak_memory import peak_memory, reset_peak_memory
+
+
+MB = 2**20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux begins anew")
+def test_what_was_needed_since_the_last_reset():
+    reset_peak_memory()
+    before = peak_memory()["host"]
+    block = bytearray(64 * MB)
+    block[::4096] = bytes(len(block) // 4096)  # touched, hence resident
+    assert 60 * MB < peak_memory()["host"] - before < 96 * MB
+    del block
+    assert peak_memory()["host"] - before > 60 * MB, "a peak stays"
+    reset_peak_memory()
+    assert peak_memory()["host"] - before < 32 * MB
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="its memory is told too")
+def test_without_an_accelerator_there_is_the_host_alone():
+    peaks = peak_memory()
+    assert list(peaks) == ["host"] and isinstance(peaks["host"], int) and peaks["host"] > MB
+
+
+def test_every_accelerator_in_use_is_told(monkeypatch):
+    used = [0, 5 * MB]
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(used))
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", used.__getitem__)
+    peaks = peak_memory()
+    del peaks["host"]
+    assert peaks == {"cuda:1": 5 * MB}

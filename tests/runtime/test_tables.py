@@ -1,0 +1,20 @@
+from optimum_neuronal.runtime.tables import format_table
+
+
+def test_columns_are_aligned_numbers_to_the_right():
+    rows = [["wanda", 39.08, "60.00%"], ["sparsegpt, long", "1,234", "-"]]
+    assert format_table(["method", "perplexity", "sparsity"], rows).split("\n") == [
+        "method           perplexity  sparsity",
+        "---------------  ----------  --------",
+        "wanda                 39.08    60.00%",
+        "sparsegpt, long       1,234  -",
+    ]
+
+
+def test_lines_end_without_blanks_and_a_table_may_be_empty():
+    assert format_table(["a", "long name"], []) == "a  long name\n-  ---------"
+    assert format_table(["", "b"], [["text", ""]]).split("\n") == ["      b", "----  -", "text"]
+
+
+def test_what_begins_with_a_number_is_text():
+    assert format_table(["wide column"], [["0.1 / 0.12"], ["-0.5"]]).split("\n")[2:] == ["0.1 / 0.12", "       -0.5"]

@@ -1,0 +1,69 @@
+import json
+
+import pytest
+
+from optimum_neuronal.report import PruningReport
+
+
+def report(**more):
+    values = {
+        "config": {"saliency": "wanda", "topup": "neuronal", "min_expert_tokens": 32},
+        "requested_sparsity": 0.7,
+        "achieved_sparsity": 0.69998,
+        "blocks": {"layers.0": 0.625, "layers.1": 0.775},
+        "projections": {"layers.0.q_proj": {"sparsity": 0.625, "smallest_row": 0.5, "largest_row": 0.75}},
+        "block_lambda": None,
+        "row_lambda": None,
+        "decisions": {},
+        "calibration": {},
+        "seconds": {"block step": 1.25, "pruning": 2.0},
+        "block_forwards": 12,
+        "starved_experts": [],
+        "peak_memory": {"host": 1_500_000_000},
+        "versions": {"torch": "2.9"},
+    }
+    return PruningReport(**values | more)
+
+
+def lines(shown):
+    """First column -> second."""
+    return dict(line.split("  ", 1) for line in str(shown).splitlines()[2:])
+
+
+def test_what_is_saved_is_what_was_found(tmp_path):
+    path = report(block_lambda=0.1).save(tmp_path)
+    assert path == tmp_path / "neuronal_report.json" and list(tmp_path.iterdir()) == [path]
+    text = path.read_text(encoding="utf-8")
+    assert text.endswith("}\n") and json.loads(text) == report(block_lambda=0.1).to_dict()
+    assert json.loads(text)["version"] == 1 and json.loads(text)["evaluation"] == {}
+
+
+def test_the_table_of_the_least():
+    assert {name: value.strip() for name, value in lines(report()).items()} == {
+        "sparsity": "69.9980% (asked for 70.00%)",
+        "by block": "62.50% to 77.50%",
+        "method": "wanda + neuronal",
+        "seconds": "block step 1.2, pruning 2.0",
+        "peak memory": "host 1.50 GB",
+    }
+
+
+@pytest.mark.parametrize(
+    "more, line",
+    [
+        ({"block_lambda": 0.125}, "lambda of the block step  0.125"),
+        ({"row_lambda": 0.0}, "lambda of the row step  0"),
+        (
+            {"calibration": {"num_samples": 8, "seq_length": 64, "source": "c4"}},
+            "calibration   8 x 64 tokens of c4",
+        ),
+        (
+            {"starved_experts": ["experts.0.up", "experts.0.down"]},
+            "starved experts  2 projections of experts that received fewer than 32 tokens",
+        ),
+        ({"evaluation": {"c4": {"dense": 10, "pruned": 12.345}}}, "perplexity, c4  10.00 (dense), 12.35 (pruned)"),
+        ({"evaluation": {"c4": {"pruned": 12.5}}}, "perplexity, c4  12.50 (pruned)"),
+    ],
+)
+def test_lines_of_what_there_is_to_tell(more, line):
+    assert " ".join(line.split()) in [" ".join(shown.split()) for shown in str(report(**more)).splitlines()]
