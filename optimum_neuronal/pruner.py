@@ -24,7 +24,7 @@ from .decoder.projections import Decoder
 from .decoder.weight_names import stored_names
 from .engine.offload import change_offloaded
 from .evaluation.perplexity import evaluate_perplexity
-from .pruning.prune import (
+from .pruning.finding import (
     Clock,
     check,
     draw,

@@ -19,7 +19,7 @@ from ..decoder.identity import identity
 from ..decoder.placement import is_offloaded
 from ..decoder.projections import Decoder
 from ..decoder.trial import trial_weights
-from ..pruning.prune import (
+from ..pruning.finding import (
     TOKENS_PER_FORWARD,
     Clock,
     Shared,

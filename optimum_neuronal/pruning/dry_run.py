@@ -20,7 +20,7 @@ from ..metrics.statistics import SquaredNorms
 from ..runtime.tables import format_table
 from ..sparsity.plan import row_counts
 from ..topup.base import Pass
-from .prune import needs_calibration
+from .finding import needs_calibration
 
 
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k")  # what configs call it

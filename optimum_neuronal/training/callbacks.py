@@ -18,7 +18,7 @@ from ..checkpoint.sparsity_config import KEY, make_sparsity_config
 from ..config import NeuronALConfig
 from ..decoder.weight_names import stored_names
 from ..pruner import NeuronALPruner
-from ..pruning.prune import check, needs_calibration
+from ..pruning.finding import check, needs_calibration
 from ..pruning.sparsity_found import measure_sparsity
 from ..report import PruningReport
 from .keeping import SparsityKeeper, keep_sparsity

@@ -84,7 +84,7 @@ class PruningQuantizer(HfQuantizer):
     def preprocess_model(self, model: "PreTrainedModel", checkpoint_files: list[str] | None = None, **_) -> None:
         """Finds what is wrong before the weights are read, and draws the calibration sequences."""
         from ..pruner import NeuronALPruner
-        from ..pruning.prune import check_structure
+        from ..pruning.finding import check_structure
 
         del model.config.quantization_config
         check_structure(model, self.quantization_config)
