@@ -20,7 +20,6 @@ from ..metrics.statistics import SquaredNorms
 from ..runtime.tables import format_table
 from ..sparsity.plan import row_counts
 from ..topup.base import Pass
-from .finding import needs_calibration
 
 
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k")  # what configs call it
@@ -184,10 +183,11 @@ def plan_prune(
     """
     model = _skeleton(model_or_path, dtype, revision or "main", trust_remote_code)
     decoder = find_decoder(model, config.targets, config.ignore)
-    saliency, topup = config.make_saliency(), config.make_topup()
+    methods = config.make_methods()
+    saliency, topup = methods.saliency, methods.topup
     topup.check(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
-    calibrated = needs_calibration(config)
+    calibrated = methods.needs_calibration
     reads_inputs = saliency.uses_activations or topup.statistic is not SquaredNorms  # the final pruning
     passes = topup.passes() if calibrated else ()
     projections = decoder.projections.values()
