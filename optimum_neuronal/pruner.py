@@ -31,12 +31,14 @@ from .pruning.finding import find_changes
 from .pruning.reporting import make_report, versions, without_folders
 from .report import PruningReport
 from .runtime.clock import Clock
-from .runtime.journal import Journal
+from .runtime.journal import RECORDS, Journal
 from .runtime.peak_memory import reset_peak_memory
 from .runtime.processes import Processes
 from .sparsity.changes import Change
 
 
+# Of the records of an unfinished prune. 1: packed masks marked what falls; 2: they mark what is kept.
+RECORDS_FORMAT = 2
 MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
 
 
@@ -212,7 +214,8 @@ class NeuronALPruner(OptimumQuantizer):
         if work_dir is None or Processes.current().rank > 0:
             return Journal()
         config = {key: value for key, value in self.config.to_dict().items() if key not in MEMORY_KNOBS}
-        return Journal(work_dir, {**config, **identity(model, decoder, ids), "versions": versions()})
+        begun = {RECORDS: RECORDS_FORMAT, **config, **identity(model, decoder, ids), "versions": versions()}
+        return Journal(work_dir, begun)
 
     def save(self, model: PreTrainedModel, directory: str | Path) -> None:
         """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
