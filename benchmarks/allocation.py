@@ -23,7 +23,7 @@ from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine import alignment_errors, applier, deviation, runner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.metrics.statistics import SquaredNorms
-from optimum_neuronal.pruning.prune import TOKENS_PER_FORWARD
+from optimum_neuronal.pruning.finding import TOKENS_PER_FORWARD
 from optimum_neuronal.runtime.tables import format_table
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity import cuts

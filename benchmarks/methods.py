@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from optimum_neuronal.data.calibration import draw_sequences
+from optimum_neuronal.data.calibration import draw_windows
 from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL
 from optimum_neuronal.evaluation.comparing import compare
 from optimum_neuronal.evaluation.perplexity import load_windows
@@ -61,7 +61,7 @@ def load(name: str):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = str(folder / "calibration.txt")
-    drawn = draw_sequences(text, tokenizer, num_samples=128, seq_length=SEQ_LENGTH, seed=0, vocab_size=len(tokenizer))
+    drawn = draw_windows(text, tokenizer, num_samples=128, seq_length=SEQ_LENGTH, seed=0, vocab_size=len(tokenizer))
     heldout = load_windows(model.config, tokenizer, str(folder / "heldout.txt"), SEQ_LENGTH, TEST_WINDOWS)
     return model, drawn.ids, {"heldout": heldout}
 

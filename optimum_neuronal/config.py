@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .runtime.registry import Registry, did_you_mean
-from .saliency import SALIENCIES, Saliency
-from .sparsity.pattern import ColumnPattern
+from .methods import Methods, make_method, make_methods
+from .runtime.registry import did_you_mean
 from .topup import TOPUPS, TopUp
 from .topup.neuronal import LAMBDAS
 
@@ -121,49 +120,19 @@ class NeuronALConfig(QuantizationConfigMixin):
             setattr(self, name, _checked_patterns(name, getattr(self, name)))
         if self.format not in FORMATS:
             raise ValueError(f"format is {self.format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
-        # Making the methods checks their names and hyper-parameters.
-        self.make_saliency()
-        topup = self.make_topup()
-        self._check_together(topup)
-        self._warn_about_unused(topup)
+        methods = self.make_methods()  # which checks their names and hyper-parameters
+        methods.check_together(self.sparsity)
+        self._warn_about_unused(methods.topup)
         self.block_lambdas, self.row_lambdas = list(self.block_lambdas), list(self.row_lambdas)
 
-    def make_saliency(self) -> Saliency:
-        """The saliency method, with its hyper-parameters."""
-        return _make(SALIENCIES, self.saliency, "saliency_args", self.saliency_args)
+    def make_methods(self) -> Methods:
+        """Saliency, top-up and pattern, with their hyper-parameters; made anew by every call.
 
-    def make_topup(self) -> TopUp:
-        """The top-up, with its hyper-parameters: this config's fields of the same name, and `topup_args`."""
+        The top-up's are this config's fields of the same name, and `topup_args`.
+        """
         accepted = {entry.name for entry in fields(TOPUPS.get(self.topup))}
         own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name in accepted}
-        return _make(TOPUPS, self.topup, "topup_args", own | self.topup_args)
-
-    def make_pattern(self) -> ColumnPattern | None:
-        """The N:M pattern, if there is one."""
-        return None if self.pattern is None else ColumnPattern.parse(self.pattern)
-
-    def _check_together(self, topup: TopUp) -> None:
-        """Raises `ValueError` if saliency, top-up and pattern do not go together."""
-        if self.make_saliency().updates_weights and topup.by_row and not topup.rows_are_optional:
-            raise ValueError(
-                f"The saliency {self.saliency!r} updates all rows of a weight together, so rows cannot differ in "
-                "sparsity: set steps='block' (of the paper's algorithm, only the block step applies)."
-            )
-        if self.make_saliency().updates_weights and topup.needs_fixed_weights:
-            raise ValueError(
-                f"The top-up {self.topup!r} decides which weights fall while the others stay, but the saliency "
-                f"{self.saliency!r} updates the others too: choose a saliency that leaves them, such as 'wanda'."
-            )
-        pattern = self.make_pattern()
-        if pattern is None:
-            return
-        if self.topup != "uniform":
-            raise ValueError(
-                f"The pattern {pattern} prunes the same share everywhere, so there is nothing for the top-up "
-                f"{self.topup!r} to decide: set topup='uniform'."
-            )
-        if abs(self.sparsity - pattern.sparsity) > 1e-6:
-            raise ValueError(f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {self.sparsity}.")
+        return make_methods(self.saliency, self.saliency_args, self.topup, own | self.topup_args, self.pattern)
 
     def _warn_about_unused(self, topup: TopUp) -> None:
         users: dict[str, list[str]] = {}
@@ -176,7 +145,7 @@ class NeuronALConfig(QuantizationConfigMixin):
             value = tuple(value) if isinstance(value, list) else value
             if entry.name in users and entry.name not in used and value != entry.default:
                 for name in users[entry.name]:  # a bad value is an error all the same
-                    _make(TOPUPS, name, "topup_args", {entry.name: value})
+                    make_method(TOPUPS, name, "topup_args", {entry.name: value})
                 others = ", ".join(f"topup={name!r}" for name in users[entry.name])
                 logger.warning(
                     f"{entry.name}={value!r} has no effect: the top-up {self.topup!r} does not use it, but {others} does."
@@ -204,19 +173,6 @@ class NeuronALConfig(QuantizationConfigMixin):
         values |= {key: kwargs.pop(key) for key in list(kwargs) if key in known}
         config = cls(**values)
         return (config, kwargs) if return_unused_kwargs else config
-
-
-def _make(registry: Registry, name: str, argument: str, values: dict[str, Any]) -> Any:
-    method = registry.get(name)
-    known = [entry.name for entry in fields(method)]
-    for key in values:
-        if key not in known:
-            names = ", ".join(known) or "none"
-            raise ValueError(
-                f"{argument} holds {key!r}, which the {registry.kind} {name!r} does not have. Known: {names}."
-                f"{did_you_mean(key, known)}"
-            )
-    return method(**values)
 
 
 def _check_int(name: str, value: Any, smallest: int) -> None:

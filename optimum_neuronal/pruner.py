@@ -16,7 +16,7 @@ from .checkpoint.save_pretrained import save_packed_by_default
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
 from .checkpoint.sparsity_config import make_sparsity_config
 from .config import NeuronALConfig
-from .data.calibration import CalibrationSet, as_token_ids
+from .data.calibration import CalibrationSet
 from .decoder.identity import identity
 from .decoder.loading import load_streamed
 from .decoder.placement import default_device, is_offloaded
@@ -24,24 +24,21 @@ from .decoder.projections import Decoder
 from .decoder.weight_names import stored_names
 from .engine.offload import change_offloaded
 from .evaluation.perplexity import evaluate_perplexity
-from .pruning.prune import (
-    Clock,
-    check,
-    draw,
-    find_changes,
-    make_report,
-    needs_calibration,
-    own_tokenizer,
-    versions,
-    without_folders,
-)
+from .methods import Methods
+from .pruning.calibrating import draw_calibration
+from .pruning.checking import check
+from .pruning.finding import find_changes
+from .pruning.reporting import make_report, versions, without_folders
 from .report import PruningReport
-from .runtime.journal import Journal
+from .runtime.clock import Clock
+from .runtime.journal import RECORDS, Journal
 from .runtime.peak_memory import reset_peak_memory
 from .runtime.processes import Processes
 from .sparsity.changes import Change
 
 
+# Of the records of an unfinished prune. 1: packed masks marked what falls; 2: they mark what is kept.
+RECORDS_FORMAT = 2
 MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
 
 
@@ -177,17 +174,18 @@ class NeuronALPruner(OptimumQuantizer):
             `MemoryError`: too little memory, even with half the batch.
         """
         clock = Clock()
-        decoder = check(model, self.config)
+        methods = self.config.make_methods()
+        decoder = check(model, self.config, methods)
         names = stored_names(model, decoder)
         reset_peak_memory()
-        calibration = dataset if isinstance(dataset, CalibrationSet) else self.draw_calibration(model, dataset)
+        calibration = dataset if isinstance(dataset, CalibrationSet) else self._draw(model, methods, dataset)
         clock.lap("calibration data")
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
         journal = self._journal(work_dir, model, decoder, ids)
-        found = find_changes(model, decoder, self.config, ids, clock, journal)
+        outcome = find_changes(model, decoder, self.config, methods, ids, clock, journal)
         with _deferred_interrupt():
-            apply_changes(decoder, found.changes)
-            self.report = make_report(decoder, self.config, calibration, found, clock.seconds)
+            apply_changes(decoder, outcome.changes)
+            self.report = make_report(decoder, self.config, calibration, outcome, clock.seconds)
             model.config.sparsity_config = make_sparsity_config(decoder, self.report, names)
             if self.config.format == "packed":
                 save_packed_by_default(model)
@@ -205,18 +203,19 @@ class NeuronALPruner(OptimumQuantizer):
         Returns:
             [`CalibrationSet`], *optional*: None if saliency and top-up look at weights alone.
         """
-        if not needs_calibration(self.config):
-            return None
-        source = self.config.dataset if dataset is None else dataset
-        if source is not None and as_token_ids(source) is None:
-            self.tokenizer = self.tokenizer or own_tokenizer(model, revision)
-        return draw(model, self.config, self.tokenizer, dataset)
+        return self._draw(model, self.config.make_methods(), dataset, revision)
+
+    def _draw(self, model, methods: Methods, dataset=None, revision: str | None = None) -> CalibrationSet | None:
+        """The calibration sequences; the tokenizer that was loaded for them is kept, to be saved with the model."""
+        calibration, self.tokenizer = draw_calibration(model, self.config, methods, self.tokenizer, dataset, revision)
+        return calibration
 
     def _journal(self, work_dir, model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> Journal:
         if work_dir is None or Processes.current().rank > 0:
             return Journal()
         config = {key: value for key, value in self.config.to_dict().items() if key not in MEMORY_KNOBS}
-        return Journal(work_dir, {**config, **identity(model, decoder, ids), "versions": versions()})
+        begun = {RECORDS: RECORDS_FORMAT, **config, **identity(model, decoder, ids), "versions": versions()}
+        return Journal(work_dir, begun)
 
     def save(self, model: PreTrainedModel, directory: str | Path) -> None:
         """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].

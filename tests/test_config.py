@@ -9,14 +9,14 @@ from optimum_neuronal import NeuronALConfig
 def test_defaults():
     config = NeuronALConfig(0.7)
     assert (config.saliency, config.topup, config.dataset) == ("wanda", "search", "c4")
-    assert config.make_topup().budget == 58, "the passes of NeuronAL's two steps"
-    assert NeuronALConfig(0.7, "sparsegpt").make_topup().name == "search", "which leaves rows alone then"
+    assert config.make_methods().topup.budget == 58, "the passes of NeuronAL's two steps"
+    assert NeuronALConfig(0.7, "sparsegpt").make_methods().topup.name == "search", "which leaves rows alone then"
 
 
 def test_defaults_of_neuronal_are_the_papers():
     config = NeuronALConfig(0.7, topup="neuronal")
     assert (config.num_samples, config.num_alignment_samples, config.seed) == (128, 8, 0)
-    topup = config.make_topup()
+    topup = config.make_methods().topup
     assert topup.steps == "both" and len(topup.block_lambdas) == 14 and len(topup.row_lambdas) == 15
 
 
@@ -41,9 +41,9 @@ def test_unknown_keys_and_other_methods_are_refused():
 
 def test_topup_takes_what_it_knows():
     args = {"metric": "l2", "reference": "dense"}
-    topup = NeuronALConfig(0.7, topup="neuronal", steps="row", topup_args=args).make_topup()
+    topup = NeuronALConfig(0.7, topup="neuronal", steps="row", topup_args=args).make_methods().topup
     assert (topup.steps, topup.reference) == ("row", "dense")
-    assert NeuronALConfig(0.7, topup="uniform").make_topup().name == "uniform"
+    assert NeuronALConfig(0.7, topup="uniform").make_methods().topup.name == "uniform"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ class TestMethodsThatGoTogether:
 
     @pytest.mark.parametrize("topup", ["owl", "alpha_pruning", "dlp", "atp", "dsa", "evopress", "search"])
     def test_all_others_serve_it(self, topup):
-        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup=topup).make_topup()
+        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup=topup).make_methods().topup
 
     def test_a_pattern_refuses_other_topups_and_sparsities(self):
         with pytest.raises(ValueError, match="nothing for the top-up 'search' to decide: set topup='uniform'"):

@@ -1,7 +1,7 @@
-"""Calibration data: from a dataset of any kind to seeded sequences of token ids.
+"""Calibration data: from a dataset to seeded sequences of token ids.
 
-A dataset is any kind of text that `documents` lists, or token ids: a tensor, array or list of lists of integers of
-shape (N, L).
+A dataset is any kind of text that `documents` lists, of which [`draw_windows`] draws; or token ids, a tensor, array or
+list of lists of integers of shape (N, L), which [`as_token_ids`] knows and of which [`take_sequences`] takes the first.
 """
 
 import hashlib
@@ -44,10 +44,31 @@ class CalibrationSet:
         }
 
 
-def draw_sequences(
+def take_sequences(ids: torch.Tensor, num_samples: int, vocab_size: int) -> CalibrationSet:
+    """The first of the sequences that the caller gave as token ids.
+
+    Args:
+        ids (`Tensor` of int64, shape (N, L), on the CPU): what [`as_token_ids`] returned.
+        num_samples (`int`): sequences to take, at least 1.
+        vocab_size (`int`): rows of the model's input embeddings; every id is below it.
+
+    Raises:
+        `ValueError`: fewer rows than wanted, or ids outside the vocabulary.
+    """
+    _check_count(num_samples)
+    if len(ids) < num_samples:
+        raise ValueError(
+            f"The token ids hold {len(ids)} sequences, but num_samples={num_samples}: set num_samples={len(ids)}."
+        )
+    calibration = CalibrationSet(ids[:num_samples], f"token ids of shape {tuple(ids.shape)}", "token ids")
+    check_vocabulary(calibration.ids, vocab_size)
+    return calibration
+
+
+def draw_windows(
     dataset, tokenizer, *, num_samples: int, seq_length: int | None, seed: int, vocab_size: int
 ) -> CalibrationSet:
-    """Draws calibration sequences as Wanda and SparseGPT do: random windows of random documents.
+    """Draws calibration sequences from text as Wanda and SparseGPT do: random windows of random documents.
 
     Documents are visited in random order, each at most once, and give one random window if they are long enough. If
     all were visited, the long ones give further windows, provided that they hold `num_samples * seq_length` tokens
@@ -55,33 +76,29 @@ def draw_sequences(
     arguments give equal ids, and the first sequences do not depend on `num_samples` (while the route is the same).
 
     Args:
-        dataset: any kind that this module's head lists. Of token ids the first `num_samples` rows are taken.
-        tokenizer (`PreTrainedTokenizerBase`): makes ids of text; may be None for token ids.
+        dataset: any kind of text that `documents` lists.
+        tokenizer (`PreTrainedTokenizerBase`): makes ids of the text.
         num_samples (`int`): sequences to draw, at least 1.
-        seq_length (`int`): tokens of each sequence, at least 1; None for token ids: as long as they are.
+        seq_length (`int`): tokens of each sequence, at least 1.
         seed (`int`): of the draw.
         vocab_size (`int`): rows of the model's input embeddings; every id is below it.
 
     Raises:
-        `ValueError`: too little text or too few rows (with what would work), ids of another length or outside the
-            vocabulary, no tokenizer; and what [`load_documents`] raises.
+        `ValueError`: too little text (with what would work), ids outside the vocabulary, no tokenizer or no
+            `seq_length`; and what [`load_documents`] raises.
     """
-    if num_samples < 1 or (seq_length is not None and seq_length < 1):
-        raise ValueError(f"num_samples={num_samples} and seq_length={seq_length} have to be at least 1.")
-    ids = as_token_ids(dataset, seq_length)
-    if ids is not None:
-        if len(ids) < num_samples:
-            raise ValueError(
-                f"The token ids hold {len(ids)} sequences, but num_samples={num_samples}: set num_samples={len(ids)}."
-            )
-        calibration = CalibrationSet(ids[:num_samples], f"token ids of shape {tuple(ids.shape)}", "token ids")
-    else:
-        if tokenizer is None or seq_length is None:
-            missing = "a tokenizer" if tokenizer is None else "seq_length"
-            raise ValueError(f"Calibrating with text needs {missing}: pass it, or token ids of shape (N, L).")
-        calibration = _draw(load_documents(dataset), tokenizer, num_samples, seq_length, seed)
+    _check_count(num_samples, seq_length)
+    if tokenizer is None or seq_length is None:
+        missing = "a tokenizer" if tokenizer is None else "seq_length"
+        raise ValueError(f"Calibrating with text needs {missing}: pass it, or token ids of shape (N, L).")
+    calibration = _draw(load_documents(dataset), tokenizer, num_samples, seq_length, seed)
     check_vocabulary(calibration.ids, vocab_size)
     return calibration
+
+
+def _check_count(num_samples: int, seq_length: int | None = None) -> None:
+    if num_samples < 1 or (seq_length is not None and seq_length < 1):
+        raise ValueError(f"num_samples={num_samples} and seq_length={seq_length} have to be at least 1.")
 
 
 def _draw(documents: Documents, tokenizer, num_samples: int, seq_length: int, seed: int) -> CalibrationSet:
@@ -134,6 +151,10 @@ def tokenize(text: str, tokenizer) -> list[int]:
 
 def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:
     """Token ids that the caller gave: int64, shape (N, L), on the CPU. None if the dataset is of another kind.
+
+    Args:
+        dataset: a tensor, an array, or a list or tuple of rows, for token ids; anything else is none.
+        seq_length (`int`, *optional*): the L to insist on, in tokens. None: any.
 
     Raises:
         `ValueError`: not integers, not of two dimensions, empty, or L is not `seq_length` (None: any L).

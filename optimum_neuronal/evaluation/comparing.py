@@ -19,18 +19,12 @@ from ..decoder.identity import identity
 from ..decoder.placement import is_offloaded
 from ..decoder.projections import Decoder
 from ..decoder.trial import trial_weights
-from ..pruning.prune import (
-    TOKENS_PER_FORWARD,
-    Clock,
-    Shared,
-    check,
-    draw,
-    find_changes,
-    make_report,
-    needs_calibration,
-    own_tokenizer,
-    versions,
-)
+from ..methods import Methods
+from ..pruning.calibrating import draw_calibration, own_tokenizer
+from ..pruning.checking import check
+from ..pruning.finding import TOKENS_PER_FORWARD, Shared, find_changes
+from ..pruning.reporting import make_report, versions
+from ..runtime.clock import Clock
 from ..runtime.journal import write_durably
 from ..runtime.peak_memory import reset_peak_memory
 from ..runtime.processes import Processes
@@ -167,16 +161,23 @@ class _Trials:
                 self.configs[combination] = make_config(*combination, dataset, others)
             except ValueError as error:
                 self.configs[combination] = " ".join(str(error).split())
-        made = [config for config in self.configs.values() if isinstance(config, NeuronALConfig)]
-        if not made:
+        self.methods: dict[tuple, Methods] = {
+            combination: config.make_methods()
+            for combination, config in self.configs.items()
+            if isinstance(config, NeuronALConfig)
+        }
+        if not self.methods:
             raise ValueError(f"No combination is possible: {next(iter(self.configs.values()))}")
-        self.decoder: Decoder = check(model, made[0])
+        first = next(iter(self.methods))
+        self.decoder: Decoder = check(model, self.configs[first], self.methods[first])
         if any(is_offloaded(projection.module) for projection in self.decoder.projections.values()):
             raise ValueError("compare tries weights out in memory: load the model without offloading.")
         self.calibration: CalibrationSet | None = None
-        calibrated = next((config for config in made if needs_calibration(config)), None)
+        calibrated = next((key for key, methods in self.methods.items() if methods.needs_calibration), None)
         if calibrated is not None:
-            self.calibration = draw(model, calibrated, tokenizer, dataset)
+            self.calibration, self.tokenizer = draw_calibration(
+                model, self.configs[calibrated], self.methods[calibrated], tokenizer, dataset
+            )
         self.shared = Shared()
 
     def load_tests(self, evaluate, max_windows: int | None) -> None:
@@ -184,7 +185,7 @@ class _Trials:
         named = (
             evaluate if isinstance(evaluate, dict) else {_name(entry, n): entry for n, entry in enumerate(evaluate)}
         )
-        config = next(config for config in self.configs.values() if isinstance(config, NeuronALConfig))
+        config = self.configs[next(iter(self.methods))]
         self.windows = {}
         for name, entry in named.items():
             if isinstance(entry, str):
@@ -215,7 +216,8 @@ class _Trials:
 
     def run(self, sparsity: float, saliency: str, topup: str) -> Result:
         """One combination, from search to test; the model's weights are put back."""
-        config = self.configs[sparsity, saliency, topup]
+        combination = sparsity, saliency, topup
+        config, methods = self.configs[combination], self.methods.get(combination)
         result = Result(sparsity, saliency, topup)
         if isinstance(config, str):
             result.error = config
@@ -224,11 +226,11 @@ class _Trials:
         reset_peak_memory()
         try:
             ids = torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
-            found = find_changes(self.model, self.decoder, config, ids, clock, shared=self.shared)
+            outcome = find_changes(self.model, self.decoder, config, methods, ids, clock, shared=self.shared)
             changed = list(self.decoder.projections.values())
-            with trial_weights(changed, lambda p: found.changes[p.name]):
-                report = make_report(self.decoder, config, self.calibration, found, clock.seconds)
-                rows = self._row_sparsity() if config.make_topup().by_row else {}
+            with trial_weights(changed, lambda p: outcome.changes[p.name]):
+                report = make_report(self.decoder, config, self.calibration, outcome, clock.seconds)
+                rows = self._row_sparsity() if methods.topup.by_row else {}
                 measured = self._measured()
         except EXPECTED as error:
             result.error = " ".join(f"{error}".split()) or type(error).__name__

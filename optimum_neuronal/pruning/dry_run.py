@@ -21,7 +21,6 @@ from ..runtime.quantities import format_bytes, format_count, format_duration
 from ..runtime.tables import format_table
 from ..sparsity.plan import row_counts
 from .cost import PlannedSweep, all_passes, hidden_sequences, measure_matmul_rate, plan_sweeps
-from .prune import needs_calibration
 
 
 @dataclass(frozen=True)
@@ -161,10 +160,11 @@ def plan_prune(
     """
     model = _skeleton(model_or_path, dtype, revision=revision or "main", trust_remote_code=trust_remote_code)
     decoder = find_decoder(model, config.targets, config.ignore)
-    saliency, topup = config.make_saliency(), config.make_topup()
+    methods = config.make_methods()
+    saliency, topup = methods.saliency, methods.topup
     topup.check(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
-    calibrated = needs_calibration(config)
+    calibrated = methods.needs_calibration
     reads_inputs = saliency.uses_activations or topup.statistic is not SquaredNorms  # the final pruning
     passes = list(all_passes(topup.passes(), reads_inputs)) if calibrated else []
     samples = config.num_samples, config.num_alignment_samples

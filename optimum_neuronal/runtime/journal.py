@@ -7,7 +7,7 @@ disk, and renamed. Since a prune is deterministic, its steps are told apart by t
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from safetensors.torch import save
 
 
 IDENTITY = "identity.json"
+RECORDS = "records"  # in the identity: the number of the records' format; before there were others it was left out
 
 
 class Journal:
@@ -26,10 +27,11 @@ class Journal:
         directory (`str` or `Path`, *optional*): made if it does not exist.
         identity (`Mapping[str, Any]`, *optional*):
             What the records depend on, JSON-serialisable: name -> value. A directory that holds records of something
-            else is refused.
+            else is refused. The value of `"records"`, if there is one, numbers the format of the records.
 
     Raises:
-        `ValueError`: the directory's records are of another prune; the message names what changed.
+        `ValueError`: the directory's records are of another prune, and the message names what changed; or of another
+            format, which another release of this package wrote.
     """
 
     def __init__(self, directory: str | Path | None = None, identity: Mapping[str, Any] | None = None):
@@ -47,9 +49,14 @@ class Journal:
             self._write(IDENTITY, json.dumps(identity, indent=2).encode())
             return
         before = json.loads(path.read_text(encoding="utf-8"))
-        changed = [name for name in {**before, **identity} if before.get(name) != identity.get(name)]
-        if changed:
-            told = "; ".join(f"{name} was {before.get(name)!r}, is {identity.get(name)!r}" for name in sorted(changed))
+        begun, now = before.get(RECORDS, 1), identity.get(RECORDS, 1)
+        if begun != now:
+            raise ValueError(
+                f"{self.directory} holds an unfinished prune that was begun by {'an earlier' if begun < now else 'a later'} "
+                "release of optimum_neuronal, whose records this one does not read: delete it to begin anew."
+            )
+        if changes := list(_changes(before, identity)):
+            told = "; ".join(changes)
             raise ValueError(
                 f"{self.directory} holds an unfinished prune that was begun otherwise: {told}. Run it as it was begun, or "
                 "delete that directory to begin anew."
@@ -85,6 +92,16 @@ class Journal:
 
     def _write(self, name: str, content: bytes) -> None:
         write_durably(self.directory / name, content)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """What is told of every value that differs; of mappings, of every value in them."""
+    for name in sorted({**before, **now}):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _changes(old, new, f" ({name})")
+        elif old != new:
+            yield f"{name} was {old!r}, is {new!r}{within}"
 
 
 def write_durably(path: Path, content: bytes) -> None:

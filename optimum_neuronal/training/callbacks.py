@@ -18,7 +18,7 @@ from ..checkpoint.sparsity_config import KEY, make_sparsity_config
 from ..config import NeuronALConfig
 from ..decoder.weight_names import stored_names
 from ..pruner import NeuronALPruner
-from ..pruning.prune import check, needs_calibration
+from ..pruning.checking import check
 from ..pruning.sparsity_found import measure_sparsity
 from ..report import PruningReport
 from .keeping import SparsityKeeper, keep_sparsity
@@ -139,10 +139,11 @@ class NeuronALCallback(SparsityCallback, ExportableState):
 
     def _check(self, model, loader) -> None:
         """Finds out before training what would stop it at a later step, and draws the calibration sequences."""
+        methods = self.config.make_methods()  # the stages differ in sparsity alone
         with _as_if_dense(model):
             for stage in self.stages.values():
-                check(model, stage)
-        if needs_calibration(self.config):
+                check(model, stage, methods)
+        if methods.needs_calibration:
             self.ids = training_sequences(loader, self.config, model.config)
 
     def _prune_if_due(self, model, optimizer, state) -> None:

@@ -84,13 +84,17 @@ class PruningQuantizer(HfQuantizer):
     def preprocess_model(self, model: "PreTrainedModel", checkpoint_files: list[str] | None = None, **_) -> None:
         """Finds what is wrong before the weights are read, and draws the calibration sequences."""
         from ..pruner import NeuronALPruner
-        from ..pruning.prune import check_structure
+        from ..pruning.calibrating import draw_calibration
+        from ..pruning.checking import check_structure
 
         del model.config.quantization_config
-        check_structure(model, self.quantization_config)
-        self._pruner = NeuronALPruner(self.quantization_config)
+        config = self.quantization_config
+        methods = config.make_methods()
+        check_structure(model, config, methods)
         with torch.device("cpu"):  # this hook runs under torch.device("meta")
-            self._calibration = self._pruner.draw_calibration(model, revision=_revision(checkpoint_files))
+            revision = _revision(checkpoint_files)
+            self._calibration, tokenizer = draw_calibration(model, config, methods, revision=revision)
+        self._pruner = NeuronALPruner(config, tokenizer)
 
     def postprocess_model(self, model: "PreTrainedModel", **_) -> "PreTrainedModel":
         model.__dict__.pop("hf_quantizer", None)

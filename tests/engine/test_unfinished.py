@@ -1,5 +1,6 @@
 """An interrupted prune goes on where it was, and ends as if nothing had happened."""
 
+import json
 import multiprocessing
 import random
 import time
@@ -159,6 +160,23 @@ def test_another_model_or_other_data_is_refused(ids, tmp_path):
         pruner.prune(make_model("llama", seed=1), ids, tmp_path)
     with pytest.raises(ValueError, match="calibration data was"):
         pruner.prune(make_model("llama"), ids.flip(0), tmp_path)
+
+
+def test_records_of_an_earlier_release_are_refused(ids, tmp_path):
+    """Their packed masks have the other polarity: read as they are now, they would keep what falls."""
+    _, expected = prune("llama", ids, tmp_path / "new")
+    begun = json.loads((tmp_path / "new" / IDENTITY).read_text())
+    assert begun.pop("records") == 2
+    aliases = {"steps": "both", "reference": "sparse-stream", "alignment_scope": "sequence", **begun["topup_args"]}
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / IDENTITY).write_text(json.dumps({**begun, "topup_args": {}, **aliases}, indent=2))
+    with pytest.raises(
+        ValueError, match="old .* begun by an earlier release of optimum_neuronal.*: delete it to begin"
+    ):
+        prune("llama", ids, tmp_path / "old")
+    (tmp_path / "old" / IDENTITY).unlink()
+    _, result = prune("llama", ids, tmp_path / "old")
+    assert equal(expected, result)
 
 
 def test_memory_may_be_managed_otherwise(ids, tmp_path, often, monkeypatch):

@@ -95,7 +95,7 @@ def test_it_goes_on_after_a_crash(method, ids, tmp_path, monkeypatch):
 
 
 def test_updated_weights_wait_packed(llama, ids):
-    from optimum_neuronal.pruning import prune as pruning
+    from optimum_neuronal.pruning import finding as pruning
 
     found, original = [], pruning.FinalPruning.find
     with pytest.MonkeyPatch.context() as patch:

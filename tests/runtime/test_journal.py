@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from optimum_neuronal.runtime import journal as journal_module
-from optimum_neuronal.runtime.journal import IDENTITY, Journal
+from optimum_neuronal.runtime.journal import IDENTITY, RECORDS, Journal
 
 
 def test_what_is_recorded_is_found_again(tmp_path):
@@ -30,6 +30,21 @@ def test_what_changed_is_named(tmp_path):
     Journal(tmp_path, {"sparsity": 0.7, "model": "abc", "seed": 0})
     with pytest.raises(ValueError, match=r"begun otherwise: model was 'abc', is 'xyz'; sparsity was 0.7, is 0.6\."):
         Journal(tmp_path, {"sparsity": 0.6, "model": "xyz", "seed": 0})
+
+
+def test_what_changed_within_a_mapping_is_named_alone(tmp_path):
+    Journal(tmp_path, {"topup_args": {"seed": 1, "steps": "block"}, "seed": 0})
+    with pytest.raises(ValueError, match=r"begun otherwise: seed was 1, is None \(topup_args\)\. Run it"):
+        Journal(tmp_path, {"topup_args": {"steps": "block"}, "seed": 0})
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "told"), [({}, {RECORDS: 2}, "an earlier"), ({RECORDS: 3}, {RECORDS: 2}, "a later")]
+)
+def test_records_of_another_format_are_refused_whatever_else_changed(begun, now, told, tmp_path):
+    Journal(tmp_path, {**begun, "seed": 0})
+    with pytest.raises(ValueError, match=f"begun by {told} release of optimum_neuronal, .*: delete it to begin anew"):
+        Journal(tmp_path, {**now, "seed": 1})
 
 
 def test_a_directory_of_something_else_is_refused(tmp_path):

@@ -1,0 +1,105 @@
+"""The methods that a config names: made of names and hyper-parameters in one place, and carried from there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .runtime.registry import Registry, did_you_mean
+from .saliency import SALIENCIES, Saliency
+from .sparsity.pattern import ColumnPattern
+from .topup import TOPUPS, TopUp
+
+
+@dataclass(frozen=True)
+class Methods:
+    """How weights are scored, where the sparsity goes, and which weights may fall together.
+
+    Args:
+        saliency ([`Saliency`]): scores the weights.
+        topup ([`TopUp`]): decides where the sparsity goes.
+        pattern ([`ColumnPattern`], *optional*): the N:M pattern. None: zeros may lie anywhere in a row.
+    """
+
+    saliency: Saliency
+    topup: TopUp
+    pattern: ColumnPattern | None = None
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether saliency or top-up look at activations."""
+        return self.saliency.uses_activations or self.topup.uses_calibration or self.topup.refines
+
+    def check_together(self, sparsity: float) -> None:
+        """Raises `ValueError` if saliency, top-up, pattern and sparsity do not go together.
+
+        Args:
+            sparsity (`float`): share of the weights to prune, in [0, 1).
+        """
+        saliency, topup, pattern = self.saliency, self.topup, self.pattern
+        if saliency.updates_weights and topup.by_row and not topup.rows_are_optional:
+            raise ValueError(
+                f"The saliency {saliency.name!r} updates all rows of a weight together, so rows cannot differ in "
+                "sparsity: set steps='block' (of the paper's algorithm, only the block step applies)."
+            )
+        if saliency.updates_weights and topup.needs_fixed_weights:
+            raise ValueError(
+                f"The top-up {topup.name!r} decides which weights fall while the others stay, but the saliency "
+                f"{saliency.name!r} updates the others too: choose a saliency that leaves them, such as 'wanda'."
+            )
+        if pattern is None:
+            return
+        if topup.name != "uniform":
+            raise ValueError(
+                f"The pattern {pattern} prunes the same share everywhere, so there is nothing for the top-up "
+                f"{topup.name!r} to decide: set topup='uniform'."
+            )
+        if abs(sparsity - pattern.sparsity) > 1e-6:
+            raise ValueError(f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {sparsity}.")
+
+
+def make_method(registry: Registry, name: str, argument: str, values: Mapping[str, Any]) -> Any:
+    """One method with its hyper-parameters.
+
+    Args:
+        registry ([`Registry`]): of the methods of its kind.
+        name (`str`): of the method.
+        argument (`str`): what the caller calls the hyper-parameters, for messages: `"topup_args"`.
+        values (`Mapping[str, Any]`): hyper-parameter -> value; those that are absent keep their defaults.
+
+    Raises:
+        `ValueError`: there is no such method or hyper-parameter, or the method refuses a value.
+    """
+    method = registry.get(name)
+    known = [entry.name for entry in fields(method)]
+    for key in values:
+        if key not in known:
+            names = ", ".join(known) or "none"
+            raise ValueError(
+                f"{argument} holds {key!r}, which the {registry.kind} {name!r} does not have. Known: {names}."
+                f"{did_you_mean(key, known)}"
+            )
+    return method(**values)
+
+
+def make_methods(
+    saliency: str,
+    saliency_args: Mapping[str, Any],
+    topup: str,
+    topup_args: Mapping[str, Any],
+    pattern: str | None = None,
+) -> Methods:
+    """The methods of these names and hyper-parameters.
+
+    Args:
+        saliency, topup (`str`): names of registered methods.
+        saliency_args, topup_args (`Mapping[str, Any]`): their hyper-parameters; absent ones keep their defaults.
+        pattern (`str`, *optional*): `"N:M"`.
+
+    Raises:
+        `ValueError`: an unknown name, an unknown hyper-parameter, or a value that a method refuses.
+    """
+    return Methods(
+        make_method(SALIENCIES, saliency, "saliency_args", saliency_args),
+        make_method(TOPUPS, topup, "topup_args", topup_args),
+        None if pattern is None else ColumnPattern.parse(pattern),
+    )

@@ -1,0 +1,131 @@
+"""What becomes of every weight: the top-up's search, then the final pruning.
+
+Nothing here changes a weight, so the same model can be asked again: by [`NeuronALPruner`], which applies what was found,
+and by [`compare`], which tries it out.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from transformers import PreTrainedModel
+
+from ..config import NeuronALConfig
+from ..decoder.placement import execution_device
+from ..decoder.projections import Decoder
+from ..engine.applier import PlanApplier
+from ..engine.capture import inference
+from ..engine.engine import Engine
+from ..engine.records import Kept, StepRecords
+from ..engine.runner import BlockRunner
+from ..engine.sweep import Sweep
+from ..methods import Methods
+from ..runtime.clock import Clock
+from ..runtime.journal import Journal
+from ..runtime.memory import with_less_memory
+from ..runtime.processes import Processes
+from ..sparsity.changes import Change
+from ..topup import Allocation
+from .final_pruning import FinalPruning
+
+
+TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
+
+
+@dataclass(frozen=True)
+class PruneOutcome:
+    """What a prune found.
+
+    Args:
+        allocation ([`Allocation`]): what the top-up decided.
+        changes (`dict[str, Change]`): projection name -> what becomes of its weight.
+        block_forwards (`int`): how often a block was run on one sequence.
+        starved_experts (`list[str]`): the experts' projections that fell back.
+    """
+
+    allocation: Allocation
+    changes: dict[str, Change]
+    block_forwards: int
+    starved_experts: list[str]
+
+
+@dataclass
+class Shared:
+    """What prunes of the same model with the same calibration sequences have in common, so that it is done once.
+
+    Args:
+        kept ([`Kept`]): inputs of the blocks, activations and scores of the dense model.
+        checked (`bool`): whether replaying the blocks was seen to be right.
+    """
+
+    kept: Kept = field(default_factory=partial(Kept, lasting=True))
+    checked: bool = False
+
+
+def find_changes(
+    model: PreTrainedModel,
+    decoder: Decoder,
+    config: NeuronALConfig,
+    methods: Methods,
+    ids: torch.Tensor,
+    clock: Clock,
+    journal: Journal | None = None,
+    shared: Shared | None = None,
+) -> PruneOutcome:
+    """What becomes of every weight; none is changed.
+
+    Args:
+        model (`PreTrainedModel`), decoder ([`Decoder`]): from [`check`].
+        config ([`NeuronALConfig`]): how to prune.
+        methods ([`Methods`]): of the config.
+        ids (`Tensor` of int64, shape (num_samples, seq_length)): calibration sequences; empty if none are needed.
+        clock ([`Clock`]): is told when allocation and pruning end.
+        journal ([`Journal`], *optional*): where finished steps and blocks are recorded, and looked up.
+        shared ([`Shared`], *optional*): what earlier prunes have found already.
+
+    Raises:
+        `MemoryError`: too little memory, even with half the batch.
+    """
+    topup = methods.topup
+    check_first = methods.needs_calibration and not (shared and shared.checked)
+
+    def find(batch_size: int) -> PruneOutcome:
+        engine = _engine(model, decoder, config, methods, ids, batch_size, journal, shared)
+        if check_first:
+            engine.check_replay()
+        allocation = topup.allocate(Sweep(engine), config.sparsity)
+        clock.lap("allocation")
+        refine = topup.refine if topup.refines else None
+        pruning = FinalPruning(engine, allocation.plan, refine, topup.statistic)
+        changes = pruning.find()
+        clock.lap("pruning")
+        return PruneOutcome(allocation, changes, engine.runner.block_forwards, pruning.starved_experts)
+
+    with inference(model):
+        batch_size = config.batch_size or max(1, TOKENS_PER_FORWARD // max(1, ids.shape[1]))
+        found = with_less_memory(find, batch_size)
+    if shared is not None:
+        shared.checked |= check_first
+    return found
+
+
+def _engine(
+    model: PreTrainedModel,
+    decoder: Decoder,
+    config: NeuronALConfig,
+    methods: Methods,
+    ids: torch.Tensor,
+    batch_size: int,
+    journal: Journal | None,
+    shared: Shared | None,
+) -> Engine:
+    processes = Processes.current()
+    device = execution_device(model.get_input_embeddings())
+    return Engine(
+        BlockRunner(decoder, batch_size, device, config.max_hidden_bytes, quiet=processes.rank > 0),
+        PlanApplier(methods.saliency, methods.pattern, config.min_expert_tokens),
+        ids,
+        config.num_alignment_samples,
+        StepRecords(journal, processes),
+        None if shared is None else shared.kept,
+    )

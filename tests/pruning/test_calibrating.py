@@ -1,0 +1,83 @@
+import pytest
+import torch
+from conftest import make_model, make_tokenizer
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.data import calibration as data
+from optimum_neuronal.pruning import calibrating
+from optimum_neuronal.pruning.calibrating import draw_calibration
+
+
+TEXT = [" ".join(f"w{(i * 7) % 60}" for i in range(400))]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often a dataset was asked whether it is token ids."""
+    calls, original = [], data.as_token_ids
+
+    def as_token_ids(*args):
+        calls.append(args)
+        return original(*args)
+
+    for module in (data, calibrating):
+        monkeypatch.setattr(module, "as_token_ids", as_token_ids)
+    return calls
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """How often a tokenizer was loaded from the model's checkpoint, and from which revision."""
+    calls = []
+
+    def from_pretrained(origin, revision):
+        calls.append((origin, revision))
+        return make_tokenizer()
+
+    monkeypatch.setattr(calibrating.AutoTokenizer, "from_pretrained", from_pretrained)
+    return calls
+
+
+def config(**fields):
+    return NeuronALConfig(0.7, **{"dataset": None, "num_samples": 4, "num_alignment_samples": 2, **fields})
+
+
+def draw(model, config, *args, **kwargs):
+    return draw_calibration(model, config, config.make_methods(), *args, **kwargs)
+
+
+def test_token_ids_need_no_tokenizer(llama, ids, asked, loaded):
+    calibration, tokenizer = draw(llama, config(), None, ids)
+    assert torch.equal(calibration.ids, ids[:4]) and calibration.drawn_from == "token ids"
+    assert tokenizer is None and not loaded and len(asked) == 1
+
+
+def test_a_tokenizer_that_was_loaded_is_handed_on(asked, loaded):
+    model = make_model("llama", vocab_size=256)
+    model.config._name_or_path = "me/llama"
+    calibration, tokenizer = draw(model, config(seq_length=16), None, TEXT, "v2")
+    assert calibration.ids.shape == (4, 16) and loaded == [("me/llama", "v2")] and len(asked) == 1
+    again, same = draw(model, config(seq_length=16), tokenizer, TEXT)
+    assert same is tokenizer and len(loaded) == 1 and torch.equal(again.ids, calibration.ids)
+
+
+def test_the_pruner_saves_the_tokenizer_that_it_loaded(asked, loaded):
+    model = make_model("llama", vocab_size=256)
+    model.config._name_or_path = "me/llama"
+    pruner = NeuronALPruner(config(topup="uniform", seq_length=16))
+    pruner.prune(model, TEXT)
+    assert pruner.tokenizer.get_vocab()["w7"] == 7 and len(loaded) == len(asked) == 1
+
+
+def test_without_need_nothing_is_drawn(llama, asked, loaded):
+    own = make_tokenizer()
+    assert draw(llama, config(saliency="magnitude", topup="uniform"), own, TEXT) == (None, own)
+    assert not asked and not loaded
+
+
+def test_methods_are_made_once_per_prune(llama, ids, monkeypatch):
+    made, original = [], NeuronALConfig.make_methods
+    pruner = NeuronALPruner(config(topup="uniform"))
+    monkeypatch.setattr(NeuronALConfig, "make_methods", lambda self: (made.append(1), original(self))[1])
+    pruner.prune(llama, ids)
+    assert len(made) == 1
