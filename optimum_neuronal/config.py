@@ -1,46 +1,37 @@
 """`NeuronALConfig`: everything that decides how a model is pruned."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
-from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .methods import Methods, make_method, make_methods
+from .config_aliases import as_json, merge_saved, understands_aliases
+from .config_fields import ALIASES, ConfigFields
+from .methods import Methods, make_methods
 from .runtime.registry import did_you_mean
-from .topup import TOPUPS, TopUp
-from .topup.neuronal import LAMBDAS
 
-
-logger = logging.get_logger(__name__)
 
 FORMATS = ("dense", "packed")
 
 
+@understands_aliases
 @dataclass
-class NeuronALConfig(QuantizationConfigMixin):
+class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
     """How to prune a model. Checked when made; bad values raise `ValueError` or `TypeError`.
 
     Args:
         sparsity (`float`):
             Share of the weights of all linear projections in the decoder blocks to set to zero, in [0, 1).
         saliency (`str`): how weights are scored: `"magnitude"`, `"wanda"`, `"multiflow"`, `"ria"`, `"sparsegpt"`.
-        saliency_args (`dict`, *optional*): hyper-parameters of the saliency method.
+        saliency_args (`dict`, *optional*): hyper-parameters of the saliency method, in the same way as `topup_args`.
         topup (`str`):
             Where the sparsity goes: `"search"`, which loses least of all on every model tried; `"neuronal"` (the paper),
             `"uniform"`, `"owl"`, `"alpha_pruning"`, `"dlp"`, `"atp"`, `"dsnot"`, `"besa"`, `"dsa"` or `"evopress"`.
-        topup_args (`dict`, *optional*): further hyper-parameters of the top-up.
-        steps (`str`): with `topup="neuronal"`: the steps to take, `"both"`, `"block"` or `"row"`.
-        reference (`str`):
-            Where NeuronAL's dense activations come from: `"sparse-stream"`, each candidate's block run dense on that
-            candidate's own hidden states; or `"dense"`, the dense model's own stream.
-        alignment_scope (`str`):
-            `"sequence"`: alignment errors are taken for every sequence and summed (the paper's Eq. 3); `"pooled"`:
-            one error over all sequences (the authors' code).
-        block_lambdas (`Sequence[float]`): half-widths of the block step's sparsity windows, in [0, 1].
-        row_lambdas (`Sequence[float]`): the same for the row step; 0.0 stands for leaving the rows alone.
+        topup_args (`dict`, *optional*):
+            Hyper-parameters of the top-up: `{"steps": "block"}` with `topup="neuronal"`. Its class tells which there
+            are. Sequences become lists, as JSON has them.
         dataset (`str`, *optional*):
             Calibration text: `"c4"`, `"wikitext2"`, `"ptb"`, a Hub dataset as `"id:split:column"`, or a local .txt,
             .jsonl or .parquet file. Text or token ids in memory are passed to `NeuronALPruner.prune` instead.
@@ -67,30 +58,11 @@ class NeuronALConfig(QuantizationConfigMixin):
         format (`str`):
             How the model is saved: `"dense"`, ordinary safetensors with zeros; or `"packed"`, the non-zero values and
             bitmasks, which load in processes that have imported this package only (docs/format.md).
-    """
 
-    sparsity: float
-    saliency: str = "wanda"
-    saliency_args: dict[str, Any] = field(default_factory=dict)
-    topup: str = "search"
-    topup_args: dict[str, Any] = field(default_factory=dict)
-    steps: str = "both"
-    reference: str = "sparse-stream"
-    alignment_scope: str = "sequence"
-    block_lambdas: Sequence[float] = LAMBDAS
-    row_lambdas: Sequence[float] = (0.0, *LAMBDAS)
-    dataset: str | None = "c4"
-    num_samples: int = 128
-    num_alignment_samples: int = 8
-    seq_length: int | None = None
-    batch_size: int | None = None
-    max_hidden_bytes: int | None = None
-    min_expert_tokens: int = 32
-    seed: int = 0
-    targets: Sequence[str] | None = None
-    ignore: Sequence[str] | None = None
-    pattern: str | None = None
-    format: str = "dense"
+    What follows `topup_args` is given by name. `steps`, `reference`, `alignment_scope`, `block_lambdas` and `row_lambdas`
+    are understood as well: they were fields once and go to `topup_args` of NeuronAL, see [`NeuronAL`]. To read one gives
+    the value in force; with another top-up it raises `AttributeError`.
+    """
 
     quant_method: ClassVar[str] = "neuronal"
 
@@ -120,36 +92,27 @@ class NeuronALConfig(QuantizationConfigMixin):
             setattr(self, name, _checked_patterns(name, getattr(self, name)))
         if self.format not in FORMATS:
             raise ValueError(f"format is {self.format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
-        methods = self.make_methods()  # which checks their names and hyper-parameters
-        methods.check_together(self.sparsity)
-        self._warn_about_unused(methods.topup)
-        self.block_lambdas, self.row_lambdas = list(self.block_lambdas), list(self.row_lambdas)
+        self.saliency_args, self.topup_args = as_json(self.saliency_args), as_json(self.topup_args)
+        self.make_methods().check_together(self.sparsity)
 
     def make_methods(self) -> Methods:
         """Saliency, top-up and pattern, with their hyper-parameters; made anew by every call.
 
-        The top-up's are this config's fields of the same name, and `topup_args`.
+        Raises:
+            `ValueError`: an unknown name, an unknown hyper-parameter, or a value that a method refuses.
         """
-        accepted = {entry.name for entry in fields(TOPUPS.get(self.topup))}
-        own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name in accepted}
-        return make_methods(self.saliency, self.saliency_args, self.topup, own | self.topup_args, self.pattern)
+        return make_methods(self.saliency, self.saliency_args, self.topup, self.topup_args, self.pattern)
 
-    def _warn_about_unused(self, topup: TopUp) -> None:
-        users: dict[str, list[str]] = {}
-        for name in TOPUPS.names():
-            for entry in fields(TOPUPS.get(name)):
-                users.setdefault(entry.name, []).append(name)
-        used = {entry.name for entry in fields(topup)}
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            value = tuple(value) if isinstance(value, list) else value
-            if entry.name in users and entry.name not in used and value != entry.default:
-                for name in users[entry.name]:  # a bad value is an error all the same
-                    make_method(TOPUPS, name, "topup_args", {entry.name: value})
-                others = ", ".join(f"topup={name!r}" for name in users[entry.name])
-                logger.warning(
-                    f"{entry.name}={value!r} has no effect: the top-up {self.topup!r} does not use it, but {others} does."
-                )
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same: a hyper-parameter that is not given is the same as its default."""
+        if not isinstance(other, NeuronALConfig):
+            return NotImplemented
+        return asdict(self) == asdict(other) or self._meant() == other._meant()
+
+    def _meant(self) -> dict[str, Any]:
+        """The fields, with the methods instead of those hyper-parameters of theirs that were given."""
+        methods = self.make_methods()
+        return {**asdict(self), "saliency_args": methods.saliency, "topup_args": methods.topup}
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and `quant_method`, JSON-serialisable; `from_dict` makes an equal config of it."""
@@ -157,12 +120,20 @@ class NeuronALConfig(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs):
-        """Makes a config from the dict that `to_dict` returns; keyword arguments that are fields override it.
+        """Makes a config from the dict that `to_dict` returns, or did in an earlier release.
+
+        Args:
+            config_dict (`dict[str, Any]`): fields of the config; required is `sparsity` alone.
+            return_unused_kwargs (`bool`): whether to return the keyword arguments that are no fields too.
+            kwargs: override the dict's values.
+
+        Returns:
+            `NeuronALConfig`, or `tuple` of it and the `dict` of unused keyword arguments.
 
         Raises:
             `ValueError`: the dict is another method's, or has keys that are not fields.
         """
-        known = [entry.name for entry in fields(cls)]
+        known = [*(entry.name for entry in fields(cls)), *ALIASES]
         values = dict(config_dict)
         method = values.pop("quant_method", cls.quant_method)
         if method != cls.quant_method:
@@ -170,8 +141,7 @@ class NeuronALConfig(QuantizationConfigMixin):
         for key in values:
             if key not in known:
                 raise ValueError(f"NeuronALConfig has no field {key!r}.{did_you_mean(key, known)}")
-        values |= {key: kwargs.pop(key) for key in list(kwargs) if key in known}
-        config = cls(**values)
+        config = cls(**merge_saved(values, {key: kwargs.pop(key) for key in list(kwargs) if key in known}))
         return (config, kwargs) if return_unused_kwargs else config
 
 
@@ -185,11 +155,12 @@ def _check_int(name: str, value: Any, smallest: int) -> None:
 def _checked_patterns(name: str, patterns: Any) -> list[str] | None:
     if patterns is None:
         return None
-    if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
+    patterns = patterns if isinstance(patterns, str) or not isinstance(patterns, Iterable) else list(patterns)
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(f"{name} is {patterns!r}: expected a list of regular expressions, such as ['q_proj'].")
     for pattern in patterns:
         try:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"{name} holds {pattern!r}, which is no regular expression: {error}.") from error
-    return list(patterns)
+    return patterns

@@ -37,9 +37,11 @@ class Methods:
         """
         saliency, topup, pattern = self.saliency, self.topup, self.pattern
         if saliency.updates_weights and topup.by_row and not topup.rows_are_optional:
+            leaving = ", ".join(f"{name}={value!r}" for name, value in topup.without_rows.items())
+            advice = f"set {leaving} in topup_args" if leaving else "choose a top-up that leaves rows alone"
             raise ValueError(
                 f"The saliency {saliency.name!r} updates all rows of a weight together, so rows cannot differ in "
-                "sparsity: set steps='block' (of the paper's algorithm, only the block step applies)."
+                f"sparsity as the top-up {topup.name!r} would have them: {advice}."
             )
         if saliency.updates_weights and topup.needs_fixed_weights:
             raise ValueError(

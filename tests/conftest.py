@@ -1,6 +1,7 @@
 """Fixtures: tiny models, made from the installed transformers' own config classes, token ids, a tokenizer."""
 
 import os
+from dataclasses import dataclass
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches the network
@@ -43,6 +44,25 @@ def llama() -> transformers.PreTrainedModel:
 def ids() -> torch.Tensor:
     """Token ids of 12 sequences of 16 tokens."""
     return torch.randint(0, VOCABULARY, (12, 16), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def own_topup():
+    """A third party's top-up, some of whose hyper-parameters are called like fields of the config."""
+    from optimum_neuronal.topup import TOPUPS, Allocation, TopUp, register_topup
+
+    @register_topup("test-only")
+    @dataclass(frozen=True)
+    class Own(TopUp):
+        batch_size: int = 4
+        seed: int = 123
+        shape: tuple[int, ...] = (1, 2)
+
+        def allocate(self, sweep, sparsity):
+            return Allocation(None)
+
+    yield Own
+    del TOPUPS._classes["test-only"]
 
 
 @pytest.fixture

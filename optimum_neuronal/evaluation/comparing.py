@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from ..config import NeuronALConfig
+from ..config_fields import ALIASES
 from ..data.calibration import CalibrationSet
 from ..decoder.identity import identity
 from ..decoder.placement import is_offloaded
@@ -131,22 +132,32 @@ def _check_names(saliencies: Sequence[str], topups: Sequence[str]) -> None:
 
 
 def make_config(sparsity: float, saliency: str, topup: str, dataset, others: dict[str, Any]) -> NeuronALConfig:
-    """The config of one combination. With a saliency that updates weights, NeuronAL takes its block step only."""
+    """The config of one combination. With a saliency that updates weights, a top-up leaves rows alone if it can.
+
+    Args:
+        sparsity (`float`): in [0, 1).
+        saliency, topup (`str`): names of methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
+        dataset: calibration data; the config holds a name or a path only.
+        others (`dict[str, Any]`):
+            Fields of the config, for all combinations. Among them aliases, which only the top-ups that they belong to
+            are given, and which its own hyper-parameters override.
+
+    Raises:
+        `ValueError`, `TypeError`: this combination is not possible.
+    """
     saliency, saliency_args = parse_method(saliency)
     topup, topup_args = parse_method(topup)
-    own = {entry.name for entry in fields(TOPUPS.get(topup))}
-    of_topups = {entry.name for name in TOPUPS.names() for entry in fields(TOPUPS.get(name))}
-    used = {key: value for key, value in others.items() if key in own or key not in of_topups}
-    if SALIENCIES.get(saliency).updates_weights and "steps" in own and "steps" not in {*used, *topup_args}:
-        used["steps"] = "block"
+    fields = {name: value for name, value in others.items() if name not in ALIASES}
+    aliases = {name: value for name, value in others.items() if name in ALIASES and topup in ALIASES[name].topups}
+    without_rows = TOPUPS.get(topup).without_rows if SALIENCIES.get(saliency).updates_weights else {}
     return NeuronALConfig(
         sparsity=sparsity,
         saliency=saliency,
         saliency_args=saliency_args,
         topup=topup,
-        topup_args=topup_args,
+        topup_args={**without_rows, **aliases, **topup_args},
         dataset=dataset if isinstance(dataset, str) else None,
-        **used,
+        **fields,
     )
 
 

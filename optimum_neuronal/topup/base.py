@@ -1,6 +1,7 @@
 """What a top-up is. To add one, add a file beside this one with a registered subclass of [`TopUp`]."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -33,12 +34,13 @@ class Allocation:
 
 @dataclass(frozen=True)
 class TopUp(ABC):
-    """Decides where the sparsity goes, on top of any saliency. The fields of a subclass are its hyper-parameters:
-    those that `NeuronALConfig` has too are taken from there, the others from `topup_args`.
+    """Decides where the sparsity goes, on top of any saliency. The fields of a subclass are its hyper-parameters: the
+    config gives it its `topup_args` and nothing else, in which sequences are lists, as JSON has them.
 
     Class attributes:
         uses_calibration (`bool`): False if `allocate` never asks the sweep for anything.
         rows_are_optional (`bool`): True if `allocate` leaves rows alone where the saliency cannot tell them apart.
+        without_rows (`Mapping[str, Any]`): hyper-parameters with which rows are left alone; none if there are none.
         needs_fixed_weights (`bool`): True if it cannot serve a saliency that updates the weights that stay.
         refines (`bool`): True if `refine` edits masks.
         statistic (`type[SquaredNorms]`): what `refine` wants to know of the inputs of every projection.
@@ -47,6 +49,7 @@ class TopUp(ABC):
     name: ClassVar[str]
     uses_calibration: ClassVar[bool] = True
     rows_are_optional: ClassVar[bool] = False
+    without_rows: ClassVar[Mapping[str, Any]] = {}
     needs_fixed_weights: ClassVar[bool] = False
     refines: ClassVar[bool] = False
     statistic: ClassVar[type[SquaredNorms]] = SquaredNorms

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
@@ -55,6 +56,8 @@ class NeuronAL(TopUp):
             How sparsity rises from the first block to the last: `"linear"`, or `"exponential"` (late) or
             `"logarithmic"` (early), of the paper's "Non-Uniform Block-Wise Sparsity Distribution". The mean is kept.
     """
+
+    without_rows: ClassVar[Mapping[str, Any]] = {"steps": "block"}
 
     steps: str = "both"
     reference: str = "sparse-stream"

@@ -1,0 +1,132 @@
+"""Old names of hyper-parameters, given to the config as if they were its fields: `NeuronALConfig(steps="block")`.
+
+They are sorted into `topup_args` of the top-up that they belong to before the config is made, so that nothing else knows
+of them. Which there are is told by `ALIASES` in `config_fields`.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import wraps
+from typing import Any, TypeVar
+
+from transformers.utils import logging
+
+from .config_fields import ALIASES, ConfigFields
+from .methods import make_method
+from .topup import TOPUPS
+
+
+logger = logging.get_logger(__name__)
+
+Config = TypeVar("Config", bound=type[ConfigFields])
+
+
+def understands_aliases(cls: Config) -> Config:
+    """Class decorator: the config takes aliases as keyword arguments, and reading one gives the value in force.
+
+    They are no fields, so that `dataclasses.replace` and `asdict` know `topup_args` alone.
+    """
+    init = cls.__init__
+    parameters = inspect.signature(init)
+
+    @wraps(init)
+    def __init__(self, *args, **values):
+        given = {name: values.pop(name) for name in ALIASES if name in values}
+        if given:
+            call = parameters.bind(self, *args, **values)
+            topup, topup_args = call.arguments.get("topup", cls.topup), call.arguments.get("topup_args", {})
+            call.arguments["topup_args"] = resolve_aliases(topup, topup_args, given)
+            args, values = call.args[1:], call.kwargs
+        init(self, *args, **values)
+
+    cls.__init__ = __init__
+    for name in ALIASES:
+        setattr(cls, name, _reading(name))
+    return cls
+
+
+def _reading(name: str) -> property:
+    owners = " or ".join(f"topup={topup!r}" for topup in ALIASES[name].topups)
+
+    def value_in_force(config) -> Any:
+        if config.topup not in ALIASES[name].topups:
+            raise AttributeError(f"{name} is a hyper-parameter of {owners}, but the top-up is {config.topup!r}.")
+        return getattr(config.make_methods().topup, name)
+
+    def refuse(config, value) -> None:
+        raise AttributeError(
+            f"{name} is read from topup_args, and a config is not changed: make another one, such as "
+            f"dataclasses.replace(config, topup_args={{{name!r}: {value!r}}})."
+        )
+
+    return property(value_in_force, refuse, doc=f"The value in force of a hyper-parameter of {owners}.")
+
+
+def resolve_aliases(topup: str, topup_args: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`topup_args` with those aliases that belong to the top-up. The others are checked, and said to have no effect.
+
+    Args:
+        topup (`str`): name of the top-up.
+        topup_args (`Mapping[str, Any]`): its hyper-parameters.
+        given (`Mapping[str, Any]`): alias -> value.
+
+    Raises:
+        `ValueError`: there is no such top-up, a value is given twice and differently, or a top-up refuses it.
+    """
+    TOPUPS.get(topup)
+    resolved = as_json(topup_args)
+    for name, value in as_json(given).items():
+        if topup not in ALIASES[name].topups:
+            _warn_if_unused(name, value, topup)
+        elif resolved.setdefault(name, value) != value:
+            raise ValueError(
+                f"{name} is given twice and differently: {name}={value!r}, but topup_args holds {resolved[name]!r}. "
+                "Leave one of them out."
+            )
+    return resolved
+
+
+def _warn_if_unused(name: str, value: Any, topup: str) -> None:
+    """Nothing is said of a value that is the default: configs that earlier releases saved hold them all."""
+    owners = ALIASES[name].topups
+    defaults = [entry.default for owner in owners for entry in fields(TOPUPS.get(owner)) if entry.name == name]
+    if value in as_json(defaults):
+        return
+    for owner in owners:
+        make_method(TOPUPS, owner, "topup_args", {name: value})  # a bad value is an error all the same
+    told = tuple(value) if isinstance(value, list) else value
+    others = ", ".join(f"topup={owner!r}" for owner in owners)
+    logger.warning(f"{name}={told!r} has no effect: the top-up {topup!r} does not use it, but {others} does.")
+
+
+def merge_saved(values: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved config's dict with some values replaced, in which no alias contradicts `topup_args`.
+
+    Args:
+        values (`Mapping[str, Any]`):
+            What `to_dict` returned, or did in an earlier release: then it holds every alias, if only as its default,
+            and what `topup_args` holds beside it was what counted.
+        overriding (`Mapping[str, Any]`): fields and aliases that replace those of the dict.
+    """
+    values, replaced = dict(values), ALIASES.keys() & overriding.keys()
+    if "topup_args" in values:
+        values["topup_args"] = {name: value for name, value in values["topup_args"].items() if name not in replaced}
+    merged = values | dict(overriding)
+    saved_before = ALIASES.keys() <= values.keys()
+    settled = ALIASES.keys() & merged.get("topup_args", {}).keys() if saved_before else ()
+    return {name: value for name, value in merged.items() if name not in settled}
+
+
+def as_json(value: Any) -> Any:
+    """A value as it comes back from JSON: lists instead of arrays, tuples and iterators, at any depth.
+
+    So a config equals the one that is made of its saved dict, and an iterator is read once.
+    """
+    if isinstance(value, Mapping):
+        return {key: as_json(part) for key, part in value.items()}
+    if hasattr(value, "tolist"):  # arrays and their scalars
+        return value.tolist()
+    if isinstance(value, (list, tuple, range, Iterator)):
+        return [as_json(part) for part in value]
+    return value

@@ -1,0 +1,134 @@
+"""The fields of `NeuronALConfig`: each with its type, its default and what it means, and the old names of some.
+
+The command line is derived from them, and built whenever `optimum-cli` starts: this module imports nothing heavy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+
+DATASETS = "c4, wikitext2, ptb; a Hub dataset as ID:SPLIT:COLUMN; or a local .txt, .jsonl or .parquet file (FILE or FILE:COLUMN)"
+
+
+@dataclass
+class ConfigFields:
+    """The fields of [`NeuronALConfig`], which documents and checks them. What `metadata` holds:
+
+    - `help`: what the field means, in a line; a field without it has no flag on the command line.
+    - `default`, of fields that are None by default: what that means, in words.
+    - `metavar`: how the flag's value is called.
+    - `room` and `example`, of the names of methods: the folder that they lie in, and one with a hyper-parameter.
+    """
+
+    sparsity: float = field(metadata={"help": "share of the projections' weights to set to zero: 0.7"})
+    saliency: str = field(
+        default="wanda",
+        metadata={"help": "how weights are scored", "room": "saliency", "example": "ria:power=1.0"},
+    )
+    saliency_args: dict[str, Any] = field(default_factory=dict)
+    topup: str = field(
+        default="search",
+        metadata={"help": "where the sparsity goes", "room": "topup", "example": "owl:half_width=0.1"},
+    )
+    topup_args: dict[str, Any] = field(default_factory=dict)
+    _: KW_ONLY  # what is called by its position below would be another field than in earlier releases
+    dataset: str | None = field(default="c4", metadata={"help": f"calibration text: {DATASETS}"})
+    num_samples: int = field(default=128, metadata={"help": "calibration sequences"})
+    num_alignment_samples: int = field(
+        default=8, metadata={"help": "how many of them the top-up measures its candidates on"}
+    )
+    seq_length: int | None = field(
+        default=None,
+        metadata={"help": "tokens per sequence", "default": "the smaller of 2048 and what the model admits"},
+    )
+    batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "sequences per forward: memory and speed, not the result",
+            "default": "what makes about 2048 tokens",
+        },
+    )
+    max_hidden_bytes: int | None = field(
+        default=None,
+        metadata={
+            "help": "hidden states beyond this many bytes wait in CPU memory: memory and speed, not the result",
+            "default": "they stay on the device",
+        },
+    )
+    min_expert_tokens: int = field(
+        default=32,
+        metadata={
+            "help": "an expert that receives fewer calibration tokens is pruned as if all its inputs were equally active"
+        },
+    )
+    seed: int = field(default=0, metadata={"help": "seed of the draw of calibration sequences"})
+    targets: Sequence[str] | None = field(
+        default=None,
+        metadata={
+            "help": "regular expressions: prune only modules whose names match",
+            "default": "all projections",
+            "metavar": "REGEX",
+        },
+    )
+    ignore: Sequence[str] | None = field(
+        default=None,
+        metadata={
+            "help": "regular expressions: leave out modules whose names match",
+            "default": "none",
+            "metavar": "REGEX",
+        },
+    )
+    pattern: str | None = field(
+        default=None,
+        metadata={
+            "help": "keep N of every M consecutive weights of a row (2:4, 4:8), with --topup uniform",
+            "default": "zeros may lie anywhere in a row",
+            "metavar": "N:M",
+        },
+    )
+    format: str = field(
+        default="dense",
+        metadata={
+            "help": "how weights are saved: dense, ordinary safetensors with zeros; or packed, the non-zero values and "
+            "bitmasks, which load with this package only"
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Alias:
+    """The name of a hyper-parameter that was a field of the config once, and is still understood in its place.
+
+    Args:
+        topups (`tuple[str, ...]`): the top-ups whose hyper-parameter it is.
+        type: of its values, written as a field's.
+        default: what those top-ups take if it is not given; here for the command line to tell.
+        help (`str`): what it means, in a line.
+        metavar (`str`, *optional*): how the flag's value is called.
+    """
+
+    topups: tuple[str, ...]
+    type: Any
+    default: Any
+    help: str
+    metavar: str | None = None
+
+
+LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.12, 0.15, 0.2, 0.25)
+
+ALIASES = {
+    "steps": Alias(("neuronal",), str, "both", "steps of --topup neuronal: both, block or row"),
+    "reference": Alias(
+        ("neuronal",), str, "sparse-stream", "where dense activations come from: sparse-stream or dense"
+    ),
+    "alignment_scope": Alias(
+        ("neuronal",), str, "sequence", "alignment error by sequence (the paper) or pooled (its authors' code)"
+    ),
+    "block_lambdas": Alias(
+        ("neuronal",), Sequence[float], LAMBDAS, "half-widths of the sparsity window, block step", "X"
+    ),
+    "row_lambdas": Alias(
+        ("neuronal",), Sequence[float], (0.0, *LAMBDAS), "half-widths of the sparsity window, row step", "X"
+    ),
+}
