@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 from transformers.utils import logging
-from transformers.utils.hub import convert_file_size_to_int
 
 from ..config import FORMATS
+from ..transformers_plugin import internals
 from .model_card import with_format
 from .opening import INDEX, Checkpoint, Weight, check_file, is_of_weights
 from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
@@ -99,7 +99,7 @@ class DenseWriter(ShardWriter):
 
 def _bytes(size: int | str) -> int:
     try:
-        count = convert_file_size_to_int(size)
+        count = internals.bytes_of(size)
     except ValueError:
         count = 0
     if count < 1:

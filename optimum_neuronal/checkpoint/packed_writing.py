@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils.hub import convert_file_size_to_int
 
 from ..sparsity.bitmask import MASK, VALUES, checksum_seed, pack, saves_space
+from ..transformers_plugin import internals
 from .packed_index import INDEX
 from .packed_reading import DTYPES, METADATA, VERSION
 from .shards import ShardWriter
@@ -39,7 +39,7 @@ class PackedWriter(ShardWriter):
     """
 
     def __init__(self, folder: str | Path, max_shard_size: int | str = SHARD_SIZE):
-        size = min(convert_file_size_to_int(max_shard_size), convert_file_size_to_int(SHARD_SIZE))
+        size = min(internals.bytes_of(max_shard_size), internals.bytes_of(SHARD_SIZE))
         super().__init__(folder, size, "packed")
         self._about: dict[str, Any] = {}
 

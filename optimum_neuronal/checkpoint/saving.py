@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +10,14 @@ from pathlib import Path
 import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from packaging.version import Version
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..decoder.architectures import find_architecture, is_of_experts
 from ..report import PruningReport
 from ..runtime.atomic import replaced_directory
+from ..transformers_plugin import internals
 from .model_card import make_card
 from .opening import PACKED_INDEX, WEIGHT_FILES, is_of_weights
 
@@ -165,7 +165,7 @@ def _write(
     title: str,
 ) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
-        with _known_as_offloaded(model):
+        with internals.known_as_offloaded(model):
             model.save_pretrained(folder, max_shard_size=max(OFFLOADED_SHARD, _largest_block(model)))
     else:
         model.save_pretrained(folder)
@@ -174,27 +174,6 @@ def _write(
     report.save(folder)
     format = "packed" if (folder / PACKED_INDEX).exists() else "dense"
     (folder / "README.md").write_text(str(make_card(model, report, title, format)), encoding="utf-8")
-
-
-@contextmanager
-def _known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
-    """`save_pretrained` reads offloaded weights only if the model's device map names two places, one of them the disk.
-
-    Early releases demand two, and accelerate's `cpu_offload` sets no map.
-    """
-    before = model.__dict__.get("hf_device_map")
-    model.hf_device_map = {"weights": "disk", "all else": "cpu"}
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Attempting to save a model with offloaded modules"
-            )  # hence small shards
-            yield
-    finally:
-        if before is None:
-            del model.hf_device_map
-        else:
-            model.hf_device_map = before
 
 
 def _largest_block(model: PreTrainedModel) -> int:
@@ -206,12 +185,17 @@ def _largest_block(model: PreTrainedModel) -> int:
 def check_saveable(model: PreTrainedModel) -> None:
     """Raises `ValueError` for a model on disk that the installed transformers cannot save."""
     offloaded = any(parameter.is_meta for parameter in model.parameters())
-    experts = any(parameter.ndim == 3 and name.endswith("_proj") for name, parameter in model.named_parameters())
-    if offloaded and experts and Version(transformers.__version__) < Version("5.17"):
+    if offloaded and _has_experts(model) and not internals.saves_offloaded_experts():
         raise ValueError(
             f"transformers {transformers.__version__} cannot save a mixture of experts whose weights are offloaded: install "
-            "5.17 or later, or load the model into memory."
+            f"{internals.SAVES_OFFLOADED_EXPERTS} or later, or load the model into memory."
         )
+
+
+def _has_experts(model: PreTrainedModel) -> bool:
+    architecture = find_architecture(model.config.get_text_config(decoder=True).model_type)
+    weights = model.named_parameters()
+    return any(is_of_experts(architecture.find_role(name)[1], weight.ndim) for name, weight in weights)
 
 
 def check_space(model: PreTrainedModel, directory: str | Path) -> None:

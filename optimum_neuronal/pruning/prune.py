@@ -141,7 +141,7 @@ def draw(
 
 def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of the model's own checkpoint. Raises `ValueError` if there is none."""
-    origin = model.config._name_or_path
+    origin = model.config.name_or_path
     message = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)."
     if not origin:
         raise ValueError(message)

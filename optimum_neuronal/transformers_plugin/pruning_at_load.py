@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
-from transformers.quantizers.base import HfQuantizer
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..pruner import NeuronALPruner
 from ..pruning.prune import check_structure
+from . import internals
 
 
-class PruningQuantizer(HfQuantizer):
+class PruningQuantizer(internals.EarlyQuantizer):
     """Prunes a model when transformers has loaded it. The model that comes out is not quantized.
 
     Args:
@@ -30,30 +30,24 @@ class PruningQuantizer(HfQuantizer):
                 "it to from_pretrained: from_pretrained(..., quantization_config=NeuronALConfig(...))."
             )
 
-    def update_attn_implementation(self, config):
-        """The first hook that sees the model's config. Raises `ValueError` if the model is sparse already."""
+    def see_config(self, config: PreTrainedConfig) -> None:
+        """Raises `ValueError` if the model is sparse already."""
         if read_sparsity_config(config) is not None:
             raise ValueError(
-                f"{config._name_or_path or 'The model'} is sparse already (its config has a sparsity_config). Load the dense "
+                f"{config.name_or_path or 'The model'} is sparse already (its config has a sparsity_config). Load the dense "
                 "model; or, to prune further, from_pretrained(..., quantization_config=..., sparsity_config=None)."
             )
-        return config
-
-    update_tp_plan = update_attn_implementation  # what releases before that hook call
-
-    def update_ep_plan(self, config):
-        return config
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
         """Finds what is wrong before the weights are read, and draws the calibration sequences."""
-        del model.config.quantization_config
+        internals.forget_quantization(model)
         check_structure(model, self.quantization_config)
         self._pruner = NeuronALPruner(self.quantization_config)
         with torch.device("cpu"):  # this hook runs under torch.device("meta")
             self._calibration = self._pruner.draw_calibration(model, revision=_revision(checkpoint_files))
 
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
-        model.__dict__.pop("hf_quantizer", None)
+        internals.forget_quantization(model)
         return self._pruner.prune(model, self._calibration)
 
     def is_serializable(self) -> bool:
