@@ -15,12 +15,11 @@ from transformers.utils import logging
 
 from ..decoder.weight_names import natural_order
 from ..transformers_plugin import internals
+from .names import DENSE_FILES, PACKED_FILES, SUFFIX
 from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
 
 
-DENSE_FILES = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
 POSITIONAL = list(inspect.signature(PreTrainedModel.save_pretrained).parameters)[2:]  # behind the directory
-PACKED_FILES = ("packed-?????-of-?????.safetensors", "packed.safetensors.index.json")
 
 
 def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: str, **kwargs) -> None:
@@ -106,7 +105,7 @@ def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size
     """By way of dense files, which transformers alone can make of weights that are on disk."""
     with tempfile.TemporaryDirectory(prefix=".dense.", dir=writer.folder) as dense:
         type(model).save_pretrained(model, dense, max_shard_size=max_shard_size, **kwargs)
-        for path in sorted(Path(dense).glob("*.safetensors")):
+        for path in sorted(Path(dense).glob(f"*{SUFFIX}")):
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
                     writer.add(name, file.get_tensor(name))

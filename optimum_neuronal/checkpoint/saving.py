@@ -19,7 +19,7 @@ from ..report import PruningReport
 from ..runtime.atomic import replaced_directory
 from ..transformers_plugin import internals
 from .model_card import make_card
-from .opening import PACKED_INDEX, WEIGHT_FILES, is_of_weights
+from .names import CONFIG, GENERATION_CONFIG, MODEL_CARD, PACKED_INDEX, WEIGHT_FILES, is_of_weights
 
 
 # A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
@@ -79,7 +79,7 @@ def save_pruned(
 def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
     """[`replaced_directory`], with errors that say that nothing was changed."""
     try:
-        with replaced_directory(path, belongs) as staging:
+        with replaced_directory(path, belongs, last=CONFIG) as staging:
             yield staging
     except (OSError, SafetensorError) as error:
         raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
@@ -87,7 +87,7 @@ def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[
 
 def _is_replaced(name: str) -> bool:
     """Whether an old file of this name makes no sense beside the weights of another model."""
-    return is_of_weights(name) or name == "generation_config.json"
+    return is_of_weights(name) or name == GENERATION_CONFIG
 
 
 def push_pruned(
@@ -173,7 +173,7 @@ def _write(
         tokenizer.save_pretrained(folder)
     report.save(folder)
     format = "packed" if (folder / PACKED_INDEX).exists() else "dense"
-    (folder / "README.md").write_text(str(make_card(model, report, title, format)), encoding="utf-8")
+    (folder / MODEL_CARD).write_text(str(make_card(model, report, title, format)), encoding="utf-8")
 
 
 def _largest_block(model: PreTrainedModel) -> int:

@@ -13,7 +13,8 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..checkpoint.packed_index import INDEX, check_shapes, open_checkpoint, read_index
+from ..checkpoint.names import PACKED_INDEX
+from ..checkpoint.packed_index import check_shapes, open_checkpoint, read_index
 from ..checkpoint.packed_reading import VERSION
 from ..checkpoint.packed_writing import QUANTIZATION_CONFIG
 from ..checkpoint.save_pretrained import save_packed_by_default
@@ -88,8 +89,8 @@ class PackedQuantizer(internals.EarlyQuantizer):
                 f"The checkpoint's config.json contradicts itself: sparsity_config.format is {sparsity_config['format']!r}, but "
                 "its quantization_config is that of a packed checkpoint."
             )
-        internals.look_for_weights(config, INDEX)
-        index = Path(config.name_or_path or "", INDEX)
+        internals.look_for_weights(config, PACKED_INDEX)
+        index = Path(config.name_or_path or "", PACKED_INDEX)
         if index.is_file():  # else on the Hub
             read_index(index)
 

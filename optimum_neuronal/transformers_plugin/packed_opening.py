@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from ..checkpoint.names import SUFFIX
 from ..checkpoint.packed_reading import PackedFile
 from . import internals
 
@@ -56,7 +57,7 @@ class _PackedPath(str):
     opening: PackedOpening
 
     def __new__(cls, file: PackedFile, opening: PackedOpening):
-        hint = f"{file.path} (packed: only to be read memory-mapped, without disable_mmap=True).safetensors"
+        hint = f"{file.path} (packed: only to be read memory-mapped, without disable_mmap=True){SUFFIX}"
         path = super().__new__(cls, hint)
         path.file, path.opening = file, opening
         return path
