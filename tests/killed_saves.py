@@ -23,7 +23,7 @@ def of_weights(name: str) -> bool:
 
 
 def write(directory: Path, text: str) -> None:
-    with atomic.replaced_directory(directory, of_weights) as staging:
+    with atomic.replaced_directory(directory, of_weights, last="config.json") as staging:
         for name in (*CHECKPOINT, *(["model-2.safetensors"] if text == "new" else [])):
             (staging / name).write_text(text)
 

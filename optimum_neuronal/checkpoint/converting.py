@@ -8,21 +8,27 @@ from pathlib import Path
 
 import torch
 from transformers.utils import logging
-from transformers.utils.hub import convert_file_size_to_int
 
 from ..config import FORMATS
+from ..transformers_plugin import internals
 from .model_card import with_format
-from .opening import INDEX, Checkpoint, Weight, check_file, is_of_weights
+from .names import (
+    CONFIG,
+    DENSE,
+    DENSE_FILE,
+    DENSE_INDEX,
+    MODEL_CARD,
+    TOKENIZER_FOLDERS,
+    WEIGHT_SUFFIXES,
+    is_of_weights,
+)
+from .opening import Checkpoint, Weight, check_file
 from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
 from .saving import check_directory, check_free, replaced_checkpoint
 from .shards import ShardWriter
 
 
 logger = logging.get_logger(__name__)
-
-# Weights of other frameworks and of other tools would not be converted, so they do not come along.
-OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
-FOLDERS = ("additional_chat_templates",)  # of a tokenizer
 
 
 def convert_checkpoint(
@@ -83,23 +89,23 @@ class DenseWriter(ShardWriter):
     """
 
     def __init__(self, folder: Path, max_shard_size: int):
-        super().__init__(folder, max_shard_size, "model")
+        super().__init__(folder, max_shard_size, DENSE)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Takes a tensor on the CPU."""
         self.take({name: tensor})
 
     def file_name(self, number: int, count: int) -> str:
-        return "model.safetensors" if count == 1 else super().file_name(number, count)
+        return DENSE_FILE if count == 1 else super().file_name(number, count)
 
     def finish(self, count: int, index: dict) -> None:
         if count > 1:
-            _write_json(self.folder / INDEX, index)
+            _write_json(self.folder / DENSE_INDEX, index)
 
 
 def _bytes(size: int | str) -> int:
     try:
-        count = convert_file_size_to_int(size)
+        count = internals.bytes_of(size)
     except ValueError:
         count = 0
     if count < 1:
@@ -137,13 +143,13 @@ def _read(weight: Weight) -> torch.Tensor:
 
 
 def _others(source: Path) -> list[Path]:
-    """The files that come along: all but weights, hidden ones and folders."""
+    """The files that come along: all but hidden ones, folders and weights, of other tools too: these are not converted."""
     found = []
     for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
-        hidden_or_weights = entry.name.startswith(".") or entry.name.endswith((*OTHER_WEIGHTS, ".index.json"))
-        if entry.is_dir(follow_symlinks=False) and entry.name in FOLDERS:
+        hidden_or_weights = entry.name.startswith(".") or entry.name.endswith(WEIGHT_SUFFIXES)
+        if entry.is_dir(follow_symlinks=False) and entry.name in TOKENIZER_FOLDERS:
             found.append(Path(entry.path))
-        elif not entry.is_dir() and not hidden_or_weights and entry.name != "config.json":
+        elif not entry.is_dir() and not hidden_or_weights and entry.name != CONFIG:
             found.append(check_file(source, entry.name))
     return found
 
@@ -151,10 +157,10 @@ def _others(source: Path) -> list[Path]:
 def _adapt(source: Path, staging: Path, checkpoint: Checkpoint, format: str) -> None:
     """Writes config.json and the model card as they are to be in the format."""
     change = packed_config if format == "packed" else dense_config
-    _write_json(staging / "config.json", change(checkpoint.config))
-    if (source / "README.md").exists():
-        card = check_file(source, "README.md").read_text(encoding="utf-8")
-        (staging / "README.md").write_text(with_format(card, format), encoding="utf-8")
+    _write_json(staging / CONFIG, change(checkpoint.config))
+    if (source / MODEL_CARD).exists():
+        card = check_file(source, MODEL_CARD).read_text(encoding="utf-8")
+        (staging / MODEL_CARD).write_text(with_format(card, format), encoding="utf-8")
 
 
 def _write_json(path: Path, value: Mapping) -> None:

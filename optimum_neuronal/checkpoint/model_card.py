@@ -125,7 +125,7 @@ def _metadata(base: str | None, report: PruningReport) -> ModelCardData:
 
 def _base_model(model: PreTrainedModel) -> str | None:
     """The Hub id of the dense model, None if it came from elsewhere: no folder of this machine is published."""
-    origin = model.config._name_or_path
+    origin = model.config.name_or_path
     return origin if origin and origin.count("/") <= 1 and not Path(origin).exists() else None
 
 

@@ -5,11 +5,9 @@ A checkpoint may come from anywhere, so nothing that its files say is believed b
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +16,12 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
-from .packed_index import INDEX as PACKED_INDEX
+from .names import CONFIG, DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, WEIGHT_FILES, is_of_weights
 from .packed_index import open_checkpoint, read_index
 from .packed_reading import DTYPES, PackedFile
 from .sparsity_config import read_sparsity_config
 
 
-# Files of weights of either format, as shell patterns.
-WEIGHT_FILES = tuple(
-    f"{stem}{rest}"
-    for stem in ("model", "packed")
-    for rest in (".safetensors", "-[0-9]*-of-[0-9]*.safetensors", ".safetensors.index.json")
-)
-INDEX = "model.safetensors.index.json"
 LARGEST_JSON = 50 * 10**6  # bytes; an index of half a million tensors
 PIECE = 2**24  # elements that are read at a time
 
@@ -103,11 +94,11 @@ class Checkpoint:
         self.directory = Path(directory)
         if not self.directory.is_dir():
             raise NotADirectoryError(f"{directory} is no directory: expected one with a model's files.")
-        self.config = read_json(self.directory, "config.json")
+        self.config = read_json(self.directory, CONFIG)
         try:
             self.sparsity_config = read_sparsity_config(self.config)
         except ValueError as error:
-            raise ValueError(f"{self.directory / 'config.json'}: {error}") from error
+            raise ValueError(f"{self.directory / CONFIG}: {error}") from error
         self.format = self._format()
         self._open = ExitStack()
         with ExitStack() as opened:
@@ -128,7 +119,7 @@ class Checkpoint:
         found = "packed" if packed else "dense"
         if self.sparsity_config and self.sparsity_config["format"] != found:
             raise ValueError(
-                f"{self.directory / 'config.json'} contradicts itself: sparsity_config.format is "
+                f"{self.directory / CONFIG} contradicts itself: sparsity_config.format is "
                 f"{self.sparsity_config['format']!r}, but its quantization_config is that of a {found} checkpoint."
             )
         return found
@@ -162,7 +153,7 @@ class Checkpoint:
             names = set(file.keys())
             if expected is not None and (different := names ^ expected):
                 raise ValueError(
-                    f"{self.directory / INDEX} and {path} do not name the same tensors: {min(different)!r} is in one of "
+                    f"{self.directory / DENSE_INDEX} and {path} do not name the same tensors: {min(different)!r} is in one of "
                     "them only."
                 )
             pairs.append((path, [self._dense_weight(path, file, key) for key in sorted(names)]))
@@ -170,18 +161,18 @@ class Checkpoint:
 
     def _dense_files(self) -> dict[str, set[str] | None]:
         """Name of a file -> names of its tensors, as far as they are told."""
-        if (self.directory / "model.safetensors").exists() or not (self.directory / INDEX).exists():
-            return {"model.safetensors": None}
-        weight_map = read_json(self.directory, INDEX).get("weight_map")
+        if (self.directory / DENSE_FILE).exists() or not (self.directory / DENSE_INDEX).exists():
+            return {DENSE_FILE: None}
+        weight_map = read_json(self.directory, DENSE_INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError(
-                f"{self.directory / INDEX} is damaged: its 'weight_map' is no object with names of tensors."
+                f"{self.directory / DENSE_INDEX} is damaged: its 'weight_map' is no object with names of tensors."
             )
         files: dict[str, set[str] | None] = {}
         for key, name in weight_map.items():
-            if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*\.safetensors", name):
+            if not isinstance(name, str) or not LISTED_FILE.fullmatch(name):
                 raise ValueError(
-                    f"{self.directory / INDEX} says that {key!r} lies in {name!r}: expected the name of a .safetensors file "
+                    f"{self.directory / DENSE_INDEX} says that {key!r} lies in {name!r}: expected the name of a .safetensors file "
                     "in the same directory."
                 )
             files.setdefault(name, set()).add(key)
@@ -194,11 +185,6 @@ class Checkpoint:
             raise ValueError(f"{path}: {name} has the dtype {part.get_dtype()}: expected one of {', '.join(DTYPES)}.")
         shape, dtype = tuple(part.get_shape()), DTYPES[part.get_dtype()]
         return Weight(name, shape, dtype, math.prod(shape) * dtype.itemsize, file)
-
-
-def is_of_weights(name: str) -> bool:
-    """Whether a file of this name holds weights, or tells where they lie."""
-    return any(fnmatchcase(name, pattern) for pattern in WEIGHT_FILES)
 
 
 def stored_size(directory: str | Path) -> int:
@@ -250,7 +236,7 @@ def find_checkpoint(directory_or_id: str | Path, revision: str | None = None, to
         return Path(directory_or_id)
     try:
         found = snapshot_download(
-            str(directory_or_id), revision=revision, token=token, allow_patterns=["config.json", *WEIGHT_FILES]
+            str(directory_or_id), revision=revision, token=token, allow_patterns=[CONFIG, *WEIGHT_FILES]
         )
     except HFValidationError as error:
         raise ValueError(f"{directory_or_id} is neither a directory nor the id of a model on the Hub.") from error

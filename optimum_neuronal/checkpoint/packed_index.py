@@ -2,18 +2,14 @@
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .names import PACKED, PACKED_INDEX, PACKED_SHARD, shard
 from .packed_reading import PackedFile
-
-
-INDEX = "packed.safetensors.index.json"
-SHARD = re.compile(r"packed-\d{5}-of-\d{5}\.safetensors")
 
 
 def open_checkpoint(folder: str | Path) -> list[PackedFile]:
@@ -26,7 +22,7 @@ def open_checkpoint(folder: str | Path) -> list[PackedFile]:
         `ValueError`: the checkpoint is damaged.
         `OSError`: a file is missing or cannot be read.
     """
-    index = Path(folder) / INDEX
+    index = Path(folder) / PACKED_INDEX
     names: dict[str, set[str]] = {}
     for name, file_name in read_index(index).items():
         names.setdefault(file_name, set()).add(name)
@@ -81,11 +77,9 @@ def read_index(path: str | Path) -> dict[str, str]:
     if not files:
         raise ValueError(f"{path} is damaged: it names no tensor.")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or not SHARD.fullmatch(file):
-            raise ValueError(
-                f"{path} says that {name!r} lies in {file!r}: expected 'packed-00001-of-00001.safetensors'."
-            )
-    expected = {f"packed-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)}
+        if not isinstance(file, str) or not PACKED_SHARD.fullmatch(file):
+            raise ValueError(f"{path} says that {name!r} lies in {file!r}: expected {shard(PACKED, 1, 1)!r}.")
+    expected = {shard(PACKED, number, len(files)) for number in range(1, len(files) + 1)}
     if files != expected:
         raise ValueError(f"{path} names the files {sorted(files)}: expected {sorted(expected)}.")
     return weight_map

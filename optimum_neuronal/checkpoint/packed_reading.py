@@ -55,7 +55,6 @@ class PackedFile:
 
     Attributes:
         weights (`dict[str, StoredWeight]`): by their names in the dense checkpoint.
-        was_opened (`bool`): for the use of who passes the file on.
 
     Raises:
         `ValueError`: it is no such file, or it is damaged.
@@ -63,7 +62,6 @@ class PackedFile:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.was_opened = False
         stored, about = _read_header(self.path)
         self.weights: dict[str, StoredWeight] = {}
         for name, facts in about.items():

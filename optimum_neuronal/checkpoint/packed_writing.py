@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils.hub import convert_file_size_to_int
 
 from ..sparsity.bitmask import MASK, VALUES, checksum_seed, pack, saves_space
-from .packed_index import INDEX
+from ..transformers_plugin import internals
+from .names import PACKED, PACKED_INDEX
 from .packed_reading import DTYPES, METADATA, VERSION
 from .shards import ShardWriter
 
@@ -39,8 +39,8 @@ class PackedWriter(ShardWriter):
     """
 
     def __init__(self, folder: str | Path, max_shard_size: int | str = SHARD_SIZE):
-        size = min(convert_file_size_to_int(max_shard_size), convert_file_size_to_int(SHARD_SIZE))
-        super().__init__(folder, size, "packed")
+        size = min(internals.bytes_of(max_shard_size), internals.bytes_of(SHARD_SIZE))
+        super().__init__(folder, size, PACKED)
         self._about: dict[str, Any] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
@@ -71,7 +71,7 @@ class PackedWriter(ShardWriter):
         return {METADATA: json.dumps({"version": VERSION, "tensors": about})}
 
     def finish(self, count: int, index: dict) -> None:
-        (self.folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (self.folder / PACKED_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The other way round."""
+    """What config.json of a dense checkpoint holds, made of the packed one's."""
     return {key: value for key, value in _with_format(config, "dense").items() if key != "quantization_config"}
 
 

@@ -11,17 +11,15 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
-from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging
 
 from ..decoder.weight_names import natural_order
+from ..transformers_plugin import internals
+from .names import DENSE_FILES, PACKED_FILES, SUFFIX
 from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
 
 
-DENSE_FILES = ("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json")
 POSITIONAL = list(inspect.signature(PreTrainedModel.save_pretrained).parameters)[2:]  # behind the directory
-PACKED_FILES = ("packed-?????-of-?????.safetensors", "packed.safetensors.index.json")
 
 
 def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: str, **kwargs) -> None:
@@ -68,7 +66,7 @@ def save_packed_by_default(model: PreTrainedModel) -> None:
 @functools.wraps(PreTrainedModel.save_pretrained)
 def _save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args, format: str | None = None, **kwargs):
     kwargs |= dict(zip(POSITIONAL, args))
-    if getattr(self, "_hf_peft_config_loaded", False):
+    if internals.has_own_adapters(self):
         return type(self).save_pretrained(self, save_directory, **kwargs)
     save_pretrained(self, save_directory, format or ("dense" if "state_dict" in kwargs else "packed"), **kwargs)
 
@@ -100,18 +98,14 @@ def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str
 def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The tensors that `save_pretrained` would write, by their names in the files; ordered, so that equal models give
     equal files."""
-    state = model.state_dict()
-    for name in model._keys_to_ignore_on_save or ():
-        state.pop(name, None)
-    tensors = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
-    return dict(sorted(tensors.items(), key=lambda item: natural_order(item[0])))
+    return dict(sorted(internals.stored_tensors(model).items(), key=lambda item: natural_order(item[0])))
 
 
 def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs) -> None:
     """By way of dense files, which transformers alone can make of weights that are on disk."""
     with tempfile.TemporaryDirectory(prefix=".dense.", dir=writer.folder) as dense:
         type(model).save_pretrained(model, dense, max_shard_size=max_shard_size, **kwargs)
-        for path in sorted(Path(dense).glob("*.safetensors")):
+        for path in sorted(Path(dense).glob(f"*{SUFFIX}")):
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
                     writer.add(name, file.get_tensor(name))

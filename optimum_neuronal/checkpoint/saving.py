@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,15 +10,16 @@ from pathlib import Path
 import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from packaging.version import Version
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..decoder.architectures import find_architecture, is_of_experts
 from ..report import PruningReport
 from ..runtime.atomic import replaced_directory
+from ..transformers_plugin import internals
 from .model_card import make_card
-from .opening import PACKED_INDEX, WEIGHT_FILES, is_of_weights
+from .names import CONFIG, GENERATION_CONFIG, MODEL_CARD, PACKED_INDEX, WEIGHT_FILES, is_of_weights
 
 
 # A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
@@ -79,7 +79,7 @@ def save_pruned(
 def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
     """[`replaced_directory`], with errors that say that nothing was changed."""
     try:
-        with replaced_directory(path, belongs) as staging:
+        with replaced_directory(path, belongs, last=CONFIG) as staging:
             yield staging
     except (OSError, SafetensorError) as error:
         raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
@@ -87,7 +87,7 @@ def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[
 
 def _is_replaced(name: str) -> bool:
     """Whether an old file of this name makes no sense beside the weights of another model."""
-    return is_of_weights(name) or name == "generation_config.json"
+    return is_of_weights(name) or name == GENERATION_CONFIG
 
 
 def push_pruned(
@@ -165,7 +165,7 @@ def _write(
     title: str,
 ) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
-        with _known_as_offloaded(model):
+        with internals.known_as_offloaded(model):
             model.save_pretrained(folder, max_shard_size=max(OFFLOADED_SHARD, _largest_block(model)))
     else:
         model.save_pretrained(folder)
@@ -173,28 +173,7 @@ def _write(
         tokenizer.save_pretrained(folder)
     report.save(folder)
     format = "packed" if (folder / PACKED_INDEX).exists() else "dense"
-    (folder / "README.md").write_text(str(make_card(model, report, title, format)), encoding="utf-8")
-
-
-@contextmanager
-def _known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
-    """`save_pretrained` reads offloaded weights only if the model's device map names two places, one of them the disk.
-
-    Early releases demand two, and accelerate's `cpu_offload` sets no map.
-    """
-    before = model.__dict__.get("hf_device_map")
-    model.hf_device_map = {"weights": "disk", "all else": "cpu"}
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Attempting to save a model with offloaded modules"
-            )  # hence small shards
-            yield
-    finally:
-        if before is None:
-            del model.hf_device_map
-        else:
-            model.hf_device_map = before
+    (folder / MODEL_CARD).write_text(str(make_card(model, report, title, format)), encoding="utf-8")
 
 
 def _largest_block(model: PreTrainedModel) -> int:
@@ -206,12 +185,17 @@ def _largest_block(model: PreTrainedModel) -> int:
 def check_saveable(model: PreTrainedModel) -> None:
     """Raises `ValueError` for a model on disk that the installed transformers cannot save."""
     offloaded = any(parameter.is_meta for parameter in model.parameters())
-    experts = any(parameter.ndim == 3 and name.endswith("_proj") for name, parameter in model.named_parameters())
-    if offloaded and experts and Version(transformers.__version__) < Version("5.17"):
+    if offloaded and _has_experts(model) and not internals.saves_offloaded_experts():
         raise ValueError(
             f"transformers {transformers.__version__} cannot save a mixture of experts whose weights are offloaded: install "
-            "5.17 or later, or load the model into memory."
+            f"{internals.SAVES_OFFLOADED_EXPERTS} or later, or load the model into memory."
         )
+
+
+def _has_experts(model: PreTrainedModel) -> bool:
+    architecture = find_architecture(model.config.get_text_config(decoder=True).model_type)
+    weights = model.named_parameters()
+    return any(is_of_experts(architecture.find_role(name)[1], weight.ndim) for name, weight in weights)
 
 
 def check_space(model: PreTrainedModel, directory: str | Path) -> None:

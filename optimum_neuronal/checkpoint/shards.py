@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from .names import shard
+
 
 class ShardWriter:
     """Collects tensors, and writes a file whenever enough have come.
@@ -46,7 +48,7 @@ class ShardWriter:
 
     def file_name(self, number: int, count: int) -> str:
         """Of the file of a number, from 0."""
-        return f"{self.stem}-{number + 1:05}-of-{count:05}.safetensors"
+        return shard(self.stem, number + 1, count)
 
     def _flush(self) -> None:
         save_file(self._tensors, self._unfinished(len(self._shards)), metadata=self.metadata())

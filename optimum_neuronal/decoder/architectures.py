@@ -38,6 +38,9 @@ FEEDS = {
 }
 MLP_ENTRIES = ("gate", "up", "gate_up", "interleaved_gate_up")
 BLOCK_ENTRIES = tuple(role for role, fed in FEEDS.items() if fed in ("output", "query", "kv") and role != "kv")
+ATTENTION = ("query", "gated_query", "qkv", "interleaved_qkv", "partitioned_qvk")  # every token meets all before it
+
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k")  # what configs call it
 
 # Last components of a name inside its block -> role; None for what is no projection of features: never pruned.
 DEFAULT_ROLES: dict[str, str | None] = {
@@ -112,7 +115,7 @@ class Architecture:
             Whether the experts, instead of a token's indices, take their inputs stacked, (experts * tokens, hidden),
             and store their weights transposed.
         blocks (`str`, *optional*):
-            Name of the decoder's `ModuleList` of blocks, where `_no_split_modules` does not lead to it.
+            Name of the decoder's `ModuleList` of blocks, where the classes that are not to be split do not lead to it.
     """
 
     roles: Mapping[str, str | None] = field(default_factory=dict)
@@ -158,6 +161,27 @@ _ARCHITECTURES = {
     "qwen3_next": Architecture(roles={"self_attn.q_proj": "gated_query"}),
     "stablelm": Architecture(parallel=("use_parallel_residual",)),
 }
+
+
+def is_of_experts(role: str | None, ndim: int) -> bool:
+    """Whether a weight of a role and of so many dimensions is that of all experts of a layer: (experts, ., .)."""
+    return ndim == 3 and (role == "down" or role in MLP_ENTRIES)
+
+
+def with_gates_in_turns(role: str) -> str:
+    """The role of an experts' weight in which gate and up, if it holds both, take turns."""
+    return "interleaved_gate_up" if role == "gate_up" else role
+
+
+def is_gated(role: str) -> bool:
+    """Whether the first weight of an expert, of this role, also makes the gates of what it makes."""
+    return role != "up"
+
+
+def experts_per_token(config) -> int | None:
+    """How many experts a token is sent to, at most over the layers; None if the text config does not say."""
+    found = next((value for name in EXPERTS_PER_TOKEN if (value := getattr(config, name, None))), None)
+    return max(found) if isinstance(found, list) else found
 
 
 def register_architecture(model_type: str, architecture: Architecture) -> None:

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..sparsity.pattern import ColumnPattern
+from ..transformers_plugin import internals
 from .placement import is_offloaded
 from .projections import Projection
 
@@ -20,8 +21,7 @@ def check_model(model: PreTrainedModel) -> None:
         raise ValueError("The model carries PEFT adapters: merge them first with model.merge_and_unload().")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
-    quantization = getattr(model.config, "quantization_config", None)
-    if quantization is not None or getattr(model, "is_quantized", False):
+    if internals.is_quantized(model):
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"{type(model).__name__} is an encoder-decoder model: only decoder models can be pruned.")

@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+from transformers import Conv1D, PreTrainedModel
 
-from .architectures import MLP_ENTRIES, Architecture, find_architecture
+from ..transformers_plugin import internals
+from .architectures import Architecture, find_architecture, is_of_experts, with_gates_in_turns
 from .projections import Block, Decoder, Experts, Projection
 
 
@@ -17,7 +17,7 @@ def find_decoder(
     """Finds the blocks of a model and the projections to prune in them.
 
     The blocks are, in the model's decoder, the largest `ModuleList` of modules that the model says must not be split
-    (`_no_split_modules`), or the largest of all if there is no such. Every matrix in a block must be known by its
+    (`unsplit_modules`), or the largest of all if there is no such. Every matrix in a block must be known by its
     name (`architectures`), or be named by the user in `targets` or `ignore`.
 
     Args:
@@ -88,7 +88,7 @@ def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> t
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
     if architecture.blocks is not None:
         return prefix + architecture.blocks, decoder.get_submodule(architecture.blocks)
-    names = set(getattr(model, "_no_split_modules", None) or ())
+    names = internals.unsplit_modules(model)
     lists = [
         (prefix + name, module)
         for name, module in decoder.named_modules()
@@ -140,10 +140,9 @@ def _find_projections(
     named = full if key == "weight" else f"{full}.{key}"
     if isinstance(module, (nn.Linear, Conv1D)) and (role or (not known and wanted.targets_it(named))):
         return [Projection(full, role, module, wanted.takes(full), transposed=isinstance(module, Conv1D))]
-    if weight.ndim == 3 and role in ("down", *MLP_ENTRIES):
-        if role == "gate_up" and not getattr(module, "is_concatenated", True):
-            role = "interleaved_gate_up"
-        transposed = getattr(module, "is_transposed", architecture.stacked_experts)
+    if is_of_experts(role, weight.ndim):
+        role = with_gates_in_turns(role) if internals.gates_in_turns(module) else role
+        transposed = internals.is_transposed(module, default=architecture.stacked_experts)
         names = [f"{full}.{index}.{key}" for index in range(len(weight))]
         return [
             Projection(name, role, module, wanted.takes(name), key, index, transposed)

@@ -6,11 +6,9 @@ import json
 import torch
 from transformers import PreTrainedModel
 
+from ..transformers_plugin import internals
 from .placement import execution_device, stored_weight
 from .projections import Decoder
-
-
-OF_THE_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version")  # where a model came from, not what
 
 
 def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
@@ -25,7 +23,7 @@ def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dic
         `dict[str, str]`: `model`: of its config, of names, shapes and dtypes, and of the first and the last row of
             every projection that is pruned; `calibration data`: of all token ids; `device`: the kind that computes.
     """
-    config = {key: value for key, value in model.config.to_dict().items() if key not in OF_THE_FILE}
+    config = {key: value for key, value in model.config.to_dict().items() if key not in internals.OF_THE_FILE}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, projection in decoder.projections.items():
         weight = stored_weight(projection)

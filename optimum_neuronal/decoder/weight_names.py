@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
+from ..transformers_plugin import internals
 from .projections import Block, Decoder, Projection
 
 
@@ -24,7 +24,7 @@ def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str
         kind = kind_of(block, projection)
         if kind not in found and projection.pruned:
             stand_in = torch.empty(projection.owner.shape, dtype=projection.owner.dtype, device="meta")
-            stored = revert_weight_conversion(model, {names[id(projection.owner)]: stand_in})
+            stored = internals.as_stored(model, {names[id(projection.owner)]: stand_in})
             found[kind] = sorted({with_stars(name) for name in stored})
     return found
 

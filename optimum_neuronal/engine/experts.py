@@ -10,8 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear
 
+from ..decoder.architectures import MLP_ENTRIES, is_gated
 from ..decoder.projections import Experts, Projection
 from ..metrics.statistics import SquaredNorms
+from ..transformers_plugin import internals
 
 
 class RecordingExperts:
@@ -37,7 +39,8 @@ class RecordingExperts:
     ):
         self.module, self.recorded, self.sequences = experts.module, recorded, sequences
         self.statistic = statistic
-        self.up, self.down = ([p for p in projections if (p.role == "down") == last] for last in (False, True))
+        self.up = [p for p in projections if p.role in MLP_ENTRIES]
+        self.down = [p for p in projections if p.role not in MLP_ENTRIES]
         self.skips_up, self.skips_down = self.up[0] in skipped, self.down[0] in skipped
         self.forward = self._stacked if experts.stacked else self._routed
 
@@ -69,7 +72,7 @@ class RecordingExperts:
         return outputs.view(tokens, k, -1).sum(dim=1).to(hidden.dtype)
 
     def _stacked(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Llama 4's: inputs of shape (experts * tokens, hidden size), zero where a token is not the expert's."""
+        """`Architecture.stacked_experts`: inputs of shape (experts * tokens, hidden size), zero for other experts' tokens."""
         outputs = torch.zeros_like(hidden)
         if self.skips_up:
             return outputs
@@ -85,25 +88,17 @@ class RecordingExperts:
     def _run(self, expert: int, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> torch.Tensor | None:
         """What the expert makes of its inputs, shape (n, hidden size): of the tokens `rows` of a sequence of `tokens`."""
         self._record(self.up[expert], inputs, rows, tokens)
-        inner = self._activate(self._project(self.up[expert], inputs))
+        inner = self._project(self.up[expert], inputs)
+        inner = internals.activate(self.module, inner, gated=is_gated(self.up[expert].role))
         self._record(self.down[expert], inner, rows, tokens)
         if self.skips_down or not len(rows):
             return None
-        result = self._project(self.down[expert], inner)
-        return self.module.post_expert_norm(result) if hasattr(self.module, "post_expert_norm") else result
+        return internals.finish(self.module, self._project(self.down[expert], inner))
 
     def _record(self, projection: Projection, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
         statistic = self.recorded.setdefault(projection.name, self.statistic())
         statistic.update_routed(inputs, rows, tokens)
 
     def _project(self, projection: Projection, inputs: torch.Tensor) -> torch.Tensor:
-        bias = getattr(self.module, f"{projection.parameter}_bias", None)
-        return linear(inputs, projection.weight, None if bias is None else bias[projection.expert])
-
-    def _activate(self, inner: torch.Tensor) -> torch.Tensor:
-        if self.up[0].role == "up":
-            return self.module.act_fn(inner)
-        if hasattr(self.module, "_apply_gate"):
-            return self.module._apply_gate(inner)
-        gate, up = inner.chunk(2, dim=-1)
-        return self.module.act_fn(gate) * up
+        bias = internals.expert_bias(self.module, projection.parameter, projection.expert)
+        return linear(inputs, projection.weight, bias)

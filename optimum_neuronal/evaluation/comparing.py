@@ -110,7 +110,7 @@ def compare(
 
 def _run(trials: "_Trials", records: "_Records", asked: Sequence[tuple], output: str | Path | None) -> Comparison:
     calibration = trials.calibration.to_dict() if trials.calibration is not None else {}
-    name = trials.model.config._name_or_path or type(trials.model).__name__
+    name = trials.model.config.name_or_path or type(trials.model).__name__
     dense = records.get_or_make((0.0, DENSE, DENSE), {}, trials.dense)
     comparison = Comparison(name, dense, [], calibration, versions())
     for combination in logging.tqdm(asked, desc="Comparing", unit="combination"):

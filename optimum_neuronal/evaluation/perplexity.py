@@ -9,6 +9,7 @@ from transformers.utils import logging
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents
 from ..engine.capture import inference
+from ..transformers_plugin import internals
 
 
 def evaluate_perplexity(
@@ -45,7 +46,7 @@ def evaluate_perplexity(
         if value is not None and value < least:
             raise ValueError(f"{name}={value} has to be at least {least}.")
     embeddings = model.get_input_embeddings().weight
-    if embeddings.is_meta and not hasattr(model, "hf_device_map"):
+    if embeddings.is_meta and not internals.has_device_map(model):
         raise ValueError("The model's weights are on the meta device: load them before evaluating it.")
     windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows)
     check_vocabulary(windows, len(embeddings))

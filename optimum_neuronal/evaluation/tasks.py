@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..engine.capture import inference
 from ..runtime.registry import did_you_mean
+from ..transformers_plugin import internals
 
 
 METRIC = "acc"
@@ -93,7 +94,7 @@ def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None) ->
 def _check_model(model) -> None:
     if model.get_output_embeddings() is None:
         raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")
-    if model.get_input_embeddings().weight.is_meta and not hasattr(model, "hf_device_map"):
+    if model.get_input_embeddings().weight.is_meta and not internals.has_device_map(model):
         raise ValueError("The model's weights are on the meta device: load them before evaluating it.")
 
 

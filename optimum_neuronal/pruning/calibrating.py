@@ -68,7 +68,7 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
     Raises:
         `ValueError`: there is none.
     """
-    origin = model.config._name_or_path
+    origin = model.config.name_or_path
     message = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)."
     if not origin:
         raise ValueError(message)

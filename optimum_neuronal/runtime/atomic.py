@@ -6,8 +6,8 @@ between them leaves no directory under the name, and the next save puts the old 
 
 Some directories are not exchanged: a mount point, one whose parent may not be written, the working directory (a shell
 would be left in the old one), one that holds other disks, thousands of files or what may not be read. There the files
-are replaced one by one, `config.json` being taken away first and put back last: a kill meanwhile leaves a directory that
-does not load, never a mixture of old and new.
+are replaced one by one, a file without which the directory is nothing being taken away first and put back last: a kill
+meanwhile leaves a directory that is visibly incomplete, never a mixture of old and new that looks whole.
 """
 
 import ctypes
@@ -27,14 +27,13 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-LAST = "config.json"  # without it a directory is no model
 CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 MOST_ENTRIES = 10_000  # in a directory that is exchanged, since each gets a second name
 KIND = {"new": "saving", "old": "before"}
 
 
 @contextmanager
-def replaced_directory(directory: str | Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
+def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], last: str) -> Iterator[Path]:
     """Yields an empty staging directory; when the block ends, it takes the directory's place.
 
     An exception in the block leaves the directory as it was, and nothing beside it. What killed processes have left
@@ -45,6 +44,7 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool]) ->
         belongs (`Callable[[str], bool]`):
             Whether a file's name is of what is replaced. All other files and folders of the old directory, the user's
             own, are found in the new one too, unless it has some of the same name.
+        last (`str`): name of the file without which the directory is nothing.
 
     Raises:
         `OSError`: the disk is full, or may not be written.
@@ -62,7 +62,7 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool]) ->
             _to_disk(staging)
             _check_kinds(staging, path)
             if inside:
-                _replace_files(staging, path, belongs)
+                _replace_files(staging, path, belongs, last)
             elif path.exists():
                 staging.chmod(path.stat().st_mode & 0o7777)
                 _keep_others(path, staging, belongs)
@@ -220,10 +220,10 @@ def _exchange_at_once(one: Path, other: Path) -> bool:
     return result == 0
 
 
-def _replace_files(staging: Path, path: Path, belongs: Callable[[str], bool]) -> None:
+def _replace_files(staging: Path, path: Path, belongs: Callable[[str], bool], last: str) -> None:
     """For a directory that cannot be exchanged; `staging` lies in it."""
-    new = sorted(os.listdir(staging), key=lambda name: name == LAST)
-    (path / LAST).unlink(missing_ok=True)
+    new = sorted(os.listdir(staging), key=lambda name: name == last)
+    (path / last).unlink(missing_ok=True)
     for entry in list(os.scandir(path)):
         if entry.is_file() and belongs(entry.name) and entry.name not in new:
             os.unlink(entry.path)

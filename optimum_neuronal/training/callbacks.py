@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import torch
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
 from ..checkpoint.sparsity_config import KEY, make_sparsity_config
@@ -21,6 +20,7 @@ from ..pruner import NeuronALPruner
 from ..pruning.checking import check
 from ..pruning.sparsity_found import measure_sparsity
 from ..report import PruningReport
+from ..transformers_plugin.internals import ExportableState
 from .keeping import SparsityKeeper, keep_sparsity
 from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness

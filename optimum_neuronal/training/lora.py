@@ -7,19 +7,13 @@ adapter then learns to do without that part, and the merged model computes what 
 
 import functools
 import importlib.util
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
-from transformers.utils import logging
 
-from .sparse_weights import NEGLIGIBLE, SparseWeight, adapter_layers, find_sparse_weights
-
-
-logger = logging.get_logger(__name__)
+from .sparse_weights import SparseWeight, adapter_layers, find_sparse_weights
 
 
 def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
@@ -72,7 +66,6 @@ def guard_merging(model: nn.Module, weights: list[SparseWeight], kind: type | No
         weights (`list[SparseWeight]`): of the model.
         kind (`type`, *optional*): what a layer becomes; None: guarded, or what it is already.
     """
-    watch_merging()
     for layer, weight in _layers_of(list(_all_layers(model)), weights).items():
         layer.sparse_weight = weight
         if kind is not None or not isinstance(layer, _GuardedMerge):
@@ -197,45 +190,3 @@ def _check_understood(layer: nn.Module) -> None:
                 f"Of LoRA's variants only DoRA and rsLoRA are understood, but the adapter {name!r} is a "
                 f"{type(variant).__name__}: call keep_lora_sparse(model, exact=False)."
             )
-
-
-def watch_merging() -> None:
-    """From now on a merge that fills zeros warns, and says how many. Does nothing while peft is not imported.
-
-    PEFT has no hook for merging, so two public methods of its base class are wrapped, once per process.
-    """
-    if "peft" not in sys.modules:
-        return
-    from peft.tuners.tuners_utils import BaseTuner
-
-    for name in ("merge_and_unload", "merge_adapter"):
-        method = getattr(BaseTuner, name)
-        if not hasattr(method, "watches_zeros"):
-            setattr(BaseTuner, name, _watched(method))
-
-
-def _watched(method: Callable) -> Callable:
-    @functools.wraps(method)
-    def merge(tuner, *args, **kwargs):
-        owners = [(layer.get_base_layer(), _parameter(layer)) for layer in _all_layers(tuner.model)]
-        before = _share_of_zeros(owners)
-        result = method(tuner, *args, **kwargs)
-        after = _share_of_zeros(owners)
-        if before - after > NEGLIGIBLE:
-            logger.warning(
-                f"Merging filled zeros: {before:.1%} of the adapted weights were zero, now {after:.1%} are. To keep them, "
-                "call optimum_neuronal.keep_lora_sparse(model) before training or merging."
-            )
-        return result
-
-    merge.watches_zeros = True
-    return merge
-
-
-def _share_of_zeros(owners: list[tuple[nn.Module, str]]) -> float:
-    weights = [getattr(module, parameter, None) for module, parameter in owners]
-    weights = [
-        weight.detach() for weight in weights if isinstance(weight, nn.Parameter) and weight.is_floating_point()
-    ]
-    total = sum(weight.numel() for weight in weights)
-    return sum(int((weight == 0).sum()) for weight in weights) / max(1, total)

@@ -7,22 +7,20 @@ memory together. Instead transformers is given files that look dense, see [`Pack
 checkpoint it does with this one.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, modeling_utils
-from transformers.quantizers.base import HfQuantizer
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..checkpoint.packed_index import INDEX, check_shapes, open_checkpoint, read_index
-from ..checkpoint.packed_reading import VERSION, PackedFile
+from ..checkpoint.names import PACKED_INDEX
+from ..checkpoint.packed_index import check_shapes, open_checkpoint, read_index
+from ..checkpoint.packed_reading import VERSION
 from ..checkpoint.packed_writing import QUANTIZATION_CONFIG
 from ..checkpoint.save_pretrained import save_packed_by_default
 from ..checkpoint.sparsity_config import read_sparsity_config
-
-
-safe_open = modeling_utils.safe_open
+from . import internals
+from .packed_opening import PackedOpening
 
 
 class PackedConfig(QuantizationConfigMixin):
@@ -46,57 +44,71 @@ class PackedConfig(QuantizationConfigMixin):
         return dict(QUANTIZATION_CONFIG)
 
 
-# transformers compares this name with that of a config which the user passes, and shows both in its error.
-PackedConfig.__name__ = (
-    "PackedConfig (the checkpoint is sparse already: load the dense one; or, to prune it further, load it without "
-    "quantization_config, del model.config.sparsity_config, and call NeuronALPruner(config).prune(model))"
-)
+class _ComparedName(str):
+    """The name of a class; comparing it with another class's is an error that says what to do.
+
+    transformers asks nobody when a `quantization_config` is passed for a checkpoint that has one: if the names of the two
+    classes differ (`AutoHfQuantizer.merge_quantization_configs`), it raises an error that names them, and no way out.
+    """
+
+    def __ne__(self, other: object) -> bool:
+        if isinstance(other, str) and str(self) != str(other):
+            raise ValueError(_advice(other))
+        return super().__ne__(other)
 
 
-class PackedQuantizer(HfQuantizer):
+PackedConfig.__name__ = _ComparedName(PackedConfig.__name__)
+
+
+def _advice(passed: str) -> str:
+    """What to do instead of passing a config of a class of this name for a packed checkpoint."""
+    if passed == "NeuronALConfig":
+        return (
+            "The checkpoint is sparse already, and packed: load the dense one; or, to prune it further, load it without "
+            "quantization_config, del model.config.sparsity_config, and call NeuronALPruner(config).prune(model)."
+        )
+    return (
+        f"The checkpoint is packed, so that it cannot be loaded with another quantization_config (a {passed}). Convert it "
+        "first, with `optimum-cli neuronal convert DIR --format dense --output DENSE_DIR`, and load DENSE_DIR with it."
+    )
+
+
+class PackedQuantizer(internals.EarlyQuantizer):
     """What transformers calls while it loads a packed checkpoint. The model that comes out is not quantized."""
 
     def __init__(self, quantization_config: PackedConfig, **kwargs):
         super().__init__(quantization_config, **kwargs)
         if not self.pre_quantized:
             raise ValueError("The checkpoint is not packed: load it without quantization_config=PackedConfig().")
-        self._files: list[PackedFile] = []
 
-    def update_attn_implementation(self, config):
-        """The first hook that sees the model's config: names the file that transformers is to look for."""
+    def see_config(self, config: PreTrainedConfig) -> None:
+        """Names the file that transformers is to look for."""
         sparsity_config = read_sparsity_config(config)
         if sparsity_config and sparsity_config["format"] != "packed":
             raise ValueError(
                 f"The checkpoint's config.json contradicts itself: sparsity_config.format is {sparsity_config['format']!r}, but "
                 "its quantization_config is that of a packed checkpoint."
             )
-        config.transformers_weights = INDEX
-        index = Path(getattr(config, "_name_or_path", "") or "", INDEX)
+        internals.look_for_weights(config, PACKED_INDEX)
+        index = Path(config.name_or_path or "", PACKED_INDEX)
         if index.is_file():  # else on the Hub
             read_index(index)
-        return config
-
-    update_tp_plan = update_attn_implementation  # what releases before that hook call
-
-    def update_ep_plan(self, config):
-        return config
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str], **_) -> None:
         """Checks all headers before a weight is read, and has transformers read the files by [`PackedFile`]."""
-        self._files = open_checkpoint(Path(checkpoint_files[0]).parent)
-        check_shapes(self._files, model.state_dict())
-        checkpoint_files[:] = [_PackedPath(file) for file in self._files]
-        modeling_utils.safe_open = _open
+        files = open_checkpoint(Path(checkpoint_files[0]).parent)
+        check_shapes(files, model.state_dict())
+        self._opening = PackedOpening(files, owner=self)
+        checkpoint_files[:] = self._opening.paths
 
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
         """Leaves nothing of the loading on the model, but that `save_pretrained` writes what was read: a packed model."""
-        if not all(file.was_opened for file in self._files):
+        self._opening.end()
+        if not self._opening.is_complete:
             raise RuntimeError(
                 "This release of transformers reads checkpoints in a new way, which is not supported yet."
             )
-        for attribute in ("quantization_config", "transformers_weights"):
-            model.config.__dict__.pop(attribute, None)
-        model.__dict__.pop("hf_quantizer", None)
+        internals.forget_quantization(model)
         save_packed_by_default(model)
         return model
 
@@ -106,23 +118,3 @@ class PackedQuantizer(HfQuantizer):
     @property
     def is_trainable(self) -> bool:
         return True
-
-
-class _PackedPath(str):
-    """The path of a packed file, for [`_open`] alone: anyone else is told that there is no such file."""
-
-    file: PackedFile
-
-    def __new__(cls, file: PackedFile):
-        hint = f"{file.path} (packed: only to be read memory-mapped, without disable_mmap=True).safetensors"
-        path = super().__new__(cls, hint)
-        path.file = file
-        return path
-
-
-def _open(path: str | os.PathLike, *args, **kwargs):
-    """Stands in for safetensors' `safe_open` in transformers; differs from it for packed files only."""
-    if not isinstance(path, _PackedPath):
-        return safe_open(path, *args, **kwargs)
-    path.file.was_opened = True
-    return path.file

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimum_neuronal.checkpoint.packed_index import INDEX, check_shapes, open_checkpoint
+from optimum_neuronal.checkpoint.names import PACKED_INDEX as INDEX
+from optimum_neuronal.checkpoint.packed_index import check_shapes, open_checkpoint
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
 from optimum_neuronal.checkpoint.packed_writing import PackedWriter
 

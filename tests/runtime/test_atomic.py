@@ -83,7 +83,7 @@ def test_a_hundred_kills_while_a_model_is_saved(tmp_path, tokenizer, monkeypatch
 
 
 def test_an_exception_leaves_everything(directory):
-    with pytest.raises(RuntimeError), atomic.replaced_directory(directory, of_weights) as staging:
+    with pytest.raises(RuntimeError), atomic.replaced_directory(directory, of_weights, last="config.json") as staging:
         (staging / "config.json").write_text("new")
         raise RuntimeError("stop")
     assert content(directory) == OLD and len(list(directory.parent.iterdir())) == 1
@@ -96,7 +96,7 @@ def test_what_a_running_save_writes_is_not_removed(directory):
     strangers = [directory.parent / name for name in names]
     for stranger in strangers:
         stranger.mkdir()
-    with atomic.replaced_directory(directory, of_weights) as staging:
+    with atomic.replaced_directory(directory, of_weights, last="config.json") as staging:
         (staging / "config.json").write_text("last")
         assert in_child(lambda: write(directory, "new")) == 0
         assert content(directory) == NEW and staging.exists()

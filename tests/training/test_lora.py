@@ -5,10 +5,12 @@ import pytest
 import torch
 from conftest import make_model
 from peft import LoHaConfig, LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.layer import Linear
+from peft.tuners.tuners_utils import BaseTuner
 from sparse import make_sparse, same_zeros, step, zeros_of
 from torch.nn.functional import linear
 
-from optimum_neuronal import keep_lora_sparse, keep_sparsity
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, inspect_checkpoint, keep_lora_sparse, keep_sparsity
 from optimum_neuronal.training.lora import check_peft
 
 
@@ -132,15 +134,28 @@ def test_keep_sparsity_guards_what_it_sees(ids):
     assert not torch.allclose(logits(model, ids), before, atol=1e-3)
 
 
-def test_an_unguarded_merge_warns(monkeypatch, ids):
-    said = []
-    monkeypatch.setattr("optimum_neuronal.training.lora.logger.warning", said.append)
-    train(adapted("lora"), ids).merge_and_unload()
-    train(adapted("experts"), ids).merge_adapter()
-    assert len(said) == 2 and "Merging filled zeros: 70.0% of the adapted weights were zero, now 0.0% are" in said[0]
-    keep_lora_sparse(train(adapted("lora"), ids)).merge_and_unload()
-    get_peft_model(make_model("llama"), LoraConfig(target_modules=["q_proj"])).merge_and_unload()
-    assert len(said) == 2
+def test_peft_itself_is_left_alone(ids):
+    """Nothing of it is wrapped, so that models which nobody guards merge as ever."""
+    methods = BaseTuner.merge_and_unload, BaseTuner.merge_adapter, Linear.merge, Linear.unmerge, Linear.forward
+    for exact in (True, False):
+        keep_lora_sparse(train(adapted("lora"), ids), exact=exact).merge_and_unload()
+    with keep_sparsity(model := adapted("lora")):
+        train(model, ids)
+    model.merge_adapter()
+    assert methods == (
+        BaseTuner.merge_and_unload, BaseTuner.merge_adapter, Linear.merge, Linear.unmerge, Linear.forward
+    )  # fmt: skip
+    assert {method.__module__ for method in methods[:2]} == {BaseTuner.__module__}
+    assert not any(hasattr(method, "__wrapped__") for method in methods)
+
+
+def test_an_unguarded_merge_fills_zeros_and_is_noticed_afterwards(ids, tmp_path):
+    merged = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform")).prune(make_model("llama"))
+    merged = train(get_peft_model(merged, LoraConfig(target_modules=["q_proj"])), ids).merge_and_unload()
+    with pytest.raises(ValueError, match="zeros were lost since, by training or merging"):
+        keep_sparsity(merged)
+    merged.save_pretrained(tmp_path)
+    assert any("q_proj" in problem for problem in inspect_checkpoint(tmp_path).problems)
 
 
 def test_several_adapters(ids):

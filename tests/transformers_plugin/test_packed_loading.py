@@ -1,6 +1,8 @@
 import copy
 import json
+import operator
 import os
+import pickle
 import subprocess
 import sys
 
@@ -12,7 +14,8 @@ from conftest import make_model
 from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, modeling_utils
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.transformers_plugin import packed_loading
+from optimum_neuronal.transformers_plugin import internals
+from optimum_neuronal.transformers_plugin.packed_loading import PackedConfig
 
 
 INDEX, FILE = "packed.safetensors.index.json", "packed-00001-of-00001.safetensors"
@@ -132,6 +135,31 @@ def test_it_is_sparse_already(packed):
     assert model.config.sparsity_config["achieved_sparsity"] == pytest.approx(0.8, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    "passed, name",
+    [
+        (transformers.TorchAoConfig.__new__(transformers.TorchAoConfig), "TorchAoConfig"),
+        (transformers.BitsAndBytesConfig.__new__(transformers.BitsAndBytesConfig), "BitsAndBytesConfig"),
+        ({"quant_method": "quanto", "weights": "int8"}, "dict"),
+    ],
+)
+def test_the_config_of_another_tool(packed, passed, name):
+    with pytest.raises(
+        ValueError, match=f"is packed.*{name}.*optimum-cli neuronal convert DIR --format dense --output"
+    ):
+        AutoModelForCausalLM.from_pretrained(packed, quantization_config=passed)
+
+
+def test_the_class_of_the_config_is_a_class_like_others():
+    config = PackedConfig()
+    assert repr(PackedConfig) == "<class 'optimum_neuronal.transformers_plugin.packed_loading.PackedConfig'>"
+    assert PackedConfig.__name__ == "PackedConfig" and not operator.ne(PackedConfig.__name__, "PackedConfig")
+    assert f"{PackedConfig.__name__}" in {"PackedConfig"} and repr(config).startswith("PackedConfig {")
+    assert pickle.loads(pickle.dumps(PackedConfig)) is PackedConfig is copy.deepcopy(PackedConfig)
+    for again in (pickle.loads(pickle.dumps(config)), copy.copy(config), copy.deepcopy(config)):
+        assert type(again) is PackedConfig and again.to_dict() == config.to_dict()
+
+
 def damaged(packed, tmp_path, name, change):
     folder = tmp_path / "damaged"
     folder.mkdir()
@@ -181,14 +209,15 @@ def test_files_are_read_in_no_other_way(packed, monkeypatch):
     """If transformers reads them without this package's reader, it finds no file."""
     with pytest.raises(FileNotFoundError, match="without disable_mmap=True"):
         AutoModelForCausalLM.from_pretrained(packed, disable_mmap=True)
-    monkeypatch.setattr(packed_loading, "_open", packed_loading.safe_open)
+    monkeypatch.setattr(internals, "set_file_opener", lambda opener: None)
     with pytest.raises(FileNotFoundError, match="only to be read"):
         AutoModelForCausalLM.from_pretrained(packed)
 
 
 def test_dense_checkpoints_load_as_before(packed, tmp_path):
+    before = modeling_utils.safe_open
     AutoModelForCausalLM.from_pretrained(packed)
-    assert modeling_utils.safe_open is packed_loading._open
+    assert modeling_utils.safe_open is before
     make_model("llama").save_pretrained(tmp_path)
     assert_equal(AutoModelForCausalLM.from_pretrained(tmp_path), make_model("llama"))
 

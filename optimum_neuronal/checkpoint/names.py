@@ -1,0 +1,47 @@
+"""How a checkpoint's files are called: every name once.
+
+What transformers and the Hub look for is called as they want it; packed weights are called so that a transformers
+without this package does not find them (docs/format.md).
+"""
+
+import re
+from fnmatch import fnmatchcase
+
+from ..report import REPORT_NAME as REPORT_NAME
+
+
+CONFIG = "config.json"  # without it a directory is no model
+GENERATION_CONFIG = "generation_config.json"
+MODEL_CARD = "README.md"
+
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = f"{SUFFIX}.index.json"
+DENSE, PACKED = "model", "packed"  # what the names of weights begin with
+
+DENSE_FILE = f"{DENSE}{SUFFIX}"  # if there is only one
+DENSE_INDEX = f"{DENSE}{INDEX_SUFFIX}"
+PACKED_INDEX = f"{PACKED}{INDEX_SUFFIX}"  # always there
+
+PACKED_SHARD = re.compile(rf"{PACKED}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}")
+LISTED_FILE = re.compile(rf"\w[\w.-]*{re.escape(SUFFIX)}")  # what an index may name: no path, no hidden file
+
+# Shell patterns of files of weights, and of what tells where they lie.
+DENSE_FILES = (DENSE_FILE, f"{DENSE}-[0-9]*-of-[0-9]*{SUFFIX}", DENSE_INDEX)
+PACKED_FILES = (f"{PACKED}-[0-9]*-of-[0-9]*{SUFFIX}", PACKED_INDEX)
+WEIGHT_FILES = (*DENSE_FILES, *PACKED_FILES)
+
+# What the names of weights of all frameworks and tools end with.
+WEIGHT_SUFFIXES = (
+    SUFFIX, ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"
+)  # fmt: skip
+TOKENIZER_FOLDERS = ("additional_chat_templates",)
+
+
+def shard(stem: str, number: int, count: int) -> str:
+    """The name of one of several files of weights, counted from 1: `model-00001-of-00002.safetensors`."""
+    return f"{stem}-{number:05}-of-{count:05}{SUFFIX}"
+
+
+def is_of_weights(name: str) -> bool:
+    """Whether a file of this name holds weights that this package or transformers wrote, or tells where they lie."""
+    return any(fnmatchcase(name, pattern) for pattern in WEIGHT_FILES)

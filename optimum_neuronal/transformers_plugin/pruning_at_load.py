@@ -1,0 +1,68 @@
+"""What transformers' `from_pretrained` calls for `quantization_config=NeuronALConfig(...)`: the model is pruned at load."""
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..checkpoint.sparsity_config import read_sparsity_config
+from ..config import NeuronALConfig
+from ..pruner import NeuronALPruner
+from ..pruning.calibrating import draw_calibration
+from ..pruning.checking import check_structure
+from . import internals
+
+
+class PruningQuantizer(internals.EarlyQuantizer):
+    """Prunes a model when transformers has loaded it. The model that comes out is not quantized.
+
+    Args:
+        quantization_config ([`NeuronALConfig`]): how to prune.
+
+    Raises:
+        `ValueError`: the checkpoint's own config.json asks for it.
+    """
+
+    def __init__(self, quantization_config: NeuronALConfig, **kwargs):
+        super().__init__(quantization_config, **kwargs)
+        if self.pre_quantized:
+            raise ValueError(
+                "The checkpoint's config.json has a NeuronALConfig as its quantization_config. Remove it there, and pass "
+                "it to from_pretrained: from_pretrained(..., quantization_config=NeuronALConfig(...))."
+            )
+
+    def see_config(self, config: PreTrainedConfig) -> None:
+        """Raises `ValueError` if the model is sparse already."""
+        if read_sparsity_config(config) is not None:
+            raise ValueError(
+                f"{config.name_or_path or 'The model'} is sparse already (its config has a sparsity_config). Load the dense "
+                "model; or, to prune further, from_pretrained(..., quantization_config=..., sparsity_config=None)."
+            )
+
+    def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
+        """Finds what is wrong before the weights are read, and draws the calibration sequences."""
+        internals.forget_quantization(model)
+        config = self.quantization_config
+        methods = config.make_methods()
+        check_structure(model, config, methods)
+        with torch.device("cpu"):  # this hook runs under torch.device("meta")
+            revision = _revision(checkpoint_files)
+            self._calibration, tokenizer = draw_calibration(model, config, methods, revision=revision)
+        self._pruner = NeuronALPruner(config, tokenizer)
+
+    def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
+        internals.forget_quantization(model)
+        return self._pruner.prune(model, self._calibration)
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return True
+
+
+def _revision(checkpoint_files: list[str] | None) -> str | None:
+    """The commit that files in the Hub's cache are of: models--me--llama/snapshots/COMMIT/model.safetensors."""
+    parents = Path(checkpoint_files[0]).parents if checkpoint_files else []
+    return next((folder.name for folder in parents if folder.parent.name == "snapshots"), None)

@@ -1,0 +1,138 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+# What registration.py and hf_quantizer.py use of transformers, in a package whose parent does not import the list.
+LAZY = {
+    "__init__.py": "",
+    "utils/__init__.py": "",
+    "utils/quantization_config.py": "class QuantizationConfigMixin: pass",
+    "quantizers/__init__.py": """
+import importlib
+def __getattr__(name):
+    if name != "auto":
+        raise AttributeError(name)
+    return importlib.import_module(".auto", __name__)
+""",
+    "quantizers/base.py": "class HfQuantizer: pass",
+    "quantizers/auto.py": """
+import sys
+QUANTIZERS, CONFIGS = {}, {}
+executed = sys.__dict__.setdefault("executed", [])
+executed.append(__name__)
+if "fails" in sys.argv and len(executed) == 1:
+    raise OSError("the disk was busy")
+def register_quantizer(name):
+    return lambda cls: QUANTIZERS.setdefault(name, cls)
+def register_quantization_config(name):
+    return lambda cls: CONFIGS.setdefault(name, cls)
+""",
+}
+BEGIN = """
+import importlib, importlib.util, sys
+import optimum_neuronal
+from optimum_neuronal.transformers_plugin import registration
+NAME = "transformers.quantizers.auto"
+def finders():
+    return [finder for finder in sys.meta_path if isinstance(finder, registration._Finder)]
+assert len(finders()) == 1
+"""
+LOOKED_FOR = """
+for _ in range(3):
+    spec = importlib.util.find_spec(NAME)
+    assert spec.origin.endswith("auto.py") and NAME not in sys.modules and len(finders()) == 1
+assert "register_quantizer" in spec.loader.get_source(NAME)
+"""
+REGISTERED = """
+from transformers.quantizers import auto
+assert "neuronal" in auto.QUANTIZERS and "neuronal" in auto.CONFIGS and not finders()
+assert type(auto.__loader__).__name__ == type(auto.__spec__.loader).__name__ == "SourceFileLoader"
+optimum_neuronal.transformers_plugin.registration.register()
+assert not finders()
+"""
+FAILS = """
+try:
+    importlib.import_module(NAME)
+except OSError as error:
+    assert "the disk was busy" in str(error)
+else:
+    raise SystemExit("it was imported")
+assert NAME not in sys.modules and len(finders()) == 1
+"""
+ELSEWHERE = """
+spec = importlib.util.find_spec(NAME)
+copy = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(copy)  # a module of its own, which nobody else sees
+assert "neuronal" not in copy.QUANTIZERS and len(finders()) == 1
+"""
+ANOTHER_FINDER = """
+class Another:
+    def find_spec(self, name, path=None, target=None):
+        if name == NAME:
+            behind = sys.meta_path[sys.meta_path.index(self) + 1:]
+            return next(filter(None, (finder.find_spec(name, path, target) for finder in behind)), None)
+class Old: pass
+sys.meta_path.insert(0, Another())
+sys.meta_path.append(Another())
+sys.meta_path.append(Old())
+"""
+ABSENT = """
+import transformers
+from pathlib import Path
+Path(transformers.__file__).with_name("quantizers").joinpath("auto.py").unlink()
+assert importlib.util.find_spec(NAME) is None
+"""
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(8) as pool:
+    specs = list(pool.map(importlib.util.find_spec, [NAME] * 50))
+    modules = set(pool.map(importlib.import_module, [NAME] * 8))
+assert all(specs) and len(modules) == 1 and len(sys.executed) == 1
+"""
+
+
+def run(code, *arguments, path=""):
+    paths = [str(path), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, "-c", code, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+@pytest.fixture
+def lazy(tmp_path):
+    """A folder with a transformers whose parent package imports its list of quantizers when it is first used."""
+    for name, content in LAZY.items():
+        file = tmp_path / "transformers" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "code",
+    [REGISTERED, LOOKED_FOR + REGISTERED, ELSEWHERE + REGISTERED, ANOTHER_FINDER + LOOKED_FOR + REGISTERED, ABSENT, THREADS + REGISTERED],
+    ids=["imported", "looked for", "executed elsewhere", "another finder", "absent", "threads"],
+)  # fmt: skip
+def test_the_quantizer_is_registered_when_the_list_is_executed(lazy, code):
+    run(BEGIN + code, path=lazy)
+
+
+def test_a_failed_import_can_be_repeated(lazy):
+    run(BEGIN + LOOKED_FOR + FAILS + REGISTERED, "fails", path=lazy)
+
+
+@pytest.mark.parametrize(
+    "first", ["", "import importlib.util; importlib.util.find_spec('transformers.quantizers.auto')", "import transformers.quantizers.auto"]
+)  # fmt: skip
+def test_in_transformers(first):
+    """Whether somebody looked for the list before, or imported it before this package."""
+    run(
+        f"import sys\n{first}\nimport optimum_neuronal\n{first}\n"
+        "from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING\n"
+        "assert 'neuronal' in AUTO_QUANTIZER_MAPPING and 'neuronal' in AUTO_QUANTIZATION_CONFIG_MAPPING\n"
+        "assert not any(type(finder).__module__.startswith('optimum_neuronal') for finder in sys.meta_path)"
+    )
