@@ -50,7 +50,7 @@ class Methods:
             )
         if pattern is None:
             return
-        if topup.name != "uniform":
+        if topup.decides:
             raise ValueError(
                 f"The pattern {pattern} prunes the same share everywhere, so there is nothing for the top-up "
                 f"{topup.name!r} to decide: set topup='uniform'."

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..decoder.architectures import ATTENTION, experts_per_token
 from ..decoder.projections import Block, Decoder
 from ..engine.dense_pass import DensePass
 from ..engine.passes import Pass
@@ -13,8 +14,6 @@ from ..engine.replay_check import CheckPass
 from .final_pruning import PruningPass
 
 
-EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k")  # what configs call it
-ATTENTION = ("query", "gated_query", "qkv", "interleaved_qkv", "partitioned_qvk")  # roles where every token meets all
 MEASURE_SECONDS = 0.5
 
 Costs = tuple[int, int, int]  # floating-point operations of a block on one sequence, for each entry of `Runs`
@@ -89,8 +88,7 @@ def block_operations(decoder: Decoder, block: Block, tokens: int) -> Costs:
         decoder ([`Decoder`]), block ([`Block`]): may be on the meta device.
         tokens (`int`): of the sequence.
     """
-    asked = (getattr(decoder.config, name, None) for name in EXPERTS_PER_TOKEN)
-    per_token = next((max(value) if isinstance(value, list) else value for value in asked if value), None)
+    per_token = experts_per_token(decoder.config)
     projections = inner = 0
     for projection in block.projections.values():
         operations = 2 * tokens * projection.shape[0] * projection.shape[1]

@@ -38,6 +38,7 @@ class TopUp(ABC):
     config gives it its `topup_args` and nothing else, in which sequences are lists, as JSON has them.
 
     Class attributes:
+        decides (`bool`): False if every weight matrix gets the sparsity that was asked for, as an N:M pattern demands.
         uses_calibration (`bool`): False if `allocate` never asks the sweep for anything.
         rows_are_optional (`bool`): True if `allocate` leaves rows alone where the saliency cannot tell them apart.
         without_rows (`Mapping[str, Any]`): hyper-parameters with which rows are left alone; none if there are none.
@@ -47,6 +48,7 @@ class TopUp(ABC):
     """
 
     name: ClassVar[str]
+    decides: ClassVar[bool] = True
     uses_calibration: ClassVar[bool] = True
     rows_are_optional: ClassVar[bool] = False
     without_rows: ClassVar[Mapping[str, Any]] = {}

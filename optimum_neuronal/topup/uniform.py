@@ -13,6 +13,7 @@ from .base import Allocation, TopUp, register_topup
 class Uniform(TopUp):
     """The baseline that the literature compares with; costs nothing."""
 
+    decides: ClassVar[bool] = False
     uses_calibration: ClassVar[bool] = False
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
