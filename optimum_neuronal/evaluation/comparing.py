@@ -1,48 +1,22 @@
 """`compare`: every combination of saliency, top-up and sparsity on one model that is loaded once."""
 
-import hashlib
-import json
-import re
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..config import NeuronALConfig
-from ..config_fields import ALIASES
-from ..data.calibration import CalibrationSet
-from ..decoder.identity import identity
-from ..decoder.placement import is_offloaded
-from ..decoder.projections import Decoder
-from ..decoder.trial import trial_weights
-from ..methods import Methods
-from ..pruning.calibrating import draw_calibration, own_tokenizer
-from ..pruning.checking import check
-from ..pruning.finding import TOKENS_PER_FORWARD, Shared, find_changes
-from ..pruning.reporting import make_report, versions
-from ..runtime.clock import Clock
-from ..runtime.journal import write_durably
-from ..runtime.peak_memory import reset_peak_memory
+from ..pruning.reporting import versions
 from ..runtime.processes import Processes
 from ..runtime.registry import parse_method
 from ..saliency import SALIENCIES
-from ..sparsity.plan import row_sparsity
 from ..topup import TOPUPS
-from .perplexity import evaluate_perplexity, load_windows
-from .results import DENSE, Comparison, Result
-from .tasks import check_tasks, evaluate_tasks
+from .result_records import ResultRecords
+from .results import DENSE, Comparison
+from .trials import Trials
 
 
 logger = logging.get_logger(__name__)
-
-BINS = 64  # enough for a picture
-RECORDS = "results"  # folder of what is finished, inside the output directory
-EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError, OSError)
 
 
 def compare(
@@ -64,30 +38,22 @@ def compare(
 ) -> Comparison:
     """Prunes a model in many ways and measures what each loses. The model is as before afterwards.
 
-    The dense model, its calibration sequences and their dense activations are shared by all combinations. One that
-    fails is a result with its error.
+    The dense model, its calibration sequences and their activations are shared. A combination that fails is a result
+    with its error.
 
     Args:
         model (`PreTrainedModel` or `str`): a dense decoder model with its weights in memory, or where to load it from.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the one of the model's own checkpoint.
-        saliencies, topups (`Sequence[str]`):
-            Names of methods, with hyper-parameters if wanted: `"owl"`, `"owl:half_width=0.1"`, `"neuronal:steps=block"`.
+        saliencies, topups (`Sequence[str]`): methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
         sparsities (`Sequence[float]`): each in [0, 1).
         dataset: calibration data, as for [`NeuronALPruner.prune`].
-        evaluate (`Sequence` or `dict`):
-            Test sets, each as for [`evaluate_perplexity`]; or name -> test set.
-        tasks (`Sequence[str]`): zero-shot tasks, as for [`evaluate_tasks`].
-        limit (`int`, *optional*), include_path (`str` or `Path`, *optional*):
-            Questions per task, and a folder of further tasks, as for [`evaluate_tasks`].
+        evaluate (`Sequence` or `dict`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
+        tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`].
         max_windows (`int`, *optional*): windows per test set.
         output (`str` or `Path`, *optional*):
-            Directory for the tables and for what is finished, combination by combination: a later call with the same
-            arguments goes on from there.
+            Directory for the tables and for what is finished: a later call with the same arguments goes on from there.
         overwrite (`bool`): whether to run again what is finished there.
         config: further fields of [`NeuronALConfig`] for all combinations: `num_samples`, `seq_length`, ...
-
-    Returns:
-        [`Comparison`]
 
     Raises:
         `ValueError`, `TypeError`: unknown methods, or a model and data that no combination can work with.
@@ -101,14 +67,13 @@ def compare(
     if isinstance(model, str):
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
         model = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
-    trials = _Trials(model, tokenizer, dataset, config, asked)
+    trials = Trials(model, tokenizer, dataset, config, asked)
     trials.load_tests(evaluate, max_windows)
     trials.load_tasks(tasks, limit, include_path)
-    records = _Records(output, overwrite, trials.identity)
-    return _run(trials, records, asked, output)
+    return _run(trials, ResultRecords(output, overwrite, trials.identity), asked, output)
 
 
-def _run(trials: "_Trials", records: "_Records", asked: Sequence[tuple], output: str | Path | None) -> Comparison:
+def _run(trials: "Trials", records: "ResultRecords", asked: Sequence[tuple], output: str | Path | None) -> Comparison:
     calibration = trials.calibration.to_dict() if trials.calibration is not None else {}
     name = trials.model.config.name_or_path or type(trials.model).__name__
     dense = records.get_or_make((0.0, DENSE, DENSE), {}, trials.dense)
@@ -129,189 +94,3 @@ def _check_names(saliencies: Sequence[str], topups: Sequence[str]) -> None:
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
         for method in methods:
             registry.get(parse_method(method)[0])
-
-
-def make_config(sparsity: float, saliency: str, topup: str, dataset, others: dict[str, Any]) -> NeuronALConfig:
-    """The config of one combination. With a saliency that updates weights, a top-up leaves rows alone if it can.
-
-    Args:
-        sparsity (`float`): in [0, 1).
-        saliency, topup (`str`): names of methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
-        dataset: calibration data; the config holds a name or a path only.
-        others (`dict[str, Any]`):
-            Fields of the config, for all combinations. Among them aliases, which only the top-ups that they belong to
-            are given, and which its own hyper-parameters override.
-
-    Raises:
-        `ValueError`, `TypeError`: this combination is not possible.
-    """
-    saliency, saliency_args = parse_method(saliency)
-    topup, topup_args = parse_method(topup)
-    fields = {name: value for name, value in others.items() if name not in ALIASES}
-    aliases = {name: value for name, value in others.items() if name in ALIASES and topup in ALIASES[name].topups}
-    without_rows = TOPUPS.get(topup).without_rows if SALIENCIES.get(saliency).updates_weights else {}
-    return NeuronALConfig(
-        sparsity=sparsity,
-        saliency=saliency,
-        saliency_args=saliency_args,
-        topup=topup,
-        topup_args={**without_rows, **aliases, **topup_args},
-        dataset=dataset if isinstance(dataset, str) else None,
-        **fields,
-    )
-
-
-class _Trials:
-    """The dense model, what all combinations share, and the tests."""
-
-    def __init__(self, model: PreTrainedModel, tokenizer, dataset, others: dict[str, Any], asked: Sequence[tuple]):
-        self.model, self.tokenizer = model, tokenizer
-        self.configs: dict[tuple, NeuronALConfig | str] = {}  # or why there is none
-        for combination in asked:
-            try:
-                self.configs[combination] = make_config(*combination, dataset, others)
-            except ValueError as error:
-                self.configs[combination] = " ".join(str(error).split())
-        self.methods: dict[tuple, Methods] = {
-            combination: config.make_methods()
-            for combination, config in self.configs.items()
-            if isinstance(config, NeuronALConfig)
-        }
-        if not self.methods:
-            raise ValueError(f"No combination is possible: {next(iter(self.configs.values()))}")
-        first = next(iter(self.methods))
-        self.decoder: Decoder = check(model, self.configs[first], self.methods[first])
-        if any(is_offloaded(projection.module) for projection in self.decoder.projections.values()):
-            raise ValueError("compare tries weights out in memory: load the model without offloading.")
-        self.calibration: CalibrationSet | None = None
-        calibrated = next((key for key, methods in self.methods.items() if methods.needs_calibration), None)
-        if calibrated is not None:
-            self.calibration, self.tokenizer = draw_calibration(
-                model, self.configs[calibrated], self.methods[calibrated], tokenizer, dataset
-            )
-        self.shared = Shared()
-
-    def load_tests(self, evaluate, max_windows: int | None) -> None:
-        """Token ids of every test set, once for all."""
-        named = (
-            evaluate if isinstance(evaluate, dict) else {_name(entry, n): entry for n, entry in enumerate(evaluate)}
-        )
-        config = self.configs[next(iter(self.methods))]
-        self.windows = {}
-        for name, entry in named.items():
-            if isinstance(entry, str):
-                self.tokenizer = self.tokenizer or own_tokenizer(self.model)
-            self.windows[name] = load_windows(self.model.config, self.tokenizer, entry, config.seq_length, max_windows)
-
-    def load_tasks(self, tasks: Sequence[str], limit: int | None, include_path: str | Path | None) -> None:
-        """Finds tasks that are not known before the work begins."""
-        self.tasks, self.task_options = list(tasks), {"limit": limit, "include_path": include_path}
-        if tasks:
-            self.tokenizer = self.tokenizer or own_tokenizer(self.model)
-            check_tasks(self.tasks, include_path)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What every result depends on, beside its config."""
-        ids = torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
-        tests = {
-            name: hashlib.sha256(windows.contiguous().numpy().tobytes()).hexdigest()
-            for name, windows in self.windows.items()
-        }
-        own = {"tests": tests, "tasks": self.tasks, **self.task_options, "versions": versions()}
-        return {**identity(self.model, self.decoder, ids), **own}
-
-    def dense(self) -> Result:
-        """The dense model's figures."""
-        return Result(0.0, DENSE, DENSE, **self._measured())
-
-    def run(self, sparsity: float, saliency: str, topup: str) -> Result:
-        """One combination, from search to test; the model's weights are put back."""
-        combination = sparsity, saliency, topup
-        config, methods = self.configs[combination], self.methods.get(combination)
-        result = Result(sparsity, saliency, topup)
-        if isinstance(config, str):
-            result.error = config
-            return result
-        clock = Clock()
-        reset_peak_memory()
-        try:
-            ids = torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
-            outcome = find_changes(self.model, self.decoder, config, methods, ids, clock, shared=self.shared)
-            changed = list(self.decoder.projections.values())
-            with trial_weights(changed, lambda p: outcome.changes[p.name]):
-                report = make_report(self.decoder, config, self.calibration, outcome, clock.seconds)
-                rows = self._row_sparsity() if methods.topup.by_row else {}
-                measured = self._measured()
-        except EXPECTED as error:
-            result.error = " ".join(f"{error}".split()) or type(error).__name__
-            return result
-        return Result(
-            sparsity,
-            saliency,
-            topup,
-            **measured,
-            achieved_sparsity=report.achieved_sparsity,
-            block_sparsity=list(report.blocks.values()),
-            row_sparsity=rows,
-            allocation_seconds=clock.seconds["allocation"],
-            pruning_seconds=clock.seconds["pruning"],
-            peak_memory=report.peak_memory,
-            block_lambda=report.block_lambda,
-            row_lambda=report.row_lambda,
-            decisions=report.decisions,
-            config=report.config,
-        )
-
-    def _row_sparsity(self) -> dict[str, list[float]]:
-        """Of every projection, means over at most `BINS` stretches of its rows."""
-        return {
-            name: [round(part.mean().item(), 4) for part in row_sparsity(projection.weight).tensor_split(BINS)]
-            for name, projection in self.decoder.projections.items()
-            if projection.shape[0] >= BINS
-        }
-
-    def _measured(self) -> dict[str, Any]:
-        perplexity = {
-            name: evaluate_perplexity(self.model, None, ids, batch_size=max(1, TOKENS_PER_FORWARD // ids.shape[1]))
-            for name, ids in self.windows.items()
-        }
-        accuracy = {}
-        if self.tasks:
-            results = evaluate_tasks(self.model, self.tokenizer, self.tasks, **self.task_options)
-            accuracy = {name: asdict(result) for name, result in results.items()}
-        return {"perplexity": perplexity, "accuracy": accuracy}
-
-
-class _Records:
-    """Finished results in a directory, each under a digest of all that it depends on. Failed ones are not kept."""
-
-    def __init__(self, output: str | Path | None, overwrite: bool, depends_on: dict[str, Any]):
-        self.directory = None if output is None else Path(output) / RECORDS
-        self.overwrite, self.depends_on = overwrite, depends_on
-        if self.directory is not None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-
-    def get_or_make(self, combination: tuple[float, str, str], config: dict[str, Any] | str, make) -> Result:
-        """What is recorded, or made now and recorded."""
-        if self.directory is None:
-            return make()
-        sparsity, *methods = combination
-        depends_on = json.dumps([config, self.depends_on], sort_keys=True, default=str)
-        digest = hashlib.sha256(depends_on.encode()).hexdigest()[:12]
-        words = [re.sub(r"[^\w.-]", "_", word) for word in (f"{sparsity:g}", *methods)]
-        path = self.directory / ("-".join([*words, digest]) + ".json")
-        if path.exists() and not self.overwrite:
-            with suppress(ValueError, TypeError):  # what cannot be read, or was written otherwise, is made anew
-                return Result(**json.loads(path.read_text(encoding="utf-8")))
-        result = make()
-        if result.error is None:
-            write_durably(path, (json.dumps(asdict(result), indent=2) + "\n").encode())
-        return result
-
-
-def _name(entry, number: int) -> str:
-    """How a test set is called in tables: a file by its name."""
-    if not isinstance(entry, str):
-        return f"test {number + 1}"
-    return Path(entry).name if Path(entry.rpartition(":")[0] or entry).is_file() or Path(entry).is_file() else entry

@@ -6,8 +6,8 @@ import torch
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
-from optimum_neuronal.evaluation import comparing
-from optimum_neuronal.evaluation.comparing import make_config
+from optimum_neuronal.evaluation import trials
+from optimum_neuronal.evaluation.trials import make_config
 from optimum_neuronal.saliency import SALIENCIES
 
 
@@ -50,7 +50,7 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
 
 def test_dense_work_is_shared(llama, others, monkeypatch):
     checks, captures = [], []
-    monkeypatch.setattr(comparing, "check", lambda *a, o=comparing.check: (checks.append(1), o(*a))[1])
+    monkeypatch.setattr(trials, "check", lambda *a, o=trials.check: (checks.append(1), o(*a))[1])
     from optimum_neuronal.engine import runner as engine
 
     original = engine.check_replay
@@ -60,7 +60,7 @@ def test_dense_work_is_shared(llama, others, monkeypatch):
 
 
 def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):
-    runs, run = [], comparing._Trials.run
+    runs, run = [], trials.Trials.run
 
     def interrupted(self, *combination):
         runs.append(combination)
@@ -68,7 +68,7 @@ def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatc
             raise KeyboardInterrupt
         return run(self, *combination)
 
-    monkeypatch.setattr(comparing._Trials, "run", interrupted)
+    monkeypatch.setattr(trials.Trials, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compare(llama, **METHODS, **others, output=tmp_path)
     assert len(json.loads((tmp_path / "comparison.json").read_text())["results"]) == 2
@@ -127,7 +127,7 @@ def test_out_of_memory_is_a_row_too(llama, others, monkeypatch):
     def fails(*args, **kwargs):
         raise MemoryError
 
-    monkeypatch.setattr(comparing, "find_changes", fails)
+    monkeypatch.setattr(trials, "find_changes", fails)
     comparison = compare(llama, saliencies=["wanda"], topups=["uniform"], **others)
     assert comparison.failed[0].error == "MemoryError"
 
@@ -144,8 +144,8 @@ def test_out_of_memory_is_a_row_too(llama, others, monkeypatch):
     ],
 )
 def test_bad_input_is_refused_before_work(arguments, message, llama, others, monkeypatch):
-    monkeypatch.setattr(comparing, "find_changes", lambda *args: pytest.fail("work began"))
-    monkeypatch.setattr(comparing, "evaluate_perplexity", lambda *args, **kwargs: pytest.fail("work began"))
+    monkeypatch.setattr(trials, "find_changes", lambda *args: pytest.fail("work began"))
+    monkeypatch.setattr(trials, "evaluate_perplexity", lambda *args, **kwargs: pytest.fail("work began"))
     with pytest.raises(ValueError, match=message):
         compare(llama, **{"saliencies": ["wanda"], "topups": ["uniform"], **others, **arguments})
 

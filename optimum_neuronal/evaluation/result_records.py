@@ -1,0 +1,51 @@
+"""Results of a comparison that are finished, kept in a directory so that none is measured twice."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..runtime.journal import write_durably
+from .results import Result
+
+
+RECORDS = "results"  # folder of what is finished, inside the output directory
+
+
+class ResultRecords:
+    """Finished results, each under a digest of all that it depends on. Failed ones are not kept.
+
+    Args:
+        output (`str` or `Path`, *optional*): directory of the comparison; nothing is kept without one.
+        overwrite (`bool`): whether to make what is recorded again.
+        depends_on (`dict`): what all results depend on.
+    """
+
+    def __init__(self, output: str | Path | None, overwrite: bool, depends_on: dict[str, Any]):
+        self.directory = None if output is None else Path(output) / RECORDS
+        self.overwrite, self.depends_on = overwrite, depends_on
+        if self.directory is not None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+
+    def get_or_make(
+        self, combination: tuple[float, str, str], config: dict[str, Any] | str, make: Callable[[], Result]
+    ) -> Result:
+        """What is recorded, or made now and recorded."""
+        if self.directory is None:
+            return make()
+        sparsity, *methods = combination
+        depends_on = json.dumps([config, self.depends_on], sort_keys=True, default=str)
+        digest = hashlib.sha256(depends_on.encode()).hexdigest()[:12]
+        words = [re.sub(r"[^\w.-]", "_", word) for word in (f"{sparsity:g}", *methods)]
+        path = self.directory / ("-".join([*words, digest]) + ".json")
+        if path.exists() and not self.overwrite:
+            with suppress(ValueError, TypeError):  # what cannot be read, or was written otherwise, is made anew
+                return Result(**json.loads(path.read_text(encoding="utf-8")))
+        result = make()
+        if result.error is None:
+            write_durably(path, (json.dumps(asdict(result), indent=2) + "\n").encode())
+        return result
