@@ -16,12 +16,13 @@ from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
 import optimum_neuronal.engine.runner
 import optimum_neuronal.engine.sweep
 import optimum_neuronal.sparsity.cuts
+from benchmarks.random_models import random_llama
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.sweep import Sweep
@@ -36,7 +37,7 @@ from optimum_neuronal.topup.neuronal import NeuronAL
 FORWARDS, SCORES, RANKING, CUTS = "block forwards", "scores", "ranking (sort)", "cuts and masks"
 TRIALS, STATISTICS, ERRORS, REST = "trial weights", "statistics", "alignment errors", "the rest"
 PHASES = (FORWARDS, SCORES, RANKING, CUTS, TRIALS, STATISTICS, ERRORS, REST)
-FUNCTIONS = {  # name in masks and sweep, wherever it is -> phase
+FUNCTIONS = {  # name in cuts, runner or sweep, wherever it is -> phase
     "sort_rows": RANKING,
     "find_cut": CUTS,
     "apply_cut": CUTS,
@@ -129,13 +130,13 @@ def now(device: torch.device) -> float:
 @contextmanager
 def measured(decoder, clock: PhaseClock, operations: Operations) -> Iterator[None]:
     """While the context lasts, clock and operations see what the allocation does."""
-    sweep, engine, masks = (
+    sweep, engine, cuts = (
         optimum_neuronal.engine.sweep,
         optimum_neuronal.engine.runner,
         optimum_neuronal.sparsity.cuts,
     )
     with ExitStack() as stack:
-        for module in (masks, engine, sweep):
+        for module in (cuts, engine, sweep):
             for name in FUNCTIONS.keys() & vars(module).keys():
                 timed = clock.timed(getattr(module, name), FUNCTIONS[name])
                 stack.enter_context(patch.object(module, name, timed))
@@ -174,17 +175,9 @@ def matmul_peak(shapes, dtype: torch.dtype, device: torch.device, seconds: float
 
 
 def make_model(args) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=args.hidden_size,
-        intermediate_size=int(args.hidden_size * 2.6875),  # as in Llama-2-7B
-        num_hidden_layers=args.blocks,
-        num_attention_heads=max(1, args.hidden_size // args.head_dim),
-        max_position_embeddings=args.tokens,
-        vocab_size=VOCABULARY,
-        dtype=args.dtype,
-    )
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).eval().to(args.device, getattr(torch, args.dtype))
+    model = random_llama(args.hidden_size, args.blocks, args.tokens, VOCABULARY, args.head_dim, dtype=args.dtype)
+    return model.to(args.device, getattr(torch, args.dtype))
 
 
 def allocate(model, ids: torch.Tensor, args, lambdas: tuple[float, ...]) -> tuple[PhaseClock, Operations]:
