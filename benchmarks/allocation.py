@@ -16,9 +16,10 @@ from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
+from benchmarks.random_models import random_llama
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine import alignment_errors, applier, deviation, runner
 from optimum_neuronal.engine.capture import inference
@@ -170,17 +171,9 @@ def matmul_peak(shapes, dtype: torch.dtype, device: torch.device, seconds: float
 
 
 def make_model(args) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=args.hidden_size,
-        intermediate_size=int(args.hidden_size * 2.6875),  # as in Llama-2-7B
-        num_hidden_layers=args.blocks,
-        num_attention_heads=max(1, args.hidden_size // args.head_dim),
-        max_position_embeddings=args.tokens,
-        vocab_size=VOCABULARY,
-        dtype=args.dtype,
-    )
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).eval().to(args.device, getattr(torch, args.dtype))
+    model = random_llama(args.hidden_size, args.blocks, args.tokens, VOCABULARY, args.head_dim, dtype=args.dtype)
+    return model.to(args.device, getattr(torch, args.dtype))
 
 
 def allocate(model, ids: torch.Tensor, args, lambdas: tuple[float, ...]) -> tuple[PhaseClock, Operations]:

@@ -13,22 +13,10 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from benchmarks.random_models import random_llama
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-
-
-def make_model(hidden_size: int, blocks: int, tokens: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=hidden_size,
-        intermediate_size=int(hidden_size * 2.6875),  # as in Llama-2-7B
-        num_hidden_layers=blocks,
-        num_attention_heads=hidden_size // 64,
-        max_position_embeddings=tokens,
-        vocab_size=1000,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 def resident(key: str) -> int:
@@ -59,9 +47,9 @@ def main():
         "batch_size": 1,
     }
     config = NeuronALConfig(0.7, row_lambdas=(0.0, 0.05, 0.1), **fields)
-    NeuronALPruner(config).prune(make_model(64, 2, args.tokens), ids)
+    NeuronALPruner(config).prune(random_llama(64, 2, args.tokens), ids)
 
-    model = make_model(args.hidden_size, args.blocks, args.tokens)
+    model = random_llama(args.hidden_size, args.blocks, args.tokens)
     block = sum(parameter.numel() * parameter.element_size() for parameter in model.model.layers[0].parameters())
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM

@@ -11,23 +11,16 @@ import statistics
 import time
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
+from benchmarks.random_models import random_llama
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, keep_sparsity
 from optimum_neuronal.runtime.tables import format_table
 
 
 def make_model(hidden_size: int, blocks: int, dtype: str) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        hidden_size=hidden_size,
-        intermediate_size=int(hidden_size * 2.6875),  # as in Llama-2-7B
-        num_hidden_layers=blocks,
-        num_attention_heads=hidden_size // 64,
-        max_position_embeddings=4096,
-        vocab_size=1000,
-    )
-    model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+    model = random_llama(hidden_size, blocks, tokens=4096).to(getattr(torch, dtype))
     return NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform")).prune(model)
 
 

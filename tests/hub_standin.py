@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 import socket
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import yaml
@@ -57,6 +59,11 @@ class Hub(ThreadingHTTPServer):
         self.tokens: set[str | None] = set()  # all that were seen
         self.cards: list[str] = []  # that were validated
         self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """Of a process that takes this for the Hub, and keeps its cache in a folder."""
+        own = {"HF_ENDPOINT": self.url, "HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+        return {**os.environ, **own, "HF_HOME": str(home)}
 
 
 @contextmanager
@@ -179,14 +186,12 @@ class Handler(BaseHTTPRequestHandler):
         self._json({})
 
     def info(self, body, repo_id, revision=None):
-        repository = self.server.repositories.get(repo_id)
-        if repository is None:
-            return self._missing("RepoNotFound")
-        branch = repository.find(revision)
+        branch = self._branch(repo_id, revision)
         if branch is None:
-            return self._missing("RevisionNotFound")
+            return None
         siblings = [{"rfilename": name} for name in branch.files]
-        common = {"private": repository.private, "gated": False, "disabled": False, "downloads": 0, "likes": 0}
+        private = self.server.repositories[repo_id].private
+        common = {"private": private, "gated": False, "disabled": False, "downloads": 0, "likes": 0}
         self._json({"_id": "1", "id": repo_id, "sha": branch.revision, "tags": [], "siblings": siblings, **common})
 
     def tree(self, body, repo_id, revision):
@@ -201,12 +206,9 @@ class Handler(BaseHTTPRequestHandler):
         self._json(files)
 
     def resolve(self, body, repo_id, revision, name):
-        repository = self.server.repositories.get(repo_id)
-        if repository is None:
-            return self._missing("RepoNotFound")
-        branch = repository.find(revision)
+        branch = self._branch(repo_id, revision)
         if branch is None:
-            return self._missing("RevisionNotFound")
+            return None
         if name not in branch.files:
             return self._missing("EntryNotFound", {"X-Repo-Commit": branch.revision})
         content, oid = branch.files[name]
@@ -238,6 +240,13 @@ class Handler(BaseHTTPRequestHandler):
         """What the Hub answers to who has no token: it does not tell whether the repository exists."""
         headers = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."}
         self._send(401, b"{}", headers)
+
+    def _branch(self, repo_id: str, revision: str | None) -> Branch | None:
+        """A branch of a repository; None if there is no such, as has been answered by then."""
+        repository = self.server.repositories.get(repo_id)
+        if repository is None:
+            return self._missing("RepoNotFound")
+        return repository.find(revision) or self._missing("RevisionNotFound")
 
     def _missing(self, code: str, headers: dict | None = None) -> None:
         self._send(404, b"{}", {"X-Error-Code": code, "X-Error-Message": code, **(headers or {})})

@@ -48,27 +48,26 @@ def test_train_tiny_model(tmp_path, monkeypatch, model_type):
     assert AutoTokenizer.from_pretrained(output)(heldout)["input_ids"]
 
 
-def test_prune(tmp_path, monkeypatch, capsys):
+def prepare(folder, characters):
+    """Saves the tiny model in `folder / "dense"`, and gives the arguments that calibrate and evaluate a little."""
     model, tokenizer = load_tiny_model()
     model.config.max_position_embeddings = 64  # short sequences
-    model.save_pretrained(tmp_path / "dense")
-    tokenizer.save_pretrained(tmp_path / "dense")
-    text = tmp_path / "text.txt"
-    text.write_text((TINY_MODEL / "heldout.txt").read_text()[:10_000])
-    arguments = ("--dataset", TINY_MODEL / "calibration.txt", "--evaluate", text, "--num-samples", 8)
+    model.save_pretrained(folder / "dense")
+    tokenizer.save_pretrained(folder / "dense")
+    text = folder / "text.txt"
+    text.write_text((TINY_MODEL / "heldout.txt").read_text()[:characters])
+    return ("--dataset", TINY_MODEL / "calibration.txt", "--evaluate", text, "--num-samples", 8)
+
+
+def test_prune(tmp_path, monkeypatch, capsys):
+    arguments = prepare(tmp_path, 10_000)
     run("prune.py", monkeypatch, "--model", tmp_path / "dense", "--output", tmp_path / "sparse", *arguments)
     printed = capsys.readouterr().out
     assert "dense: perplexity" in printed and "sparse, reloaded: perplexity" in printed and "70.0" in printed
 
 
 def test_compare(tmp_path, monkeypatch, capsys):
-    model, tokenizer = load_tiny_model()
-    model.config.max_position_embeddings = 64  # short sequences
-    model.save_pretrained(tmp_path / "dense")
-    tokenizer.save_pretrained(tmp_path / "dense")
-    text = tmp_path / "text.txt"
-    text.write_text((TINY_MODEL / "heldout.txt").read_text()[:6_000])
-    arguments = ("--dataset", TINY_MODEL / "calibration.txt", "--evaluate", text, "--num-samples", 8)
+    arguments = prepare(tmp_path, 6_000)
     run(
         "compare.py",
         monkeypatch,

@@ -1,7 +1,6 @@
 """Against a stand-in for the Hub on loopback. One process does all that hub_session.py tells; the tests look at it."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,15 +16,7 @@ def session(tmp_path_factory):
     """What came out, by name, and the stand-in afterwards."""
     folder = tmp_path_factory.mktemp("hub")
     with serve() as hub:
-        environment = {
-            **os.environ,
-            "HF_ENDPOINT": hub.url,
-            "HF_TOKEN": "hf_test",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_OFFLINE": "0",
-            "HF_HOME": str(folder / "home"),
-            "OMP_NUM_THREADS": "1",
-        }
+        environment = {**hub.environment(folder / "home"), "OMP_NUM_THREADS": "1"}
         script = Path(__file__).parents[1] / "hub_session.py"
         command = [sys.executable, script, folder / "outcome.json"]
         result = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -1,5 +1,4 @@
 import copy
-import os
 import subprocess
 import sys
 
@@ -174,14 +173,7 @@ def test_from_the_hub(dense, tmp_path):
         for name in ("dense", "packed"):
             files = {file.name: (file.read_bytes(), None) for file in (tmp_path / name).iterdir()}
             hub.repositories[f"me/{name}"] = Repository(files=files)
-        environment = {
-            **os.environ,
-            "HF_ENDPOINT": hub.url,
-            "HF_TOKEN": "hf_test",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_OFFLINE": "0",
-            "HF_HOME": str(tmp_path / "home"),
-        }
+        environment = hub.environment(tmp_path / "home")
         command = [sys.executable, "-c", FROM_THE_HUB, tmp_path / "text.txt"]
         result = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert result.returncode == 0, result.stderr[-3000:]
