@@ -92,7 +92,7 @@ class PackedFile:
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors that are stored."""
+        """Bytes of all tensors that are stored."""
         return sum(weight.stored_bytes for weight in self.weights.values())
 
     @property
@@ -144,15 +144,15 @@ class StoredWeight:
 
     @property
     def stored_bytes(self) -> int:
-        """What it takes in the file."""
+        """Bytes that it takes in the file."""
         return self.values.nbytes + (self.mask.nbytes if self.mask else 0)
 
     def get_shape(self) -> list[int]:
-        """Of the weight, unpacked."""
+        """The shape of the weight, unpacked."""
         return list(self.shape)
 
     def get_dtype(self) -> str:
-        """As safetensors calls it: `"BF16"`."""
+        """The dtype as safetensors calls it: `"BF16"`."""
         return self.values.dtype
 
     def __getitem__(self, index) -> torch.Tensor:

@@ -102,7 +102,7 @@ def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs) -> None:
-    """By way of dense files, which transformers alone can make of weights that are on disk."""
+    """Packs weights that are on disk by way of dense files, which transformers alone can make of them."""
     with tempfile.TemporaryDirectory(prefix=".dense.", dir=writer.folder) as dense:
         type(model).save_pretrained(model, dense, max_shard_size=max_shard_size, **kwargs)
         for path in sorted(Path(dense).glob(f"*{SUFFIX}")):
@@ -114,7 +114,7 @@ def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """`save_pretrained` shows one even for no weights."""
+    """While the context lasts, `save_pretrained` shows no progress bar, as it does even for no weights."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -128,24 +128,30 @@ def push_pruned(
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         _write(model, Path(folder), report, tokenizer, title=repo_id)
-        try:
-            commit = api.upload_folder(
-                repo_id=repo_id,
-                folder_path=folder,
-                revision=revision,
-                commit_message=commit_message,
-                delete_patterns=list(WEIGHT_FILES),  # but for those that are uploaded
-            )
-        except RuntimeError as error:  # what a file that could not be uploaded gives
-            raise OSError(
-                f"The upload to {repo_id!r} broke off, and the repository is as it was: {error} Push again; files that have "
-                "arrived are not sent again."
-            ) from error
+        return _upload(api, folder, repo_id, revision, commit_message)
+
+
+def _upload(api: HfApi, folder: str, repo_id: str, revision: str | None, commit_message: str) -> str:
+    """Uploads a folder in one commit and returns its URL. Raises `OSError` if the upload broke off."""
+    try:
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            revision=revision,
+            commit_message=commit_message,
+            delete_patterns=list(WEIGHT_FILES),  # but for those that are uploaded
+        )
+    except RuntimeError as error:  # what a file that could not be uploaded gives
+        raise OSError(
+            f"The upload to {repo_id!r} broke off, and the repository is as it was: {error} Push again; files that have "
+            "arrived are not sent again."
+        ) from error
     return commit.commit_url
 
 
 @contextmanager
 def _explained(repo_id: str) -> Iterator[None]:
+    """What the Hub refuses is an error that says what to do."""
     try:
         yield
     except HfHubHTTPError as error:

@@ -39,7 +39,7 @@ class ShardWriter:
         self._bytes += size
 
     def metadata(self) -> dict[str, str]:
-        """Of the file that is about to be written; asked once for each."""
+        """What the file that is about to be written tells beside its tensors; asked once for each."""
         return {"format": "pt"}
 
     def finish(self, count: int, index: dict) -> None:
@@ -47,7 +47,7 @@ class ShardWriter:
         raise NotImplementedError
 
     def file_name(self, number: int, count: int) -> str:
-        """Of the file of a number, from 0."""
+        """How a file is called: by its number, from 0, and by how many there are."""
         return shard(self.stem, number + 1, count)
 
     def _flush(self) -> None:

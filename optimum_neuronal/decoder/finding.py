@@ -24,7 +24,7 @@ def find_decoder(
         model (`PreTrainedModel`): a language model with its weights in memory.
         targets (`Sequence[str]`, *optional*):
             Regular expressions, searched in full module names; only projections that match one are pruned.
-        ignore (`Sequence[str]`, *optional*): the same, for projections that are left out.
+        ignore (`Sequence[str]`, *optional*): regular expressions; projections whose names match one are left out.
 
     Returns:
         [`Decoder`]

@@ -97,7 +97,7 @@ def _mean_nll(model, windows: torch.Tensor, batch_size: int, device) -> float:
 
 
 def _summed_nll(model, ids: torch.Tensor) -> float:
-    """Sum of the same in float32, for one batch: a function, so that its logits are freed before the next forward."""
+    """Sum of the NLL over one batch, in float32: a function, so that its logits are freed before the next forward."""
     logits = getattr(model(input_ids=ids, use_cache=False), "logits", None)
     if logits is None:
         raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")

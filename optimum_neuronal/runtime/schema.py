@@ -1,4 +1,8 @@
-"""Checks JSON values against a JSON schema, as far as this package's schemas go."""
+"""Checks JSON values against a JSON schema, as far as this package's schemas go.
+
+No library for that comes with what this package requires, and one is not worth requiring: a handful of keywords is
+needed, and messages that name the place, the value and what was expected, at any size of the value.
+"""
 
 import math
 from collections.abc import Mapping

@@ -1,12 +1,21 @@
+from types import SimpleNamespace
+
 import pytest
+from conftest import make_model
 
 from optimum_neuronal.decoder.architectures import (
+    ATTENTION,
     DEFAULT_ROLES,
     FEEDS,
     Architecture,
+    experts_per_token,
     find_architecture,
+    is_gated,
+    is_of_experts,
     register_architecture,
+    with_gates_in_turns,
 )
+from optimum_neuronal.decoder.finding import find_decoder
 
 
 def test_roles_prefer_the_longest_name():
@@ -26,6 +35,7 @@ def test_a_family_adds_to_the_default_names():
 def test_every_role_is_fed_to_something_that_exists():
     assert {role for role in DEFAULT_ROLES.values() if role} <= set(FEEDS)
     assert {fed for fed in FEEDS.values() if fed not in ("mlp", "next block")} <= set(FEEDS)
+    assert set(ATTENTION) <= set(FEEDS)
 
 
 def test_parallel_may_depend_on_the_config():
@@ -43,3 +53,36 @@ def test_unknown_roles_are_refused():
         Architecture(roles={"w1": "gatee"})
     with pytest.raises(TypeError, match="expects an Architecture, got dict"):
         register_architecture("mine", {})
+
+
+@pytest.mark.parametrize("family", ["llama", "jamba", "mixtral", "gpt_oss", "llama4_text", "granitemoe", "lfm2"])
+def test_weights_of_experts_are_told_by_role_and_shape(family):
+    """A convolution's weight has three dimensions too."""
+    model = make_model(family)
+    decoder = find_decoder(model)
+    weights = {
+        name for name, weight in model.named_parameters()
+        if is_of_experts(decoder.architecture.find_role(name)[1], weight.ndim)
+    }  # fmt: skip
+    projections = [p for block in decoder.blocks for p in block.projections.values() if p.expert is not None]
+    assert weights == {p.group for p in projections}
+    assert bool(weights) == (family not in ("llama", "lfm2"))
+
+
+def test_gates_of_experts():
+    assert with_gates_in_turns("gate_up") == "interleaved_gate_up" and with_gates_in_turns("up") == "up"
+    assert is_gated("gate_up") and is_gated("interleaved_gate_up") and not is_gated("up")
+
+
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        (dict(num_experts_per_tok=2), 2),
+        (dict(num_experts_per_tok=None, moe_topk=[1, 4, 2]), 4),
+        (dict(moe_k=3), 3),
+        (dict(num_experts_per_tok=0), None),
+        (dict(), None),
+    ],
+)
+def test_experts_per_token(config, expected):
+    assert experts_per_token(SimpleNamespace(**config)) == expected
