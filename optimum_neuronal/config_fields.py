@@ -5,13 +5,13 @@ The command line is derived from them, and built whenever `optimum-cli` starts: 
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 DATASETS = "c4, wikitext2, ptb; a Hub dataset as ID:SPLIT:COLUMN; or a local .txt, .jsonl or .parquet file (FILE or FILE:COLUMN)"
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)  # NeuronALConfig has these; to generate them takes milliseconds
 class ConfigFields:
     """The fields of [`NeuronALConfig`], which documents and checks them. What `metadata` holds:
 
@@ -96,8 +96,7 @@ class ConfigFields:
     )
 
 
-@dataclass(frozen=True)
-class Alias:
+class Alias(NamedTuple):
     """The name of a hyper-parameter that was a field of the config once, and is still understood in its place.
 
     Args:

@@ -1,4 +1,8 @@
-"""What all commands of `optimum-cli neuronal` share. Imports nothing heavy, see `commands`."""
+"""What all commands of `optimum-cli neuronal` share.
+
+`optimum-cli` builds the parsers of all plug-ins at every start, so no module here imports anything heavy: what a command
+needs is imported when it runs.
+"""
 
 import sys
 from collections.abc import Callable

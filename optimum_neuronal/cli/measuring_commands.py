@@ -1,4 +1,4 @@
-"""`optimum-cli neuronal evaluate` and `compare`: what models lose. Imports nothing heavy, see `commands`."""
+"""`optimum-cli neuronal evaluate` and `compare`: what models lose. Imports nothing heavy, see `command`."""
 
 import argparse
 import sys
@@ -7,17 +7,10 @@ from typing import Any
 
 from optimum.commands.base import CommandInfo
 
+from ..config_fields import DATASETS
 from .command import Command, write
-from .flags import (
-    CONFIG_FLAGS,
-    DATASETS,
-    add_config_flags,
-    add_model_flags,
-    add_task_flags,
-    device_of,
-    load_options,
-    methods,
-)
+from .config_flags import CONFIG_FLAGS, add_config_flags, methods
+from .flags import add_model_flags, add_task_flags, device_of, load_options
 
 
 class EvaluateCommand(Command):

@@ -13,10 +13,9 @@ from transformers import AutoTokenizer
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.cli.flags import CONFIG_FLAGS, methods
+from optimum_neuronal.cli.config_flags import CONFIG_FLAGS
 from optimum_neuronal.demo import run as demo
-from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.topup import TOPUPS
+from optimum_neuronal.topup.neuronal import NeuronAL
 
 
 @pytest.fixture
@@ -72,10 +71,13 @@ def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
             assert shown is None
         elif entry.name in described:
             assert entry.default is None
-        elif isinstance(entry.default, tuple):
-            assert [float(value) for value in shown.split()] == list(entry.default)
         else:
             assert shown == str(entry.default)
+    for entry in fields(NeuronAL):  # those that are understood as if they were fields of the config
+        if isinstance(entry.default, tuple):
+            assert [float(value) for value in flags.pop(entry.name).split()] == list(entry.default)
+        elif entry.name in flags:
+            assert flags.pop(entry.name) == str(entry.default)
     assert not flags
     with pytest.raises(SystemExit) as stop:
         run("prune", "--help")
@@ -128,11 +130,6 @@ def test_an_interrupted_prune_goes_on(run, dense, tmp_path, monkeypatch):
     assert not (tmp_path / ".sparse.unfinished").exists()
 
 
-def test_the_help_names_every_method():
-    assert methods("saliency").split(", ") == SALIENCIES.names()
-    assert methods("topup").split(", ") == TOPUPS.names()
-
-
 def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path):
     output = tmp_path / "sparse"
     text = tmp_path / "text.txt"
@@ -174,6 +171,7 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path):
         (("--targets", "qqq"), "match no projection"),
         (("--seq-length", "1000"), "admits 1 to 64 tokens"),
         (("--num-samples", "1000"), "holds 2000 tokens"),
+        (("--steps", "rows"), "prune: error: steps is 'rows': .* Did you mean 'row'"),
     ],
 )
 def test_errors_are_one_line_and_leave_no_files(run, dense, tmp_path, changed, message):

@@ -3,7 +3,7 @@
 No folder under `optimum/` may hold an `__init__.py`: it would hide optimum's own modules.
 """
 
-from optimum_neuronal.cli.prune_commands import NeuronalCommand
+from optimum_neuronal.cli.neuronal_command import NeuronalCommand
 
 
 REGISTER_COMMANDS = [NeuronalCommand]

@@ -1,8 +1,4 @@
-"""`optimum-cli neuronal`: prune and demo; the others are in `measuring_commands` and `checkpoint_commands`.
-
-`optimum-cli` builds the parsers of all plug-ins at every start, so this module imports nothing heavy: what a command
-needs is imported when it runs.
-"""
+"""`optimum-cli neuronal prune`: from a dense model to a saved sparse one. Imports nothing heavy, see `command`."""
 
 import argparse
 import tempfile
@@ -10,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
+from optimum.commands.base import CommandInfo
 
-from .checkpoint_commands import ConvertCommand, InspectCommand
 from .command import Command, write
-from .flags import add_config_flags, add_model_flags, config_fields, device_of, load_options
-from .measuring_commands import CompareCommand, EvaluateCommand
+from .config_flags import add_config_flags, given_fields
+from .flags import add_model_flags, device_of, load_options
 
 
 @contextmanager
@@ -81,7 +76,7 @@ class PruneCommand(Command):
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
         if args.output is not None:
             check_directory(args.output)
-        config = NeuronALConfig(**config_fields(args))
+        config = NeuronALConfig(**given_fields(args))
         if args.dry_run:
             from ..pruning.dry_run import plan_prune
 
@@ -108,26 +103,3 @@ class PruneCommand(Command):
         if work_dir is None or not Path(work_dir).exists():
             return ""
         return f": the same command goes on from here; to begin anew, delete {work_dir}"
-
-
-class DemoCommand(Command):
-    COMMAND = CommandInfo(name="demo", help="Prune the small model that comes with the package; two minutes.")
-
-    @staticmethod
-    def parse_args(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--output", default="demo-model", help="directory to save the 70%% sparse model in (default: demo-model)"
-        )
-
-    def work(self) -> None:
-        from ..demo.run import run_demo
-
-        run_demo(self.args.output, write)
-
-
-class NeuronalCommand(BaseOptimumCLICommand):
-    COMMAND = CommandInfo(name="neuronal", help="Sparse language models without retraining (NeuronAL).")
-    SUBCOMMANDS = tuple(
-        CommandInfo(name=command.COMMAND.name, help=command.COMMAND.help, subcommand_class=command)
-        for command in (PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, DemoCommand)
-    )

@@ -1,0 +1,22 @@
+"""`optimum-cli neuronal demo`: what is gained, shown on a small model. Imports nothing heavy, see `command`."""
+
+import argparse
+
+from optimum.commands.base import CommandInfo
+
+from .command import Command, write
+
+
+class DemoCommand(Command):
+    COMMAND = CommandInfo(name="demo", help="Prune the small model that comes with the package; two minutes.")
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--output", default="demo-model", help="directory to save the 70%% sparse model in (default: demo-model)"
+        )
+
+    def work(self) -> None:
+        from ..demo.run import run_demo
+
+        run_demo(self.args.output, write)

@@ -1,0 +1,39 @@
+import argparse
+import subprocess
+import sys
+
+from optimum_neuronal.cli.config_flags import add_config_flags, given_fields, methods
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.topup import TOPUPS
+
+
+def test_flags_are_read_as_the_types_of_their_fields():
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser)
+    read = {flag: given_fields(parser.parse_args(["--sparsity", "0.7", *flag.split()])) for flag in (
+        "--seed 3", "--seq-length 16", "--targets q_proj mlp", "--row-lambdas 0 0.1", "--pattern 2:4", "--topup owl:m=7",
+    )}  # fmt: skip
+    assert [{**values, "sparsity": None} for values in read.values()] == [
+        {"sparsity": None, "seed": 3},
+        {"sparsity": None, "seq_length": 16},
+        {"sparsity": None, "targets": ["q_proj", "mlp"]},
+        {"sparsity": None, "row_lambdas": [0.0, 0.1]},
+        {"sparsity": None, "pattern": "2:4"},
+        {"sparsity": None, "topup": "owl", "topup_args": {"m": 7}},
+    ]
+    assert all(values["sparsity"] == 0.7 for values in read.values())
+
+
+def test_parsers_are_built_without_torch():
+    """`optimum-cli` builds those of all plug-ins at every start."""
+    code = (
+        "import argparse, sys; from optimum_neuronal.cli.neuronal_command import NeuronalCommand\n"
+        "NeuronalCommand(argparse.ArgumentParser().add_subparsers())\n"
+        "print({'torch', 'transformers', 'numpy'} & sys.modules.keys())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+def test_the_help_names_every_method():
+    assert methods("saliency").split(", ") == SALIENCIES.names()
+    assert methods("topup").split(", ") == TOPUPS.names()
