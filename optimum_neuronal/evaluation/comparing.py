@@ -38,8 +38,7 @@ def compare(
 ) -> Comparison:
     """Prunes a model in many ways and measures what each loses. The model is as before afterwards.
 
-    The dense model, its calibration sequences and their activations are shared. A combination that fails is a result
-    with its error.
+    What the dense model does is measured once for all. A combination that fails is a result with its error.
 
     Args:
         model (`PreTrainedModel` or `str`): a dense decoder model with its weights in memory, or where to load it from.
@@ -50,8 +49,7 @@ def compare(
         evaluate (`Sequence` or `dict`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
         tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`].
         max_windows (`int`, *optional*): windows per test set.
-        output (`str` or `Path`, *optional*):
-            Directory for the tables and for what is finished: a later call with the same arguments goes on from there.
+        output (`str` or `Path`, *optional*): directory for tables and for results, from which a later call goes on.
         overwrite (`bool`): whether to run again what is finished there.
         config: further fields of [`NeuronALConfig`] for all combinations: `num_samples`, `seq_length`, ...
 

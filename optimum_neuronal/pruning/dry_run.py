@@ -16,11 +16,14 @@ from ..decoder.finding import find_decoder
 from ..decoder.loading import load_skeleton
 from ..decoder.placement import default_device
 from ..decoder.projections import Block, Decoder, Projection
-from ..metrics.statistics import SquaredNorms
+from ..engine.passes import Pass
+from ..methods import Methods
 from ..runtime.quantities import format_bytes, format_count, format_duration
 from ..runtime.tables import format_table
+from ..sparsity.bitmask import mask_length
 from ..sparsity.plan import row_counts
 from .cost import PlannedSweep, all_passes, hidden_sequences, measure_matmul_rate, plan_sweeps
+from .final_pruning import needs_inputs
 
 
 @dataclass(frozen=True)
@@ -161,14 +164,10 @@ def plan_prune(
     model = _skeleton(model_or_path, dtype, revision=revision or "main", trust_remote_code=trust_remote_code)
     decoder = find_decoder(model, config.targets, config.ignore)
     methods = config.make_methods()
-    saliency, topup = methods.saliency, methods.topup
-    topup.check(decoder)
+    methods.topup.check(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
-    calibrated = methods.needs_calibration
-    reads_inputs = saliency.uses_activations or topup.statistic is not SquaredNorms  # the final pruning
-    passes = list(all_passes(topup.passes(), reads_inputs)) if calibrated else []
+    passes = _passes(methods)
     samples = config.num_samples, config.num_alignment_samples
-    projections = decoder.projections.values()
     device = device or default_device()
     sequences = hidden_sequences(passes, *samples, len(decoder.blocks))
     return PrunePlan(
@@ -177,18 +176,22 @@ def plan_prune(
         dtype=str(model.dtype).removeprefix("torch."),
         seq_length=tokens,
         blocks=len(decoder.blocks),
-        projections=len(projections),
         weights=sum(weight.numel() for weight in model.parameters()),
-        pruned_weights=sum(_weights(projection) for projection in projections),
-        zeros=sum(_zeros(config.sparsity, projection.shape) for projection in projections),
+        **_projection_counts(decoder, config.sparsity),
         **_weight_bytes(model, decoder),
-        trial_bytes=max(_trial_bytes(block) for block in decoder.blocks) if calibrated else 0,
+        trial_bytes=max(_trial_bytes(block) for block in decoder.blocks) if passes else 0,
         hidden_bytes=sequences * tokens * decoder.config.hidden_size * model.dtype.itemsize,
-        mask_bytes=sum(-(-_weights(projection) // 8) for projection in projections),
         sweeps=plan_sweeps(passes, decoder, tokens, *samples),
         device=str(device),
         operations_per_second=measure_matmul_rate(model.dtype, device),
     )
+
+
+def _passes(methods: Methods) -> list[Pass]:
+    """Everything that runs blocks, in order; nothing if no activations are looked at."""
+    if not methods.needs_calibration:
+        return []
+    return list(all_passes(methods.topup.passes(), needs_inputs(methods.saliency, methods.topup.statistic)))
 
 
 def _skeleton(model_or_path: str | Path, dtype: str | torch.dtype, **options) -> PreTrainedModel:
@@ -211,6 +214,17 @@ def _weights(projection: Projection) -> int:
 @cache
 def _zeros(sparsity: float, shape: tuple[int, int]) -> int:
     return int(row_counts(sparsity, shape).sum())
+
+
+def _projection_counts(decoder: Decoder, sparsity: float) -> dict[str, int]:
+    """The fields of the plan about what is pruned."""
+    projections = decoder.projections.values()
+    return {
+        "projections": len(projections),
+        "pruned_weights": sum(_weights(projection) for projection in projections),
+        "zeros": sum(_zeros(sparsity, projection.shape) for projection in projections),
+        "mask_bytes": sum(mask_length(_weights(projection)) for projection in projections),
+    }
 
 
 def _weight_bytes(model: PreTrainedModel, decoder: Decoder) -> dict[str, int]:

@@ -14,6 +14,7 @@ from ..engine.passes import CalibrationPass, Runs
 from ..engine.records import Finding
 from ..engine.streams import Streams
 from ..metrics.statistics import Norms, SquaredNorms, most_specific
+from ..saliency import Saliency
 from ..sparsity.bitmask import MASK, VALUES
 from ..sparsity.changes import Change
 from ..sparsity.packed import PackedMask, PackedWeight
@@ -21,6 +22,11 @@ from ..sparsity.plan import SparsityPlan
 
 
 Refine = Callable[[Projection, torch.Tensor, torch.Tensor, SquaredNorms | None], torch.Tensor]
+
+
+def needs_inputs(saliency: Saliency, statistic: type[SquaredNorms]) -> bool:
+    """Whether the final pruning runs the blocks: for the saliency, or for the statistic that masks are refined by."""
+    return saliency.uses_activations or statistic is not SquaredNorms
 
 
 class PruningPass(CalibrationPass):
@@ -52,7 +58,6 @@ class FinalPruning:
     ):
         self.engine, self.plan, self.refine = engine, plan, refine
         self.statistic = most_specific(engine.saliency.statistic, statistic)
-        self.needs_inputs = engine.saliency.uses_activations or statistic is not SquaredNorms
         self.starved_experts: list[str] = []
 
     def find(self) -> dict[str, Change]:
@@ -70,7 +75,7 @@ class FinalPruning:
             with trial_weights(block.pruned, lambda p: found[p.name]):
                 return [runner.output(block, streams[0], calls)]
 
-        if self.needs_inputs:
+        if needs_inputs(engine.saliency, self.statistic):
             engine.release()
             inputs = engine.capture_all(self.statistic)
             runner.run(inputs, 1, visit, "Pruning", release=True)
