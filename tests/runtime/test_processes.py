@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -9,7 +8,7 @@ import pytest
 import torch
 from conftest import make_model
 from safetensors.torch import load_file, save_file
-from torch import distributed
+from several_processes import in_processes
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.runtime.processes import Processes
@@ -32,23 +31,6 @@ def test_candidates_are_dealt_and_sequences_are_parted():
     assert [Processes(rank, 4).part(3) for rank in range(4)] == 4 * [slice(0, 3)], "too few to share"
     assert Processes().part(8) == slice(0, 8) and Processes().deal([1, 2]) == [1, 2]
     assert Processes().collect([1, 2]) == [1, 2] and Processes().from_first("mine") == "mine"
-
-
-def _run(work, rank, count, rendezvous, *args):
-    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=count)
-    work(rank, count, *args)
-    distributed.destroy_process_group()
-
-
-def in_processes(count, work, folder, *args):
-    """Runs `work(rank, count, *args)` in so many processes; all must end well."""
-    context, rendezvous = multiprocessing.get_context("fork"), folder / f"rendezvous{count}"
-    processes = [context.Process(target=_run, args=(work, rank, count, rendezvous, *args)) for rank in range(count)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0] * count
 
 
 def _exchange(rank, count, folder):

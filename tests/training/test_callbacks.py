@@ -8,8 +8,8 @@ import torch
 from conftest import make_model
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from several_processes import in_processes
 from sparse import make_sparse, same_zeros, zeros_of
-from test_processes import in_processes
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from optimum_neuronal import NeuronALCallback, NeuronALConfig, NeuronALPruner, SparsityCallback

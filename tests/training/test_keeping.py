@@ -5,8 +5,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from conftest import make_model
+from several_processes import in_processes
 from sparse import make_sparse, same_zeros, step, zeros_of
-from test_processes import in_processes
 from torch import nn
 from torch.nn.utils import prune
 from torch.optim import optimizer as torch_optimizer
