@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,13 +10,10 @@ from ..decoder.trial import trial_weights
 from ..metrics.alignment import total_error
 from ..sparsity.plan import SparsityPlan
 from .calls import Call
+from .engine import Engine
 from .passes import Pass, Runs
 from .streams import Streams, grouped
 from .unfinished import UnfinishedRun
-
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 
 class AlignmentPass(Pass):
@@ -29,7 +25,7 @@ class AlignmentPass(Pass):
 
 
 def alignment_errors(
-    engine: "Engine",
+    engine: Engine,
     plans: Sequence[SparsityPlan],
     reference: str,
     scope: str,
@@ -64,7 +60,7 @@ def alignment_errors(
 
 
 def _errors(
-    engine: "Engine",
+    engine: Engine,
     plans: Sequence[SparsityPlan],
     reference: str,
     measured_on: tuple[str, str],

@@ -1,20 +1,17 @@
-"""The dense model's own stream: what its projections receive, and what a function tells of its blocks."""
+"""The dense model's own stream over the alignment sequences."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..decoder.projections import Block
 from ..metrics.statistics import Norms, SquaredNorms
 from .calls import Call
-from .passes import CalibrationPass, Pass, Runs
+from .capture import BlockInputs
+from .passes import Pass, Runs
+from .runner import BlockRunner
 from .streams import Stream, Streams
-
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 
 @dataclass(frozen=True)
@@ -46,17 +43,22 @@ class DensePass(Pass):
         return 0  # what needs it counts it
 
 
-def dense_stream(engine: "Engine", statistic: type[SquaredNorms]) -> DenseStream:
-    """One pass of the dense model over the alignment sequences, gathering a statistic of all inputs."""
+def dense_stream(runner: BlockRunner, inputs: BlockInputs, statistic: type[SquaredNorms]) -> DenseStream:
+    """One pass of the dense model, gathering a statistic of all inputs.
+
+    Args:
+        runner ([`BlockRunner`]): runs the blocks.
+        inputs ([`BlockInputs`]): what they are called with for the alignment sequences.
+        statistic (`type[SquaredNorms]`): what is gathered.
+    """
     per_block: list[Norms] = []
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        output, norms = engine.runner.replay(block, streams[0], calls, statistic)
+        output, norms = runner.replay(block, streams[0], calls, statistic)
         per_block.append(norms)
         return [output]
 
-    inputs = engine.alignment_inputs()
-    (output,) = engine.runner.run(inputs, 1, visit, "Dense activations")
+    (output,) = runner.run(inputs, 1, visit, "Dense activations")
     return DenseStream(per_block, final_norms(inputs.final_norm, output), output)
 
 
@@ -66,40 +68,3 @@ def final_norms(final_norm: nn.Module | None, stream: Stream) -> SquaredNorms:
     for states in stream:
         norms.update(states if final_norm is None else final_norm(states), len(states))
     return norms
-
-
-Score = Callable[[Block, dict[str, Tensor]], list[float]]
-
-
-class ScoresPass(CalibrationPass):
-    """What [`dense_scores`] costs."""
-
-    def runs(self, index: int, last: int) -> Runs:
-        return 1, 0, 0
-
-
-def dense_scores(engine: "Engine", score: Score, label: str) -> list[list[float]]:
-    """What a function tells of every dense block: one pass of the dense model over all calibration sequences.
-
-    Args:
-        engine ([`Engine`]): runs the model.
-        score: a block, with its weights at hand, and the activations of its pruned projections -> numbers.
-        label (`str`): what the progress bar calls the pass; it is recorded under that name.
-
-    Returns:
-        `list[list[float]]`: block by block.
-    """
-
-    def measure() -> tuple[list[list[float]], dict]:
-        scores: list[list[float]] = []
-
-        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-            output, norms = engine.runner.replay(block, streams[0], calls)
-            scores.append(score(block, engine.applier.activations(block, engine.joined(norms, SquaredNorms))[0]))
-            return [output]
-
-        engine.runner.run(engine.capture_all(SquaredNorms), 1, visit, label, release=True)
-        return scores, {}
-
-    name = f"scores-{label.lower().replace(' ', '-')}"
-    return engine.kept.get(name, lambda: engine.records.recorded(name, measure)[0])

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,13 +12,11 @@ from ..metrics.statistics import Norms, SquaredNorms, activation
 from ..sparsity.plan import SparsityPlan
 from .calls import Call
 from .dense_pass import final_norms
+from .engine import Engine
 from .passes import Pass, Runs
 from .streams import Streams
 from .unfinished import UnfinishedRun
 
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 ERROR, PLACE = "error", "place"  # ("error", index of a block), ("place", name of a place)
 
@@ -51,7 +48,7 @@ class DeviationPass(Pass):
 
 
 def find_deviation(
-    engine: "Engine", plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None
+    engine: Engine, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None
 ) -> Deviation:
     """Alignment error of one plan, and the deviation at every place that rows feed.
 
@@ -71,7 +68,7 @@ def find_deviation(
 
 
 def _measure(
-    engine: "Engine",
+    engine: Engine,
     plan: SparsityPlan,
     reference: str,
     measured_on: tuple[str, str],
@@ -107,7 +104,7 @@ def _measure(
     return error, {place: value.double().cpu() for (kind, place), value in measured.items() if kind == PLACE}
 
 
-def _inside(engine: "Engine", block: Block, dense: Norms, sparse: Norms) -> dict[str, torch.Tensor]:
+def _inside(engine: Engine, block: Block, dense: Norms, sparse: Norms) -> dict[str, torch.Tensor]:
     """Deviation of every place inside a block that rows of its pruned projections feed."""
     fed = {engine.decoder.place_fed_by(block, projection) for projection in block.pruned} - {None}
     deviations = {}

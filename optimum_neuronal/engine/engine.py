@@ -6,6 +6,7 @@ from ..decoder.projections import Block, Decoder
 from ..metrics.statistics import Norms, SquaredNorms
 from ..runtime.processes import Processes
 from ..saliency import Saliency
+from ..sparsity.plan import SparsityPlan
 from .applier import PlanApplier
 from .calls import Call
 from .capture import BlockInputs
@@ -29,9 +30,6 @@ class Engine:
         num_alignment_samples (`int`): how many of them, from the first, trials are measured on.
         records ([`StepRecords`], *optional*): what finished steps have found.
         kept ([`Kept`], *optional*): what engines for the same model and sequences find once and share.
-
-    Attributes:
-        plan_stream ([`PlanStream`]): the last plan's own stream.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class Engine:
         self.runner, self.applier, self.ids = runner, applier, ids
         self.alignment_ids = ids[:num_alignment_samples]
         self.records, self.kept = records or StepRecords(), kept or Kept()
-        self.plan_stream = PlanStream()
+        self._plan_stream = PlanStream()
 
     @property
     def decoder(self) -> Decoder:
@@ -75,7 +73,14 @@ class Engine:
     def dense(self, statistic: type[SquaredNorms] | None = None) -> DenseStream:
         """The dense model's own stream, with a statistic of all inputs: the saliency's if not given. Kept."""
         statistic = statistic or self.saliency.statistic
-        return self.kept.get(("dense", statistic, self.runner.batch_size), lambda: dense_stream(self, statistic))
+        return self.kept.get(
+            ("dense", statistic, self.runner.batch_size),
+            lambda: dense_stream(self.runner, self.alignment_inputs(), statistic),
+        )
+
+    def stream_of(self, plan: SparsityPlan) -> tuple[list[Norms], Stream]:
+        """A plan's own stream over the alignment sequences, see [`PlanStream.get`]; of the last plan, kept."""
+        return self._plan_stream.get(plan, self.runner, self.applier, self.alignment_inputs())
 
     def reference_norms(self, reference: str, index: int, block: Block, stream: Stream, calls: list[Call]) -> Norms:
         """What the dense block's projections receive: in the dense model, or on these hidden states."""
@@ -105,7 +110,7 @@ class Engine:
     def release(self) -> None:
         """Lets go of what is kept for trials, before the final pruning needs the memory."""
         self.kept.release()
-        self.plan_stream.release()
+        self._plan_stream.release()
 
     def _shares(self, statistic: type[SquaredNorms]) -> bool:
         """Whether the processes share the sequences. Sums over all sequences would depend on how they are shared."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,13 +11,10 @@ from ..metrics.output_errors import OUTPUT_METRICS
 from ..metrics.statistics import SquaredNorms
 from ..sparsity.plan import SparsityPlan
 from .calls import Call
+from .engine import Engine
 from .passes import Pass, Runs
 from .streams import Stream, Streams, grouped
 from .unfinished import UnfinishedRun
-
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 
 class OutputPass(Pass):
@@ -34,7 +30,7 @@ class OutputPass(Pass):
 
 
 def output_errors(
-    engine: "Engine",
+    engine: Engine,
     plans: Sequence[SparsityPlan],
     metric: str,
     label: str | None,
@@ -74,7 +70,7 @@ def output_errors(
 
 
 def _errors(
-    engine: "Engine",
+    engine: Engine,
     plans: Sequence[SparsityPlan],
     metric: str,
     label: str | None,
@@ -82,15 +78,13 @@ def _errors(
     sequences: int | None,
     unfinished: UnfinishedRun,
 ) -> list[float]:
-    given = engine.plan_stream.get(engine, reference)[0] if isinstance(reference, SparsityPlan) else None
+    given = engine.stream_of(reference)[0] if isinstance(reference, SparsityPlan) else None
     compared = engine.alignment_ids[:sequences]
     whole = len(compared) == len(engine.alignment_ids)
     # A capture costs no block; parts of what was captured for all sequences would have to cut masks apart.
     inputs = engine.alignment_inputs() if whole else engine.runner.capture(compared)
     if given and sequences is None and len(plans) == 1 and plans[0] is reference:
-        streams = [
-            engine.plan_stream.get(engine, reference)[1]
-        ]  # its own stream: all that is asked for has run already
+        streams = [engine.stream_of(reference)[1]]  # its own stream: all that is asked for has run already
     else:
         visit = _visit(engine, plans, reference, given)
         streams = engine.runner.run(inputs, len(plans), visit, label, unfinished)
@@ -99,7 +93,7 @@ def _errors(
     return _compare(engine, compared, dense, streams, OUTPUT_METRICS[metric])
 
 
-def _visit(engine: "Engine", plans: Sequence[SparsityPlan], reference: str | SparsityPlan, given: list | None):
+def _visit(engine: Engine, plans: Sequence[SparsityPlan], reference: str | SparsityPlan, given: list | None):
     """What a run of all plans does at a block; `given`: what the dense blocks receive in the reference's stream."""
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -132,7 +126,7 @@ def _alike(block: Block, plans: Sequence[SparsityPlan], streams: Streams, member
 
 
 def _compare(
-    engine: "Engine", ids: torch.Tensor, dense: Stream | None, streams: Streams, compare: Callable
+    engine: Engine, ids: torch.Tensor, dense: Stream | None, streams: Streams, compare: Callable
 ) -> list[float]:
     """Sequence by sequence, so that logits take little memory and no bit depends on the batches."""
     totals: dict[Stream, list[torch.Tensor]] = {stream: [] for stream in streams}

@@ -1,18 +1,16 @@
 """The stream of a plan: what the dense blocks receive behind the plan's sparse blocks."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..decoder.projections import Block
 from ..decoder.trial import trial_weights
 from ..metrics.statistics import Norms
 from ..sparsity.plan import SparsityPlan
+from .applier import PlanApplier
 from .calls import Call
+from .capture import BlockInputs
+from .runner import BlockRunner
 from .streams import Stream, Streams
-
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 
 class PlanStream:
@@ -21,14 +19,21 @@ class PlanStream:
     def __init__(self):
         self._last: tuple[SparsityPlan, list[Norms], Stream] | None = None
 
-    def get(self, engine: "Engine", plan: SparsityPlan) -> tuple[list[Norms], Stream]:
-        """Runs the plan's stream over the alignment sequences, pruning by score alone, unless it was the last one.
+    def get(
+        self, plan: SparsityPlan, runner: BlockRunner, applier: PlanApplier, inputs: BlockInputs
+    ) -> tuple[list[Norms], Stream]:
+        """Runs the plan's stream, pruning by score alone, unless it was the last one.
+
+        Args:
+            plan ([`SparsityPlan`]): whose stream is wanted.
+            runner ([`BlockRunner`]), applier ([`PlanApplier`]): run the blocks, and make them sparse.
+            inputs ([`BlockInputs`]): what the blocks are called with for the alignment sequences.
 
         Returns:
             `tuple`: squared norms of what every dense block's projections receive, and the last sparse block's output.
         """
         if self._last is None or self._last[0] is not plan:
-            self._last = plan, *_run(engine, plan)
+            self._last = plan, *_run(plan, runner, applier, inputs)
         return self._last[1:]
 
     def release(self) -> None:
@@ -36,8 +41,9 @@ class PlanStream:
         self._last = None
 
 
-def _run(engine: "Engine", plan: SparsityPlan) -> tuple[list[Norms], Stream]:
-    runner, applier = engine.runner, engine.applier
+def _run(
+    plan: SparsityPlan, runner: BlockRunner, applier: PlanApplier, inputs: BlockInputs
+) -> tuple[list[Norms], Stream]:
     per_block: list[Norms] = []
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -46,26 +52,5 @@ def _run(engine: "Engine", plan: SparsityPlan) -> tuple[list[Norms], Stream]:
         with trial_weights(block.pruned, change_of):
             return [runner.output(block, streams[0], calls)]
 
-    (output,) = runner.run(engine.alignment_inputs(), 1, visit)
+    (output,) = runner.run(inputs, 1, visit)
     return per_block, output
-
-
-def row_saliency(engine: "Engine", plan: SparsityPlan, label: str | None) -> dict:
-    """Sum of the saliency of every row's weights, measured on a plan's own stream.
-
-    Returns:
-        `dict[str, Tensor]`: projection name -> float64 on the CPU, shape (out,).
-    """
-
-    def measure(_) -> tuple[None, dict]:
-        rows = {}
-        norms, _ = engine.plan_stream.get(engine, plan)
-        for index in range(len(engine.decoder.blocks)):
-            with engine.runner.loader.loaded(index) as block:
-                activations, _ = engine.applier.activations(block, norms[index])
-                for projection in block.pruned:
-                    score = engine.applier.score(projection, activations)
-                    rows[projection.name] = score.double().sum(dim=1).cpu()
-        return None, rows
-
-    return engine.processes.from_first(engine.records.once([plan], ("row saliency", label), measure))[1]

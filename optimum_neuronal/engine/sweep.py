@@ -10,11 +10,11 @@ from ..metrics.statistics import Norms
 from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
 from .alignment_errors import alignment_errors
-from .dense_pass import Score, dense_scores
+from .dense_scores import Score, dense_scores
 from .deviation import Deviation, find_deviation
 from .engine import Engine
 from .output_errors import output_errors
-from .plan_stream import row_saliency
+from .row_saliency import row_saliency
 
 
 class Sweep:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ..decoder.projections import Block
-from ..engine.dense_pass import ScoresPass
+from ..engine.dense_scores import ScoresPass
 from ..engine.passes import Pass
 from ..engine.sweep import Sweep
 from ..runtime.hyper_parameters import check_number

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..engine.dense_pass import ScoresPass
+from ..engine.dense_scores import ScoresPass
 from ..engine.output_errors import OutputPass
 from ..engine.passes import Pass
 from ..engine.sweep import Sweep

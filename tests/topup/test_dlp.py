@@ -2,7 +2,7 @@ import pytest
 import torch
 from by_hand import FakeSweep, make_block
 
-from optimum_neuronal.engine.dense_pass import ScoresPass
+from optimum_neuronal.engine.dense_scores import ScoresPass
 from optimum_neuronal.topup.dlp import DLP, median_metric
 
 

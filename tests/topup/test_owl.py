@@ -8,7 +8,7 @@ from sweeps import build_sweep
 
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.dense_pass import ScoresPass
+from optimum_neuronal.engine.dense_scores import ScoresPass
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.owl import OWL, outlier_ratio
 
