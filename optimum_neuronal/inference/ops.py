@@ -1,0 +1,114 @@
+"""The two operations on packed rows, as torch knows them: `torch.ops.optimum_neuronal.packed_linear` and `.unpack_rows`.
+
+Each has an implementation by device, and one for `torch.compile` that tells only shapes, so that a graph stays whole.
+Bits, values and offsets are those of a [`PackedRows`] that was checked: kernels believe what they say.
+"""
+
+import torch
+
+from . import torch_fallback
+from .packed_rows import row_stride
+
+
+LIBRARY = torch.library.Library("optimum_neuronal", "DEF")
+LIBRARY.define(
+    "packed_linear(Tensor x, Tensor bits, Tensor values, Tensor offsets, Tensor? bias) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define(
+    "unpack_rows(Tensor bits, Tensor values, Tensor offsets, int columns) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def packed_linear(
+    x: torch.Tensor, bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`x @ W.T + bias` for a packed W of shape (out, in); sums are taken in float32, in a fixed order.
+
+    Args:
+        x (`Tensor`): shape (..., in), of the values' dtype.
+        bits, values, offsets (`Tensor`): of a [`PackedRows`], on the device of `x`.
+        bias (`Tensor`, *optional*): shape (out,), of the values' dtype.
+
+    Returns:
+        `Tensor`: shape (..., out), of the dtype of `x`.
+
+    Raises:
+        `ValueError`: shapes, dtypes or devices do not fit.
+    """
+    return torch.ops.optimum_neuronal.packed_linear(x, bits, values, offsets, bias)
+
+
+def unpack_rows(bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, columns: int) -> torch.Tensor:
+    """The dense weight, bit-equal: shape (out, columns), of the values' dtype, on their device.
+
+    Args:
+        bits, values, offsets (`Tensor`): of a [`PackedRows`].
+        columns (`int`): the weight's `in`.
+
+    Raises:
+        `ValueError`: shapes, dtypes or devices do not fit.
+    """
+    return torch.ops.optimum_neuronal.unpack_rows(bits, values, offsets, columns)
+
+
+def check_packed(bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, columns: int) -> None:
+    """Raises `ValueError` if these cannot be a packed weight with so many columns; costs no look at their contents."""
+    if bits.ndim != 2 or bits.shape[1] != row_stride(columns) or offsets.shape != (len(bits) + 1,):
+        raise ValueError(
+            f"packed rows have bits of shape {list(bits.shape)} and offsets of shape {list(offsets.shape)}: expected "
+            f"[out, {row_stride(columns)}] and [out + 1] for {columns} columns"
+        )
+    if not (bits.is_contiguous() and values.is_contiguous() and offsets.is_contiguous() and values.ndim == 1):
+        raise ValueError("packed rows are not contiguous")
+    if bits.dtype != torch.uint8 or offsets.dtype != torch.int64:
+        raise ValueError(
+            f"packed rows have bits of {bits.dtype} and offsets of {offsets.dtype}: expected torch.uint8, torch.int64"
+        )
+    if not bits.device == values.device == offsets.device:
+        raise ValueError(
+            f"packed rows lie on {bits.device}, {values.device} and {offsets.device}: expected one device"
+        )
+
+
+def check_linear(
+    x: torch.Tensor, bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    """Raises `ValueError` if `packed_linear` cannot be computed of these."""
+    if x.ndim == 0:
+        raise ValueError("x has no dimension: expected shape (..., in)")
+    check_packed(bits, values, offsets, x.shape[-1])
+    for name, tensor in (("x", x), ("the bias", bias)):
+        if tensor is not None and (tensor.dtype != values.dtype or tensor.device != values.device):
+            raise ValueError(
+                f"{name} is {tensor.dtype} on {tensor.device}, but the weight {values.dtype} on {values.device}"
+            )
+    if bias is not None and bias.shape != (len(bits),):
+        raise ValueError(f"the bias has shape {list(bias.shape)}: expected [{len(bits)}]")
+
+
+@torch.library.register_fake("optimum_neuronal::packed_linear", lib=LIBRARY)
+def _fake_packed_linear(x, bits, values, offsets, bias):
+    check_linear(x, bits, values, offsets, bias)
+    return x.new_empty(*x.shape[:-1], bits.shape[0])
+
+
+@torch.library.register_fake("optimum_neuronal::unpack_rows", lib=LIBRARY)
+def _fake_unpack_rows(bits, values, offsets, columns):
+    check_packed(bits, values, offsets, columns)
+    return values.new_empty(bits.shape[0], columns)
+
+
+def _packed_linear(x, bits, values, offsets, bias):
+    check_linear(x, bits, values, offsets, bias)
+    return torch_fallback.packed_linear(x, bits, values, offsets, bias)
+
+
+def _unpack_rows(bits, values, offsets, columns):
+    check_packed(bits, values, offsets, columns)
+    return torch_fallback.unpack_rows(bits, values, offsets, columns)
+
+
+LIBRARY.impl("packed_linear", _packed_linear, "CPU")
+LIBRARY.impl("unpack_rows", _unpack_rows, "CPU")
