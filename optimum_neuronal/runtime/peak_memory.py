@@ -1,5 +1,6 @@
-"""The most memory that this process and its accelerators have used."""
+"""The memory that this process and its accelerators use, and the most that they have used."""
 
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,14 @@ def reset_peak_memory() -> None:
         torch.accelerator.reset_peak_memory_stats()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def resident_memory() -> int | None:
+    """Bytes of this process in memory at the moment; None where the system does not tell (Linux does)."""
+    with suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def peak_memory() -> dict[str, int]:

@@ -1,0 +1,70 @@
+"""`optimum-cli neuronal speed`: what packed weights bring on this machine. Imports nothing heavy, see `command`."""
+
+import argparse
+import json
+from pathlib import Path
+
+from optimum.commands.base import CommandInfo
+
+from .command import Command, write
+from .flags import add_model_flags, device_of, load_options
+
+
+class SpeedCommand(Command):
+    COMMAND = CommandInfo(name="speed", help="Measure a sparse model with dense and with packed weights, in turns.")
+
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        add_model_flags(parser)
+        parser.add_argument(
+            "--batches", nargs="+", type=int, default=[1, 4, 8], help="sequences at a time (default: 1 4 8)"
+        )
+        parser.add_argument("--prompt-tokens", type=int, default=512, help="tokens of the prefill (default: 512)")
+        parser.add_argument("--new-tokens", type=int, default=32, help="tokens to generate (default: 32)")
+        parser.add_argument("--rounds", type=int, default=5, help="how often each is timed, in turns (default: 5)")
+        parser.add_argument("--threads", type=int, help="of torch (default: as torch decides)")
+        parser.add_argument("--json", action="store_true", help="print JSON instead of tables (default: no)")
+        parser.add_argument(
+            "--plots",
+            metavar="FILE",
+            help="draw a figure, FILE.png and FILE.svg; needs the extra [report] (default: no)",
+        )
+
+    def work(self) -> None:
+        import torch
+
+        from ..evaluation.figures.speed import plot_speed
+        from ..evaluation.plots import check_matplotlib
+        from ..evaluation.speed import measure_speed
+
+        args = self.args
+        if args.plots:
+            check_matplotlib()
+            if not Path(args.plots).absolute().parent.is_dir():
+                raise ValueError(f"The folder of --plots {args.plots} does not exist: make it first.")
+        if args.threads:
+            torch.set_num_threads(args.threads)
+        dense, packed, resident = self._load()
+        report = measure_speed(dense, packed, args.batches, args.prompt_tokens, args.new_tokens, args.rounds, resident)
+        write(json.dumps(report.to_dict(), indent=2) if args.json else f"\n{report}")
+        if args.plots:
+            plot_speed(report.to_dict(), args.plots)
+
+    def _load(self):
+        """The model in both forms, and what the process grew by with each."""
+        from transformers import AutoModelForCausalLM
+
+        from .. import SparseModelForCausalLM
+        from ..evaluation.speed import prefill_seconds
+        from ..runtime.peak_memory import resident_memory
+
+        models, resident, before = [], {}, resident_memory()
+        for name, loader in (("dense", AutoModelForCausalLM), ("packed", SparseModelForCausalLM)):
+            model = loader.from_pretrained(self.args.model, **load_options(self.args)).to(device_of(self.args))
+            prefill_seconds(model, 8)  # what is mapped from disk is read when it is used
+            models.append(model)
+            now = resident_memory()
+            if now is not None:
+                resident[name] = now - before
+                before = now
+        return *models, resident

@@ -1,0 +1,207 @@
+"""How fast a sparse model computes with dense and with packed weights, and what memory each takes."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import logging
+
+from ..engine.capture import inference
+from ..runtime.quantities import format_bytes
+from ..runtime.tables import format_table
+
+
+PROMPT = 16  # tokens in front of those that are generated
+FASTER = 1.02  # from which ratio on a difference is more than chance
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One kind of work, done by both models in turns.
+
+    Args:
+        work (`str`): `"decode, batch 4"` or `"prefill, 512 tokens"`.
+        dense, packed (`float`): tokens per second of the whole batch, medians.
+        lowest, highest (`float`): of the rounds' ratios packed to dense.
+        ratio (`float`): their median: above 1, packed weights are faster.
+    """
+
+    work: str
+    dense: float
+    packed: float
+    ratio: float
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class SpeedReport:
+    """What [`measure_speed`] found. `print(report)` shows it as a table.
+
+    Args:
+        model (`str`): what was measured.
+        dtype (`str`), device (`str`), threads (`int`): of the computation.
+        timings (`list[Timing]`): one per kind of work.
+        dense_bytes, packed_bytes (`int`): of the models' parameters and buffers.
+        resident (`dict[str, int]`): bytes that the process grew by with each model, `"dense"` and `"packed"`, if known.
+    """
+
+    model: str
+    dtype: str
+    device: str
+    threads: int
+    timings: list[Timing]
+    dense_bytes: int
+    packed_bytes: int
+    resident: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, JSON-serialisable."""
+        return asdict(self)
+
+    @property
+    def verdict(self) -> str:
+        """What the figures say, whichever way they fall."""
+        slower = [timing.work for timing in self.timings if timing.ratio < 1 / FASTER]
+        faster = [timing.work for timing in self.timings if timing.ratio > FASTER]
+        told = [f"Packed weights are faster here for: {'; '.join(faster)}."] if faster else []
+        if slower:
+            told.append(f"They are slower for: {'; '.join(slower)}.")
+        return " ".join(told or ["Packed weights are neither faster nor slower here."])
+
+    def __str__(self) -> str:
+        rows = [
+            [t.work, f"{t.dense:.1f}", f"{t.packed:.1f}", f"{t.ratio:.2f}", f"{t.lowest:.2f} to {t.highest:.2f}"]
+            for t in self.timings
+        ]
+        header = ["tokens per second", "dense", "packed", "times", "lowest and highest"]
+        sizes = [["model", format_bytes(self.dense_bytes), format_bytes(self.packed_bytes)]]
+        sizes[0].append(f"{self.packed_bytes / self.dense_bytes:.2f}")
+        if len(self.resident) == 2:
+            dense, packed = self.resident["dense"], self.resident["packed"]
+            sizes.append(["resident", format_bytes(dense), format_bytes(packed), f"{packed / max(1, dense):.2f}"])
+        memory = format_table(["memory", "dense", "packed", "times"], sizes)
+        about = f"{self.model}, {self.dtype} on {self.device}, {self.threads} threads"
+        return f"{about}\n\n{format_table(header, rows)}\n\n{memory}\n\n{self.verdict}"
+
+
+def measure_speed(
+    dense: PreTrainedModel,
+    packed: PreTrainedModel,
+    batches: Sequence[int] = (1, 4, 8),
+    prompt_tokens: int = 512,
+    new_tokens: int = 32,
+    rounds: int = 5,
+    resident: dict[str, int] | None = None,
+) -> SpeedReport:
+    """Times two forms of one model in turns, so that a machine's moods meet both.
+
+    Args:
+        dense, packed (`PreTrainedModel`): a sparse model with dense weights, and the same with packed ones.
+        batches (`Sequence[int]`): sequences that are generated at a time.
+        prompt_tokens (`int`): length of the prefill that is timed.
+        new_tokens (`int`): tokens to generate for each sequence.
+        rounds (`int`): how often each kind of work is done by both; one more goes before, to warm up.
+        resident (`dict[str, int]`, *optional*): what the process grew by with each, for the report.
+
+    Raises:
+        `ValueError`: a number below 1.
+    """
+    numbers = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds}
+    for name, value in [*numbers.items(), *(("batches", batch) for batch in batches)]:
+        if value < 1:
+            raise ValueError(f"{name}={value} has to be at least 1.")
+    work: list[tuple[str, int, Callable[[PreTrainedModel], float]]] = [
+        (f"decode, batch {batch}", batch * new_tokens, lambda model, b=batch: decode_seconds(model, b, new_tokens))
+        for batch in batches
+    ]
+    work.append((f"prefill, {prompt_tokens} tokens", prompt_tokens, lambda m: prefill_seconds(m, prompt_tokens)))
+    with inference(dense), inference(packed):
+        timings = [_in_turns(name, tokens, seconds, (dense, packed), rounds) for name, tokens, seconds in work]
+    return SpeedReport(
+        model=dense.config.name_or_path or type(dense).__name__,
+        dtype=str(dense.dtype).removeprefix("torch."),
+        device=str(dense.device),
+        threads=torch.get_num_threads(),
+        timings=timings,
+        dense_bytes=dense.get_memory_footprint(),
+        packed_bytes=packed.get_memory_footprint(),
+        resident=dict(resident or {}),
+    )
+
+
+def decode_seconds(model: PreTrainedModel, batch: int, new_tokens: int) -> float:
+    """Seconds that a batch of sequences takes to become so many tokens longer, its prefill not counted."""
+    ids = _tokens(model, batch, PROMPT)
+    first = _seconds(model, lambda: _generate(model, ids, 1))
+    return max(_seconds(model, lambda: _generate(model, ids, 1 + new_tokens)) - first, 1e-9)
+
+
+def prefill_seconds(model: PreTrainedModel, tokens: int) -> float:
+    """Seconds of one forward of one sequence."""
+    ids = _tokens(model, 1, tokens)
+    return _seconds(model, lambda: model(input_ids=ids))
+
+
+def _in_turns(
+    work: str,
+    tokens: int,
+    seconds: Callable[[PreTrainedModel], float],
+    models: tuple[PreTrainedModel, PreTrainedModel],
+    rounds: int,
+) -> Timing:
+    found: list[tuple[float, float]] = []
+    for _ in logging.tqdm(range(rounds + 1), desc=work, unit="round", leave=False):
+        found.append((seconds(models[0]), seconds(models[1])))
+    dense, packed = zip(*found[1:])
+    ratios = [one / other for one, other in found[1:]]
+    return Timing(
+        work,
+        tokens / statistics.median(dense),
+        tokens / statistics.median(packed),
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+    )
+
+
+def _tokens(model: PreTrainedModel, batch: int, length: int) -> torch.Tensor:
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, vocabulary, (batch, length), generator=generator).to(model.device)
+
+
+def _generate(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int) -> None:
+    with _plain_generation(model):
+        model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, min_new_tokens=new_tokens
+        )
+
+
+@contextmanager
+def _plain_generation(model: PreTrainedModel):
+    """Greedy, whatever the checkpoint's own generation config says; it is put back."""
+    before = model.generation_config
+    model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=None, do_sample=False)
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+def _seconds(model: PreTrainedModel, work: Callable[[], Any]) -> float:
+    _wait_for(model.device)
+    start = time.perf_counter()
+    work()
+    _wait_for(model.device)
+    return time.perf_counter() - start
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
