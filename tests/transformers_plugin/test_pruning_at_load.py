@@ -1,6 +1,4 @@
 import copy
-import subprocess
-import sys
 
 import peft
 import pytest
@@ -8,24 +6,10 @@ import torch
 from conftest import make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALPruner
+from optimum_neuronal.transformers_plugin.pruning_at_load import _revision
 
-
-@pytest.fixture
-def dense(tmp_path, tokenizer):
-    """A dense checkpoint with its tokenizer, and text that it can be calibrated with."""
-    make_model("llama").save_pretrained(tmp_path / "dense")
-    tokenizer.save_pretrained(tmp_path / "dense")
-    words = torch.randint(0, 64, (600,), generator=torch.Generator().manual_seed(2)).tolist()
-    (tmp_path / "text.txt").write_text(" ".join(f"w{word}" for word in words))
-    return tmp_path / "dense"
-
-
-def config(dense, **fields):
-    values = dict(
-        topup="uniform", dataset=str(dense.parent / "text.txt"), num_samples=4, num_alignment_samples=2, seq_length=16
-    )
-    return NeuronALConfig(0.7, **{**values, **fields})
+from .conftest import config
 
 
 def test_pruning_at_load_is_pruning(dense):
@@ -121,16 +105,6 @@ def test_a_missing_tokenizer_is_found_before_the_weights_are_read(dense):
         AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense))
 
 
-def test_the_config_is_a_quantization_config_to_transformers(dense):
-    cfg = config(dense)
-    assert NeuronALConfig.from_dict(copy.deepcopy(cfg).to_dict()) == cfg
-    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=cfg.to_dict())
-    expected = AutoModelForCausalLM.from_pretrained(dense, quantization_config=cfg)
-    assert torch.equal(model.model.layers[0].mlp.up_proj.weight, expected.model.layers[0].mlp.up_proj.weight)
-    with pytest.raises(ValueError, match="no field 'saliencys'"):
-        AutoModelForCausalLM.from_pretrained(dense, quantization_config={**cfg.to_dict(), "saliencys": "wanda"})
-
-
 def test_a_checkpoint_that_wants_itself_pruned_is_refused(dense):
     model = make_model("llama")
     model.config.quantization_config = config(dense).to_dict()
@@ -146,37 +120,16 @@ def test_format_packed_at_load(dense):
     assert not (dense.parent / "packed" / "model.safetensors").exists()
 
 
-FROM_THE_HUB = """
-import sys
-import optimum_neuronal
-assert "torch" not in sys.modules and "transformers" not in sys.modules
-from transformers import AutoModelForCausalLM
-import torch
-packed = AutoModelForCausalLM.from_pretrained("me/packed")
-assert packed.config.sparsity_config["format"] == "packed" and not hasattr(packed.config, "quantization_config")
-from optimum_neuronal import NeuronALConfig
-cfg = NeuronALConfig(0.7, topup="uniform", dataset=sys.argv[1], num_samples=4, num_alignment_samples=2, seq_length=16)
-pruned = AutoModelForCausalLM.from_pretrained("me/dense", quantization_config=cfg, revision="main")
-for name, value in pruned.state_dict().items():
-    assert torch.equal(packed.state_dict()[name], value), name
-packed.push_to_hub("me/again")
-"""
-
-
-def test_from_the_hub(dense, tmp_path):
-    """The package is imported first, and alone; then a packed checkpoint is loaded, and a dense one pruned."""
-    from hub_standin import Repository, serve
-
-    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense, format="packed"))
-    model.save_pretrained(tmp_path / "packed")
-    with serve() as hub:
-        for name in ("dense", "packed"):
-            files = {file.name: (file.read_bytes(), None) for file in (tmp_path / name).iterdir()}
-            hub.repositories[f"me/{name}"] = Repository(files=files)
-        environment = hub.environment(tmp_path / "home")
-        command = [sys.executable, "-c", FROM_THE_HUB, tmp_path / "text.txt"]
-        result = subprocess.run(command, capture_output=True, text=True, env=environment)
-        assert result.returncode == 0, result.stderr[-3000:]
-        packed = (tmp_path / "packed" / "packed-00001-of-00001.safetensors").read_bytes()
-        pushed = hub.repositories["me/again"].files
-        assert pushed["packed-00001-of-00001.safetensors"][0] == packed and "model.safetensors" not in pushed
+@pytest.mark.parametrize(
+    "files, revision",
+    [
+        (["/cache/hub/models--me--llama/snapshots/3f0a/model.safetensors"], "3f0a"),
+        (["/cache/hub/models--me--llama/snapshots/3f0a/part/model.safetensors"], "3f0a"),
+        (["/home/me/dense/model.safetensors"], None),
+        (["/home/me/snapshots"], None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_the_tokenizer_is_of_the_commit_that_the_weights_are_of(files, revision):
+    assert _revision(files) == revision
