@@ -1,10 +1,15 @@
-"""A sweep from its parts, for tests and benchmarks that ask it directly."""
+"""Sweeps from their parts, for tests and benchmarks that ask them directly, and what they must leave as it was."""
 
+import torch
+
+from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.applier import PlanApplier
 from optimum_neuronal.engine.engine import Engine
 from optimum_neuronal.engine.records import StepRecords
 from optimum_neuronal.engine.runner import BlockRunner
 from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sparsity.plan import SparsityPlan
 
 
 def build_sweep(decoder, saliency, ids, num_alignment_samples, batch_size=1, device="cpu", **options) -> Sweep:
@@ -13,3 +18,23 @@ def build_sweep(decoder, saliency, ids, num_alignment_samples, batch_size=1, dev
     recorded = {name: options[name] for name in ("journal", "processes") if name in options}
     runner = BlockRunner(decoder, batch_size, device, options.get("max_hidden_bytes"))
     return Sweep(Engine(runner, PlanApplier(saliency, **applied), ids, num_alignment_samples, StepRecords(**recorded)))
+
+
+def make_sweep(model, ids, saliency="wanda", batch_size=1) -> Sweep:
+    """Over all projections of a model; trials are measured on the first four sequences."""
+    return build_sweep(find_decoder(model), SALIENCIES.get(saliency)(), ids, 4, batch_size)
+
+
+def uniform(sweep, sparsity=0.5) -> SparsityPlan:
+    return SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity))
+
+
+def state(model) -> dict[str, torch.Tensor]:
+    """A copy of all that a model holds."""
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def unchanged(model, before) -> bool:
+    """Whether a model holds what it held before, and no hooks."""
+    hooks = any(module._forward_pre_hooks or "forward" in module.__dict__ for module in model.modules())
+    return not hooks and all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..decoder.projections import Projection
-from .statistics import Norms, wide_dtype
+from .statistics import Norms, SquaredNorms, wide_dtype
 
 
 SMALLEST_SHARE = 1e-9  # of one input feature; on average it has one in several thousands
@@ -70,13 +70,13 @@ def total_error(
     so that many experts with few tokens do not drown the rest of the model.
     """
     shares = _expert_shares(projections, dense)
-    errors: dict[int, torch.Tensor] = {}
+    errors: dict[SquaredNorms, torch.Tensor] = {}  # projections that share an input share its norms
     total = torch.zeros(())
     for projection in projections:
         name = projection.name
-        if id(sparse[name]) not in errors:
-            errors[id(sparse[name])] = alignment_error(dense[name].value, sparse[name].value, scope, metric)
-        total = total + shares.get(name, 1.0) * errors[id(sparse[name])]
+        if sparse[name] not in errors:
+            errors[sparse[name]] = alignment_error(dense[name].value, sparse[name].value, scope, metric)
+        total = total + shares.get(name, 1.0) * errors[sparse[name]]
     return total
 
 

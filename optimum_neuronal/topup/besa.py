@@ -235,8 +235,8 @@ def _mask_gradients(
     A mask multiplies the weights, so its gradient is the sparse weight's times the dense weight.
     """
     masks = {rate.projection.name: rate for rate in rates}
-    owners = list({id(rate.projection.owner): rate.projection.owner for rate in rates}.values())
-    dense = {id(owner): owner.data for owner in owners}
+    owners = list(dict.fromkeys(rate.projection.owner for rate in rates))
+    dense = {owner: owner.data for owner in owners}
     with (
         trial_weights(block.pruned, lambda projection: Zeros(masks[projection.name].mask())),
         _learning(block, owners),
@@ -246,7 +246,7 @@ def _mask_gradients(
         by_owner = dict(zip(dense, torch.autograd.grad(loss, owners, allow_unused=True)))
     gradients = []
     for rate in rates:
-        gradient, weight = (found[id(rate.projection.owner)] for found in (by_owner, dense))
+        gradient, weight = (found[rate.projection.owner] for found in (by_owner, dense))
         if gradient is None:  # an expert's that no token reached
             gradients.append(torch.zeros_like(rate.kept))
             continue

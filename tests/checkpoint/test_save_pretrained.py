@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained
 from optimum_neuronal.checkpoint import shards
-from optimum_neuronal.checkpoint.packed_writing import PackedWriter
 from optimum_neuronal.checkpoint.save_pretrained import checkpoint_tensors
 
 
@@ -160,14 +159,3 @@ def test_a_disk_that_fills_up_leaves_the_old_files(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         model.save_pretrained(tmp_path, max_shard_size=1000)
     assert saved and {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
-def test_shards_are_no_larger_than_asked(tmp_path):
-    tensors = {f"layers.{index}.weight": torch.eye(32) for index in range(5)}  # 256 bytes each
-    with PackedWriter(tmp_path, 600) as writer:
-        for name, tensor in tensors.items():
-            writer.add(name, tensor)
-    index = json.loads((tmp_path / INDEX).read_text())
-    assert len(set(index["weight_map"].values())) == 3 and index["metadata"]["total_size"] == 5 * 256
-    with pytest.raises(ValueError, match="a has the dtype torch.complex128"):
-        PackedWriter(tmp_path).add("a", torch.ones(2, dtype=torch.complex128))

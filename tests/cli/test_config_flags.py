@@ -1,10 +1,15 @@
 import argparse
 import subprocess
 import sys
+from dataclasses import MISSING, fields
 
-from optimum_neuronal.cli.config_flags import add_config_flags, given_fields, methods
+import pytest
+
+from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.cli.config_flags import CONFIG_FLAGS, add_config_flags, given_fields, methods
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
+from optimum_neuronal.topup.neuronal import NeuronAL
 
 
 def test_flags_are_read_as_the_types_of_their_fields():
@@ -37,3 +42,38 @@ def test_parsers_are_built_without_torch():
 def test_the_help_names_every_method():
     assert methods("saliency").split(", ") == SALIENCIES.names()
     assert methods("topup").split(", ") == TOPUPS.names()
+
+
+def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
+    flags = {name: default for name, (default, _, _) in CONFIG_FLAGS.items()}
+    described = {
+        "seq_length",
+        "batch_size",
+        "max_hidden_bytes",
+        "targets",
+        "ignore",
+        "pattern",
+    }  # None there, told in words here
+    without_flag = {"saliency_args", "topup_args"}  # dicts, for Python
+    for entry in fields(NeuronALConfig):
+        if entry.name in without_flag:
+            continue
+        shown = flags.pop(entry.name)
+        if entry.default is MISSING:
+            assert shown is None
+        elif entry.name in described:
+            assert entry.default is None
+        else:
+            assert shown == str(entry.default)
+    for entry in fields(NeuronAL):  # those that are understood as if they were fields of the config
+        if isinstance(entry.default, tuple):
+            assert [float(value) for value in flags.pop(entry.name).split()] == list(entry.default)
+        elif entry.name in flags:
+            assert flags.pop(entry.name) == str(entry.default)
+    assert not flags
+    with pytest.raises(SystemExit) as stop:
+        run("prune", "--help")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for line in text.split("\n  --")[1:]:
+        assert "(default:" in line or "(required)" in line, line

@@ -30,3 +30,18 @@ def test_the_reloading_process_never_imports_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "RELOAD", "import sys; print(sys.argv[1:], 'optimum_neuronal' in sys.modules)")
     assert run._reload("somewhere") == f"{['somewhere', run.PROMPT]} False"
     assert "optimum_neuronal" in sys.modules
+
+
+def test_the_verdict_says_who_loses_least():
+    perplexities = {(s, run.OURS): 20.0 + s for s in run.SPARSITIES}
+    perplexities |= {(s, run.BASELINE): 20.65 for s in run.SPARSITIES}
+    perplexities |= {(s, run.PAPER): 21.5 - s for s in run.SPARSITIES}
+    first, *_, last = run._verdict(perplexities, 10.0).split("\n")
+    assert first.startswith("At 60% Wanda, search loses least.")
+    assert first.endswith("2.06 with Wanda, uniform; 2.09 with Wanda, NeuronAL; 2.06 with Wanda, search.")
+    assert last.startswith("At 80% Wanda, uniform loses least.")
+
+
+def test_the_tiny_model_is_small_and_comes_with_its_licence():
+    assert sum(file.stat().st_size for file in run.TINY_MODEL.iterdir()) < 6e6
+    assert "Python Software Foundation" in (run.TINY_MODEL / "NOTICE").read_text()

@@ -12,19 +12,13 @@ from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine_module
 from optimum_neuronal.engine.sweep import Sweep
-from optimum_neuronal.pruning import dry_run
-from optimum_neuronal.pruning.dry_run import measure_matmul_rate, plan_prune
+from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.sparsity.packed import PackedMask
 
-
-SMALL = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1}
-LAMBDAS = {"block_lambdas": (0.05, 0.1, 0.15), "row_lambdas": (0.0, 0.1, 0.2)}
-RATE = 1e6  # operations per second
+from .conftest import RATE, config_of, saved
 
 
-@pytest.fixture(autouse=True)
-def known_rate(monkeypatch):
-    monkeypatch.setattr(dry_run, "measure_matmul_rate", lambda dtype, device: RATE)
+pytestmark = pytest.mark.usefixtures("known_rate")
 
 
 @pytest.fixture
@@ -38,24 +32,9 @@ def no_candidate_is_abandoned(monkeypatch):
     monkeypatch.setattr(Sweep, "alignment_errors", unbounded)
 
 
-def saved(tmp_path, model):
-    """The directory of a saved model, without its weights."""
-    model.save_pretrained(tmp_path / "dense")
-    weights = tmp_path / "dense" / "model.safetensors"
-    size = weights.stat().st_size
-    header = 8 + int.from_bytes(weights.read_bytes()[:8], "little")
-    weights.unlink()
-    return tmp_path / "dense", size - header
-
-
 def assert_forwards(plan, report):
     """The plan's block forwards are those that the prune counted."""
     assert plan.block_forwards == report.block_forwards
-
-
-def config_of(**fields):
-    used = LAMBDAS if fields.get("topup", "neuronal") == "neuronal" else {}
-    return NeuronALConfig(sparsity=0.7, **{**SMALL, **used, **fields})
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
@@ -215,27 +194,6 @@ def test_hidden_states(fields, layers, tmp_path, ids, monkeypatch, no_candidate_
     assert max(alive) == plan.hidden_bytes
 
 
-def test_operations_of_a_llama_by_hand(tmp_path, llama):
-    """Hidden size 32, MLP 48, 3 blocks, 16 tokens."""
-    plan = plan_prune(saved(tmp_path, llama)[0], config_of(topup="uniform"))
-    attention, gate_up, down = 4 * 32 * 32, 2 * 32 * 48, 48 * 32
-    without_output = 2 * 16 * (attention + gate_up) + 4 * 16**2 * 32
-    whole = without_output + 2 * 16 * down
-    check, pruning = plan.sweeps
-    assert check.operations == 3 * whole
-    assert pruning.operations == 6 * (3 * without_output + 2 * whole)
-    assert plan.seconds == (check.operations + pruning.operations) / RATE
-
-
-def test_a_token_passes_through_its_own_experts_only(tmp_path):
-    two, four = (
-        plan_prune(saved(tmp_path, make_model("mixtral", num_experts_per_tok=k))[0], config_of(topup="uniform"))
-        for k in (2, 4)
-    )
-    experts = sum(p.numel() for p in make_model("mixtral").model.layers[0].mlp.experts.parameters())
-    assert four.sweeps[0].operations - two.sweeps[0].operations == 3 * 2 * 16 * experts // 2
-
-
 @pytest.mark.parametrize("asked, got", [("auto", "bfloat16"), ("float16", "float16"), (torch.float32, "float32")])
 def test_dtype(asked, got, tmp_path, llama):
     directory, _ = saved(tmp_path, llama.to(torch.bfloat16))
@@ -287,11 +245,6 @@ def test_sparse_and_unknown_dtypes_are_refused(tmp_path, llama):
     with pytest.raises(ValueError, match="dtype is 'int8'"):
         transformers.AutoConfig.for_model("llama", **FAMILIES["llama"].config).save_pretrained(tmp_path / "other")
         plan_prune(tmp_path / "other", config_of(), dtype="int8")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_measured_rate(dtype):
-    assert 1e6 < measure_matmul_rate(dtype, torch.device("cpu"), seconds=0.05) < 1e16
 
 
 @pytest.fixture

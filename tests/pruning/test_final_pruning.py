@@ -1,15 +1,26 @@
-"""Saliencies that update weights, and masks that are refined: on disk, after a crash, whatever the batch."""
+"""What a prune finds: against masks and weights by hand, on disk, after a crash, whatever the batch."""
 
 import pytest
 import torch
 from conftest import make_model
+from forward import squared_norms
+from sweeps import make_sweep, state, unchanged, uniform
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine
+from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.engine import Engine
+from optimum_neuronal.engine.replay import replay
+from optimum_neuronal.metrics.statistics import Hessian, activation
+from optimum_neuronal.pruning.final_pruning import FinalPruning
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sparsity.cuts import prune_rows
 from optimum_neuronal.sparsity.packed import PackedWeight
 
+
+# Those that prune by their score alone.
+SCORING = [name for name in SALIENCIES.names() if not SALIENCIES.get(name).updates_weights]
 
 METHODS = {
     "sparsegpt, uniform": {"saliency": "sparsegpt", "topup": "uniform"},
@@ -127,3 +138,69 @@ def test_starved_experts_of_sparsegpt_are_pruned_by_magnitude(ids):
     kept = sparse != 0
     torch.testing.assert_close(sparse[kept], original[kept])
     assert original.abs()[kept].min() >= 0.9 * original.abs()[~kept].max()
+
+
+@pytest.mark.parametrize("saliency", ["sparsegpt"])
+def test_updated_weights_follow_the_pruned_stream(any_model, ids, saliency):
+    """Block by block, by hand: every block sees the updated weights before it."""
+    with inference(any_model):
+        sweep = make_sweep(any_model, ids, saliency)
+        plan, before = uniform(sweep, 0.6), state(any_model)
+        found = FinalPruning(sweep.engine, plan).find()
+        assert unchanged(any_model, before)
+        for block in sweep.decoder.blocks:
+            inputs = capture_inputs(sweep.decoder, ids, 12, "cpu")
+            hidden = inputs.hidden
+            for earlier, calls in zip(sweep.decoder.blocks, inputs.calls):
+                hidden, norms = replay(earlier, hidden, calls, Hessian)
+                if earlier is block:
+                    break
+            for projection in block.pruned:
+                expected = sweep.saliency.prune(projection.weight, norms[projection.name].hessian, 0.6)
+                different = ((expected == 0) != (found[projection.name].unpack() == 0)).sum().item()
+                assert different <= 0.02 * expected.numel() + 2, "equal but for rounding, which updates amplify"
+            for projection in block.pruned:
+                found[projection.name].apply_to(projection.weight)
+
+
+@pytest.mark.parametrize("saliency", SCORING)
+def test_final_masks_follow_the_pruned_stream(any_model, ids, saliency):
+    """Every block's masks come from the activations behind the pruned blocks before it: block by block, by hand."""
+    with inference(any_model):
+        sweep = make_sweep(any_model, ids, saliency)
+        plan = uniform(sweep, 0.7)
+        before = state(any_model)
+        masks = {name: ~kept.unpack() for name, kept in FinalPruning(sweep.engine, plan).find().items()}
+        assert unchanged(any_model, before)
+        for block in sweep.decoder.blocks:
+            norms = squared_norms(any_model, ids, block.projections)
+            for projection in block.pruned:
+                score = sweep.saliency.score(projection.weight, activation(norms[projection.name]))
+                expected = prune_rows(score, plan.row_counts(projection.name, projection.shape))
+                different = (expected != masks[projection.name]).sum().item()
+                assert different <= 2, "equal but for rounding, which differs between one forward and a replay"
+            for projection in block.pruned:
+                projection.weight.masked_fill_(masks[projection.name], 0)
+
+
+def test_refine_edits_masks(llama, ids):
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        seen = []
+
+        def refine(projection, mask, score, statistic):
+            seen.append((projection.name, statistic.value.shape[1:], score.shape == mask.shape))
+            return torch.zeros_like(mask)
+
+        masks = FinalPruning(sweep.engine, uniform(sweep), refine).find()
+    assert [name for name, *_ in seen] == list(sweep.decoder.projections)
+    assert all(mask.unpack().all() for mask in masks.values())
+    assert seen[-1][1:] == ((48,), True), "down's inputs"
+
+
+def test_magnitude_needs_no_forward(llama):
+    with inference(llama):
+        sweep = make_sweep(llama, torch.empty(0, 0, dtype=torch.int64), "magnitude")
+        masks = FinalPruning(sweep.engine, uniform(sweep)).find()
+    assert sweep.engine.runner.block_forwards == 0
+    assert all((~mask.unpack()).float().mean() == pytest.approx(0.5, abs=0.01) for mask in masks.values())

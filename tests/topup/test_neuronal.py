@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 from conftest import make_model
-from forward import squared_norms
 from sweeps import build_sweep
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -13,10 +12,8 @@ from optimum_neuronal.engine.sweep import Deviation, Sweep
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.cuts import prune_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
-from optimum_neuronal.topup.reconstruction import reconstruction_errors
 
 
 class FakeSweep:
@@ -160,52 +157,6 @@ def test_the_schedule_reaches_the_candidates(llama):
     NeuronAL(steps="block", block_lambdas=(0.1,), schedule="exponential").allocate(sweep, 0.7)
     ((_, (plan,)),) = sweep.asked
     assert plan == block_plan(sweep.decoder, 0.7, 0.1, "exponential") != block_plan(sweep.decoder, 0.7, 0.1)
-
-
-def brute_reconstruction_error(model, ids, plan, projections):
-    """Outputs of every projection on the dense model's inputs, with its own weights and with its sparse ones."""
-    norms, inputs = squared_norms(model, ids, projections), {}
-    handles = [
-        p.module.register_forward_pre_hook(lambda _module, args, name=name: inputs.__setitem__(name, args[0]))
-        for name, p in projections.items()
-    ]
-    model(ids)
-    for handle in handles:
-        handle.remove()
-    total = 0.0
-    for name, projection in projections.items():
-        score = projection.weight.abs() * norms[name].mean(dim=0).sqrt()
-        mask = prune_rows(score, plan.row_counts(name, projection.shape))
-        difference = inputs[name] @ projection.weight.T - inputs[name] @ projection.weight.masked_fill(mask, 0).T
-        total += difference.double().square().sum().item()
-    return total
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_reconstruction_error_by_brute_force(family, ids):
-    model = make_model(family)
-    with inference(model):
-        sweep = build_sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4)
-        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.2)]
-        errors = reconstruction_errors(sweep, plans, "dense", None)
-        expected = [brute_reconstruction_error(model, ids[:4], plan, sweep.decoder.projections) for plan in plans]
-    assert errors == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_reconstruction_error_on_the_sparse_stream(family, ids):
-    """In the first block it is the dense model's; beyond, what comes of the sparse blocks is read."""
-    model = make_model(family)
-    with inference(model):
-        sweep = build_sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4)
-        first = dict.fromkeys(sweep.decoder.blocks[0].pruned_names, 0.5)
-        nothing = dict.fromkeys(sweep.decoder.projections, 0.0)
-        plans = [SparsityPlan(nothing | first), SparsityPlan(dict.fromkeys(sweep.decoder.projections, 0.5))]
-        sparse_stream = reconstruction_errors(sweep, plans, "sparse-stream", None)
-        dense = reconstruction_errors(sweep, plans, "dense", None)
-        assert reconstruction_errors(sweep, plans[1:], "sparse-stream", None) == sparse_stream[1:]
-    assert sparse_stream[0] == pytest.approx(dense[0], rel=1e-5)
-    assert abs(sparse_stream[1] - dense[1]) > 1e-3 * dense[1]
 
 
 @pytest.mark.parametrize("reference", ["sparse-stream", "dense"])

@@ -1,20 +1,14 @@
 import pytest
 import torch
+from by_hand import mean
 from conftest import make_model
 from sweeps import build_sweep
 
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.topup.search import FIRST_STEP, LAST_STEP, LENGTHS, STREAM_COST, Search, _Run
-from optimum_neuronal.topup.search_space import Space, kind_moved
-
-
-LAYERS = {"gpt2": {"n_layer": 3}}
-
-
-def mean(space, sparsities):
-    return ((sparsities * space.sizes).sum() / space.sizes.sum()).item()
+from optimum_neuronal.topup.search import FIRST_STEP, LAST_STEP, Search, _Run
+from optimum_neuronal.topup.search_space import Space
 
 
 class FakeSweep:
@@ -87,24 +81,6 @@ def test_the_error_falls_on_a_real_model(ids):
     assert found < dense
 
 
-def test_directions_cover_every_kind_and_move_something():
-    decoder = find_decoder(make_model("mixtral"))
-    space = Space.of(decoder, 0.7)
-    assert set(space.kinds) == {"query and key", "value", "output", "experts' gate_up", "experts' down"}
-    assert sum(space.kinds.values()).tolist() == [1.0] * len(space.names)
-    for number in (0, 1):
-        for name, direction in space.directions(number).items():
-            moved = space.on_target(space.uniform + 0.05 * direction)
-            assert mean(space, moved) == pytest.approx(0.7, abs=1e-9), name
-            assert not torch.allclose(moved, space.uniform), name
-    assert _Run(None, space, "kl", 58).cost_of_round(0) == STREAM_COST + 5 + len(LENGTHS)
-
-
-def test_kinds_of_projections_without_a_role():
-    decoder = find_decoder(make_model("llama"), targets=["."])
-    assert {kind_moved(p) for p in decoder.projections.values()} >= {"query and key", "down"}
-
-
 def test_one_block_or_one_projection():
     one = find_decoder(make_model("llama", num_hidden_layers=1))
     space = Space.of(one, 0.7)
@@ -138,35 +114,6 @@ def test_a_saliency_that_updates_weights_gets_no_sparsity_by_row(llama):
 def test_bad_hyper_parameters(arguments, message):
     with pytest.raises(ValueError, match=message):
         Search(**arguments)
-
-
-def test_late_candidates_share_the_early_half(ids):
-    """Counted by the engine: what the search says that it spent is what was run, and less than without sharing."""
-    model = make_model("llama", num_hidden_layers=4)
-    with inference(model):
-        sweep = build_sweep(find_decoder(model), SALIENCIES.get("magnitude")(), ids, 4, 4)
-        space = Space.of(sweep.decoder, 0.6)
-        late = [d for name, d in space.directions(1).items() if name.endswith("late")]
-        candidates = [space.on_target(space.uniform + 0.05 * direction) for direction in late]
-        sweep.output_errors([space.plan(space.uniform)], "kl", None)  # the dense pass is made here
-        before = sweep.engine.runner.block_forwards
-        sweep.output_errors([space.plan(candidate) for candidate in candidates], "kl", None)
-        passes = (sweep.engine.runner.block_forwards - before) / (4 * 4)
-    assert passes == space.cost(torch.stack(candidates)) == 0.5 + 0.5 * len(late)
-
-
-def test_directions_leave_the_target_as_it_is():
-    for family in ("llama", "gpt2", "mixtral"):
-        space = Space.of(find_decoder(make_model(family, **LAYERS.get(family, {"num_hidden_layers": 3}))), 0.7)
-        for number in (0, 1):
-            for name, direction in space.directions(number).items():
-                assert (direction * space.sizes).sum().abs() < 1e-6, name
-                moved = space.uniform + 0.05 * direction
-                assert space.on_target(moved) is moved, (
-                    "nothing is shifted, so that what is alike stays so bit for bit"
-                )
-                if name.endswith("late"):
-                    assert not direction[space.depth <= 0].any()
 
 
 def test_the_step_follows_the_line(llama):

@@ -2,123 +2,13 @@ import copy
 import subprocess
 import sys
 
-import peft
 import pytest
 import torch
-from conftest import make_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig
 
-
-@pytest.fixture
-def dense(tmp_path, tokenizer):
-    """A dense checkpoint with its tokenizer, and text that it can be calibrated with."""
-    make_model("llama").save_pretrained(tmp_path / "dense")
-    tokenizer.save_pretrained(tmp_path / "dense")
-    words = torch.randint(0, 64, (600,), generator=torch.Generator().manual_seed(2)).tolist()
-    (tmp_path / "text.txt").write_text(" ".join(f"w{word}" for word in words))
-    return tmp_path / "dense"
-
-
-def config(dense, **fields):
-    values = dict(
-        topup="uniform", dataset=str(dense.parent / "text.txt"), num_samples=4, num_alignment_samples=2, seq_length=16
-    )
-    return NeuronALConfig(0.7, **{**values, **fields})
-
-
-def test_pruning_at_load_is_pruning(dense):
-    """The same bits as from NeuronALPruner, from both of its sides, and the same sparsity_config."""
-    cfg = config(dense, topup="neuronal", steps="block", block_lambdas=[0.1, 0.2])
-    before = copy.deepcopy(cfg)
-    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=cfg, dtype=torch.bfloat16)
-    assert cfg == before
-    pruner = NeuronALPruner(cfg)
-    by_hand = pruner.prune(AutoModelForCausalLM.from_pretrained(dense, dtype=torch.bfloat16))
-    other = NeuronALPruner.from_pretrained(dense, config=cfg, dtype=torch.bfloat16)
-    saved = other.quantize(dense.parent / "sparse")
-    for expected in (by_hand, saved, AutoModelForCausalLM.from_pretrained(dense.parent / "sparse")):
-        assert expected.dtype == torch.bfloat16
-        for name, value in expected.state_dict().items():
-            assert torch.equal(model.state_dict()[name], value), name
-        assert model.config.sparsity_config == expected.config.sparsity_config
-    assert model.config.sparsity_config["block_lambda"] in (0.1, 0.2)
-    assert (model.model.layers[1].mlp.up_proj.weight == 0).float().mean() > 0.5
-
-
-def test_the_result_is_a_plain_model(dense):
-    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense))
-    plain = AutoModelForCausalLM.from_pretrained(dense)
-    assert vars(model).keys() == vars(plain).keys()
-    assert vars(model.config).keys() - vars(plain.config).keys() == {"sparsity_config"}
-    assert not hasattr(model, "is_quantized") and not hasattr(model.config, "_is_quantized")
-    ids = torch.arange(16)[None]
-    model(ids, labels=ids).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    torch.optim.SGD(model.parameters(), 0.1).step()
-    assert copy.deepcopy(model).half().dtype == torch.float16 and model.to(torch.float64).dtype == torch.float64
-    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
-    merged = adapted.merge_and_unload()
-    merged.save_pretrained(dense.parent / "merged")
-    again = AutoModelForCausalLM.from_pretrained(dense.parent / "merged")
-    assert torch.equal(again.lm_head.weight, merged.lm_head.weight)
-
-
-PARTS = ("embed_tokens", "layers.0", "layers.1", "layers.2", "norm", "rotary_emb")
-ON_DISK = {f"model.{part}": "cpu" for part in PARTS} | {"lm_head": "cpu", "model.layers.1": "disk"}
-
-
-@pytest.mark.parametrize("device_map", ["cpu", "auto", ON_DISK])
-def test_pruning_at_load_with_a_device_map(dense, device_map):
-    """On disk too: such weights are pruned whenever they are read."""
-    cfg = config(dense)
-    expected = AutoModelForCausalLM.from_pretrained(dense, quantization_config=cfg)
-    model = AutoModelForCausalLM.from_pretrained(
-        dense, quantization_config=cfg, device_map=device_map, offload_folder=dense.parent / "offload"
-    )
-    assert model.model.layers[1].mlp.up_proj.weight.is_meta == isinstance(device_map, dict)
-    ids = torch.arange(16)[None]
-    with torch.no_grad():
-        assert torch.equal(model(ids).logits, expected(ids).logits)
-
-
-def test_a_sparse_checkpoint_is_refused_unless_forced(dense):
-    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense))
-    sparse = dense.parent / "sparse"
-    model.save_pretrained(sparse)
-    AutoTokenizer.from_pretrained(dense).save_pretrained(sparse)
-    (sparse / "model.safetensors").rename(sparse / "elsewhere")
-    more = config(dense, topup="uniform", saliency="magnitude")
-    more.sparsity = 0.8
-    with pytest.raises(ValueError, match="is sparse already .* sparsity_config=None"):
-        AutoModelForCausalLM.from_pretrained(sparse, quantization_config=more)
-    (sparse / "elsewhere").rename(sparse / "model.safetensors")
-    model = AutoModelForCausalLM.from_pretrained(sparse, quantization_config=more, sparsity_config=None)
-    assert model.config.sparsity_config["achieved_sparsity"] == pytest.approx(0.8, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        (dict(dataset="nowhere.txt"), "nowhere.txt"),
-        (dict(dataset=None), "No calibration data"),
-        (dict(targets=["no_such_proj"]), "no_such_proj"),
-        (dict(seq_length=4096), "4096"),
-    ],
-)
-def test_mistakes_are_found_before_the_weights_are_read(dense, fields, message):
-    (dense / "model.safetensors").write_bytes(b"\0" * 8)
-    with pytest.raises((ValueError, OSError), match=message):
-        AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense, **fields))
-
-
-def test_a_missing_tokenizer_is_found_before_the_weights_are_read(dense):
-    for file in dense.glob("tokenizer*"):
-        file.unlink()
-    (dense / "model.safetensors").write_bytes(b"\0" * 8)
-    with pytest.raises(ValueError, match="needs a tokenizer"):
-        AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense))
+from .conftest import config
 
 
 def test_the_config_is_a_quantization_config_to_transformers(dense):
@@ -129,21 +19,6 @@ def test_the_config_is_a_quantization_config_to_transformers(dense):
     assert torch.equal(model.model.layers[0].mlp.up_proj.weight, expected.model.layers[0].mlp.up_proj.weight)
     with pytest.raises(ValueError, match="no field 'saliencys'"):
         AutoModelForCausalLM.from_pretrained(dense, quantization_config={**cfg.to_dict(), "saliencys": "wanda"})
-
-
-def test_a_checkpoint_that_wants_itself_pruned_is_refused(dense):
-    model = make_model("llama")
-    model.config.quantization_config = config(dense).to_dict()
-    model.save_pretrained(dense)
-    with pytest.raises(ValueError, match="config.json has a NeuronALConfig .* Remove it there"):
-        AutoModelForCausalLM.from_pretrained(dense)
-
-
-def test_format_packed_at_load(dense):
-    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense, format="packed"))
-    model.save_pretrained(dense.parent / "packed")
-    assert (dense.parent / "packed" / "packed-00001-of-00001.safetensors").exists()
-    assert not (dense.parent / "packed" / "model.safetensors").exists()
 
 
 FROM_THE_HUB = """

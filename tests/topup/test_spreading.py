@@ -1,51 +1,8 @@
-"""Contract tests run over the registry, so that a new top-up is tested by being there."""
-
-import math
-
 import pytest
 import torch
-from conftest import make_model
-from sweeps import build_sweep
 
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.topup import TOPUPS, get_dist
+from optimum_neuronal.topup import get_dist
 from optimum_neuronal.topup.spreading import shift_to_mean
-
-
-def plan_sparsity(decoder, plan) -> float:
-    pruned = sum(plan.row_counts(name, p.shape).sum().item() for name, p in decoder.projections.items())
-    return pruned / sum(math.prod(p.shape) for p in decoder.projections.values())
-
-
-@pytest.mark.parametrize("sparsity", [0.0, 0.6, 0.8, 0.97])
-@pytest.mark.parametrize("name", TOPUPS.names())
-def test_contract(name, sparsity, ids):
-    model = make_model("mistral")
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    with inference(model):
-        decoder = find_decoder(model)
-        topup = TOPUPS.get(name)()
-        topup.check(decoder)
-        allocations = [
-            topup.allocate(build_sweep(decoder, SALIENCIES.get("wanda")(), ids, 4), sparsity) for _ in range(2)
-        ]
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key]), "allocation changes no weight"
-    plan = allocations[0].plan
-    assert set(plan.sparsity) == set(decoder.projections)
-    assert plan_sparsity(decoder, plan) == pytest.approx(sparsity, abs=2e-3), "the target is hit"
-    for name, value in plan.sparsity.items():
-        assert torch.equal(torch.as_tensor(value), torch.as_tensor(allocations[1].plan.sparsity[name]))
-
-
-@pytest.mark.parametrize("name", TOPUPS.names())
-def test_the_default_refinement_or_its_own_keeps_the_counts(name):
-    mask = torch.rand(6, 8, generator=torch.Generator().manual_seed(0)) < 0.5
-    projection = next(iter(find_decoder(make_model("llama")).projections.values()))
-    refined = TOPUPS.get(name)().refine(projection, mask, mask.float(), None)
-    assert torch.equal(refined.sum(dim=1), mask.sum(dim=1))
 
 
 class TestGetDist:

@@ -1,0 +1,29 @@
+"""Fixtures: `optimum-cli neuronal ...` in this process, and a model for it."""
+
+import sys
+
+import pytest
+from conftest import make_model
+
+from optimum.commands import optimum_cli
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs `optimum-cli neuronal ...` in this process and returns what it printed."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["optimum-cli", "neuronal", *map(str, arguments)])
+        optimum_cli.main()
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def dense(tmp_path, tokenizer):
+    """A saved model with its tokenizer, and a text that both know."""
+    make_model("llama", vocab_size=256).save_pretrained(tmp_path / "dense")
+    tokenizer.save_pretrained(tmp_path / "dense")
+    (tmp_path / "text.txt").write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))
+    return tmp_path / "dense"

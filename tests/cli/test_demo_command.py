@@ -1,0 +1,18 @@
+from optimum_neuronal.demo import run as demo
+
+
+def test_demo(run, tmp_path, monkeypatch):
+    """The whole of it, with fewer sequences and lambdas."""
+    small = {"num_samples": 4, "num_alignment_samples": 2}
+    lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}
+    methods = {"magnitude, uniform": {}, "Wanda, uniform": small, "Wanda, NeuronAL": small | lambdas}
+    methods["Wanda, search"] = small | {"topup_args": {"budget": 8}}
+    merged = {name: fields | methods[name] for name, fields in demo.METHODS.items()}
+    monkeypatch.setattr(demo, "METHODS", merged)
+    monkeypatch.setattr(demo, "TEST_WINDOWS", 2)
+    printed = run("demo", "--output", tmp_path / "model")
+    assert "Dense perplexity:" in printed and printed.count("%  Wanda, NeuronAL  ") == 3
+    assert printed.count(" loses least. Perplexity, in multiples of the dense model's: ") == 3
+    assert "The 70% sparse model (Wanda, search) is saved in" in printed
+    assert "70.00% of the projections' weights are zero" in printed
+    assert (tmp_path / "model" / "model.safetensors").exists()

@@ -1,0 +1,89 @@
+import json
+
+import pytest
+from transformers import AutoTokenizer
+
+from optimum_neuronal.cli.measuring_commands import task_rows
+from optimum_neuronal.evaluation.tasks import TaskResult
+
+
+class TestCompare:
+    @pytest.fixture
+    def arguments(self, dense, tmp_path):
+        text = tmp_path / "text.txt"
+        own = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16, "--max-windows", 4)
+        files = ("--model", dense, "--dataset", text, "--evaluate", text, "--output", tmp_path / "out")
+        return ["compare", *files, *own]
+
+    def test_tables_and_files(self, run, arguments, tmp_path):
+        methods = ("--saliency", "wanda", "magnitude", "--topup", "uniform", "neuronal:block_lambdas=[0.1]")
+        shown = run(*arguments, *methods, "--sparsity", 0.5, 0.7, "--row-lambdas", 0.0, 0.1)
+        lines = [line.split() for line in shown.splitlines() if "%" in line and "wanda" in line or "magnitude" in line]
+        assert [line[1:3] for line in lines] == 2 * [
+            [saliency, topup]
+            for saliency in ("wanda", "magnitude")
+            for topup in ("uniform", "neuronal:block_lambdas=[0.1]")
+        ]
+        assert "perplexity text.txt" in shown and "perplexity x dense, 70%" in shown
+        out = tmp_path / "out"
+        assert sorted(path.name for path in out.iterdir()) == [
+            "comparison.csv",
+            "comparison.json",
+            "comparison.md",
+            "results",
+        ]
+        assert len(json.loads((out / "comparison.json").read_text())["results"]) == 8
+        assert run(*arguments, *methods, "--sparsity", 0.5, 0.7, "--row-lambdas", 0.0, 0.1) == shown, (
+            "seconds included"
+        )
+
+    def test_figures(self, run, arguments, tmp_path):
+        pytest.importorskip("matplotlib")
+        lambdas = [f"neuronal:steps=block,block_lambdas=[{lam}]" for lam in (0.05, 0.1, 0.2)]
+        both = ["neuronal:steps=block,block_lambdas=[0.05,0.1,0.2]", "neuronal:block_lambdas=[0.1],row_lambdas=[0.1]"]
+        shown = run(*arguments, "--topup", *lambdas, *both, "--sparsity", 0.7, "--plots")
+        names = {path.stem.partition("-neuronal")[0] for path in (tmp_path / "out").glob("*.png")}
+        expected = {"perplexity-by-seconds", "block-sparsity-wanda-70", "lambda-wanda-70", "row-sparsity-wanda-70"}
+        assert names <= expected and {"perplexity-by-seconds", "block-sparsity-wanda-70", "lambda-wanda-70"} <= names
+        assert "lambda-wanda-70.svg" in shown
+
+    def test_the_exit_status_says_that_something_failed(self, run, arguments, capsys):
+        with pytest.raises(SystemExit) as stop:
+            run(*arguments, "--saliency", "sparsegpt", "--topup", "uniform", "neuronal:steps=row", "--sparsity", 0.5)
+        assert stop.value.code == "compare: 1 of 2 combinations failed, see the table"
+        assert "failed: The saliency 'sparsegpt' updates all rows" in capsys.readouterr().out
+
+    def test_tasks_are_checked_first(self, run, arguments):
+        pytest.importorskip("lm_eval")
+        with pytest.raises(SystemExit) as stop:
+            run(*arguments, "--tasks", "hellaswagg")
+        assert "Did you mean 'hellaswag'" in stop.value.code
+
+
+def test_tasks_on_the_command_line(run, dense, tmp_path):
+    pytest.importorskip("lm_eval")
+    (tmp_path / "tasks").mkdir()
+    tokenizer = AutoTokenizer.from_pretrained(dense, bos_token="w0")
+    tokenizer.save_pretrained(dense)
+    rows = [{"q": f"w{i} w{i + 1}", "choices": ["w1", "w2"], "gold": i % 2} for i in range(6)]
+    (tmp_path / "tasks" / "rows.json").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "tasks" / "pairs.yaml").write_text(
+        f"task: pairs\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {tmp_path}/tasks/rows.json\n"
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: '{{choices}}'\n"
+        "doc_to_target: gold\nmetric_list:\n  - metric: acc\n"
+    )
+    own = ("--seq-length", 16, "--max-windows", 2, "--tasks", "pairs", "--include-path", tmp_path / "tasks")
+    shown = run("evaluate", "--model", dense, "--dataset", tmp_path / "text.txt", *own)
+    assert "accuracy" in shown and shown.splitlines()[-2].split()[0] == "pairs" and "mean" in shown
+    files = ("--dataset", tmp_path / "text.txt", "--evaluate", tmp_path / "text.txt", "--output", tmp_path / "out")
+    methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.5, "--limit", 4)
+    shown = run("compare", "--model", dense, *files, *methods, *own)
+    assert "accuracy retained, 50%" in shown and "mean accuracy" in shown
+
+
+def test_the_mean_of_tasks_comes_last():
+    results = {
+        "boolq": TaskResult(accuracy=0.5, stderr=0.025, metric="acc", samples=400),
+        "rte": TaskResult(accuracy=0.75, stderr=None, metric="acc", samples=1),
+    }
+    assert task_rows(results) == [["boolq", "50.00%", "2.50%"], ["rte", "75.00%", "-"], ["mean", "62.50%", ""]]

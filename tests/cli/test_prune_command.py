@@ -1,0 +1,152 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+
+SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16, "--block-lambdas", 0.05, 0.1)
+SMALL += ("--topup", "neuronal")
+
+
+def test_streaming_gives_the_same_model(run, dense, tmp_path):
+    for name, flags in (("whole", ()), ("streamed", ("--stream", "--device", "cpu"))):
+        run("prune", "--model", dense, "--output", tmp_path / name, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt",
+            *SMALL, *flags)  # fmt: skip
+    whole, streamed = ({}, {})
+    for name, weights in (("whole", whole), ("streamed", streamed)):
+        for file in (tmp_path / name).glob("*.safetensors"):
+            weights.update(load_file(file))
+    assert whole.keys() == streamed.keys() and all(torch.equal(whole[key], streamed[key]) for key in whole)
+    assert not list(tmp_path.glob(".*")), "the folder for rewritten weights is gone"
+
+
+def test_the_packed_format_on_the_command_line(run, dense, tmp_path):
+    printed = run("prune", "--model", dense, "--output", tmp_path / "packed", "--sparsity", 0.7, "--saliency", "magnitude",
+                  "--topup", "uniform", "--format", "packed")  # fmt: skip
+    assert "import optimum_neuronal" in printed
+    assert (tmp_path / "packed" / "packed-00001-of-00001.safetensors").exists()
+    assert not (tmp_path / "packed" / "model.safetensors").exists()
+    (tmp_path / "text.txt").write_text(" ".join(f"w{(i * 7) % 60}" for i in range(200)))
+    printed = run("evaluate", "--model", tmp_path / "packed", "--dataset", tmp_path / "text.txt", "--seq-length", 16)
+    assert "perplexity" in printed
+
+
+def test_an_interrupted_prune_goes_on(run, dense, tmp_path, monkeypatch):
+    arguments = ["prune", "--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", *SMALL]
+    run(*arguments, "--output", tmp_path / "undisturbed")
+
+    def interrupt(*_args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("optimum_neuronal.pruner.apply_changes", interrupt)
+        with pytest.raises(SystemExit, match="interrupted: the same command goes on from here; .*delete .*unfinished"):
+            run(*arguments, "--output", tmp_path / "sparse")
+    assert (tmp_path / ".sparse.unfinished").exists() and not (tmp_path / "sparse").exists()
+    with pytest.raises(SystemExit, match="begun otherwise: sparsity was 0.7, is 0.6"):
+        run(*[0.6 if value == 0.7 else value for value in arguments], "--output", tmp_path / "sparse")
+    run(*arguments, "--output", tmp_path / "sparse")
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("undisturbed", "sparse"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert not (tmp_path / ".sparse.unfinished").exists()
+
+
+def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path):
+    output = tmp_path / "sparse"
+    text = tmp_path / "text.txt"
+    arguments = [
+        "--model",
+        dense,
+        "--output",
+        output,
+        "--sparsity",
+        0.7,
+        "--dataset",
+        text,
+        "--evaluate",
+        text,
+        *SMALL,
+    ]
+    printed = run("prune", *arguments)
+    report = json.loads((output / "neuronal_report.json").read_text())
+    assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned"} and "perplexity, text.txt" in printed
+    assert f"{report['evaluation']['text.txt']['pruned']:.2f}" in (output / "README.md").read_text()
+    assert report["achieved_sparsity"] == pytest.approx(0.7, abs=1e-3)
+    assert [c["lambda"] for c in report["decisions"]["block"]["candidates"]] == [0.05, 0.1]
+    assert report["calibration"]["source"] == "text.txt"
+    assert (
+        "sparsity" in printed and "lambda of the block step" in printed and f'from_pretrained("{output}")' in printed
+    )
+    assert (output / "tokenizer.json").exists()
+    lines = run("evaluate", "--model", output, "--dataset", text, "--seq-length", 16, "--max-windows", 3).split("\n")
+    assert lines[1].split() == ["dataset", "perplexity"] and float(lines[3].split()[1]) > 1
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        (("--sparsity", "70"), "prune: error: sparsity is 70.0: expected a share .* Did you mean 0.7"),
+        (("--saliency", "wnada"), "Did you mean 'wanda'"),
+        (("--dataset", "missing.txt"), "missing.txt"),
+        (("--model", "./nowhere"), "nowhere"),
+        (("--targets", "qqq"), "match no projection"),
+        (("--seq-length", "1000"), "admits 1 to 64 tokens"),
+        (("--num-samples", "1000"), "holds 2000 tokens"),
+        (("--steps", "rows"), "prune: error: steps is 'rows': .* Did you mean 'row'"),
+    ],
+)
+def test_errors_are_one_line_and_leave_no_files(run, dense, tmp_path, changed, message):
+    arguments = {
+        "--model": dense,
+        "--output": tmp_path / "sparse",
+        "--sparsity": 0.7,
+        "--dataset": tmp_path / "text.txt",
+        "--num-samples": 8,
+        "--seq-length": 16,
+    }
+    arguments |= dict([changed])
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SystemExit, match=message) as stop:
+        run("prune", *(part for pair in arguments.items() for part in pair))
+    assert "\n" not in str(stop.value.code)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_output_that_is_a_file_is_refused_before_loading(run, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("precious")
+    with pytest.raises(SystemExit, match="file is a file. Choose another directory"):
+        run("prune", "--model", "./never-looked-at", "--output", file, "--sparsity", 0.7)
+    assert file.read_text() == "precious"
+
+
+def test_methods_with_hyper_parameters_on_the_command_line(run, dense, tmp_path):
+    own = ("--saliency", "ria:power=1.0", "--topup", "neuronal:steps=block,block_lambdas=[0.1]")
+    run(
+        "prune",
+        "--model",
+        dense,
+        "--dataset",
+        tmp_path / "text.txt",
+        "--sparsity",
+        0.5,
+        *SMALL[:6],
+        *own,
+        "--output",
+        tmp_path / "o",
+    )
+    config = json.loads((tmp_path / "o" / "config.json").read_text())["sparsity_config"]["config"]
+    assert config["saliency"] == "ria" and config["saliency_args"] == {"power": 1.0}
+    assert config["topup_args"] == {"steps": "block", "block_lambdas": [0.1]}
+
+
+@pytest.mark.parametrize("saliency", ["magnitude", "wanda", "sparsegpt"])
+def test_a_pattern_on_the_command_line(run, dense, tmp_path, saliency):
+    own = ("--saliency", saliency, "--topup", "uniform", "--pattern", "2:4", "--sparsity", 0.5, *SMALL[:6])
+    run("prune", "--model", dense, "--dataset", tmp_path / "text.txt", *own, "--output", tmp_path / "o")
+    weights = {
+        name: value for name, value in load_file(tmp_path / "o" / "model.safetensors").items() if "_proj" in name
+    }
+    for name, weight in weights.items():
+        assert ((weight.view(len(weight), -1, 4) != 0).sum(dim=-1) == 2).all(), name

@@ -1,0 +1,123 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from by_hand import make_block
+
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine import runner as module
+from optimum_neuronal.engine.capture import BlockInputs, inference
+from optimum_neuronal.engine.replay import replay
+from optimum_neuronal.engine.runner import BlockRunner
+from optimum_neuronal.engine.streams import Stream
+from optimum_neuronal.engine.unfinished import UnfinishedRun
+
+
+def make_runner(**options):
+    """Of three blocks, which do nothing by themselves: what a visit does is told by the tests."""
+    decoder = SimpleNamespace(blocks=[make_block([[1.0]], name=f"b{index}") for index in range(3)])
+    return BlockRunner(decoder, **options)
+
+
+def make_inputs(value=1.0):
+    return BlockInputs([torch.full((1, 1, 1), value)], [["call 0"], ["call 1"], ["call 2"]])
+
+
+def adding(*increments):
+    """A visit that adds to every stream a number of its own, and notes where it was."""
+    visited = []
+
+    def visit(index, block, calls, streams):
+        visited.append((index, block.name, calls))
+        return [Stream([states + more for states in stream]) for stream, more in zip(streams, increments)]
+
+    visit.visited = visited
+    return visit
+
+
+def test_every_block_is_visited_in_order_and_streams_flow():
+    visit, inputs = adding(1, 10), make_inputs()
+    streams = make_runner().run(inputs, 2, visit)
+    assert visit.visited == [(0, "b0", ["call 0"]), (1, "b1", ["call 1"]), (2, "b2", ["call 2"])]
+    assert [stream.batches[0].item() for stream in streams] == [4, 31]
+    assert [states.item() for states in inputs.hidden] == [1]
+
+
+def test_all_streams_begin_as_the_same_one():
+    seen = []
+    make_runner().run(make_inputs(), 3, lambda index, block, calls, streams: seen.append(streams) or streams)
+    assert len(seen[0]) == 3 and all(stream is seen[0][0] for stream in seen[0])
+
+
+def test_inputs_that_nobody_else_needs_are_let_go():
+    inputs = make_inputs()
+    (stream,) = make_runner().run(inputs, 1, adding(1), release=True)
+    assert inputs.hidden == [] and stream.batches[0].item() == 4
+
+
+class Begun(UnfinishedRun):
+    """As if a run had come behind two blocks, where its stream held 100."""
+
+    noted = ()
+
+    def recall(self, beginning):
+        return 2, [Stream([torch.full((1, 1, 1), 100.0)])]
+
+    def note(self, blocks, streams):
+        self.noted = [*self.noted, (blocks, streams[0].batches[0].item())]
+
+
+def test_an_unfinished_run_goes_on_and_notes_how_far_it_came():
+    visit, unfinished = adding(1), Begun()
+    (stream,) = make_runner().run(make_inputs(), 1, visit, unfinished=unfinished)
+    assert visit.visited == [(2, "b2", ["call 2"])] and stream.batches[0].item() == 101
+    assert unfinished.noted == [(3, 101)]
+
+
+@pytest.mark.parametrize("limit, moved", [(None, 0), (8, 0), (7, 3)])
+def test_streams_beyond_the_limit_wait_in_cpu_memory(limit, moved, monkeypatch):
+    """Two streams of four bytes, in front of which there is one."""
+    asked = []
+    monkeypatch.setattr(module, "on_cpu", lambda streams: asked.append(len(streams)) or streams)
+    make_runner(max_hidden_bytes=limit).run(make_inputs(), 2, adding(1, 2))
+    assert asked == moved * [2]
+
+
+@pytest.mark.parametrize(
+    "label, quiet, shown", [("Pruning", False, True), (None, False, False), ("Pruning", True, False)]
+)
+def test_a_progress_bar_is_shown_unless_there_is_nothing_to_call_it(label, quiet, shown, monkeypatch):
+    bars = []
+    monkeypatch.setattr(module.logging, "tqdm", lambda items, **options: bars.append(options) or items)
+    make_runner(quiet=quiet).run(make_inputs(), 1, adding(1), label)
+    assert [(bar["desc"], bar["disable"]) for bar in bars] == [(label, not shown)]
+
+
+def test_forwards_are_counted_by_sequence(llama, ids):
+    with inference(llama):
+        runner = BlockRunner(find_decoder(llama), batch_size=5)
+        inputs = runner.capture(ids)
+        assert runner.block_forwards == 0, "a capture runs no block"
+        block, stream, calls = runner.decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0]
+        output = runner.output(block, stream, calls)
+        assert runner.block_forwards == 12 and output.sequences == 12
+        norms = runner.inputs_of(block, stream, calls)
+        assert runner.block_forwards == 24
+        outputs, expected = replay(block, inputs.hidden, calls)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(output, outputs))
+    assert norms.keys() == expected.keys() == block.projections.keys()
+    assert all(torch.equal(norms[name].value, expected[name].value) for name in expected)
+
+
+def test_what_only_feeds_the_blocks_output_is_told(llama):
+    runner = BlockRunner(find_decoder(llama, ignore=["q_proj"]))
+    skipped = [projection.name for projection in runner.output_projections(runner.decoder.blocks[1])]
+    assert skipped == ["model.layers.1.mlp.down_proj"]
+
+
+def test_errors_are_added_up_and_the_first_block_that_overflows_is_named():
+    runner = make_runner()
+    assert runner.total([torch.tensor(0.5), torch.tensor(1.0), torch.tensor(2.0)]) == 3.5
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="Activations in b1 are not finite"):
+            runner.total([torch.tensor(0.5), torch.tensor(bad), torch.tensor(bad)])

@@ -1,0 +1,33 @@
+"""Models to plan a prune of, on a machine whose speed is known."""
+
+import pytest
+
+from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.pruning import dry_run
+
+
+SMALL = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1}
+LAMBDAS = {"block_lambdas": (0.05, 0.1, 0.15), "row_lambdas": (0.0, 0.1, 0.2)}
+RATE = 1e6  # operations per second
+
+
+@pytest.fixture
+def known_rate(monkeypatch):
+    """A dry run measures nothing and finds `RATE`."""
+    monkeypatch.setattr(dry_run, "measure_matmul_rate", lambda dtype, device: RATE)
+
+
+def saved(tmp_path, model):
+    """The directory of a saved model, without its weights."""
+    model.save_pretrained(tmp_path / "dense")
+    weights = tmp_path / "dense" / "model.safetensors"
+    size = weights.stat().st_size
+    header = 8 + int.from_bytes(weights.read_bytes()[:8], "little")
+    weights.unlink()
+    return tmp_path / "dense", size - header
+
+
+def config_of(**fields) -> NeuronALConfig:
+    """A small prune, by NeuronAL if nothing else is said."""
+    used = LAMBDAS if fields.get("topup", "neuronal") == "neuronal" else {}
+    return NeuronALConfig(sparsity=0.7, **{**SMALL, **used, **fields})

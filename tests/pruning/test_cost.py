@@ -1,0 +1,55 @@
+import pytest
+import torch
+from conftest import make_model
+
+from optimum_neuronal.engine.alignment_errors import AlignmentPass
+from optimum_neuronal.engine.output_errors import OutputPass
+from optimum_neuronal.pruning.cost import all_passes, hidden_sequences, measure_matmul_rate
+from optimum_neuronal.pruning.dry_run import plan_prune
+
+from .conftest import RATE, config_of, saved
+
+
+pytestmark = pytest.mark.usefixtures("known_rate")
+
+
+def test_operations_of_a_llama_by_hand(tmp_path, llama):
+    """Hidden size 32, MLP 48, 3 blocks, 16 tokens."""
+    plan = plan_prune(saved(tmp_path, llama)[0], config_of(topup="uniform"))
+    attention, gate_up, down = 4 * 32 * 32, 2 * 32 * 48, 48 * 32
+    without_output = 2 * 16 * (attention + gate_up) + 4 * 16**2 * 32
+    whole = without_output + 2 * 16 * down
+    check, pruning = plan.sweeps
+    assert check.operations == 3 * whole
+    assert pruning.operations == 6 * (3 * without_output + 2 * whole)
+    assert plan.seconds == (check.operations + pruning.operations) / RATE
+
+
+def test_a_token_passes_through_its_own_experts_only(tmp_path):
+    two, four = (
+        plan_prune(saved(tmp_path, make_model("mixtral", num_experts_per_tok=k))[0], config_of(topup="uniform"))
+        for k in (2, 4)
+    )
+    experts = sum(p.numel() for p in make_model("mixtral").model.layers[0].mlp.experts.parameters())
+    assert four.sweeps[0].operations - two.sweeps[0].operations == 3 * 2 * 16 * experts // 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_measured_rate(dtype):
+    assert 1e6 < measure_matmul_rate(dtype, torch.device("cpu"), seconds=0.05) < 1e16
+
+
+def test_the_dense_models_pass_comes_once_before_the_first_that_needs_it():
+    asked = [AlignmentPass("first", 2, "sparse-stream"), OutputPass("second", 3), OutputPass("third", 1)]
+    labels = [step.label for step in all_passes(asked, final=True)]
+    assert labels == ["Check", "first", "Dense activations", "second", "third", "Pruning"]
+    assert [step.label for step in all_passes(asked[:1], final=False)] == ["Check", "first"]
+
+
+def test_hidden_states_are_those_of_the_greediest_pass():
+    """Two plans around a block beside the first inputs, and three beside the dense model's last output too."""
+    passes = [AlignmentPass("first", 2, "sparse-stream"), OutputPass("second", 3)]
+    assert hidden_sequences(passes[:1], samples=6, alignment=2, blocks=3) == 2 + 2 * 2 * 2
+    assert hidden_sequences(passes, samples=6, alignment=2, blocks=3) == 2 * 2 + 2 * 3 * 2
+    assert hidden_sequences(passes, samples=6, alignment=2, blocks=1) == 2 * 2 + 2 * 3
+    assert hidden_sequences([], samples=6, alignment=2, blocks=3) == 0

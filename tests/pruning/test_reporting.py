@@ -1,0 +1,61 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from by_hand import make_block
+
+import optimum_neuronal
+from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.data.calibration import CalibrationSet
+from optimum_neuronal.pruning.finding import PruneOutcome
+from optimum_neuronal.pruning.reporting import make_report, versions, without_folders
+from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.topup import Allocation
+
+
+def report_of(decisions, calibration=None, dataset="c4"):
+    decoder = SimpleNamespace(blocks=[make_block([[0.0, 1.0, 2.0, 3.0]])])
+    outcome = PruneOutcome(Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
+    config = NeuronALConfig(0.5, topup="neuronal", dataset=dataset)
+    return make_report(decoder, config, calibration, outcome, {"pruning": 2.0})
+
+
+def test_what_was_asked_for_and_what_was_found():
+    report = report_of({"block": {"lambda": 0.125}, "row": {"lambda": 0.0}})
+    assert (report.requested_sparsity, report.achieved_sparsity, report.blocks) == (0.5, 0.25, {"block": 0.25})
+    assert (report.block_lambda, report.row_lambda) == (0.125, 0.0)
+    assert report.decisions == {"block": {"lambda": 0.125}, "row": {"lambda": 0.0}}
+    assert (report.block_forwards, report.starved_experts) == (12, ["experts.0.up"])
+    assert report.seconds == {"pruning": 2.0} and report.config["topup"] == "neuronal" and report.calibration == {}
+
+
+def test_other_topups_have_no_lambdas():
+    report = report_of({"search": {"spent": 58}})
+    assert report.block_lambda is None and report.row_lambda is None
+
+
+def test_what_is_published_names_no_folder(tmp_path):
+    (tmp_path / "own.txt").write_text("text")
+    report = report_of(
+        {}, CalibrationSet(torch.zeros(3, 16, dtype=torch.int64), "own.txt", "documents"), f"{tmp_path}/own.txt"
+    )
+    assert report.config["dataset"] == "own.txt" and report.calibration["num_samples"] == 3
+    assert str(tmp_path) not in str(report.to_dict())
+
+
+@pytest.mark.parametrize("column", ["", ":text"])
+def test_a_file_is_told_by_its_name(tmp_path, column):
+    (tmp_path / "own.jsonl").write_text("{}")
+    assert without_folders(f"{tmp_path}/own.jsonl{column}") == f"own.jsonl{column}"
+
+
+@pytest.mark.parametrize("dataset", ["wikitext2", "allenai/c4:train:text", "no/such/file.txt"])
+def test_what_is_no_file_is_told_as_it_is(dataset):
+    assert without_folders(dataset) == dataset
+
+
+def test_versions_are_those_that_run():
+    found = versions()
+    assert found["optimum_neuronal"] == optimum_neuronal.__version__ and found["torch"] == torch.__version__
+    assert found["transformers"] == transformers.__version__ and found.keys() >= {"python"}

@@ -1,0 +1,22 @@
+from types import SimpleNamespace
+
+import pytest
+from by_hand import make_block
+
+from optimum_neuronal.decoder.projections import Block
+from optimum_neuronal.pruning.sparsity_found import measure_sparsity
+
+
+def test_zeros_are_counted_by_projection_by_block_and_on_the_whole():
+    """3 of 4, 0 of 2 and 1 of 4 weights; a block of which nothing is pruned is not told of."""
+    first = make_block([[0.0, 0.0], [0.0, 1.0]], [[1.0], [2.0]], name="first")
+    last = make_block([[0.0, -1.0, 5.0, 2.0]], name="last")
+    decoder = SimpleNamespace(blocks=[first, Block("left out", make_block([[0.0]]).module, {}), last])
+    whole, blocks, projections = measure_sparsity(decoder)
+    assert whole == pytest.approx(4 / 10)
+    assert blocks == {"first": 3 / 6, "last": 1 / 4}
+    assert projections == {
+        "first.0": {"sparsity": 0.75, "smallest_row": 0.5, "largest_row": 1.0},
+        "first.1": {"sparsity": 0.0, "smallest_row": 0.0, "largest_row": 0.0},
+        "last.0": {"sparsity": 0.25, "smallest_row": 0.25, "largest_row": 0.25},
+    }

@@ -1,0 +1,80 @@
+import pytest
+import torch
+from by_hand import mean
+from conftest import make_model
+from sweeps import build_sweep
+
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.topup.search import LENGTHS, STREAM_COST, _Run
+from optimum_neuronal.topup.search_space import Space, kind_moved
+
+
+LAYERS = {"gpt2": {"n_layer": 3}}
+
+
+def test_directions_cover_every_kind_and_move_something():
+    decoder = find_decoder(make_model("mixtral"))
+    space = Space.of(decoder, 0.7)
+    assert set(space.kinds) == {"query and key", "value", "output", "experts' gate_up", "experts' down"}
+    assert sum(space.kinds.values()).tolist() == [1.0] * len(space.names)
+    for number in (0, 1):
+        for name, direction in space.directions(number).items():
+            moved = space.on_target(space.uniform + 0.05 * direction)
+            assert mean(space, moved) == pytest.approx(0.7, abs=1e-9), name
+            assert not torch.allclose(moved, space.uniform), name
+    assert _Run(None, space, "kl", 58).cost_of_round(0) == STREAM_COST + 5 + len(LENGTHS)
+
+
+def test_kinds_of_projections_without_a_role():
+    decoder = find_decoder(make_model("llama"), targets=["."])
+    assert {kind_moved(p) for p in decoder.projections.values()} >= {"query and key", "down"}
+
+
+def test_directions_leave_the_target_as_it_is():
+    for family in ("llama", "gpt2", "mixtral"):
+        space = Space.of(find_decoder(make_model(family, **LAYERS.get(family, {"num_hidden_layers": 3}))), 0.7)
+        for number in (0, 1):
+            for name, direction in space.directions(number).items():
+                assert (direction * space.sizes).sum().abs() < 1e-6, name
+                moved = space.uniform + 0.05 * direction
+                assert space.on_target(moved) is moved, (
+                    "nothing is shifted, so that what is alike stays so bit for bit"
+                )
+                if name.endswith("late"):
+                    assert not direction[space.depth <= 0].any()
+
+
+def test_late_candidates_share_the_early_half(ids):
+    """Counted by the engine: what the search says that it spent is what was run, and less than without sharing."""
+    model = make_model("llama", num_hidden_layers=4)
+    with inference(model):
+        sweep = build_sweep(find_decoder(model), SALIENCIES.get("magnitude")(), ids, 4, 4)
+        space = Space.of(sweep.decoder, 0.6)
+        late = [d for name, d in space.directions(1).items() if name.endswith("late")]
+        candidates = [space.on_target(space.uniform + 0.05 * direction) for direction in late]
+        sweep.output_errors([space.plan(space.uniform)], "kl", None)  # the dense pass is made here
+        before = sweep.engine.runner.block_forwards
+        sweep.output_errors([space.plan(candidate) for candidate in candidates], "kl", None)
+        passes = (sweep.engine.runner.block_forwards - before) / (4 * 4)
+    assert passes == space.cost(torch.stack(candidates)) == 0.5 + 0.5 * len(late)
+
+
+def test_what_candidates_cost_together_by_hand(llama):
+    """Of three blocks: alike they are one; apart in the last, each runs that block; apart in the first, all of it."""
+    space = Space.of(find_decoder(llama), 0.7)
+    last, first = (space.uniform + 0.1 * (space.blocks == index).double() for index in (2, 0))
+    assert space.cost(torch.stack([space.uniform, space.uniform.clone()])) == 1
+    assert space.cost(torch.stack([space.uniform, last])) == (1 + 1 + 2) / 3
+    assert space.cost(torch.stack([space.uniform, last, first])) == (2 + 2 + 3) / 3
+
+
+def test_sparsities_are_shifted_to_the_target_by_the_sizes(llama):
+    space = Space.of(find_decoder(llama, targets=["down_proj", "k_proj"]), 0.5)  # 48 x 32 and 32 x 32 weights
+    assert sorted(set(space.sizes.tolist())) == [1024, 1536]
+    moved = space.on_target(space.uniform + 0.1 * space.kinds["down"])
+    expected = {"mlp.down_proj": 0.54, "self_attn.k_proj": 0.44}
+    plan = space.plan(moved)
+    for name, value in plan.sparsity.items():
+        assert value == pytest.approx(expected[name.split(".", 3)[3]]), name
