@@ -94,18 +94,18 @@ AVX2_STEP(avx2_bf16, BF16)
 AVX2_STEP(avx2_fp16, FP16)
 AVX2_STEP(avx2_fp32, FP32)
 
-AVX2 INLINE void avx2_unpack_word2(uint64_t mask, const uint16_t *p, const uint16_t *end, uint16_t *out)
+AVX2 INLINE void avx2_unpack_word2(uint64_t mask, const uint16_t *p, const uint16_t *end, uint16_t *out, const int careful)
 {
     UNROLL for (int byte = 0; byte < 8; byte++)
         _mm_storeu_si128((__m128i *)(out + 8 * byte),
-                         avx2_spread16((uint8_t)(mask >> 8 * byte), p + BEFORE(mask, byte), end, 1));
+                         avx2_spread16((uint8_t)(mask >> 8 * byte), p + BEFORE(mask, byte), end, careful));
 }
 
-AVX2 INLINE void avx2_unpack_word4(uint64_t mask, const uint32_t *p, const uint32_t *end, uint32_t *out)
+AVX2 INLINE void avx2_unpack_word4(uint64_t mask, const uint32_t *p, const uint32_t *end, uint32_t *out, const int careful)
 {
     UNROLL for (int byte = 0; byte < 8; byte++)
         _mm256_storeu_si256((__m256i *)(out + 8 * byte),
-                            avx2_spread32((uint8_t)(mask >> 8 * byte), p + BEFORE(mask, byte), end, 1));
+                            avx2_spread32((uint8_t)(mask >> 8 * byte), p + BEFORE(mask, byte), end, careful));
 }
 
 UNPACK(AVX2, avx2_unpack2, uint16_t, avx2_unpack_word2, _mm_popcnt_u64)

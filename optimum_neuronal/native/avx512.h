@@ -139,17 +139,17 @@ AVX512_STEP(AVX512, floats_bf16, char, float, floats_columns(mask, p, end, x, pa
 AVX512_STEP(AVX512, floats_fp16, char, float, floats_columns(mask, p, end, x, parts, R, M, careful, FP16), 4, 4, 4, 2, 2)
 AVX512_STEP(AVX512, floats_fp32, char, float, floats_columns(mask, p, end, x, parts, R, M, careful, FP32), 4, 4, 4, 2, 2)
 
-VBMI2 INLINE void vbmi2_unpack_word2(uint64_t mask, const uint16_t *p, const uint16_t *end, uint16_t *out)
+VBMI2 INLINE void vbmi2_unpack_word2(uint64_t mask, const uint16_t *p, const uint16_t *end, uint16_t *out, const int careful)
 {
-    _mm512_storeu_si512(out, spread32((uint32_t)mask, p, end, 1));
-    _mm512_storeu_si512(out + 32, spread32((uint32_t)(mask >> 32), p + _mm_popcnt_u32((uint32_t)mask), end, 1));
+    _mm512_storeu_si512(out, spread32((uint32_t)mask, p, end, careful));
+    _mm512_storeu_si512(out + 32, spread32((uint32_t)(mask >> 32), p + _mm_popcnt_u32((uint32_t)mask), end, careful));
 }
 
-AVX512 INLINE void avx512_unpack_word4(uint64_t mask, const uint32_t *p, const uint32_t *end, uint32_t *out)
+AVX512 INLINE void avx512_unpack_word4(uint64_t mask, const uint32_t *p, const uint32_t *end, uint32_t *out, const int careful)
 {
     UNROLL for (int quarter = 0; quarter < 4; quarter++) {
         uint16_t part = (uint16_t)(mask >> 16 * quarter);
-        __m512i v = _mm512_maskz_loadu_epi32((__mmask16)readable(p, end, 4, 16), p);
+        __m512i v = careful ? _mm512_maskz_loadu_epi32((__mmask16)readable(p, end, 4, 16), p) : _mm512_loadu_si512(p);
         _mm512_storeu_si512(out + 16 * quarter, _mm512_mask_expand_epi32(zeros(), part, v));
         p += _mm_popcnt_u32(part);
     }

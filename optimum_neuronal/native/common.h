@@ -178,17 +178,21 @@ INLINE const void *copy_last(const void *p, const void *end, size_t most, void *
 #define UNPACK(TARGET, NAME, TYPE, WORD, POPCOUNT)                                                                   \
     TARGET static void NAME(const uint8_t *bits, int64_t columns, const void *values, const void *end, void *dense)  \
     {                                                                                                                \
-        const TYPE *p = values;                                                                                      \
+        const TYPE *p = values, *stop = end;                                                                         \
         TYPE *out = dense, last[64];                                                                                 \
         int64_t column = 0;                                                                                          \
-        for (; column + 64 <= columns; column += 64) {                                                               \
+        for (; column + 64 <= columns && stop - p >= 64 + SLACK; column += 64) {                                     \
             uint64_t mask = load_word(bits + column / 8);                                                            \
-            WORD(mask, p, end, out + column);                                                                        \
+            prefetch(p, bits + column / 8);                                                                          \
+            WORD(mask, p, stop, out + column, 0);                                                                    \
             p += POPCOUNT(mask);                                                                                     \
         }                                                                                                            \
-        if (column < columns) {                                                                                      \
-            WORD(load_columns(bits + column / 8, columns - column), p, end, last);                                   \
-            memcpy(out + column, last, (size_t)(columns - column) * sizeof(TYPE));                                   \
+        for (; column < columns; column += 64) {                                                                     \
+            const int64_t here = columns - column < 64 ? columns - column : 64;                                      \
+            uint64_t mask = load_columns(bits + column / 8, here);                                                   \
+            WORD(mask, p, stop, last, 1);                                                                            \
+            memcpy(out + column, last, (size_t)here * sizeof(TYPE));                                                 \
+            p += POPCOUNT(mask);                                                                                     \
         }                                                                                                            \
     }
 

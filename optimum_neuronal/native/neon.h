@@ -100,20 +100,20 @@ NEON_STEP(neon_bf16, BF16)
 NEON_STEP(neon_fp16, FP16)
 NEON_STEP(neon_fp32, FP32)
 
-INLINE void neon_unpack_word2(uint64_t mask, const uint16_t *p, const uint16_t *end, uint16_t *out)
+INLINE void neon_unpack_word2(uint64_t mask, const uint16_t *p, const uint16_t *end, uint16_t *out, const int careful)
 {
     uint64_t all, before = neon_before(mask, &all);
     UNROLL for (int byte = 0; byte < 8; byte++) {
-        uint8x16_t v = neon_spread16((uint8_t)(mask >> 8 * byte), p + (uint8_t)(before >> 8 * byte), end, 1);
+        uint8x16_t v = neon_spread16((uint8_t)(mask >> 8 * byte), p + (uint8_t)(before >> 8 * byte), end, careful);
         vst1q_u8((uint8_t *)(out + 8 * byte), v);
     }
 }
 
-INLINE void neon_unpack_word4(uint64_t mask, const uint32_t *p, const uint32_t *end, uint32_t *out)
+INLINE void neon_unpack_word4(uint64_t mask, const uint32_t *p, const uint32_t *end, uint32_t *out, const int careful)
 {
     uint64_t all, before = neon_before(mask, &all);
     UNROLL for (int byte = 0; byte < 8; byte++) {
-        uint8x16x2_t v = neon_spread32((uint8_t)(mask >> 8 * byte), p + (uint8_t)(before >> 8 * byte), end, 1);
+        uint8x16x2_t v = neon_spread32((uint8_t)(mask >> 8 * byte), p + (uint8_t)(before >> 8 * byte), end, careful);
         vst1q_u8((uint8_t *)(out + 8 * byte), v.val[0]);
         vst1q_u8((uint8_t *)(out + 8 * byte + 4), v.val[1]);
     }
