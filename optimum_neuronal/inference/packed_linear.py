@@ -4,11 +4,18 @@ import torch
 from torch import nn
 from transformers import Conv1D
 
+from ..decoder.architectures import AS_LINEAR
 from ..sparsity.packed import PackedWeight
 from .inference_only import mark, watched
 from .ops import packed_linear
 from .packed_module import PackedBuffers, WeightFacts, take_place
 from .packed_rows import PackedRows
+
+
+def is_linear(kind: type) -> bool:
+    """Whether modules of a class compute `x @ W.T + bias` and nothing else."""
+    same = issubclass(kind, nn.Linear) and (kind.forward is nn.Linear.forward or kind.__name__ in AS_LINEAR)
+    return same or kind is Conv1D
 
 
 class PackedLinear(PackedBuffers):
@@ -17,7 +24,7 @@ class PackedLinear(PackedBuffers):
     Args:
         rows ([`PackedRows`]): the weight, shape (out, in).
         bias (`Tensor`, *optional*): shape (out,), of the weight's dtype and on its device.
-        transposed (`bool`): whether it stands for a `Conv1D`, whose weight is kept as (in, out).
+        kind (`type`): the class of the layer that it stands for; a `Conv1D` keeps its weight as (in, out).
 
     Attributes:
         bits, values, offsets (`Tensor`): buffers, see [`PackedRows`].
@@ -26,8 +33,9 @@ class PackedLinear(PackedBuffers):
 
     suffix = ".weight"
 
-    def __init__(self, rows: PackedRows, bias: torch.Tensor | None = None, transposed: bool = False):
-        super().__init__(rows, transposed)
+    def __init__(self, rows: PackedRows, bias: torch.Tensor | None = None, kind: type[nn.Module] = nn.Linear):
+        super().__init__(rows, transposed=kind is Conv1D)
+        self.kind = kind
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     @classmethod
@@ -38,16 +46,11 @@ class PackedLinear(PackedBuffers):
             `TypeError`: it is neither.
             `ValueError`: its weight is not bfloat16, float16 or float32.
         """
-        if type(linear) not in (nn.Linear, Conv1D):
+        if not is_linear(type(linear)):
             raise TypeError(f"PackedLinear.from_linear takes an nn.Linear or a Conv1D, not a {type(linear).__name__}.")
         weight = linear.weight.detach()
-        packed = PackedWeight.pack(weight.T if isinstance(linear, Conv1D) else weight)
-        return cls.in_place_of(linear, PackedRows.of(packed))
-
-    @classmethod
-    def in_place_of(cls, linear: nn.Module, rows: PackedRows) -> "PackedLinear":
-        """Of an `nn.Linear` or a `Conv1D` whose weight was packed into these rows, shape (out, in)."""
-        return take_place(cls(rows, linear.bias, isinstance(linear, Conv1D)), linear)
+        rows = PackedRows.of(PackedWeight.pack(weight.T if isinstance(linear, Conv1D) else weight))
+        return take_place(cls(rows, linear.bias, type(linear)), linear)
 
     def to_linear(self) -> nn.Module:
         """The `nn.Linear` or `Conv1D` that it was made of, with the same weight to the bit and the same bias."""
@@ -56,6 +59,7 @@ class PackedLinear(PackedBuffers):
                 linear = Conv1D(self.out_features, self.in_features)
             else:
                 linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
+                linear.__class__ = self.kind
         linear.weight = nn.Parameter(self.dense())
         linear.bias = None if self.bias is None else nn.Parameter(self.bias)
         return take_place(linear, self)

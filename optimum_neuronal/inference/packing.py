@@ -8,13 +8,14 @@ from ..sparsity.bitmask import INTEGERS
 from ..sparsity.packed import PackedWeight
 from ..transformers_plugin import internals
 from .packed_experts import is_packable, stack_names
+from .packed_linear import is_linear
 from .packed_rows import DTYPES, PackedRows, row_stride
 from .packed_tensor import PackedTensor, joined
 
 
 def packable(module: nn.Module) -> list[str]:
     """Names of a module's parameters that have a packed form: of plain linear layers, and of mixtures of experts."""
-    if type(module) in (nn.Linear, Conv1D):
+    if is_linear(type(module)):
         return ["weight"]
     return stack_names(module) if is_packable(module) else []
 
@@ -32,15 +33,16 @@ def rows_bytes(shape: tuple[int, int], kept: int, itemsize: int) -> int:
     return rows * row_stride(columns) + kept * itemsize + 8 * (rows + 1)
 
 
-def pays(weights: list[torch.Tensor], transposed: bool) -> bool:
-    """Whether weights, dense or packed, are smaller packed.
+def pays(weight: torch.Tensor, transposed: bool) -> bool:
+    """Whether a weight, dense or packed, is smaller packed.
 
     Args:
-        weights (`list[Tensor]`): of one module, shape (..., out, in), or (..., in, out) if transposed.
-        transposed (`bool`): whether they are kept as (in, out).
+        weight (`Tensor`): shape (..., out, in), or (..., in, out) if transposed.
+        transposed (`bool`): whether it is kept so.
     """
-    packed = sum(rows_bytes(_matrix(weight, transposed), kept(weight), weight.element_size()) for weight in weights)
-    return packed < sum(weight.numel() * weight.element_size() for weight in weights)
+    columns = weight.shape[-2] if transposed else weight.shape[-1]
+    shape = (weight.numel() // max(1, columns), columns)
+    return rows_bytes(shape, kept(weight), weight.element_size()) < weight.numel() * weight.element_size()
 
 
 def kept(weight: torch.Tensor) -> int:
@@ -75,8 +77,3 @@ def _pack_matrix(matrix: torch.Tensor, transposed: bool) -> PackedRows:
     dense = matrix.unpack() if isinstance(matrix, PackedTensor) else matrix.detach()
     return PackedRows.of(PackedWeight.pack(dense.T if transposed else dense))
 
-
-def _matrix(weight: torch.Tensor, transposed: bool) -> tuple[int, int]:
-    """Number of rows, of all experts together, and of columns."""
-    columns = weight.shape[-2] if transposed else weight.shape[-1]
-    return weight.numel() // max(1, columns), columns

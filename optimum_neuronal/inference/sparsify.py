@@ -18,6 +18,7 @@ from ..decoder.packed_modules import packed_modules
 from ..transformers_plugin import internals
 from .packed_experts import put_stacks, take_stacks
 from .packed_linear import PackedLinear
+from .packed_module import take_place
 from .packing import has_kernels, is_transposed, kept, pack_rows, packable, pays
 from .summary import summarize
 
@@ -45,7 +46,7 @@ def sparsify(model: PreTrainedModel) -> PreTrainedModel:
         `ValueError`: quantized, offloaded or with adapters, or nothing gets smaller: the model is dense.
     """
     check_model(model)
-    known, shared, left_dense = _known(model), _shared(model), {}
+    known, shared, left_dense = projections_of(model), _shared(model), {}
     names = [name for name, module in model.named_modules() if packable(module) or _looks_packable(module)]
     for name in names:
         why = _pack_module(model, name, shared)
@@ -111,8 +112,8 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str], refusal: 
             save_packed_by_default(module)
 
 
-def _known(model: PreTrainedModel) -> set[str]:
-    """Names of the modules whose weights the package would prune; none if it does not know the family."""
+def projections_of(model: PreTrainedModel) -> set[str]:
+    """Names of the modules that the package would prune, but for packed ones; none if it does not know the family."""
     try:
         projections = find_decoder(model).projections.values()
     except ValueError:
@@ -150,7 +151,7 @@ def _pack_module(model: nn.Module, name: str, shared: Counter) -> str | None:
     if not all(weight.is_contiguous() for weight in weights.values()):
         return "its weight is not contiguous"
     transposed = is_transposed(module)
-    if not pays(list(weights.values()), transposed):
+    if not all(pays(weight, transposed) for weight in weights.values()):
         return "not smaller packed"
     rows = {key: pack_rows(weight, transposed) for key, weight in weights.items()}
     put_packed(model, name, rows)
@@ -167,7 +168,8 @@ def put_packed(model: nn.Module, name: str, rows: dict) -> None:
     """
     module = model.get_submodule(name)
     if "weight" in rows:
-        _replace(model, name, PackedLinear.in_place_of(module, rows["weight"]))
+        packed = PackedLinear(rows["weight"], module.bias, type(module))
+        _replace(model, name, take_place(packed, module))
     else:
         put_stacks(module, rows)
 
