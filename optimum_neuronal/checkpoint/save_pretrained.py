@@ -2,7 +2,7 @@
 
 import inspect
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -101,6 +101,8 @@ def _is_packed(model: PreTrainedModel) -> bool:
 
 
 def _check_packable(model: PreTrainedModel, kwargs: dict) -> None:
+    if kwargs.get("state_dict") and _is_packed(model):
+        raise ValueError("save_pretrained(state_dict=...) of a model with packed weights: leave it out.")
     for name in ("state_dict", "variant", "push_to_hub"):
         if kwargs.get(name):
             instead = "call push_to_hub" if name == "push_to_hub" else "save with format='dense'"
@@ -119,7 +121,13 @@ def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str
             for name, tensor in logging.tqdm(checkpoint_tensors(model).items(), desc="Packing weights"):
                 writer.add(name, tensor)
         _remove(folder, PACKED_FILES)
-    with _config_of(model, packed_config), _no_progress_bar():
+    _save_all_but_weights(model, folder, packed_config, **kwargs)
+
+
+def _save_all_but_weights(model: PreTrainedModel, folder: Path, change: Callable, **kwargs) -> None:
+    """Saves what transformers saves beside weights, and removes dense ones: first those that the model may be mapped to."""
+    _remove(folder, DENSE_FILES)
+    with _config_of(model, change), _no_progress_bar():
         type(model).save_pretrained(model, folder, state_dict={}, **kwargs)
     _remove(folder, DENSE_FILES)
 
@@ -130,9 +138,7 @@ def _save_unpacked(model: PreTrainedModel, folder: Path, max_shard_size: int | s
     if not kwargs.get("is_main_process", True):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with _config_of(model, dense_config), _no_progress_bar():
-        type(model).save_pretrained(model, folder, state_dict={}, **kwargs)
-    _remove(folder, DENSE_FILES)
+    _save_all_but_weights(model, folder, dense_config, **kwargs)
     with DenseWriter(folder, internals.bytes_of(max_shard_size)) as writer:
         for name, tensor in logging.tqdm(checkpoint_tensors(model).items(), desc="Unpacking weights"):
             dense = tensor.unpack() if isinstance(tensor, StandIn) else tensor.detach()

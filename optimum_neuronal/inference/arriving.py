@@ -37,11 +37,11 @@ class _Arriving:
         return _like(value, value.unpack()) if isinstance(value, PackedTensor) else value
 
 
-def _like(value: torch.Tensor, data: torch.Tensor) -> nn.Parameter:
-    """A parameter of other data, for transformers as much initialised as the one given."""
-    parameter = nn.Parameter(data, requires_grad=value.requires_grad)
-    parameter._is_hf_initialized = getattr(value, "_is_hf_initialized", False)
-    return parameter
+def _like(value: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """A parameter, or a buffer, of other data: for transformers as much initialised as the one given."""
+    held = nn.Parameter(data, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else data
+    held._is_hf_initialized = getattr(value, "_is_hf_initialized", False)
+    return held
 
 
 def pack_arriving(model: PreTrainedModel) -> None:
@@ -52,7 +52,7 @@ def pack_arriving(model: PreTrainedModel) -> None:
     """
     tied = internals.tied_names(model)
     for name, module in model.named_modules():
-        if next(module.parameters(recurse=False), None) is not None:
+        if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             weights = [weight for weight in packable(module) if f"{name}.{weight}" not in tied]
             module.__dict__["arrived"] = dict.fromkeys(weights)
             module.__class__ = _arriving(type(module))

@@ -6,6 +6,7 @@ the one, all in one parameter in the other). Given these in place of dense tenso
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -60,7 +61,7 @@ class PackedTensor(StandIn):
         dense = unpack_rows(self.rows.bits, self.rows.values, self.rows.offsets, self.rows.shape[1])
         if not self.transposed:
             return dense.view(self.shape)
-        return dense.view(*self.shape[:-2], self.shape[-1], self.shape[-2]).mT.contiguous()
+        return dense.view(*self.shape[:-2], self.shape[-1], self.shape[-2]).mT.clone(memory_format=torch.contiguous_format)
 
     def packed(self) -> PackedWeight | None:
         integers = self.rows.values.view(INTEGERS[self.rows.values.element_size()])
@@ -122,33 +123,28 @@ def _move(function, args: Sequence) -> "PackedTensor | list[PackedTensor] | None
     whole = all(isinstance(source, PackedTensor) and not source.transposed for source in sources)
     if not whole or dim % ndim == ndim - 1 or len({(s.shape[-1], s.dtype, s.device) for s in sources}) > 1:
         return None
-    numbers, owners = [], []
-    for source in sources:
-        count = source.rows.shape[0]
-        numbers.append((torch.arange(count) + sum(map(len, owners))).view(source.shape[:-1]))
-        owners.append(range(count))
+    ends = [0, *accumulate(source.rows.shape[0] for source in sources)]
+    numbers = [torch.arange(*ends[i : i + 2]).view(source.shape[:-1]) for i, source in enumerate(sources)]
     one = isinstance(args[0], torch.Tensor)
     moved = function(numbers[0] if one else numbers, *args[1:position], dim % ndim, *args[position + 1 :])
     rows = [source.rows for source in sources]
     if isinstance(moved, torch.Tensor):
-        return _gathered(rows, moved, sources[0].shape[-1])
-    return [_gathered(rows, numbers, sources[0].shape[-1]) for numbers in moved]
+        return _gathered(rows, ends, moved)
+    return [_gathered(rows, ends, numbers) for numbers in moved]
 
 
-def _gathered(sources: list[PackedRows], numbers: torch.Tensor, columns: int) -> PackedTensor:
-    """A tensor of the rows of these numbers, counted through all sources."""
+def _gathered(sources: list[PackedRows], ends: list[int], numbers: torch.Tensor) -> PackedTensor:
+    """A tensor of the rows of these numbers, counted through all sources, which begin and end at `ends`."""
     flat = numbers.flatten()
-    ends = [0]
-    for source in sources:
-        ends.append(ends[-1] + source.shape[0])
-    breaks = (flat.diff() != 1).nonzero().flatten().add(1).tolist()
+    bounds = [0, *(flat.diff() != 1).nonzero().flatten().add(1).tolist(), len(flat)]
     parts = []
-    for first, last in zip([0, *breaks], [*breaks, len(flat)]):
-        start, stop = int(flat[first]), int(flat[last - 1]) + 1
+    for first, last in zip(bounds, bounds[1:]):  # between them numbers follow each other
+        start = int(flat[first]) if first < last else 0
+        stop = start + last - first
         for source, begin, end in zip(sources, ends, ends[1:]):
             if begin < stop and start < end:
                 parts.append(part(source, max(start, begin) - begin, min(stop, end) - begin))
-    return PackedTensor(joined(parts), (*numbers.shape, columns))
+    return PackedTensor(joined(parts or [part(sources[0], 0, 0)]), (*numbers.shape, sources[0].shape[1]))
 
 
 def _unpacked(values: Sequence) -> list:

@@ -49,7 +49,7 @@ def kept(weight: torch.Tensor) -> int:
     """How many elements have any bit set."""
     if isinstance(weight, PackedTensor):
         return len(weight.rows.values)
-    return int(torch.count_nonzero(weight.detach().view(INTEGERS[weight.element_size()])))
+    return int(torch.count_nonzero(weight.detach().contiguous().view(-1).view(INTEGERS[weight.element_size()])))
 
 
 def has_kernels(weight: torch.Tensor) -> bool:

@@ -93,8 +93,8 @@ def check_model(model: PreTrainedModel) -> None:
         raise ValueError("The model is quantized: only floating-point weights can be packed.")
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(
-            "Weights of the model are offloaded, or on the meta device: load it into memory, without offloading "
-            "(device_map, offload_folder); SparseModelForCausalLM.from_pretrained never holds it dense."
+            "Weights of the model are offloaded (device_map), or on the meta device, but packed weights have to be in "
+            "memory: load it without offloading. SparseModelForCausalLM.from_pretrained needs room for the packed model alone."
         )
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         raise ValueError("The model's weights are spread over processes: load it without tp_plan.")
