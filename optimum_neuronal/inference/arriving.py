@@ -44,18 +44,24 @@ def _like(value: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     return held
 
 
-def pack_arriving(model: PreTrainedModel) -> None:
+def pack_arriving(model: PreTrainedModel) -> list[str]:
     """Has the weights of a model that has none be packed as they are set. [`finish_arriving`] follows.
 
     Args:
         model (`PreTrainedModel`): on the meta device.
+
+    Returns:
+        `list[str]`: names of the parameters that will be packed if they are sparse enough.
     """
+    names = []
     tied = internals.tied_names(model)
     for name, module in model.named_modules():
         if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             weights = [weight for weight in packable(module) if f"{name}.{weight}" not in tied]
             module.__dict__["arrived"] = dict.fromkeys(weights)
             module.__class__ = _arriving(type(module))
+            names += [f"{name}.{weight}" for weight in weights]
+    return names
 
 
 def finish_arriving(model: PreTrainedModel) -> None:

@@ -85,7 +85,12 @@ class PackedStack(PackedBuffers):
 
 @torch.library.custom_op("optimum_neuronal::packed_experts", mutates_args=())
 def packed_experts(
-    x: torch.Tensor, chosen: torch.Tensor, bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, experts: int
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    bits: torch.Tensor,
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    experts: int,
 ) -> torch.Tensor:
     """[`PackedStack.forward`] as one operation, in which graphs of torch.compile need not look at the choice."""
     out = bits.shape[0] // experts
@@ -182,4 +187,3 @@ def take_stacks(experts: nn.Module) -> None:
         setattr(experts, name, dense)
         if stack.function is not None:
             internals.set_experts_function(experts, stack.function)
-

@@ -64,7 +64,9 @@ class PackedBuffers(PackedModule):
     def _apply(self, function, recurse: bool = True):
         super()._apply(function, recurse)
         if self.values.dtype not in DTYPES:
-            raise TypeError(f"Packed weights cannot be {self.values.dtype}: expected one of {', '.join(map(str, DTYPES))}.")
+            raise TypeError(
+                f"Packed weights cannot be {self.values.dtype}: expected one of {', '.join(map(str, DTYPES))}."
+            )
         return self
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors):
@@ -85,9 +87,7 @@ class PackedBuffers(PackedModule):
                 errors.append(f"{prefix}values is damaged: {error}.")
 
     def extra_repr(self) -> str:
-        return (
-            f"sparsity={self.sparsity:.4f}, dtype={self.values.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
-        )
+        return f"sparsity={self.sparsity:.4f}, dtype={self.values.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
 
 
 class WeightFacts:

@@ -28,7 +28,10 @@ ROW_MOVES = {
     aten.split_with_sizes.default: 2,
     aten.stack.default: 1,
     aten.cat.default: 1,
+    aten.squeeze.dim: 1,
+    aten.unsqueeze.default: 1,
 }
+ONE_MORE = {aten.stack.default, aten.unsqueeze.default}  # their results have a dimension more
 
 
 class PackedTensor(StandIn):
@@ -61,7 +64,9 @@ class PackedTensor(StandIn):
         dense = unpack_rows(self.rows.bits, self.rows.values, self.rows.offsets, self.rows.shape[1])
         if not self.transposed:
             return dense.view(self.shape)
-        return dense.view(*self.shape[:-2], self.shape[-1], self.shape[-2]).mT.clone(memory_format=torch.contiguous_format)
+        return dense.view(*self.shape[:-2], self.shape[-1], self.shape[-2]).mT.clone(
+            memory_format=torch.contiguous_format
+        )
 
     def packed(self) -> PackedWeight | None:
         integers = self.rows.values.view(INTEGERS[self.rows.values.element_size()])
@@ -117,7 +122,7 @@ def joined(parts: Sequence[PackedRows]) -> PackedRows:
 def _move(function, args: Sequence) -> "PackedTensor | list[PackedTensor] | None":
     """The result of a function that moves rows, found by moving their numbers. None if it does not move whole rows."""
     sources = list(args[0]) if isinstance(args[0], (list, tuple)) else [args[0]]
-    ndim = sources[0].ndim + (function is aten.stack.default)
+    ndim = sources[0].ndim + (function in ONE_MORE)
     position = ROW_MOVES[function]
     dim = args[position] if len(args) > position else 0
     whole = all(isinstance(source, PackedTensor) and not source.transposed for source in sources)

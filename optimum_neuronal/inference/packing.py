@@ -76,4 +76,3 @@ def pack_rows(weight: torch.Tensor, transposed: bool) -> PackedRows:
 def _pack_matrix(matrix: torch.Tensor, transposed: bool) -> PackedRows:
     dense = matrix.unpack() if isinstance(matrix, PackedTensor) else matrix.detach()
     return PackedRows.of(PackedWeight.pack(dense.T if transposed else dense))
-

@@ -130,11 +130,15 @@ def _looks_packable(module: nn.Module) -> bool:
     """Whether it holds matrices, and is of a kind that has no packed form."""
     if isinstance(module, nn.Linear):
         return True
-    return any(parameter.ndim == 3 for parameter in module.parameters(recurse=False)) and not isinstance(module, nn.Conv1d)
+    return any(parameter.ndim == 3 for parameter in module.parameters(recurse=False)) and not isinstance(
+        module, nn.Conv1d
+    )
 
 
 def _is_notable(module: nn.Module) -> bool:
-    weights = [p for p in module.parameters(recurse=False) if p.ndim > 1 and p.is_floating_point() and p.is_contiguous()]
+    weights = [
+        p for p in module.parameters(recurse=False) if p.ndim > 1 and p.is_floating_point() and p.is_contiguous()
+    ]
     return any(kept(weight) < (1 - NOTABLE) * weight.numel() for weight in weights)
 
 
@@ -181,4 +185,3 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
         for key, child in parent._modules.items():
             if child is old:
                 parent._modules[key] = module
-

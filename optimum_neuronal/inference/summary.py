@@ -29,9 +29,7 @@ class PackingSummary:
     saved_packed: bool = False
 
     def __str__(self) -> str:
-        text = (
-            f"{self.packed} weights packed into {self.packed_bytes / 1e6:,.1f} MB instead of {self.dense_bytes / 1e6:,.1f} MB"
-        )
+        text = f"{self.packed} weights packed into {self.packed_bytes / 1e6:,.1f} MB instead of {self.dense_bytes / 1e6:,.1f} MB"
         if self.left_dense:
             text += "; left dense: " + ", ".join(f"{name} ({why})" for name, why in self.left_dense.items())
         return text

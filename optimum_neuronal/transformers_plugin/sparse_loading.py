@@ -4,7 +4,8 @@ Of a packed checkpoint transformers is given files whose weights look dense and 
 own. In both cases a weight is packed when it is set on its module, one after the other, see `inference.arriving`.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..checkpoint.packed_reading import DTYPES, PackedFile, StoredWeight
+from ..checkpoint.sparsity_config import read_sparsity_config
 from ..inference.arriving import finish_arriving, pack_arriving
 from ..inference.packed_rows import DTYPES as COMPUTED
 from ..inference.packed_tensor import PackedTensor
@@ -86,18 +88,48 @@ class KeptWeight:
         return weight if index is Ellipsis else weight[index]
 
 
-class KeepingQuantizer(PackedQuantizer):
-    """Loads a packed checkpoint into packed modules."""
+class _IntoPacked(internals.EarlyQuantizer):
+    """Has what is read be packed, tells its size to whoever spreads it over devices, and refuses to offload it."""
 
-    def __init__(self, quantization_config: PackedConfig, **kwargs):
+    def __init__(self, quantization_config: QuantizationConfigMixin, **kwargs):
         super().__init__(quantization_config, **kwargs)
         self.pre_quantized = False  # else transformers reads ahead without bound
 
+    def validate_environment(self, device_map: Any = None, **_) -> None:
+        places = {str(place) for place in device_map.values()} if isinstance(device_map, dict) else set()
+        if "disk" in places or ("cpu" in places and len(places) > 1):
+            raise ValueError(
+                "Some weights would be offloaded (device_map), but packed weights have to be in memory: choose another "
+                "device_map, or max_memory with room for all, or load the model with AutoModelForCausalLM."
+            )
+
+    def pack(self, model: PreTrainedModel, kept: Mapping[str, float], usual: float) -> None:
+        """Has a model's weights be packed as they come.
+
+        Args:
+            model (`PreTrainedModel`): without weights.
+            kept (`Mapping[str, float]`): share of a weight's elements that will be kept, by the parameter's name.
+            usual (`float`): the same of weights that are not named.
+        """
+        self._kept = {name: kept.get(name, usual) for name in pack_arriving(model)}
+
+    def param_element_size(self, model: PreTrainedModel, param_name: str, param: torch.Tensor) -> float:
+        size = param.element_size()
+        return min(size, self._kept[param_name] * size + 1 / 8) if param_name in self._kept else size
+
+
+class KeepingQuantizer(_IntoPacked, PackedQuantizer):
+    """Loads a packed checkpoint into packed modules."""
+
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str], **kwargs) -> None:
         super().preprocess_model(model, checkpoint_files, **kwargs)
-        pack_arriving(model)
+        self.pack(model, self._shares, self._usual)
 
     def readers(self, files: list[PackedFile]) -> list[KeptFile]:
+        packed = [weight for file in files for weight in file.weights.values() if weight.mask is not None]
+        sizes = {weight.name: (math.prod(weight.values.shape), math.prod(weight.shape)) for weight in packed}
+        self._shares = {name: stored / max(1, numel) for name, (stored, numel) in sizes.items()}
+        self._usual = sum(stored for stored, _ in sizes.values()) / max(1, sum(numel for _, numel in sizes.values()))
         return [KeptFile(file) for file in files]
 
     def postprocess_model(self, model: PreTrainedModel, **kwargs) -> PreTrainedModel:
@@ -116,15 +148,16 @@ class PackingConfig(QuantizationConfigMixin):
         return {"quant_method": "neuronal"}
 
 
-class PackingQuantizer(internals.EarlyQuantizer):
+class PackingQuantizer(_IntoPacked):
     """Loads a dense checkpoint of a sparse model into packed modules."""
 
     def see_config(self, config: PreTrainedConfig) -> None:
-        """Any will do: that the model is sparse, its weights tell."""
+        """Any will do: whether the model is sparse its weights tell."""
 
-    def preprocess_model(self, model: PreTrainedModel, **kwargs) -> None:
+    def preprocess_model(self, model: PreTrainedModel, **_) -> None:
         internals.forget_quantization(model)
-        pack_arriving(model)
+        sparsity_config = read_sparsity_config(model.config) or {"achieved_sparsity": 0.0}
+        self.pack(model, {}, 1 - sparsity_config["achieved_sparsity"])
 
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
         internals.forget_quantization(model)

@@ -28,7 +28,9 @@ class SparseModelForCausalLM:
     """
 
     def __init__(self):
-        raise TypeError("Call SparseModelForCausalLM.from_pretrained(directory_or_id): the model is of its ordinary class.")
+        raise TypeError(
+            "Call SparseModelForCausalLM.from_pretrained(directory_or_id): the model is of its ordinary class."
+        )
 
     @classmethod
     def from_pretrained(cls, directory_or_id: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:

@@ -68,7 +68,9 @@ def test_a_mixture_that_is_dense_among_packed_ones(ids):
 def test_another_function_says_what_to_do(ids):
     model = sparsify(make_zeroed("mixtral"))
     model.set_experts_implementation("eager")
-    with pytest.raises(TypeError, match=rf"set_experts_implementation\('{FUNCTION}'\), or call optimum_neuronal.densify"):
+    with pytest.raises(
+        TypeError, match=rf"set_experts_implementation\('{FUNCTION}'\), or call optimum_neuronal.densify"
+    ):
         logits(model, ids)
     model.set_experts_implementation(FUNCTION)
     logits(model, ids)

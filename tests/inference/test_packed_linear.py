@@ -76,7 +76,9 @@ def test_state_dict():
     packed, other = PackedLinear.from_linear(sparse_linear()), PackedLinear.from_linear(sparse_linear(sparsity=0.3))
     other.load_state_dict(packed.state_dict())
     assert torch.equal(other.dense(), packed.dense())
-    with pytest.raises(RuntimeError, match=r"weight is dense, but the model's is packed: call optimum_neuronal.densify"):
+    with pytest.raises(
+        RuntimeError, match=r"weight is dense, but the model's is packed: call optimum_neuronal.densify"
+    ):
         packed.load_state_dict(sparse_linear().state_dict())
 
 

@@ -139,7 +139,9 @@ def test_training_pruning_and_adapters_are_refused(ids, tmp_path):
         model.train()(input_ids=ids, labels=ids)
     with pytest.raises(RuntimeError, match="compute no gradients"):
         model.eval()(input_ids=ids, labels=ids).loss.backward()
-    trainer = Trainer(model, TrainingArguments(tmp_path, report_to=[]), train_dataset=[{"input_ids": ids[0], "labels": ids[0]}])
+    trainer = Trainer(
+        model, TrainingArguments(tmp_path, report_to=[]), train_dataset=[{"input_ids": ids[0], "labels": ids[0]}]
+    )
     with pytest.raises(RuntimeError, match=r"densify\(model\) first"):
         trainer.train()
     with pytest.raises(ValueError, match=r"21 packed weights.*densify\(model\) first to train it"):
@@ -159,7 +161,11 @@ def test_copies_pickles_and_conversions(ids, tmp_path):
     model = sparsify(make_sparse("mixtral"))
     expected = logits(model, ids)
     torch.save(model, tmp_path / "model.pt")
-    others = (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(tmp_path / "model.pt", weights_only=False))
+    others = (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(tmp_path / "model.pt", weights_only=False),
+    )
     for number, other in enumerate(others):
         assert torch.equal(logits(other, ids), expected)
         other.save_pretrained(tmp_path / str(number))
@@ -181,4 +187,6 @@ def test_inner_models_save_packed_too(tmp_path):
     model.model.save_pretrained(tmp_path)
     assert (tmp_path / "packed.safetensors.index.json").exists() and not (tmp_path / "model.safetensors").exists()
     densify(model)
-    assert not any("save_pretrained" in vars(module) for module in model.modules() if isinstance(module, PreTrainedModel))
+    assert not any(
+        "save_pretrained" in vars(module) for module in model.modules() if isinstance(module, PreTrainedModel)
+    )
