@@ -21,6 +21,9 @@ _HOME = {
     "save_pretrained": "checkpoint.save_pretrained",
     "inspect_checkpoint": "checkpoint.inspecting",
     "convert_checkpoint": "checkpoint.converting",
+    "sparsify": "inference.sparsify",
+    "densify": "inference.sparsify",
+    "SparseModelForCausalLM": "transformers_plugin.sparse_model",
     "keep_sparsity": "training.keeping",
     "keep_lora_sparse": "training.lora",
     "SparsityCallback": "training.callbacks",
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from .evaluation.comparing import compare
     from .evaluation.perplexity import evaluate_perplexity
     from .evaluation.tasks import evaluate_tasks
+    from .inference.sparsify import densify, sparsify
     from .pruner import NeuronALPruner
     from .report import PruningReport
     from .saliency import register_saliency
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
     from .training.callbacks import NeuronALCallback, SparsityCallback
     from .training.keeping import keep_sparsity
     from .training.lora import keep_lora_sparse
+    from .transformers_plugin.sparse_model import SparseModelForCausalLM
 
 register()
 

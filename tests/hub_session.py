@@ -13,7 +13,13 @@ from huggingface_hub import ModelCard
 from huggingface_hub.utils import get_session
 from transformers import AutoModelForCausalLM
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint
+from optimum_neuronal import (
+    NeuronALConfig,
+    NeuronALPruner,
+    SparseModelForCausalLM,
+    convert_checkpoint,
+    inspect_checkpoint,
+)
 
 
 outcome = {}
@@ -64,6 +70,11 @@ packed_pruner, packed = pruned(format="packed")
 packed_pruner.push_to_hub(packed, "me/packed", commit_message="Packed", token="hf_other")
 outcome["packed reloaded"] = same(packed, "me/packed")
 outcome["packed inspected"] = inspect_checkpoint("me/packed").format
+
+computing = SparseModelForCausalLM.from_pretrained("me/packed", token="hf_other")
+outcome["packed modules"] = [computing.packing.packed, computing.config.name_or_path]
+computing.push_to_hub("me/pushed-packed")
+outcome["packed modules pushed"] = same(packed, "me/pushed-packed")
 
 other_pruner, other = pruned(0.5)
 other_pruner.push_to_hub(other, "me/llama-70", commit_message="Less sparse")

@@ -8,18 +8,22 @@ import json
 import math
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..sparsity.bitmask import MASK, VALUES, Values, check_headers, checksum_seed, unpack
+from ..sparsity.bitmask import MASK, VALUES, Values, check_headers, check_mask, checksum_seed, unpack
+from ..sparsity.packed import PackedMask, PackedWeight
 
 
 VERSION = 1
 METADATA = "neuronal"  # key in a shard's metadata
+
+_Made = TypeVar("_Made")
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
@@ -156,16 +160,23 @@ class StoredWeight:
         return self.values.dtype
 
     def __getitem__(self, index) -> torch.Tensor:
+        return self._checked(self._dense)[index]
+
+    def read_packed(self) -> PackedWeight:
+        """A packed weight as it is stored; checked as one that is unpacked."""
+        return self._checked(self._packed)
+
+    def _checked(self, make: Callable[[torch.Tensor | None, Values], _Made]) -> _Made:
+        """What is made of the bitmask and of the values, which it must read from the first to the last, once."""
         with self.path.open("rb") as file:
             values = _FileValues(file, self.values, checksum_seed(self.name, self.values.dtype, self.shape))
             try:
-                if self.mask is None:
-                    weight = values[0 : len(values)].view(self.shape)
-                else:
+                bitmask = None
+                if self.mask is not None:
                     mask = _FileValues(file, self.mask, values.checksum)
                     bitmask = mask[0 : len(mask)]
                     values.checksum = mask.checksum
-                    weight = unpack(bitmask, values, self.shape)
+                made = make(bitmask, values)
             except ValueError as error:
                 raise ValueError(f"{self.path}: {self.name} is damaged: {error}.") from error
         if values.checksum != self.checksum:
@@ -173,7 +184,14 @@ class StoredWeight:
                 f"{self.path}: {self.name} is damaged: its checksum is {values.checksum:08x}, but {self.checksum:08x} "
                 "was written. Download or save the checkpoint again."
             )
-        return weight[index]
+        return made
+
+    def _dense(self, mask: torch.Tensor | None, values: Values) -> torch.Tensor:
+        return values[0 : len(values)].view(self.shape) if mask is None else unpack(mask, values, self.shape)
+
+    def _packed(self, mask: torch.Tensor, values: Values) -> PackedWeight:
+        check_mask(mask.numpy(), math.prod(self.shape), len(values))
+        return PackedWeight(PackedMask(mask, self.shape), values[0 : len(values)])
 
 
 class _FileValues(Values):

@@ -1,6 +1,7 @@
 """Writes the files of a packed checkpoint (docs/format.md), a weight at a time."""
 
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 
 from ..sparsity.bitmask import MASK, VALUES, checksum_seed, pack, saves_space
+from ..sparsity.packed import PackedWeight
+from ..sparsity.stand_in import StandIn
 from ..transformers_plugin import internals
 from .names import PACKED, PACKED_INDEX
 from .packed_reading import DTYPES, METADATA, VERSION
@@ -44,7 +47,7 @@ class PackedWriter(ShardWriter):
         self._about: dict[str, Any] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Takes a tensor of the dense checkpoint, on any device; packs it if that saves space.
+        """Takes a tensor of the dense checkpoint, on any device; packs it if that saves space, unless it is packed.
 
         Raises:
             `ValueError`: its dtype cannot be stored.
@@ -52,12 +55,16 @@ class PackedWriter(ShardWriter):
         if tensor.dtype not in NAMES:
             raise ValueError(f"{name} has the dtype {tensor.dtype}, which a packed checkpoint cannot hold.")
         facts: dict[str, Any] = {}
-        if saves_space(tensor):
-            mask, values = pack(tensor)
+        packed = tensor.packed() if isinstance(tensor, StandIn) else None
+        if packed is None and isinstance(tensor, StandIn):
+            tensor = tensor.unpack()
+        if saves_space(tensor) if packed is None else _saves_space(packed):
+            mask, values = pack(tensor) if packed is None else _owned(packed.mask.bits, packed.values)
             parts = {name + MASK: mask, name + VALUES: values}
             facts["shape"] = list(tensor.shape)
         else:
             # Copied: a view would keep, and safetensors would refuse, the whole of which it is a part.
+            tensor = tensor if packed is None else packed.unpack()
             parts = {name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)}
         checksum = checksum_seed(name, NAMES[tensor.dtype], tensor.shape)
         for part in parts.values():
@@ -72,6 +79,15 @@ class PackedWriter(ShardWriter):
 
     def finish(self, count: int, index: dict) -> None:
         (self.folder / PACKED_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _saves_space(packed: PackedWeight) -> bool:
+    return packed.nbytes < math.prod(packed.shape) * packed.values.element_size()
+
+
+def _owned(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors on the CPU, with storages of their own: safetensors refuses what is a part of another."""
+    return [tensor.to("cpu", copy=True) for tensor in tensors]
 
 
 def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """`save_pretrained` of sparse models in either format, and models that are saved packed unless told otherwise."""
 
-import functools
 import inspect
 import tempfile
-import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,8 +11,11 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..decoder.packed_modules import dense_state, packed_modules
 from ..decoder.weight_names import natural_order
+from ..sparsity.stand_in import StandIn
 from ..transformers_plugin import internals
+from .converting import DenseWriter
 from .names import DENSE_FILES, PACKED_FILES, SUFFIX
 from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
 
@@ -43,8 +44,11 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
         `ValueError`: another format, or an argument or a model with which there is no packed format.
     """
     if format == "dense":
-        with _config_of(model, dense_config):
-            type(model).save_pretrained(model, save_directory, **kwargs)
+        if _is_packed(model):
+            _save_unpacked(model, Path(save_directory), **kwargs)
+        else:
+            with _config_of(model, dense_config):
+                type(model).save_pretrained(model, save_directory, **kwargs)
         _remove(save_directory, PACKED_FILES)
     elif format == "packed":
         _check_packable(model, kwargs)
@@ -60,18 +64,45 @@ def save_packed_by_default(model: PreTrainedModel) -> None:
     With `format="dense"`, or if it is given a `state_dict`, it writes the dense format: Trainer passes one, so its
     checkpoints load without this package. Adapters of PEFT are saved as always.
     """
-    model.save_pretrained = types.MethodType(_save_pretrained, model)
+    model.save_pretrained = _PackedByDefault(model)
 
 
-@functools.wraps(PreTrainedModel.save_pretrained)
-def _save_pretrained(self: PreTrainedModel, save_directory: str | Path, *args, format: str | None = None, **kwargs):
-    kwargs |= dict(zip(POSITIONAL, args))
-    if internals.has_own_adapters(self):
-        return type(self).save_pretrained(self, save_directory, **kwargs)
-    save_pretrained(self, save_directory, format or ("dense" if "state_dict" in kwargs else "packed"), **kwargs)
+def saves_packed_by_default(model: PreTrainedModel) -> bool:
+    """Whether [`save_packed_by_default`] was called for a model."""
+    return isinstance(model.__dict__.get("save_pretrained"), _PackedByDefault)
+
+
+def save_plainly(model: PreTrainedModel) -> None:
+    """Takes back [`save_packed_by_default`]."""
+    if saves_packed_by_default(model):
+        del model.save_pretrained
+
+
+class _PackedByDefault:
+    """A model's `save_pretrained`. Unlike a bound method it goes along when the model is copied or pickled."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+
+    __signature__ = inspect.signature(PreTrainedModel.save_pretrained)
+    __doc__ = PreTrainedModel.save_pretrained.__doc__
+
+    def __call__(self, save_directory: str | Path, *args, format: str | None = None, **kwargs):
+        kwargs |= dict(zip(POSITIONAL, args))
+        if internals.has_own_adapters(self.model):
+            return type(self.model).save_pretrained(self.model, save_directory, **kwargs)
+        dense = "state_dict" in kwargs and not _is_packed(self.model)
+        save_pretrained(self.model, save_directory, format or ("dense" if dense else "packed"), **kwargs)
+
+
+def _is_packed(model: PreTrainedModel) -> bool:
+    """Whether the model computes with packed weights."""
+    return next(packed_modules(model), None) is not None
 
 
 def _check_packable(model: PreTrainedModel, kwargs: dict) -> None:
+    if kwargs.get("state_dict") and _is_packed(model):
+        raise ValueError("save_pretrained(state_dict=...) of a model with packed weights: leave it out.")
     for name in ("state_dict", "variant", "push_to_hub"):
         if kwargs.get(name):
             instead = "call push_to_hub" if name == "push_to_hub" else "save with format='dense'"
@@ -90,15 +121,35 @@ def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str
             for name, tensor in logging.tqdm(checkpoint_tensors(model).items(), desc="Packing weights"):
                 writer.add(name, tensor)
         _remove(folder, PACKED_FILES)
-    with _config_of(model, packed_config), _no_progress_bar():
+    _save_all_but_weights(model, folder, packed_config, **kwargs)
+
+
+def _save_all_but_weights(model: PreTrainedModel, folder: Path, change: Callable, **kwargs) -> None:
+    """Saves what transformers saves beside weights, and removes dense ones: first those that the model may be mapped to."""
+    _remove(folder, DENSE_FILES)
+    with _config_of(model, change), _no_progress_bar():
         type(model).save_pretrained(model, folder, state_dict={}, **kwargs)
     _remove(folder, DENSE_FILES)
 
 
+def _save_unpacked(model: PreTrainedModel, folder: Path, max_shard_size: int | str = SHARD_SIZE, **kwargs) -> None:
+    """Saves a model that computes with packed weights dense, unpacking one after the other."""
+    _check_packable(model, kwargs)
+    if not kwargs.get("is_main_process", True):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_all_but_weights(model, folder, dense_config, **kwargs)
+    with DenseWriter(folder, internals.bytes_of(max_shard_size)) as writer:
+        for name, tensor in logging.tqdm(checkpoint_tensors(model).items(), desc="Unpacking weights"):
+            dense = tensor.unpack() if isinstance(tensor, StandIn) else tensor.detach()
+            writer.add(name, dense.to("cpu", copy=True, memory_format=torch.contiguous_format))
+
+
 def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The tensors that `save_pretrained` would write, by their names in the files; ordered, so that equal models give
-    equal files."""
-    return dict(sorted(internals.stored_tensors(model).items(), key=lambda item: natural_order(item[0])))
+    equal files. What the model holds packed is a [`StandIn`]."""
+    stored = internals.stored_tensors(model, *dense_state(model))
+    return dict(sorted(stored.items(), key=lambda item: natural_order(item[0])))
 
 
 def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..decoder.architectures import find_architecture, is_of_experts
+from ..decoder.packed_modules import packed_modules
 from ..report import PruningReport
 from ..runtime.atomic import replaced_directory
 from ..transformers_plugin import internals
@@ -205,7 +206,8 @@ def _has_experts(model: PreTrainedModel) -> bool:
 
 def check_space(model: PreTrainedModel, directory: str | Path) -> None:
     """Raises `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights."""
-    check_free(check_directory(directory), sum(p.numel() * p.element_size() for p in model.parameters()))
+    dense = sum(p.numel() * p.element_size() for p in model.parameters())
+    check_free(check_directory(directory), dense + sum(module.packed_bytes for _, module in packed_modules(model)))
 
 
 def check_free(path: Path, needed: int) -> None:

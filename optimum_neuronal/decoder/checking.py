@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from ..sparsity.pattern import ColumnPattern
 from ..transformers_plugin import internals
+from .packed_modules import check_dense
 from .placement import is_offloaded
 from .projections import Projection
 
@@ -15,12 +16,13 @@ from .projections import Projection
 def check_model(model: PreTrainedModel) -> None:
     """Raises `TypeError` or `ValueError` for a model of a kind that cannot be pruned.
 
-    Those are models with adapters, quantized ones, encoder-decoder models, and what is no model of transformers.
+    Those are models with adapters, quantized ones, ones that compute with packed weights, encoder-decoder models, and what is no model of transformers.
     """
     if hasattr(model, "peft_config"):
         raise ValueError("The model carries PEFT adapters: merge them first with model.merge_and_unload().")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
+    check_dense(model, "to prune it")
     if internals.is_quantized(model):
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
     if getattr(model.config, "is_encoder_decoder", False):

@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..decoder.finding import find_decoder
+from ..decoder.packed_modules import check_dense
 from ..decoder.projections import Block, Decoder, Projection
 from ..sparsity.bitmask import INTEGERS
 from ..sparsity.packed import PackedMask
@@ -169,6 +170,7 @@ def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | 
         raise TypeError(
             f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {type(model).__name__}."
         )
+    check_dense(model, "to train it")
     recorded = read_sparsity_config(model.config)
     config = {} if recorded is None else recorded["config"]
     with without_adapters(model):

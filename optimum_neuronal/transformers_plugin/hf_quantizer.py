@@ -28,9 +28,13 @@ class NeuronALQuantizer(HfQuantizer):
 
     def __new__(cls, quantization_config, **kwargs):
         from .packed_loading import PackedConfig, PackedQuantizer
+        from .sparse_loading import KeepingQuantizer, PackingConfig, PackingQuantizer, keeps_packed
 
         if isinstance(quantization_config, PackedConfig):
-            return PackedQuantizer(quantization_config, **kwargs)
+            kind = KeepingQuantizer if keeps_packed() else PackedQuantizer
+            return kind(quantization_config, **kwargs)
+        if isinstance(quantization_config, PackingConfig):
+            return PackingQuantizer(quantization_config, **kwargs)
         from .pruning_at_load import PruningQuantizer
 
         return PruningQuantizer(quantization_config, **kwargs)

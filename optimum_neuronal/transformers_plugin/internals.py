@@ -15,6 +15,7 @@ from packaging.version import Version
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers import HfQuantizer
 from transformers.trainer_callback import ExportableState as ExportableState  # base of callbacks that checkpoints keep
 from transformers.utils.hub import convert_file_size_to_int
@@ -94,12 +95,18 @@ def as_stored(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> di
     return revert_weight_conversion(model, dict(tensors))
 
 
-def stored_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """What `save_pretrained` writes, by the names in the files: of tied weights one, without those it leaves out."""
-    state = model.state_dict()
-    for name in model._keys_to_ignore_on_save or ():
-        state.pop(name, None)
-    return as_stored(model, modeling_utils.remove_tied_weights_from_state_dict(state, model))
+def stored_tensors(
+    model: PreTrainedModel, state: Mapping[str, torch.Tensor], untied: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What `save_pretrained` writes, by the names in the files: of tied weights one, without those it leaves out.
+
+    Args:
+        model (`PreTrainedModel`): that is saved.
+        state (`Mapping[str, Tensor]`): its parameters and persistent buffers by name.
+        untied (`Mapping[str, Tensor]`): more of them, which are known not to be tied, and need not have a storage.
+    """
+    state = {name: tensor for name, tensor in state.items() if name not in (model._keys_to_ignore_on_save or ())}
+    return as_stored(model, {**modeling_utils.remove_tied_weights_from_state_dict(state, model), **untied})
 
 
 @contextmanager
@@ -192,3 +199,42 @@ def finish(experts: nn.Module, output: torch.Tensor) -> torch.Tensor:
     """What an expert does with the output of its last weight: few families have a norm there."""
     norm: Any = getattr(experts, "post_expert_norm", None)
     return output if norm is None else norm(output)
+
+
+# The registry of what computes a mixture: a name in the text config chooses for all mixtures of a model.
+
+
+def chooses_experts_function(module: nn.Module) -> bool:
+    """Whether a module is a mixture of experts whose forward is looked up in transformers' registry at every call."""
+    return hasattr(type(module).forward, "__wrapped__") and hasattr(module, "is_transposed")
+
+
+def register_experts_function(name: str, function: Callable) -> None:
+    """Adds `function(experts, hidden, indices, weights)` to the registry."""
+    ALL_EXPERTS_FUNCTIONS.register(name, function)
+
+
+def experts_function(experts: nn.Module) -> str | None:
+    """The name of what computes a mixture now."""
+    return experts.config._experts_implementation
+
+
+def set_experts_function(experts: nn.Module, name: str | None) -> None:
+    """Has this mixture, and all others of its model, be computed by what is registered under a name."""
+    experts.config._experts_implementation_internal = name
+
+
+def own_experts_forward(experts: nn.Module) -> Callable:
+    """What computes a mixture where nothing else is chosen: the family's own loop over the experts."""
+    return type(experts).forward.__wrapped__.__get__(experts)
+
+
+def is_spread_over_processes(experts: nn.Module) -> bool:
+    """Whether every process holds some of the experts only."""
+    return getattr(experts, "_is_expert_parallel", False)
+
+
+def tied_names(model: PreTrainedModel) -> set[str]:
+    """Names of all parameters of a model, loaded or not, that are tied to others."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    return {*tied.keys(), *tied.values()}

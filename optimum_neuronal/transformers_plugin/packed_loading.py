@@ -15,7 +15,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..checkpoint.names import PACKED_INDEX
 from ..checkpoint.packed_index import check_shapes, open_checkpoint, read_index
-from ..checkpoint.packed_reading import VERSION
+from ..checkpoint.packed_reading import VERSION, PackedFile
 from ..checkpoint.packed_writing import QUANTIZATION_CONFIG
 from ..checkpoint.save_pretrained import save_packed_by_default
 from ..checkpoint.sparsity_config import read_sparsity_config
@@ -98,8 +98,12 @@ class PackedQuantizer(internals.EarlyQuantizer):
         """Checks all headers before a weight is read, and has transformers read the files by [`PackedFile`]."""
         files = open_checkpoint(Path(checkpoint_files[0]).parent)
         check_shapes(files, model.state_dict())
-        self._opening = PackedOpening(files, owner=self)
+        self._opening = PackedOpening(self.readers(files), owner=self)
         checkpoint_files[:] = self._opening.paths
+
+    def readers(self, files: list[PackedFile]) -> list[PackedFile]:
+        """What transformers is to read the files by."""
+        return files
 
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
         """Leaves nothing of the loading on the model, but that `save_pretrained` writes what was read: a packed model."""

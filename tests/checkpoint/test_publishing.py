@@ -58,6 +58,13 @@ def test_packed(session):
     assert outcome["packed reloaded"] and outcome["packed inspected"] == "packed" and "hf_other" in hub.tokens
 
 
+def test_packed_modules(session):
+    """Loaded by its id; pushed by transformers' own `push_to_hub`."""
+    outcome, hub = session
+    assert outcome["packed modules"] == [21, "me/packed"] and outcome["packed modules pushed"]
+    assert not any(name.startswith("model") for name in hub.repositories["me/pushed-packed"].files)
+
+
 def test_a_push_again_leaves_nothing_of_the_old_model(session):
     outcome, hub = session
     assert outcome["changed"] == [True, False] and outcome["other format"] == [True, "dense"]

@@ -1,0 +1,95 @@
+"""Packs weights as they arrive: a model whose weights somebody reads, one after the other, never holds them dense.
+
+`from_pretrained` builds a model without weights and sets one parameter after the other. Between the two, modules with a
+packed form are given a subclass of their class that packs what is set on them; all else that `from_pretrained` does
+(names, conversions, dtypes, devices, ties, what is missing) it does as always.
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..transformers_plugin import internals
+from .packed_rows import PackedRows
+from .packed_tensor import PackedTensor
+from .packing import has_kernels, is_transposed, pack_rows, packable, pays
+from .sparsify import check_model, finish_packing, projections_of, put_packed
+
+
+class _Arriving:
+    """What is mixed into the class of a module whose weights are still to come; `arrived` has those with a packed form."""
+
+    def __setattr__(self, name: str, value) -> None:
+        if isinstance(value, torch.Tensor) and not value.is_meta:
+            value = self._take(name, value)
+        super().__setattr__(name, value)
+
+    def _take(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """What is to be held instead of a tensor that has been read: itself, unpacked, if it stays dense."""
+        arrived: dict[str, PackedRows | None] = self.__dict__["arrived"]
+        read = getattr(value, "_is_hf_initialized", False)  # else it was missing, and transformers will initialise it
+        if name in arrived:
+            arrived[name] = None
+            if read and has_kernels(value) and pays(value, is_transposed(self)):
+                arrived[name] = pack_rows(value, is_transposed(self))
+                nothing = torch.zeros((), dtype=value.dtype, device=value.device)
+                return _like(value, nothing.expand(value.shape))
+        return _like(value, value.unpack()) if isinstance(value, PackedTensor) else value
+
+
+def _like(value: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """A parameter, or a buffer, of other data: for transformers as much initialised as the one given."""
+    held = nn.Parameter(data, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else data
+    held._is_hf_initialized = getattr(value, "_is_hf_initialized", False)
+    return held
+
+
+def pack_arriving(model: PreTrainedModel) -> list[str]:
+    """Has the weights of a model that has none be packed as they are set. [`finish_arriving`] follows.
+
+    Args:
+        model (`PreTrainedModel`): on the meta device.
+
+    Returns:
+        `list[str]`: names of the parameters that will be packed if they are sparse enough.
+    """
+    names = []
+    tied = internals.tied_names(model)
+    for name, module in model.named_modules():
+        if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+            weights = [weight for weight in packable(module) if f"{name}.{weight}" not in tied]
+            module.__dict__["arrived"] = dict.fromkeys(weights)
+            module.__class__ = _arriving(type(module))
+            names += [f"{name}.{weight}" for weight in weights]
+    return names
+
+
+def finish_arriving(model: PreTrainedModel) -> None:
+    """Puts packed modules in the place of those whose weights have arrived; what stays dense is as it was.
+
+    Raises:
+        `ValueError`: some weights are offloaded, or nothing is smaller packed.
+    """
+    left_dense = {}
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, _Arriving):
+            continue
+        module.__class__ = type(module).__mro__[2]
+        arrived: dict[str, PackedRows | None] = module.__dict__.pop("arrived")
+        if arrived and all(rows is not None for rows in arrived.values()):
+            put_packed(model, name, arrived)
+            continue
+        for key, rows in arrived.items():
+            if rows is not None:  # of a mixture one weight of two
+                shape = getattr(module, key).shape
+                setattr(module, key, nn.Parameter(PackedTensor(rows, shape, is_transposed(module)).unpack()))
+        left_dense[name] = "not smaller packed"
+    check_model(model)
+    known = projections_of(model)
+    left_dense = {name: why for name, why in left_dense.items() if name in known}
+    finish_packing(model, left_dense, "Nothing of the checkpoint is smaller packed: its weights are dense. Load it with "
+                   "AutoModelForCausalLM.")  # fmt: skip
+
+
+def _arriving(kind: type) -> type:
+    return type(kind.__name__, (_Arriving, kind), {"__module__": kind.__module__})

@@ -1,0 +1,162 @@
+"""Packed rows that look like a dense tensor: what moves whole rows about keeps them packed, all else unpacks them.
+
+transformers renames, splits, stacks and joins tensors between a checkpoint's files and a model (experts one by one in
+the one, all in one parameter in the other). Given these in place of dense tensors, it does so without unpacking.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from ..sparsity.bitmask import INTEGERS
+from ..sparsity.packed import PackedMask, PackedWeight
+from ..sparsity.stand_in import StandIn
+from .ops import unpack_rows
+from .packed_rows import PackedRows
+
+
+aten = torch.ops.aten
+SAME = {aten.detach.default, aten.alias.default, aten.clone.default}
+# What picks or joins slices along one dimension -> where that dimension is among its arguments.
+ROW_MOVES = {
+    aten.slice.Tensor: 1,
+    aten.select.int: 1,
+    aten.unbind.int: 1,
+    aten.split.Tensor: 2,
+    aten.split_with_sizes.default: 2,
+    aten.stack.default: 1,
+    aten.cat.default: 1,
+    aten.squeeze.dim: 1,
+    aten.unsqueeze.default: 1,
+}
+ONE_MORE = {aten.stack.default, aten.unsqueeze.default}  # their results have a dimension more
+
+
+class PackedTensor(StandIn):
+    """A tensor of shape (..., in) whose rows are packed, in row-major order.
+
+    Args:
+        rows ([`PackedRows`]): all of its rows, shape (number of rows, in); shared, not copied.
+        shape (`Sequence[int]`): of the tensor.
+        transposed (`bool`): whether the rows run along the last dimension but one, so that the shape is (..., in, out).
+    """
+
+    rows: PackedRows
+    transposed: bool
+
+    @staticmethod
+    def __new__(cls, rows: PackedRows, shape: Sequence[int], transposed: bool = False):
+        values = rows.values
+        return torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=values.dtype, device=values.device)
+
+    def __init__(self, rows: PackedRows, shape: Sequence[int], transposed: bool = False):
+        self.rows, self.transposed = rows, transposed
+
+    @classmethod
+    def of(cls, packed: PackedWeight) -> "PackedTensor":
+        """Of a packed weight of at least two dimensions. Raises `ValueError` if mask and values disagree."""
+        flat = (math.prod(packed.shape[:-1]), packed.shape[-1])
+        return cls(PackedRows.of(PackedWeight(PackedMask(packed.mask.bits, flat), packed.values)), packed.shape)
+
+    def unpack(self) -> torch.Tensor:
+        dense = unpack_rows(self.rows.bits, self.rows.values, self.rows.offsets, self.rows.shape[1])
+        if not self.transposed:
+            return dense.view(self.shape)
+        return dense.view(*self.shape[:-2], self.shape[-1], self.shape[-2]).mT.clone(
+            memory_format=torch.contiguous_format
+        )
+
+    def packed(self) -> PackedWeight | None:
+        integers = self.rows.values.view(INTEGERS[self.rows.values.element_size()])
+        if self.transposed or bool((integers == 0).any()):  # converted to a dtype in which they are no values any more
+            return None
+        packed = self.rows.to_packed()
+        return PackedWeight(PackedMask(packed.mask.bits, tuple(self.shape)), packed.values)
+
+    def __repr__(self, **_) -> str:
+        return f"PackedTensor(shape={list(self.shape)}, dtype={self.dtype}, kept={len(self.rows.values)})"
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function in SAME:
+            return cls(args[0].rows, args[0].shape, args[0].transposed)
+        if function is aten._to_copy.default and kwargs.get("dtype", args[0].dtype).is_floating_point:
+            rows = converted(args[0].rows, kwargs.get("device"), kwargs.get("dtype"))
+            return cls(rows, args[0].shape, args[0].transposed)
+        if function in ROW_MOVES and not kwargs:
+            moved = _move(function, args)
+            if moved is not None:
+                return moved
+        return function(*_unpacked(args), **{name: _unpacked([value])[0] for name, value in kwargs.items()})
+
+
+def converted(rows: PackedRows, device: torch.device | None, dtype: torch.dtype | None) -> PackedRows:
+    """Packed rows on another device, or with values of another dtype. None: as they are."""
+    values = rows.values.to(device=device, dtype=dtype)
+    return PackedRows(rows.bits.to(device=device), values, rows.offsets.to(device=device), rows.shape)
+
+
+def part(rows: PackedRows, first: int, last: int) -> PackedRows:
+    """The rows from `first` on, up to `last`; bits and values are shared."""
+    offsets = rows.offsets[first : last + 1]
+    start, stop = int(offsets[0]), int(offsets[-1])
+    return PackedRows(rows.bits[first:last], rows.values[start:stop], offsets - start, (last - first, rows.shape[1]))
+
+
+def joined(parts: Sequence[PackedRows]) -> PackedRows:
+    """The rows of all parts, one after the other; a single part is shared, several are copied."""
+    if len(parts) == 1:
+        return parts[0]
+    starts, offsets = 0, [parts[0].offsets[:1]]
+    for rows in parts:
+        offsets.append(rows.offsets[1:] + starts)
+        starts += len(rows.values)
+    bits = torch.cat([rows.bits for rows in parts])
+    values = torch.cat([rows.values for rows in parts])
+    return PackedRows(bits, values, torch.cat(offsets), (len(bits), parts[0].shape[1]))
+
+
+def _move(function, args: Sequence) -> "PackedTensor | list[PackedTensor] | None":
+    """The result of a function that moves rows, found by moving their numbers. None if it does not move whole rows."""
+    sources = list(args[0]) if isinstance(args[0], (list, tuple)) else [args[0]]
+    ndim = sources[0].ndim + (function in ONE_MORE)
+    position = ROW_MOVES[function]
+    dim = args[position] if len(args) > position else 0
+    whole = all(isinstance(source, PackedTensor) and not source.transposed for source in sources)
+    if not whole or dim % ndim == ndim - 1 or len({(s.shape[-1], s.dtype, s.device) for s in sources}) > 1:
+        return None
+    ends = [0, *accumulate(source.rows.shape[0] for source in sources)]
+    numbers = [torch.arange(*ends[i : i + 2]).view(source.shape[:-1]) for i, source in enumerate(sources)]
+    one = isinstance(args[0], torch.Tensor)
+    moved = function(numbers[0] if one else numbers, *args[1:position], dim % ndim, *args[position + 1 :])
+    rows = [source.rows for source in sources]
+    if isinstance(moved, torch.Tensor):
+        return _gathered(rows, ends, moved)
+    return [_gathered(rows, ends, numbers) for numbers in moved]
+
+
+def _gathered(sources: list[PackedRows], ends: list[int], numbers: torch.Tensor) -> PackedTensor:
+    """A tensor of the rows of these numbers, counted through all sources, which begin and end at `ends`."""
+    flat = numbers.flatten()
+    bounds = [0, *(flat.diff() != 1).nonzero().flatten().add(1).tolist(), len(flat)]
+    parts = []
+    for first, last in zip(bounds, bounds[1:]):  # between them numbers follow each other
+        start = int(flat[first]) if first < last else 0
+        stop = start + last - first
+        for source, begin, end in zip(sources, ends, ends[1:]):
+            if begin < stop and start < end:
+                parts.append(part(source, max(start, begin) - begin, min(stop, end) - begin))
+    return PackedTensor(joined(parts or [part(sources[0], 0, 0)]), (*numbers.shape, sources[0].shape[1]))
+
+
+def _unpacked(values: Sequence) -> list:
+    """Arguments of a function with dense tensors in the place of packed ones, in lists too."""
+    return [
+        value.unpack() if isinstance(value, PackedTensor)
+        else type(value)(_unpacked(value)) if isinstance(value, (list, tuple))
+        else value
+        for value in values
+    ]  # fmt: skip

@@ -1,0 +1,78 @@
+"""Whether a dense weight is to be packed, and its packed form: of matrices, of stacks of them, of what is packed already."""
+
+import torch
+from torch import nn
+from transformers import Conv1D
+
+from ..sparsity.bitmask import INTEGERS
+from ..sparsity.packed import PackedWeight
+from ..transformers_plugin import internals
+from .packed_experts import is_packable, stack_names
+from .packed_linear import is_linear
+from .packed_rows import DTYPES, PackedRows, row_stride
+from .packed_tensor import PackedTensor, joined
+
+
+def packable(module: nn.Module) -> list[str]:
+    """Names of a module's parameters that have a packed form: of plain linear layers, and of mixtures of experts."""
+    if is_linear(type(module)):
+        return ["weight"]
+    return stack_names(module) if is_packable(module) else []
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether a packable module keeps its weights as (in, out)."""
+    if isinstance(module, nn.Linear):
+        return False
+    return isinstance(module, Conv1D) or internals.is_transposed(module, default=False)
+
+
+def rows_bytes(shape: tuple[int, int], kept: int, itemsize: int) -> int:
+    """Bytes that packed rows take together, for a matrix of a shape of which so many elements are kept."""
+    rows, columns = shape
+    return rows * row_stride(columns) + kept * itemsize + 8 * (rows + 1)
+
+
+def pays(weight: torch.Tensor, transposed: bool) -> bool:
+    """Whether a weight, dense or packed, is smaller packed.
+
+    Args:
+        weight (`Tensor`): shape (..., out, in), or (..., in, out) if transposed.
+        transposed (`bool`): whether it is kept so.
+    """
+    columns = weight.shape[-2] if transposed else weight.shape[-1]
+    shape = (weight.numel() // max(1, columns), columns)
+    return rows_bytes(shape, kept(weight), weight.element_size()) < weight.numel() * weight.element_size()
+
+
+def kept(weight: torch.Tensor) -> int:
+    """How many elements have any bit set."""
+    if isinstance(weight, PackedTensor):
+        return len(weight.rows.values)
+    return int(torch.count_nonzero(weight.detach().contiguous().view(-1).view(INTEGERS[weight.element_size()])))
+
+
+def has_kernels(weight: torch.Tensor) -> bool:
+    """Whether there are kernels for the weight's dtype."""
+    return weight.dtype in DTYPES
+
+
+def pack_rows(weight: torch.Tensor, transposed: bool) -> PackedRows:
+    """The packed rows of a weight, expert by expert if it is a stack; of a [`PackedTensor`] its own if they can be.
+
+    Args:
+        weight (`Tensor`): shape (out, in), (experts, out, in), or each with its last two dimensions swapped.
+        transposed (`bool`): whether they are.
+
+    Returns:
+        [`PackedRows`]: shape (out, in), or (experts * out, in).
+    """
+    if isinstance(weight, PackedTensor) and weight.transposed == transposed:
+        return weight.rows
+    matrices = [weight] if weight.ndim == 2 else weight.detach().unbind(0)
+    return joined([_pack_matrix(matrix, transposed) for matrix in matrices])
+
+
+def _pack_matrix(matrix: torch.Tensor, transposed: bool) -> PackedRows:
+    dense = matrix.unpack() if isinstance(matrix, PackedTensor) else matrix.detach()
+    return PackedRows.of(PackedWeight.pack(dense.T if transposed else dense))

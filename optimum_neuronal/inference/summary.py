@@ -1,0 +1,48 @@
+"""What packing a model has done: told in the log, and kept on the model."""
+
+from dataclasses import dataclass, field
+
+from torch import nn
+from transformers.utils import logging
+
+from ..decoder.packed_modules import packed_modules
+
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class PackingSummary:
+    """What `sparsify` did, as `model.packing`.
+
+    Args:
+        packed (`int`): packed weights, of which a mixture of experts has two.
+        packed_bytes, dense_bytes (`int`): what they take, and what they would take dense, when they were packed.
+        left_dense (`dict[str, str]`): projections that were left dense -> why.
+        saved_packed (`bool`): whether `save_pretrained` wrote the packed format before, too.
+    """
+
+    packed: int = 0
+    packed_bytes: int = 0
+    dense_bytes: int = 0
+    left_dense: dict[str, str] = field(default_factory=dict)
+    saved_packed: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.packed} weights packed into {self.packed_bytes / 1e6:,.1f} MB instead of {self.dense_bytes / 1e6:,.1f} MB"
+        if self.left_dense:
+            text += "; left dense: " + ", ".join(f"{name} ({why})" for name, why in self.left_dense.items())
+        return text
+
+
+def summarize(model: nn.Module, left_dense: dict[str, str], saved_packed: bool) -> None:
+    """Counts what a model holds packed, puts the summary on it and into the log."""
+    modules = [module for _, module in packed_modules(model)]
+    model.packing = PackingSummary(
+        len(modules),
+        sum(module.packed_bytes for module in modules),
+        sum(module.dense_bytes for module in modules),
+        left_dense,
+        saved_packed,
+    )
+    logger.info(f"{type(model).__name__}: {model.packing}.")

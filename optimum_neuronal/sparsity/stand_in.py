@@ -1,0 +1,20 @@
+"""A tensor that says of itself what a dense one would, but holds its elements packed."""
+
+import torch
+
+from .packed import PackedWeight
+
+
+class StandIn(torch.Tensor):
+    """Has the shape, dtype and device of a dense tensor, whose elements it holds packed.
+
+    Whoever takes tensors of checkpoints may be given one: it is told by `isinstance`, and spares him the dense tensor.
+    """
+
+    def unpack(self) -> torch.Tensor:
+        """The dense tensor, bit-equal."""
+        raise NotImplementedError
+
+    def packed(self) -> PackedWeight | None:
+        """The tensor as files hold it, None if it cannot be had without unpacking."""
+        raise NotImplementedError

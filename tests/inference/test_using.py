@@ -1,0 +1,111 @@
+"""What only computes works with packed weights as with dense ones."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from conftest import FEW, make_tokenizer
+from packed import assert_close, logits, make_zeroed
+from texts import VOCAB
+
+from optimum_neuronal import evaluate_perplexity, sparsify
+
+
+FAMILIES = (*FEW, "qwen3_moe", "gpt_oss")
+GREEDY = dict(max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=None)
+
+
+def pair(family="llama", **overrides):
+    dense = make_zeroed(family, **overrides)
+    return dense, sparsify(copy.deepcopy(dense))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate(family):
+    """Greedy tokens are the same, of one sequence and of a batch with padding, with growing and with static caches."""
+    dense, packed = pair(family)
+    one = torch.tensor([[5, 7, 11]])
+    assert torch.equal(dense.generate(one, **GREEDY), packed.generate(one, **GREEDY))
+    batch, mask = torch.tensor([[0, 0, 3, 9], [4, 8, 15, 16]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    found, expected = (m.generate(batch, attention_mask=mask, **GREEDY) for m in (packed, dense))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_static_cache(family):
+    dense, packed = pair(family)
+    ids = torch.tensor([[5, 7, 11]])
+    options = {**GREEDY, "cache_implementation": "static", "disable_compile": True}
+    assert torch.equal(dense.generate(ids, **options), packed.generate(ids, **options))
+
+
+def test_sampling_and_beams():
+    dense, packed = pair()
+    ids = torch.tensor([[5, 7, 11]])
+    for options in (dict(do_sample=True, num_return_sequences=3), dict(num_beams=3, do_sample=False)):
+        found = []
+        for model in (dense, packed):
+            torch.manual_seed(0)
+            found.append(model.generate(ids, **{**GREEDY, "max_new_tokens": 12, **options}))
+        assert torch.equal(*found)
+
+
+def test_assisted():
+    """A packed model is helped, and helps."""
+    dense, packed = pair()
+    _, helper = pair(num_hidden_layers=1)
+    ids = torch.tensor([[5, 7, 11]])
+    expected = dense.generate(ids, **GREEDY)
+    assert torch.equal(packed.generate(ids, assistant_model=helper, **GREEDY), expected)
+    assert torch.equal(packed.generate(ids, prompt_lookup_num_tokens=2, **GREEDY), expected)
+
+
+def test_pipeline():
+    dense, packed = pair(vocab_size=VOCAB)
+    text = []
+    for model in (dense, packed):
+        pipe = transformers.pipeline("text-generation", model=model, tokenizer=make_tokenizer())
+        text.append(pipe("w1 w2", max_new_tokens=8, do_sample=False)[0]["generated_text"])
+    assert text[0] == text[1]
+
+
+def test_perplexity(ids):
+    dense, packed = pair("mixtral")
+    expected = evaluate_perplexity(dense, None, ids)
+    assert evaluate_perplexity(packed, None, ids, batch_size=4) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_whole(family, ids):
+    torch._dynamo.reset()
+    _, packed = pair(family)
+    expected = logits(packed, ids)
+    compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert_close(compiled(input_ids=ids, use_cache=False).logits, expected)
+
+
+def test_hidden_states_and_attentions(ids):
+    dense, packed = pair("qwen3")
+    for model in (dense, packed):
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        found, expected = (m(ids, output_hidden_states=True, output_attentions=True) for m in (packed, dense))
+    assert len(found.hidden_states) == len(expected.hidden_states) > 3
+    for kind in ("hidden_states", "attentions"):
+        for one, other in zip(getattr(found, kind), getattr(expected, kind), strict=True):
+            assert_close(one, other)
+
+
+def test_router_logits(ids):
+    dense, packed = pair("mixtral")
+    with torch.no_grad():
+        found, expected = (m(ids, output_router_logits=True) for m in (packed, dense))
+    assert_close(torch.stack(found.router_logits), torch.stack(expected.router_logits))
+
+
+def test_autocast(ids):
+    dense, packed = pair()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert_close(packed(ids).logits.float(), dense(ids).logits.float(), 0.05)
