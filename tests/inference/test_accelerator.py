@@ -60,6 +60,11 @@ def test_the_way_of_devices_is_bit_equal(dtype):
     assert torch.equal(dense, bits(weight[5:13]))
 
 
+def test_a_weight_without_columns():
+    x, bias = torch.ones(2, 3, 0), torch.arange(4.0)
+    assert torch.equal(torch_fallback.packed_linear(x, *packed(torch.ones(4, 0)), bias), bias.expand(2, 3, 4))
+
+
 def test_no_number_is_fetched_from_a_device(monkeypatch):
     """Tensors without data stand for a device's: whatever asks for a number fails."""
     monkeypatch.setattr(torch_fallback, "SCRATCH", 8 * 70)
