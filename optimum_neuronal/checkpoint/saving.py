@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
@@ -193,7 +192,7 @@ def check_saveable(model: PreTrainedModel) -> None:
     offloaded = any(parameter.is_meta for parameter in model.parameters())
     if offloaded and _has_experts(model) and not internals.saves_offloaded_experts():
         raise ValueError(
-            f"transformers {transformers.__version__} cannot save a mixture of experts whose weights are offloaded: install "
+            f"transformers {internals.release()} cannot save a mixture of experts whose weights are offloaded: install "
             f"{internals.SAVES_OFFLOADED_EXPERTS} or later, or load the model into memory."
         )
 

@@ -122,9 +122,14 @@ def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
             model.hf_device_map = before
 
 
+def release() -> str:
+    """Which transformers this is: `"5.23.0"`."""
+    return transformers.__version__
+
+
 def saves_offloaded_experts() -> bool:
     """Whether this release's `save_pretrained` can write experts whose weights are offloaded."""
-    return Version(transformers.__version__) >= Version(SAVES_OFFLOADED_EXPERTS)
+    return Version(release()) >= Version(SAVES_OFFLOADED_EXPERTS)
 
 
 def bytes_of(size: int | str) -> int:
