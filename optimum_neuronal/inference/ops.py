@@ -7,7 +7,7 @@ Bits, values and offsets are those of a [`PackedRows`] that was checked: kernels
 import torch
 
 from ..native.library import MAX_ROWS, Kernel, find_kernel
-from . import torch_fallback
+from . import accelerator, torch_fallback
 from .packed_rows import row_blocks, row_stride
 
 
@@ -148,5 +148,18 @@ def _unpack_rows(bits, values, offsets, columns):
     return dense
 
 
+def _packed_linear_elsewhere(x, bits, values, offsets, bias):
+    check_linear(x, bits, values, offsets, bias)
+    return accelerator.packed_linear(x, bits, values, offsets, bias)
+
+
+def _unpack_rows_elsewhere(bits, values, offsets, columns):
+    check_packed(bits, values, offsets, columns)
+    return accelerator.unpack_rows(bits, values, offsets, columns)
+
+
 LIBRARY.impl("packed_linear", _packed_linear, "CPU")
 LIBRARY.impl("unpack_rows", _unpack_rows, "CPU")
+# This key stands for every device that has no implementation of its own.
+LIBRARY.impl("packed_linear", _packed_linear_elsewhere, "CompositeExplicitAutograd")
+LIBRARY.impl("unpack_rows", _unpack_rows_elsewhere, "CompositeExplicitAutograd")

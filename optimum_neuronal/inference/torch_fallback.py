@@ -1,5 +1,7 @@
 """Multiplying with packed rows in plain torch, on any device: exact, and the measure for every kernel, but slow."""
 
+import math
+
 import torch
 
 from ..sparsity.bitmask import INTEGERS
@@ -14,7 +16,7 @@ def packed_linear(
 ) -> torch.Tensor:
     """`x @ W.T + bias`, W unpacked some rows at a time. For arguments and result see `inference.ops`."""
     columns = x.shape[-1]
-    flat = x.reshape(-1, columns)
+    flat = x.reshape(math.prod(x.shape[:-1]), columns)  # -1 would not do for no columns
     y = x.new_empty(len(flat), len(bits))
     for block in row_blocks(len(bits), columns, SCRATCH):
         weight = unpack_rows(bits[block], values, offsets[block.start : block.stop + 1], columns)
@@ -25,9 +27,18 @@ def packed_linear(
 def unpack_rows(bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, columns: int) -> torch.Tensor:
     """The dense rows, bit-equal, shape (rows, columns). `bits` and `offsets` may be those of some rows of a weight."""
     dense = values.new_zeros(len(bits), columns)
-    if not len(bits):
+    if not dense.numel() or not len(values):
         return dense
-    kept = values[int(offsets[0]) : int(offsets[-1])]
-    integers = INTEGERS[values.element_size()]  # moved as numbers, so that no bit of a NaN is touched
-    dense.view(integers).masked_scatter_(unpack_bits(bits, columns), kept.view(integers))
+    kept, integers = unpack_bits(bits, columns), INTEGERS[values.element_size()]
+    source, target = values.view(integers), dense.view(integers)  # moved as numbers: no bit of a NaN is touched
+    if values.device.type == "cpu":
+        target.masked_scatter_(kept, source[int(offsets[0]) :])
+    else:
+        _spread(source, offsets, kept, target)
     return dense
+
+
+def _spread(source: torch.Tensor, offsets: torch.Tensor, kept: torch.Tensor, target: torch.Tensor) -> None:
+    """Fetches no number from the device, as a slice of `source` would, which waits for all that it has still to do."""
+    places = kept.cumsum(1).add_(offsets[:-1, None] - 1).clamp_(min=0, max=len(source) - 1)
+    target.copy_(source[places].masked_fill_(~kept, 0))

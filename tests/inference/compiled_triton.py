@@ -1,0 +1,50 @@
+"""Compiles Triton's kernels for GPUs that need not be there, as they would be at a call; run by test_triton_kernels.py."""
+
+import re
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from optimum_neuronal.inference import triton_kernels
+
+
+TARGETS = (GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64))
+SIZES = ("count", "columns", "rows", "words")
+
+
+def kernels():
+    """Every kernel with its arguments' types, None and sizes of 1 being constants, as at a call."""
+    for dtype in ("bf16", "fp16", "fp32"):
+        linear = {"x": dtype, "values": dtype, "y": dtype, "bias": dtype}
+        yield triton_kernels._multiply, linear, {"COUNT": 1, "TOGETHER": 4}
+    yield triton_kernels._multiply, dict.fromkeys(("x", "values", "y", "bias"), "bf16"), {"COUNT": 8, "TOGETHER": 1}
+    linear = dict.fromkeys(("x", "values", "y"), "bf16")
+    yield (
+        triton_kernels._multiply,
+        linear,
+        {"bias": None, "COUNT": 1, "TOGETHER": 4, "count": 1, "columns": 1, "rows": 1},
+    )
+    for dtype in ("i16", "i32"):
+        yield triton_kernels._unpack, {"values": dtype, "dense": dtype}, {"TOGETHER": triton_kernels.UNPACKED}
+    yield triton_kernels._unpack, {"values": "i16", "dense": "i16"}, {"TOGETHER": 4, "rows": 1, "columns": 1}
+
+
+def compiled(kernel, pointers, constants, target):
+    constants = {"WORDS": triton_kernels.WORDS, **constants}
+    types = {"bits": "*u32", "offsets": "*i64", **dict.fromkeys(SIZES, "i32")}
+    types.update({name: f"*{dtype}" for name, dtype in pointers.items()}, **dict.fromkeys(constants, "constexpr"))
+    signature = {name: types[name] for name in kernel.arg_names}
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, type in enumerate(signature.values()) if type.startswith("*")}
+    return triton.compile(ASTSource(kernel, signature, places, aligned), target=target)
+
+
+for target in TARGETS:
+    for kernel, pointers, constants in kernels():
+        assembly = compiled(kernel, pointers, constants, target).asm
+        # Everything in memory is found with 64 bits, which a row of values behind 2**31 needs.
+        widths = re.findall(r"tt\.addptr .* : \S+, (?:tensor<\S*x)?(i\d+)", assembly["ttir"])
+        assert len(widths) >= 4 and set(widths) == {"i64"}, (kernel, widths)
+        if target.backend == "cuda":
+            assert "popc.b32" in assembly["ptx"], kernel  # that the compiler knew our way of counting bits

@@ -1,0 +1,130 @@
+"""Tests that run under TRITON_INTERPRET=1: test_triton_kernels.py starts them in a process of their own.
+
+The interpreter starts programs one after the other in numpy, so weights are tiny.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_ops import TOLERANCE, error, finite, packed
+from test_packed_rows import bits, sparse
+
+from optimum_neuronal.inference import accelerator, torch_fallback, triton_kernels
+from optimum_neuronal.inference.packed_rows import DTYPES
+
+
+FUZZ = settings(deadline=None, derandomize=True, database=None, max_examples=10)
+SPAN = 32 * triton_kernels.WORDS  # elements of a row that a program looks at together
+
+
+def check(x, weight, bias=None):
+    """As float64 computes it, and as torch does but for float32's rounding; then one rounding to the dtype."""
+    y, parts = triton_kernels.packed_linear(x, *packed(weight), bias), packed(weight)
+    assert y.dtype == x.dtype and y.shape == (*x.shape[:-1], len(weight)) and y.is_contiguous()
+    if y.numel():
+        fallback = torch_fallback.packed_linear(x, *parts, bias)
+        assert error(y, x, weight, bias) < TOLERANCE[x.dtype]
+        assert (y - fallback).abs().max() <= TOLERANCE[x.dtype] * fallback.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", range(1, triton_kernels.MAX_FUSED_ROWS + 1))
+def test_few_rows_of_x(dtype, count):
+    check(finite((count, 133), dtype, 1, 2), finite((5, 133), dtype), finite((5,), dtype, 1))
+
+
+@pytest.mark.parametrize("lead", [(), (0,), (2, 3), (9,), (2, 20)])
+def test_shapes_of_x(lead):
+    check(finite((*lead, 70), torch.bfloat16, 1, 2), finite((6, 70), torch.bfloat16), finite((6,), torch.bfloat16, 1))
+
+
+@pytest.mark.parametrize("columns", [1, 31, 32, 63, 64, 65, SPAN - 1, SPAN, SPAN + 1, 2 * SPAN + 40])
+def test_columns(columns):
+    weight = sparse((3, columns), torch.float16)
+    assert torch.equal(bits(triton_kernels.unpack_rows(*packed(weight), columns)), bits(weight))
+    check(finite((2, columns), torch.float32, 1, 2), finite((3, columns), torch.float32, seed=1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_empty_and_full_rows(dtype):
+    weight = finite((9, 130), dtype, 1)
+    weight[[0, 3, 4, 8]] = 0
+    check(finite((3, 130), dtype, 1, 2), weight)
+    assert torch.equal(triton_kernels.unpack_rows(*packed(weight), 130), weight)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (4, 0), (0, 0), (4, 64)])
+def test_nothing_is_kept(shape):
+    weight, x = torch.zeros(shape), torch.ones(2, shape[1])
+    bias = torch.arange(shape[0]).float()
+    assert torch.equal(triton_kernels.packed_linear(x, *packed(weight), bias), bias.expand(2, -1))
+    assert torch.equal(triton_kernels.unpack_rows(*packed(weight), shape[1]), weight)
+
+
+@FUZZ
+@given(
+    out=st.integers(0, 9),
+    columns=st.integers(0, 200) | st.sampled_from([64, 128]),
+    count=st.integers(0, 10),
+    dtype=st.sampled_from(DTYPES),
+    density=st.sampled_from([0, 0.3, 1]),
+    seed=st.integers(0, 1000),
+)
+def test_any_weight(out, columns, count, dtype, density, seed):
+    weight = sparse((out, columns), dtype, density, seed)
+    assert torch.equal(bits(triton_kernels.unpack_rows(*packed(weight), columns)), bits(weight))
+    check(finite((count, columns), dtype, 1, seed), finite((out, columns), dtype, density, seed))
+
+
+def test_infinite_and_undefined_numbers():
+    """As in a dense weight: what is not finite reaches a sum also where it meets a zero, and no other sum."""
+    weight = torch.zeros(4, 70)
+    weight[0, 3], weight[1, 5], weight[2, 66] = torch.inf, torch.nan, 2
+    for place, value in ((66, 1.0), (66, torch.inf), (1, torch.nan)):
+        x = torch.zeros(2, 70)
+        x[0, place], x[1, 3] = value, 1
+        expected = torch.nn.functional.linear(x, weight)
+        assert torch.equal(
+            bits(triton_kernels.packed_linear(x, *packed(weight), None).isnan()), bits(expected.isnan())
+        )
+        assert torch.equal(triton_kernels.packed_linear(x, *packed(weight), None).nan_to_num(), expected.nan_to_num())
+
+
+def test_more_rows_go_by_blocks(monkeypatch):
+    monkeypatch.setattr(triton_kernels, "SCRATCH", 8 * 70)
+    check(finite((20, 70), torch.bfloat16, 1, 2), finite((21, 70), torch.bfloat16), finite((21,), torch.bfloat16, 1))
+
+
+def test_bits_that_lie_askew():
+    weight = finite((5, 70), torch.float32)
+    parts = packed(weight)
+    askew = torch.empty(parts[0].numel() + 1, dtype=torch.uint8)[1:].view(parts[0].shape).copy_(parts[0])
+    assert askew.data_ptr() % 4
+    assert torch.equal(triton_kernels.unpack_rows(askew, *parts[1:], 70), weight)
+
+
+def test_values_behind_two_to_the_31(tmp_path):
+    """More values than 32 bits number, in a file that holds nothing but the last ones."""
+    far = 2**31 + 5
+    weight = finite((4, 70), torch.bfloat16)
+    mask, values, offsets = packed(weight)
+    many = torch.from_file(str(tmp_path / "values"), shared=True, size=far + len(values), dtype=torch.bfloat16)
+    many[far:] = values
+    assert torch.equal(triton_kernels.unpack_rows(mask, many, offsets + far, 70), weight)
+    x = finite((3, 70), torch.bfloat16, 1, 2)
+    near = triton_kernels.packed_linear(x, mask, values, offsets, None)
+    assert torch.equal(triton_kernels.packed_linear(x, mask, many, offsets + far, None), near)
+
+
+def test_the_same_sums_every_time():
+    x, parts = finite((4, 700), torch.float32, 1, 2), packed(finite((6, 700), torch.float32))
+    first, second = (triton_kernels.packed_linear(x, *parts, None) for _ in range(2))
+    assert torch.equal(bits(first), bits(second))
+
+
+def test_chosen_where_it_works(monkeypatch):
+    monkeypatch.setattr(accelerator, "TRITON_DEVICES", ("cpu",))
+    accelerator.kernels.cache_clear()
+    assert accelerator.kernels(torch.device("cpu")) is triton_kernels
+    accelerator.kernels.cache_clear()

@@ -1,0 +1,34 @@
+"""Triton's kernels without a GPU: in Triton's interpreter, which has to be asked for before triton is imported, and
+through its compilers. Hence both run in processes of their own."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+HERE = Path(__file__).parent
+
+
+def run(arguments, tmp_path, **environment):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), **environment}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE.parent.parent)
+
+
+@needs_triton
+def test_in_the_interpreter(tmp_path):
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted_triton.py")]
+    result = run(tests, tmp_path, TRITON_INTERPRET="1")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " passed" in result.stdout
+
+
+@needs_triton
+def test_for_gpus_that_are_not_there(tmp_path):
+    result = run([str(HERE / "compiled_triton.py")], tmp_path, TRITON_INTERPRET="0")
+    assert result.returncode == 0, result.stdout + result.stderr
