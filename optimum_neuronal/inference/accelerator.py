@@ -7,13 +7,13 @@ from types import ModuleType
 import torch
 from transformers.utils import logging
 
+from ..native.library import TORCH, VARIABLE
 from . import torch_fallback
 
 
 logger = logging.get_logger(__name__)
 
 TRITON_DEVICES = ("cuda", "xpu")  # torch calls AMD's "cuda" too
-FORCED = "OPTIMUM_NEURONAL_KERNEL"  # "torch" forces torch's own operations; other names are of processors' kernels
 
 
 def packed_linear(
@@ -31,7 +31,7 @@ def unpack_rows(bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor,
 @functools.cache
 def kernels(device: torch.device) -> ModuleType:
     """`triton_kernels` where Triton is installed and works, else `torch_fallback`; found out once for every device."""
-    if os.environ.get(FORCED) == "torch":
+    if os.environ.get(VARIABLE) == TORCH:
         return torch_fallback
     if device.type not in TRITON_DEVICES:
         return _without(device, f"there are none for {device.type}")
