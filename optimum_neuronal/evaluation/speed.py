@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging
 
 from ..engine.capture import inference
@@ -135,11 +135,30 @@ def measure_speed(
     )
 
 
+class _Moments(StoppingCriteria):
+    """Takes down when each token was finished, and stops nothing."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.seen: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores, **_) -> torch.Tensor:
+        _wait_for(self.device)
+        self.seen.append(time.perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
 def decode_seconds(model: PreTrainedModel, batch: int, new_tokens: int) -> float:
     """Seconds that a batch of sequences takes to become so many tokens longer, its prefill not counted."""
-    ids = _tokens(model, batch, PROMPT)
-    first = _seconds(model, lambda: _generate(model, ids, 1))
-    return max(_seconds(model, lambda: _generate(model, ids, 1 + new_tokens)) - first, 1e-9)
+    ids, moments = _tokens(model, batch, PROMPT), _Moments(model.device)
+    with _plain_generation(model):
+        model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=1 + new_tokens,
+            stopping_criteria=StoppingCriteriaList([moments]),
+        )
+    return moments.seen[-1] - moments.seen[0]
 
 
 def prefill_seconds(model: PreTrainedModel, tokens: int) -> float:
@@ -174,13 +193,6 @@ def _tokens(model: PreTrainedModel, batch: int, length: int) -> torch.Tensor:
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, vocabulary, (batch, length), generator=generator).to(model.device)
-
-
-def _generate(model: PreTrainedModel, ids: torch.Tensor, new_tokens: int) -> None:
-    with _plain_generation(model):
-        model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, min_new_tokens=new_tokens
-        )
 
 
 @contextmanager

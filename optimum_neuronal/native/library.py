@@ -133,13 +133,27 @@ def _check(result: int) -> None:
 @lru_cache(maxsize=1)
 def find_library() -> Library | BuildError:
     """The compiled kernels: those of the installation, else of the user's cache; or why there are none."""
+    installed = installed_library()
+    if installed.exists():
+        try:
+            return Library(installed)
+        except OSError as error:  # made for another system
+            logger.debug("%s cannot be loaded: %s", installed, error)
     try:
+<<<<<<< HEAD
         installed = installed_library()
         return Library(installed if installed.exists() else cached_library())
     except (BuildError, OSError) as error:
         return (
             error if isinstance(error, BuildError) else BuildError(f"the compiled kernels cannot be loaded: {error}")
         )
+=======
+        return Library(cached_library())
+    except BuildError as error:
+        return error
+    except OSError as error:
+        return BuildError(f"the compiled kernels cannot be loaded: {error}")
+>>>>>>> kernels
 
 
 @lru_cache(maxsize=1)
