@@ -140,20 +140,11 @@ def find_library() -> Library | BuildError:
         except OSError as error:  # made for another system
             logger.debug("%s cannot be loaded: %s", installed, error)
     try:
-<<<<<<< HEAD
-        installed = installed_library()
-        return Library(installed if installed.exists() else cached_library())
-    except (BuildError, OSError) as error:
-        return (
-            error if isinstance(error, BuildError) else BuildError(f"the compiled kernels cannot be loaded: {error}")
-        )
-=======
         return Library(cached_library())
     except BuildError as error:
         return error
     except OSError as error:
         return BuildError(f"the compiled kernels cannot be loaded: {error}")
->>>>>>> kernels
 
 
 @lru_cache(maxsize=1)
