@@ -6,9 +6,15 @@ Bits, values and offsets are those of a [`PackedRows`] that was checked: kernels
 
 import torch
 
+from ..native.library import MAX_ROWS, Kernel, find_kernel
 from . import torch_fallback
-from .packed_rows import row_stride
+from .packed_rows import row_blocks, row_stride
 
+
+# Rows of x up to which the fused kernels are faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.
+MAX_FUSED_ROWS = 16
+# Elements of a weight that are unpacked at a time: so few that they are still in a cache when torch.mm reads them.
+SCRATCH = 2**20
 
 LIBRARY = torch.library.Library("optimum_neuronal", "DEF")
 LIBRARY.define(
@@ -102,12 +108,44 @@ def _fake_unpack_rows(bits, values, offsets, columns):
 
 def _packed_linear(x, bits, values, offsets, bias):
     check_linear(x, bits, values, offsets, bias)
-    return torch_fallback.packed_linear(x, bits, values, offsets, bias)
+    kernel = find_kernel()
+    if kernel is None:
+        return torch_fallback.packed_linear(x, bits, values, offsets, bias)
+    flat = x.reshape(-1, x.shape[-1]).contiguous()
+    multiply = _multiply_packed if len(flat) <= MAX_FUSED_ROWS else _multiply_unpacked
+    bias = None if bias is None else bias.contiguous()
+    return multiply(kernel, flat, bits, values, offsets, bias).view(*x.shape[:-1], bits.shape[0])
+
+
+def _multiply_packed(kernel: Kernel, x, bits, values, offsets, bias):
+    if len(x) <= MAX_ROWS:
+        return kernel.linear(x, bits, values, offsets, bias)
+    return torch.cat([kernel.linear(part, bits, values, offsets, bias) for part in x.split(MAX_ROWS)])
+
+
+def _multiply_unpacked(kernel: Kernel, x, bits, values, offsets, bias):
+    rows, columns = len(bits), x.shape[1]
+    y = x.new_empty(len(x), rows)
+    scratch = None
+    for block in row_blocks(rows, columns, SCRATCH):
+        count = block.stop - block.start
+        scratch = x.new_empty(count, columns) if scratch is None else scratch[:count]
+        kernel.unpack(bits[block], values, offsets[block.start : block.stop + 1], scratch)
+        if bias is None:
+            torch.mm(x, scratch.t(), out=y[:, block])
+        else:
+            torch.addmm(bias[block], x, scratch.t(), out=y[:, block])
+    return y
 
 
 def _unpack_rows(bits, values, offsets, columns):
     check_packed(bits, values, offsets, columns)
-    return torch_fallback.unpack_rows(bits, values, offsets, columns)
+    kernel = find_kernel()
+    if kernel is None:
+        return torch_fallback.unpack_rows(bits, values, offsets, columns)
+    dense = values.new_empty(len(bits), columns)
+    kernel.unpack(bits, values, offsets, dense)
+    return dense
 
 
 LIBRARY.impl("packed_linear", _packed_linear, "CPU")

@@ -13,7 +13,7 @@ TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}
 def finite(shape, dtype, density=0.3, seed=0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(shape, generator=generator)
-    return (weight * (torch.rand(shape, generator=generator) < density)).to(dtype)
+    return weight.masked_fill_(torch.rand(shape, generator=generator) >= density, 0).to(dtype)
 
 
 def packed(weight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

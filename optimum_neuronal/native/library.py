@@ -1,0 +1,174 @@
+"""Loads the compiled kernels, chooses the fastest that the processor can run, and calls them.
+
+The environment variable OPTIMUM_NEURONAL_KERNEL forces one: a name of `KERNELS`, or "torch" for none.
+"""
+
+import ctypes
+import os
+import platform
+from functools import lru_cache
+from pathlib import Path
+
+# Before the library: both then share one OpenMP runtime, torch's.
+import torch
+from transformers.utils import logging
+
+from .build import BuildError, cached_library, installed_library
+
+
+logger = logging.get_logger(__name__)
+
+VARIABLE = "OPTIMUM_NEURONAL_KERNEL"
+# As in packed_rows.c, the slowest first.
+KERNELS = {"portable": 0, "neon": 1, "avx2": 2, "avx512": 3, "avx512_vbmi2": 4, "avx512_bf16": 5}
+TORCH = "torch"
+ABI = 1
+MAX_ROWS = 8  # of x that the kernels take in one call
+DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+OK, DISAGREE = 0, 4
+
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+FUNCTIONS = {
+    "neuronal_abi": [],
+    "neuronal_has_threads": [],
+    "neuronal_supports": [_INT],
+    "neuronal_linear": [
+        _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
+    ],
+    "neuronal_unpack": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _INT],
+    "neuronal_unpack_flat": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _INT],
+}  # fmt: skip
+
+
+class Library:
+    """The compiled kernels in a file. Its functions believe what tensors say of each other: callers check.
+
+    Args:
+        path (`Path`): of the library.
+
+    Raises:
+        `OSError`: it cannot be loaded.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._library = ctypes.CDLL(str(path))
+        for name, arguments in FUNCTIONS.items():
+            function = getattr(self._library, name, None)
+            if function is None:
+                raise OSError(f"{path} has no {name}")
+            function.argtypes, function.restype = arguments, _INT
+        if self._library.neuronal_abi() != ABI:
+            raise OSError(f"{path} is of another version")
+        self.kernels = [name for name, code in KERNELS.items() if self._library.neuronal_supports(code)]
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether it was compiled with OpenMP; otherwise it computes in one thread."""
+        return bool(self._library.neuronal_has_threads())
+
+
+class Kernel:
+    """One instruction set's kernels for tensors on the CPU. Threads are as many as torch's.
+
+    Args:
+        library ([`Library`]): where they are.
+        name (`str`): of `KERNELS`; one that the processor can run.
+    """
+
+    def __init__(self, library: Library, name: str):
+        self.library, self.name = library, name
+        self._code = KERNELS[name]
+        self._linear = library._library.neuronal_linear
+        self._unpack = library._library.neuronal_unpack
+        self._unpack_flat = library._library.neuronal_unpack_flat
+
+    def linear(
+        self, x: torch.Tensor, bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`x @ W.T + bias` for at most `MAX_ROWS` rows: x (rows, in) -> (rows, out). All contiguous, on the CPU."""
+        y = x.new_empty(x.shape[0], bits.shape[0])
+        _check(
+            self._linear(
+                self._code, DTYPES[values.dtype], x.data_ptr(), x.shape[0], bits.data_ptr(), values.data_ptr(),
+                values.shape[0], offsets.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
+                bits.shape[0], x.shape[1], torch.get_num_threads(),
+            )
+        )  # fmt: skip
+        return y
+
+    def unpack(self, bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, dense: torch.Tensor) -> None:
+        """Fills `dense`, (rows, columns), with rows whose bits and offsets (rows + 1) are given, of all `values`."""
+        _check(
+            self._unpack(
+                self._code, values.element_size(), bits.data_ptr(), values.data_ptr(), values.shape[0],
+                offsets.data_ptr(), dense.data_ptr(), dense.shape[0], dense.shape[1], torch.get_num_threads(),
+            )
+        )  # fmt: skip
+
+    def unpack_flat(self, bits: torch.Tensor, values: torch.Tensor, dense: torch.Tensor) -> bool:
+        """Fills `dense`, of any shape and 2 or 4 bytes an element, from bits and values that lie without alignment.
+
+        Returns whether the bits keep just as many values as there are; if not, nothing is written.
+        """
+        result = self._unpack_flat(
+            self._code, values.element_size(), bits.data_ptr(), values.data_ptr(), values.shape[0], dense.data_ptr(),
+            dense.numel(), torch.get_num_threads(),
+        )  # fmt: skip
+        if result != DISAGREE:
+            _check(result)
+        return result == OK
+
+
+def _check(result: int) -> None:
+    if result != OK:
+        raise MemoryError("no memory for the activations") if result == 2 else RuntimeError(f"kernel error {result}")
+
+
+@lru_cache(maxsize=1)
+def find_library() -> Library | BuildError:
+    """The compiled kernels: those of the installation, else of the user's cache; or why there are none."""
+    try:
+        installed = installed_library()
+        return Library(installed if installed.exists() else cached_library())
+    except (BuildError, OSError) as error:
+        return error if isinstance(error, BuildError) else BuildError(f"the compiled kernels cannot be loaded: {error}")
+
+
+@lru_cache(maxsize=1)
+def find_kernel() -> Kernel | None:
+    """The kernels to compute with, or None for torch. Chosen once, and the user warned once if there are none.
+
+    Raises:
+        `ValueError`: OPTIMUM_NEURONAL_KERNEL names what does not exist. `RuntimeError`: or what cannot run here.
+    """
+    forced = os.environ.get(VARIABLE)
+    if forced == TORCH:
+        return None
+    if forced and forced not in KERNELS:
+        raise ValueError(f"{VARIABLE} is {forced!r}: expected one of {', '.join((*KERNELS, TORCH))}")
+    library = find_library()
+    if isinstance(library, BuildError):
+        if forced:
+            raise RuntimeError(f"{VARIABLE} is {forced!r}, but there are no compiled kernels: {library}") from library
+        logger.warning(WITHOUT.format(reason=str(library)))
+        return None
+    if forced and forced not in library.kernels:
+        available = ", ".join((*library.kernels, TORCH))
+        raise RuntimeError(
+            f"{VARIABLE} is {forced!r}, which this processor ({platform.machine()}) cannot run: it can run {available}"
+        )
+    return Kernel(library, forced or library.kernels[-1])
+
+
+WITHOUT = (
+    "There are no compiled kernels for packed weights: {reason}. Torch computes with them instead, which takes about 30 "
+    "times as long as with a dense model for each token. Install a C compiler (such as gcc) to make them fast, or use the "
+    "model dense."
+)
+
+
+def kernel_name() -> str:
+    """What computes with packed weights on the CPU: a name of `KERNELS`, or "torch"."""
+    kernel = find_kernel()
+    return TORCH if kernel is None else kernel.name
