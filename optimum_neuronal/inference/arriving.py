@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..transformers_plugin import internals
 from .packed_rows import PackedRows
 from .packed_tensor import PackedTensor
-from .packing import has_kernels, is_transposed, pack_rows, packable, pays
+from .packing import has_kernels, keeps_transposed, pack_rows, packable, pays
 from .sparsify import check_model, finish_packing, projections_of, put_packed
 
 
@@ -27,21 +27,19 @@ class _Arriving:
     def _take(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """What is to be held instead of a tensor that has been read: itself, unpacked, if it stays dense."""
         arrived: dict[str, PackedRows | None] = self.__dict__["arrived"]
-        read = getattr(value, "_is_hf_initialized", False)  # else it was missing, and transformers will initialise it
         if name in arrived:
             arrived[name] = None
-            if read and has_kernels(value) and pays(value, is_transposed(self)):
-                arrived[name] = pack_rows(value, is_transposed(self))
+            if internals.was_read(value) and has_kernels(value) and pays(value, keeps_transposed(self)):
+                arrived[name] = pack_rows(value, keeps_transposed(self))
                 nothing = torch.zeros((), dtype=value.dtype, device=value.device)
                 return _like(value, nothing.expand(value.shape))
         return _like(value, value.unpack()) if isinstance(value, PackedTensor) else value
 
 
 def _like(value: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """A parameter, or a buffer, of other data: for transformers as much initialised as the one given."""
+    """A parameter, or a buffer, of other data, to be set in the place of the one given."""
     held = nn.Parameter(data, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else data
-    held._is_hf_initialized = getattr(value, "_is_hf_initialized", False)
-    return held
+    return internals.as_read(held, like=value)
 
 
 def pack_arriving(model: PreTrainedModel) -> list[str]:
@@ -82,7 +80,7 @@ def finish_arriving(model: PreTrainedModel) -> None:
         for key, rows in arrived.items():
             if rows is not None:  # of a mixture one weight of two
                 shape = getattr(module, key).shape
-                setattr(module, key, nn.Parameter(PackedTensor(rows, shape, is_transposed(module)).unpack()))
+                setattr(module, key, nn.Parameter(PackedTensor(rows, shape, keeps_transposed(module)).unpack()))
         left_dense[name] = "not smaller packed"
     check_model(model)
     known = projections_of(model)

@@ -86,6 +86,8 @@ class PackedTensor(StandIn):
         if function is aten._to_copy.default and kwargs.get("dtype", args[0].dtype).is_floating_point:
             rows = converted(args[0].rows, kwargs.get("device"), kwargs.get("dtype"))
             return cls(rows, args[0].shape, args[0].transposed)
+        if function is aten.squeeze.default and args[0].shape[-1] != 1 and not args[0].transposed:
+            return cls(args[0].rows, [size for size in args[0].shape if size != 1])
         if function in ROW_MOVES and not kwargs:
             moved = _move(function, args)
             if moved is not None:

@@ -20,7 +20,7 @@ def packable(module: nn.Module) -> list[str]:
     return stack_names(module) if is_packable(module) else []
 
 
-def is_transposed(module: nn.Module) -> bool:
+def keeps_transposed(module: nn.Module) -> bool:
     """Whether a packable module keeps its weights as (in, out)."""
     if isinstance(module, nn.Linear):
         return False

@@ -19,7 +19,7 @@ from ..transformers_plugin import internals
 from .packed_experts import put_stacks, take_stacks
 from .packed_linear import PackedLinear
 from .packed_module import take_place
-from .packing import has_kernels, is_transposed, kept, pack_rows, packable, pays
+from .packing import has_kernels, keeps_transposed, kept, pack_rows, packable, pays
 from .summary import summarize
 
 
@@ -154,7 +154,7 @@ def _pack_module(model: nn.Module, name: str, shared: Counter) -> str | None:
         return f"no kernels for {next(iter(weights.values())).dtype}"
     if not all(weight.is_contiguous() for weight in weights.values()):
         return "its weight is not contiguous"
-    transposed = is_transposed(module)
+    transposed = keeps_transposed(module)
     if not all(pays(weight, transposed) for weight in weights.values()):
         return "not smaller packed"
     rows = {key: pack_rows(weight, transposed) for key, weight in weights.items()}

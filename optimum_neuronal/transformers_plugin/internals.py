@@ -87,6 +87,17 @@ def set_file_opener(opener: Callable) -> None:
     modeling_utils.safe_open = opener
 
 
+def was_read(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that `from_pretrained` sets comes from a file; others it initialises afterwards."""
+    return getattr(tensor, "_is_hf_initialized", False)
+
+
+def as_read(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor that is set in the place of another, for `from_pretrained` as much read from a file as that one."""
+    tensor._is_hf_initialized = was_read(like)
+    return tensor
+
+
 # Saving.
 
 
@@ -96,17 +107,21 @@ def as_stored(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> di
 
 
 def stored_tensors(
-    model: PreTrainedModel, state: Mapping[str, torch.Tensor], untied: Mapping[str, torch.Tensor]
+    model: PreTrainedModel,
+    state: Mapping[str, torch.Tensor] | None = None,
+    untied: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
     """What `save_pretrained` writes, by the names in the files: of tied weights one, without those it leaves out.
 
     Args:
         model (`PreTrainedModel`): that is saved.
-        state (`Mapping[str, Tensor]`): its parameters and persistent buffers by name.
-        untied (`Mapping[str, Tensor]`): more of them, which are known not to be tied, and need not have a storage.
+        state (`Mapping[str, Tensor]`, *optional*): its parameters and persistent buffers by name. None: its `state_dict`.
+        untied (`Mapping[str, Tensor]`, *optional*):
+            More of them, which are known not to be tied, and need not have a storage.
     """
-    state = {name: tensor for name, tensor in state.items() if name not in (model._keys_to_ignore_on_save or ())}
-    return as_stored(model, {**modeling_utils.remove_tied_weights_from_state_dict(state, model), **untied})
+    state = model.state_dict() if state is None else state
+    kept = {name: tensor for name, tensor in state.items() if name not in (model._keys_to_ignore_on_save or ())}
+    return as_stored(model, {**modeling_utils.remove_tied_weights_from_state_dict(kept, model), **(untied or {})})
 
 
 @contextmanager

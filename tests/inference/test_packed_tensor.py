@@ -38,7 +38,7 @@ A, B = sparse(6, 10, 33), sparse(6, 10, 33, seed=1)
         lambda a, b: a[3], lambda a, b: a[1:4], lambda a, b: a[:, 2:9], lambda a, b: torch.split(a, [1, 2, 3]),
         lambda a, b: torch.cat(torch.chunk(torch.cat([a, b], dim=-2), 2, dim=-2)), lambda a, b: a.clone(),
         lambda a, b: a.detach(), lambda a, b: a.to(torch.bfloat16), lambda a, b: a[3].contiguous(), lambda a, b: a[4, 5:7],
-        lambda a, b: a[2:3].squeeze(0), lambda a, b: a.squeeze(1), lambda a, b: a.unsqueeze(0), lambda a, b: a.unsqueeze(-2),
+        lambda a, b: a[2:3].squeeze(), lambda a, b: a[2:3].squeeze(0), lambda a, b: a.squeeze(1), lambda a, b: a.unsqueeze(0), lambda a, b: a.unsqueeze(-2),
     ],
 )  # fmt: skip
 def test_rows_are_moved_packed(move):

@@ -1,6 +1,7 @@
 """What only computes works with packed weights as with dense ones."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from conftest import FEW, make_tokenizer
 from packed import assert_close, logits, make_zeroed
 from texts import VOCAB
 
-from optimum_neuronal import evaluate_perplexity, sparsify
+from optimum_neuronal import evaluate_perplexity, evaluate_tasks, sparsify
 
 
 FAMILIES = (*FEW, "qwen3_moe", "gpt_oss")
@@ -109,3 +110,16 @@ def test_autocast(ids):
     dense, packed = pair()
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         assert_close(packed(ids).logits.float(), dense(ids).logits.float(), 0.05)
+
+
+def test_the_harness(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("lm_eval")
+    tasks = Path(__file__).parents[1] / "fixtures" / "tasks"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.chdir(tasks)
+    dense, packed = pair(vocab_size=VOCAB)
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "w0"
+    found, expected = (evaluate_tasks(m, tokenizer, ["neuronal_words"], include_path=tasks) for m in (packed, dense))
+    assert found == expected

@@ -33,6 +33,7 @@ PRIVATE = {
     "_no_split_modules", "_keys_to_ignore_on_save", "_name_or_path", "_hf_peft_config_loaded", "_weight_conversions",
     "hf_quantizer", "hf_device_map", "is_quantized", "transformers_weights", "_apply_gate", "is_concatenated",
     "is_transposed", "has_gate", "has_bias", "post_expert_norm", "_experts_implementation", "_attn_implementation",
+    "_is_hf_initialized", "_experts_implementation_internal", "_is_expert_parallel", "all_tied_weights_keys",
     "update_attn_implementation", "update_tp_plan", "update_ep_plan", "convert_file_size_to_int",
 }  # fmt: skip
 OF_ACCELERATE = {"_hf_hook", "_old_forward"}
@@ -153,6 +154,47 @@ def test_stored_tensors_are_what_save_pretrained_writes(family, overrides, tmp_p
     written, found = load_file(tmp_path / "model.safetensors"), internals.stored_tensors(model)
     assert found.keys() == written.keys()
     assert all(torch.equal(found[name], value) for name, value in written.items())
+
+
+def test_stored_tensors_of_a_given_state():
+    model = make_model("llama", tie_word_embeddings=True)
+    state, extra = model.state_dict(), torch.zeros(1)
+    found = internals.stored_tensors(model, {"lm_head.weight": state["lm_head.weight"]}, {"model.more": extra})
+    assert found.keys() == {"lm_head.weight", "model.more"} and found["model.more"] is extra
+
+
+def test_tied_names():
+    assert not internals.tied_names(make_model("llama"))
+    tied = internals.tied_names(make_model("llama", tie_word_embeddings=True))
+    assert tied == {"lm_head.weight", "model.embed_tokens.weight"}
+
+
+def test_what_computes_a_mixture():
+    model, hidden = make_model("mixtral"), torch.randn(5, 32)
+    experts = model.model.layers[0].mlp.experts
+    indices, weights = torch.tensor([[0, 1], [2, 3], [3, 0], [1, 2], [0, 3]]), torch.full((5, 2), 0.5)
+    assert internals.chooses_experts_function(experts) and not internals.is_spread_over_processes(experts)
+    assert not internals.chooses_experts_function(model.model.layers[0].self_attn.q_proj)
+    with torch.no_grad():
+        expected = experts(hidden, indices, weights)
+        assert torch.allclose(internals.own_experts_forward(experts)(hidden, indices, weights), expected, atol=1e-5)
+    before = internals.experts_function(experts)
+    internals.register_experts_function("of this test", lambda module, *arguments: (module, *arguments))
+    internals.set_experts_function(experts, "of this test")
+    assert internals.experts_function(model.model.layers[1].mlp.experts) == "of this test"
+    assert experts(hidden, indices, weights) == (experts, hidden, indices, weights)
+    internals.set_experts_function(experts, before)
+    with torch.no_grad():
+        assert torch.equal(experts(hidden, indices, weights), expected)
+
+
+def test_what_was_read(tmp_path, monkeypatch):
+    """`from_pretrained` marks what it has read before it sets it."""
+    make_model("llama").save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    weight = model.model.norm.weight
+    assert internals.was_read(weight) and not internals.was_read(torch.zeros(1))
+    assert internals.was_read(internals.as_read(torch.zeros(1), like=weight))
 
 
 def test_as_stored_needs_no_weights():
