@@ -69,9 +69,8 @@ class SpeedReport:
         """What the figures say, whichever way they fall."""
         slower = [timing.work for timing in self.timings if timing.ratio < 1 / FASTER]
         faster = [timing.work for timing in self.timings if timing.ratio > FASTER]
-        told = [f"Packed weights are faster here for: {'; '.join(faster)}."] if faster else []
-        if slower:
-            told.append(f"They are slower for: {'; '.join(slower)}.")
+        found = [("faster", faster), ("slower", slower)]
+        told = [f"Packed weights are {how} here for: {'; '.join(work)}." for how, work in found if work]
         return " ".join(told or ["Packed weights are neither faster nor slower here."])
 
     def __str__(self) -> str:
@@ -86,7 +85,7 @@ class SpeedReport:
             dense, packed = self.resident["dense"], self.resident["packed"]
             sizes.append(["resident", format_bytes(dense), format_bytes(packed), f"{packed / max(1, dense):.2f}"])
         memory = format_table(["memory", "dense", "packed", "times"], sizes)
-        about = f"{self.model}, {self.dtype} on {self.device}, {self.threads} threads"
+        about = f"{self.model}, {self.dtype} on {self.device}, {self.threads} thread{'s' * (self.threads > 1)}"
         return f"{about}\n\n{format_table(header, rows)}\n\n{memory}\n\n{self.verdict}"
 
 

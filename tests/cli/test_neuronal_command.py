@@ -8,5 +8,5 @@ def test_optimum_cli_lists_the_commands():
     command = os.path.join(os.path.dirname(sys.executable), "optimum-cli")
     result = subprocess.run([command, "neuronal", "--help"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    for name in ("prune", "evaluate", "compare", "inspect", "convert", "demo"):
+    for name in ("prune", "evaluate", "compare", "inspect", "convert", "speed", "env", "demo"):
         assert name in result.stdout

@@ -1,0 +1,56 @@
+"""What this machine computes packed weights with."""
+
+import platform
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from ..native.build import BuildError
+from ..native.library import TORCH, VARIABLE, find_kernel, find_library
+from ..runtime.version import __version__
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, processor, accelerators, and the kernels for packed weights; JSON-serialisable.
+
+    Kernels that are not compiled yet are compiled by asking.
+    """
+    library = find_library()
+    try:
+        kernel = find_kernel()
+        used = kernel.name if kernel is not None else f"{TORCH}: packed weights save memory, and no time"
+    except (ValueError, RuntimeError) as error:  # what the environment variable forces
+        used = f"none: {error}"
+    missing = isinstance(library, BuildError)
+    return {
+        "optimum_neuronal": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": processor_name(),
+        "threads": torch.get_num_threads(),
+        "accelerator": _accelerator(),
+        "kernel in use": used,
+        "kernels that run here": f"none: {library}" if missing else ", ".join(library.kernels),
+        "kernels compiled with threads": False if missing else library.has_threads,
+        "forced by": f"{VARIABLE}, one of those names or {TORCH!r}",
+    }
+
+
+def processor_name() -> str:
+    """As the system calls it, its architecture at the least."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()} ({platform.machine()})"
+    return platform.processor() or platform.machine()
+
+
+def _accelerator() -> str:
+    if not torch.accelerator.is_available():
+        return "none"
+    return f"{torch.accelerator.current_accelerator().type}, {torch.accelerator.device_count()} of them"
