@@ -38,7 +38,9 @@ def test_under_sanitizers(tmp_path):
         pytest.skip(str(error))
     empty = tmp_path / "empty.c"
     empty.write_text("int main(void) { return 0; }")
-    if subprocess.run([*compiler, *SANITIZE, str(empty), "-o", str(tmp_path / "empty")], capture_output=True).returncode:
+    if subprocess.run(
+        [*compiler, *SANITIZE, str(empty), "-o", str(tmp_path / "empty")], capture_output=True
+    ).returncode:
         pytest.skip(f"{compiler[0]} has no address sanitizer")
     compile_program(compiler, tmp_path / "program", *SANITIZE)
     assert "portable" in kernels_of(run([str(tmp_path / "program"), "40"]))

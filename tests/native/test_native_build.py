@@ -122,7 +122,9 @@ def test_a_cache_that_may_only_be_read(cache, make_compiler):
         build.cached_library()
 
 
-@pytest.mark.parametrize(("place", "mode"), [("library", 0o666), ("folder", 0o777), ("folder", 0o770), ("above", 0o777)])
+@pytest.mark.parametrize(
+    ("place", "mode"), [("library", 0o666), ("folder", 0o777), ("folder", 0o770), ("above", 0o777)]
+)
 def test_where_others_may_write_nothing_is_loaded(cache, make_compiler, place, mode):
     make_compiler()
     library = build.cached_library()
