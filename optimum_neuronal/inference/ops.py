@@ -6,7 +6,7 @@ Bits, values and offsets are those of a [`PackedRows`] that was checked: kernels
 
 import torch
 
-from ..native.library import MAX_ROWS, Kernel, find_kernel
+from ..native.library import MAX_ROWS, Kernel, find_kernel, warn_without_kernel
 from . import accelerator, torch_fallback
 from .packed_rows import row_blocks, row_stride
 
@@ -111,6 +111,7 @@ def _packed_linear(x, bits, values, offsets, bias):
     check_linear(x, bits, values, offsets, bias)
     kernel = find_kernel()
     if kernel is None:
+        warn_without_kernel()
         return torch_fallback.packed_linear(x, bits, values, offsets, bias)
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     max_fused = MAX_FUSED_ROWS_BY_KERNEL.get(kernel.name, MAX_FUSED_ROWS)

@@ -256,6 +256,15 @@ EXPORT int neuronal_unpack(int kernel, int size, const uint8_t *bits, const void
     return OK;
 }
 
+/* How many bits are set in so many bytes. */
+EXPORT int64_t neuronal_count_bits(const uint8_t *bits, int64_t bytes)
+{
+    int64_t count = 0;
+    for (int64_t byte = 0; byte < bytes; byte += 8)
+        count += __builtin_popcountll(load_columns(bits + byte, 8 * (bytes - byte)));
+    return count;
+}
+
 /* Elements of a weight that is one long row, which are unpacked together. */
 enum { PIECE = 4096 };
 

@@ -28,11 +28,12 @@ def kernels() -> list[library.Kernel]:
 
 @pytest.fixture
 def choosing_anew():
-    library.find_kernel.cache_clear()
-    library.find_library.cache_clear()
+    remembered = (library.find_kernel, library.find_library, library.warn_without_kernel)
+    for function in remembered:
+        function.cache_clear()
     yield
-    library.find_kernel.cache_clear()
-    library.find_library.cache_clear()
+    for function in remembered:
+        function.cache_clear()
 
 
 def make_weight(out, columns, dtype, density, seed=0) -> torch.Tensor:
@@ -127,6 +128,12 @@ def test_dense_copies_are_bit_equal(out, columns, dtype, density, seed):
         assert not kernel.unpack_flat(packed.mask.bits, packed.values[1:], dense)
 
 
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
+def test_bits_are_counted(count):
+    raw = torch.randint(0, 256, (count,), dtype=torch.uint8)
+    assert kernels()[0].library.count_bits(raw) == sum(byte.bit_count() for byte in raw.tolist())
+
+
 def test_what_is_not_finite_stays_in_its_row():
     weight = make_weight(9, 100, torch.bfloat16, 0.3)
     weight[2, 5], weight[4, 99] = float("nan"), float("inf")
@@ -151,6 +158,8 @@ def test_the_variable_forces_a_kernel(name, monkeypatch, choosing_anew):
 def test_the_variable_may_name_torch(monkeypatch, choosing_anew):
     monkeypatch.setenv(library.VARIABLE, "torch")
     assert library.find_kernel() is None and library.kernel_name() == "torch"
+    monkeypatch.setattr(library.logger, "warning", pytest.fail)
+    library.warn_without_kernel()
 
 
 def test_a_kernel_that_does_not_exist(monkeypatch, choosing_anew):
@@ -177,7 +186,9 @@ def test_one_warning_without_kernels(monkeypatch, choosing_anew):
     monkeypatch.delenv(library.VARIABLE, raising=False)
     warnings = []
     monkeypatch.setattr(library.logger, "warning", warnings.append)
-    assert library.find_kernel() is None and library.find_kernel() is None
+    assert library.find_kernel() is None and not warnings, "who only unpacks need not be warned"
+    library.warn_without_kernel()
+    library.warn_without_kernel()
     assert len(warnings) == 1
     assert "no C compiler was found. Torch computes" in warnings[0] and "times as long" in warnings[0]
 
