@@ -84,7 +84,12 @@ class Kernel:
         self._unpack_flat = library._library.neuronal_unpack_flat
 
     def linear(
-        self, x: torch.Tensor, bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        bits: torch.Tensor,
+        values: torch.Tensor,
+        offsets: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """`x @ W.T + bias` for at most `MAX_ROWS` rows: x (rows, in) -> (rows, out). All contiguous, on the CPU."""
         y = x.new_empty(x.shape[0], bits.shape[0])
@@ -132,7 +137,9 @@ def find_library() -> Library | BuildError:
         installed = installed_library()
         return Library(installed if installed.exists() else cached_library())
     except (BuildError, OSError) as error:
-        return error if isinstance(error, BuildError) else BuildError(f"the compiled kernels cannot be loaded: {error}")
+        return (
+            error if isinstance(error, BuildError) else BuildError(f"the compiled kernels cannot be loaded: {error}")
+        )
 
 
 @lru_cache(maxsize=1)
