@@ -6,15 +6,16 @@ Bits, values and offsets are those of a [`PackedRows`] that was checked: kernels
 
 import torch
 
-from ..native.library import MAX_ROWS, Kernel, find_kernel
+from ..native.library import MAX_ROWS, Kernel, find_kernel, warn_without_kernel
 from . import torch_fallback
 from .packed_rows import row_blocks, row_stride
 
 
-# Rows of x up to which the fused kernels are faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.
-MAX_FUSED_ROWS = 16
-# Elements of a weight that are unpacked at a time: so few that they are still in a cache when torch.mm reads them.
-SCRATCH = 2**20
+# Rows of x up to which a fused kernel is faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.
+MAX_FUSED_ROWS = 8
+MAX_FUSED_ROWS_BY_KERNEL = {"avx512_bf16": 16}
+# Rows of a weight that are unpacked at a time: so many that torch.mm is as fast as on all of them.
+SCRATCH_ROWS = 1024
 
 LIBRARY = torch.library.Library("optimum_neuronal", "DEF")
 LIBRARY.define(
@@ -110,9 +111,11 @@ def _packed_linear(x, bits, values, offsets, bias):
     check_linear(x, bits, values, offsets, bias)
     kernel = find_kernel()
     if kernel is None:
+        warn_without_kernel()
         return torch_fallback.packed_linear(x, bits, values, offsets, bias)
     flat = x.reshape(-1, x.shape[-1]).contiguous()
-    multiply = _multiply_packed if len(flat) <= MAX_FUSED_ROWS else _multiply_unpacked
+    max_fused = MAX_FUSED_ROWS_BY_KERNEL.get(kernel.name, MAX_FUSED_ROWS)
+    multiply = _multiply_packed if len(flat) <= max_fused else _multiply_unpacked
     bias = None if bias is None else bias.contiguous()
     return multiply(kernel, flat, bits, values, offsets, bias).view(*x.shape[:-1], bits.shape[0])
 
@@ -127,7 +130,7 @@ def _multiply_unpacked(kernel: Kernel, x, bits, values, offsets, bias):
     rows, columns = len(bits), x.shape[1]
     y = x.new_empty(len(x), rows)
     scratch = None
-    for block in row_blocks(rows, columns, SCRATCH):
+    for block in row_blocks(rows, columns, SCRATCH_ROWS * columns):
         count = block.stop - block.start
         scratch = x.new_empty(count, columns) if scratch is None else scratch[:count]
         kernel.unpack(bits[block], values, offsets[block.start : block.stop + 1], scratch)

@@ -89,7 +89,7 @@ AVX2 INLINE void avx2_step(const Job *job, int64_t row, int64_t apart, float *su
     {                                                                                                                   \
         avx2_step(job, row, apart, sums, R, M, careful, DTYPE);                                                                \
     }                                                                                                                   \
-    FUNCTIONS(AVX2, NAME, 4, 4, 2, 1, 1)
+    FUNCTIONS(AVX2, NAME, 4, 4, 2, 1)
 AVX2_STEP(avx2_bf16, BF16)
 AVX2_STEP(avx2_fp16, FP16)
 AVX2_STEP(avx2_fp32, FP32)

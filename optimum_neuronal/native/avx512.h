@@ -103,7 +103,7 @@ AVX512 INLINE void floats_columns(const uint64_t *mask, const char **p, const ch
 }
 
 /* The loop over columns that all three share. */
-#define AVX512_STEP(TARGET, NAME, TYPE, X, COLUMNS, R1, R2, R4, R6, R8)                                                \
+#define AVX512_STEP(TARGET, NAME, TYPE, X, COLUMNS, R1, R2, R4, R6)                                                    \
     TARGET INLINE void NAME##_step(const Job *job, int64_t row, int64_t apart, float *sums, const int R, const int M, const int careful) \
     {                                                                                                                  \
         const TYPE *p[4], *end = (const TYPE *)job->values + job->kept * (int64_t)(NAME##_size / sizeof(TYPE));         \
@@ -127,17 +127,18 @@ AVX512 INLINE void floats_columns(const uint64_t *mask, const char **p, const ch
         UNROLL for (int r = 0; r < R; r++)                                                                             \
             UNROLL for (int m = 0; m < M; m++) sums[r * apart * M + m] = _mm512_reduce_add_ps(parts[r][m]);                    \
     }                                                                                                                  \
-    FUNCTIONS(TARGET, NAME, R1, R2, R4, R6, R8)
+    FUNCTIONS(TARGET, NAME, R1, R2, R4, R6)
 
 enum { dot_bf16_size = 2, halves_bf16_size = 2, halves_fp16_size = 2 };
 enum { floats_bf16_size = 2, floats_fp16_size = 2, floats_fp32_size = 4 };
 
-AVX512_STEP(VDPBF16, dot_bf16, uint16_t, uint16_t, dot_columns(mask, p, end, x, parts, R, M, careful), 4, 4, 4, 4, 2)
-AVX512_STEP(VBMI2, halves_bf16, uint16_t, float, halves_columns(mask, p, end, x, parts, R, M, careful, BF16), 4, 4, 4, 2, 2)
-AVX512_STEP(VBMI2, halves_fp16, uint16_t, float, halves_columns(mask, p, end, x, parts, R, M, careful, FP16), 4, 4, 4, 2, 2)
-AVX512_STEP(AVX512, floats_bf16, char, float, floats_columns(mask, p, end, x, parts, R, M, careful, BF16), 4, 4, 4, 2, 2)
-AVX512_STEP(AVX512, floats_fp16, char, float, floats_columns(mask, p, end, x, parts, R, M, careful, FP16), 4, 4, 4, 2, 2)
-AVX512_STEP(AVX512, floats_fp32, char, float, floats_columns(mask, p, end, x, parts, R, M, careful, FP32), 4, 4, 4, 2, 2)
+AVX512_STEP(VDPBF16, dot_bf16, uint16_t, uint16_t, dot_columns(mask, p, end, x, parts, R, M, careful), 4, 4, 4, 4)
+FUNCTION(VDPBF16, dot_bf16, 2, 8)
+AVX512_STEP(VBMI2, halves_bf16, uint16_t, float, halves_columns(mask, p, end, x, parts, R, M, careful, BF16), 4, 4, 4, 4)
+AVX512_STEP(VBMI2, halves_fp16, uint16_t, float, halves_columns(mask, p, end, x, parts, R, M, careful, FP16), 4, 4, 4, 4)
+AVX512_STEP(AVX512, floats_bf16, char, float, floats_columns(mask, p, end, x, parts, R, M, careful, BF16), 4, 4, 4, 4)
+AVX512_STEP(AVX512, floats_fp16, char, float, floats_columns(mask, p, end, x, parts, R, M, careful, FP16), 4, 4, 4, 4)
+AVX512_STEP(AVX512, floats_fp32, char, float, floats_columns(mask, p, end, x, parts, R, M, careful, FP32), 4, 4, 4, 4)
 
 VBMI2 INLINE void vbmi2_unpack_word2(uint64_t mask, const uint16_t *p, const uint16_t *end, uint16_t *out, const int careful)
 {

@@ -32,7 +32,7 @@ typedef void (*Rows)(const Job *job, int64_t first, int64_t last, float *sums);
 typedef void (*UnpackRow)(const uint8_t *bits, int64_t columns, const void *p, const void *end, void *out);
 
 enum { COUNTS = 5 };
-static const int COUNT[COUNTS] = {1, 2, 4, 6, 8}; /* numbers of rows of x that kernels are compiled for */
+static const int COUNT[COUNTS] = {1, 2, 4, 6, 8}; /* numbers of rows of x that kernels are compiled for; 8 only for halves */
 
 /* x is given to a kernel in blocks of `block` columns, in each of them all rows of x one after the other. `split`: the
  * block's even columns come before its odd ones. `half`: x stays in 16 bits; else it is float. */
@@ -41,8 +41,8 @@ typedef struct {
     Rows rows[COUNTS];
 } Kernel;
 
-/* Defines NAME_1 to NAME_8, a function for each of COUNT, from an inlined NAME_step(job, row, apart, sums, R, M, careful),
- * which computes R rows of the weight; R1 to R8 are as many as registers allow.
+/* Defines NAME_1 to NAME_6, a function for each of COUNT but 8, from an inlined NAME_step(job, row, apart, sums, R, M, careful),
+ * which computes R rows of the weight; R1 to R6 are as many as registers allow.
  *
  * R rows at a time share every load of x. They are not neighbours but `apart` rows from each other, so that each of the
  * R streams of values goes on without a gap: prefetching then reaches across the ends of rows, in software and in
@@ -59,13 +59,12 @@ typedef struct {
         for (row += (R - 1) * apart, sums += (R - 1) * apart * M; row < last; row++, sums += M)             \
             NAME##_step(job, row, 0, sums, 1, M, 1);                                                        \
     }
-#define FUNCTIONS(TARGET, NAME, R1, R2, R4, R6, R8) \
-    FUNCTION(TARGET, NAME, R1, 1)                   \
-    FUNCTION(TARGET, NAME, R2, 2)                   \
-    FUNCTION(TARGET, NAME, R4, 4)                   \
-    FUNCTION(TARGET, NAME, R6, 6)                   \
-    FUNCTION(TARGET, NAME, R8, 8)
-#define ROWS_OF(NAME) {NAME##_1, NAME##_2, NAME##_4, NAME##_6, NAME##_8}
+#define FUNCTIONS(TARGET, NAME, R1, R2, R4, R6) \
+    FUNCTION(TARGET, NAME, R1, 1)               \
+    FUNCTION(TARGET, NAME, R2, 2)               \
+    FUNCTION(TARGET, NAME, R4, 4)               \
+    FUNCTION(TARGET, NAME, R6, 6)
+#define ROWS_OF(NAME) {NAME##_1, NAME##_2, NAME##_4, NAME##_6}
 
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")

@@ -25,6 +25,7 @@ TORCH = "torch"
 ABI = 1
 MAX_ROWS = 8  # of x that the kernels take in one call
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+SIZES = (2, 4)  # bytes of an element that can be unpacked
 OK, DISAGREE = 0, 4
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -36,6 +37,7 @@ FUNCTIONS = {
         _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
     ],
     "neuronal_unpack": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _INT],
+    "neuronal_count_bits": [_POINTER, _SIZE],
     "neuronal_unpack_flat": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _INT],
 }  # fmt: skip
 
@@ -57,7 +59,7 @@ class Library:
             function = getattr(self._library, name, None)
             if function is None:
                 raise OSError(f"{path} has no {name}")
-            function.argtypes, function.restype = arguments, _INT
+            function.argtypes, function.restype = arguments, _SIZE if name == "neuronal_count_bits" else _INT
         if self._library.neuronal_abi() != ABI:
             raise OSError(f"{path} is of another version")
         self.kernels = [name for name, code in KERNELS.items() if self._library.neuronal_supports(code)]
@@ -66,6 +68,10 @@ class Library:
     def has_threads(self) -> bool:
         """Whether it was compiled with OpenMP; otherwise it computes in one thread."""
         return bool(self._library.neuronal_has_threads())
+
+    def count_bits(self, bits: torch.Tensor) -> int:
+        """How many bits are set in a contiguous tensor of uint8 on the CPU."""
+        return self._library.neuronal_count_bits(bits.data_ptr(), bits.numel())
 
 
 class Kernel:
@@ -133,18 +139,23 @@ def _check(result: int) -> None:
 @lru_cache(maxsize=1)
 def find_library() -> Library | BuildError:
     """The compiled kernels: those of the installation, else of the user's cache; or why there are none."""
+    installed = installed_library()
+    if installed.exists():
+        try:
+            return Library(installed)
+        except OSError as error:  # made for another system
+            logger.debug("%s cannot be loaded: %s", installed, error)
     try:
-        installed = installed_library()
-        return Library(installed if installed.exists() else cached_library())
-    except (BuildError, OSError) as error:
-        return (
-            error if isinstance(error, BuildError) else BuildError(f"the compiled kernels cannot be loaded: {error}")
-        )
+        return Library(cached_library())
+    except BuildError as error:
+        return error
+    except OSError as error:
+        return BuildError(f"the compiled kernels cannot be loaded: {error}")
 
 
 @lru_cache(maxsize=1)
 def find_kernel() -> Kernel | None:
-    """The kernels to compute with, or None for torch. Chosen once, and the user warned once if there are none.
+    """The kernels to compute with, or None for torch. Chosen once.
 
     Raises:
         `ValueError`: OPTIMUM_NEURONAL_KERNEL names what does not exist. `RuntimeError`: or what cannot run here.
@@ -158,7 +169,6 @@ def find_kernel() -> Kernel | None:
     if isinstance(library, BuildError):
         if forced:
             raise RuntimeError(f"{VARIABLE} is {forced!r}, but there are no compiled kernels: {library}") from library
-        logger.warning(WITHOUT.format(reason=str(library)))
         return None
     if forced and forced not in library.kernels:
         available = ", ".join((*library.kernels, TORCH))
@@ -166,6 +176,13 @@ def find_kernel() -> Kernel | None:
             f"{VARIABLE} is {forced!r}, which this processor ({platform.machine()}) cannot run: it can run {available}"
         )
     return Kernel(library, forced or library.kernels[-1])
+
+
+@lru_cache(maxsize=1)
+def warn_without_kernel() -> None:
+    """Tells the user, once, if torch computes with packed weights because there are no compiled kernels."""
+    if find_kernel() is None and os.environ.get(VARIABLE) != TORCH:
+        logger.warning(WITHOUT.format(reason=str(find_library())))
 
 
 WITHOUT = (

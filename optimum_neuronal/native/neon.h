@@ -95,7 +95,7 @@ INLINE void neon_step(const Job *job, int64_t row, int64_t apart, float *sums, c
     {                                                                                                              \
         neon_step(job, row, apart, sums, R, M, careful, DTYPE);                                                           \
     }                                                                                                              \
-    FUNCTIONS(, NAME, 4, 4, 2, 2, 2)
+    FUNCTIONS(, NAME, 4, 4, 2, 2)
 NEON_STEP(neon_bf16, BF16)
 NEON_STEP(neon_fp16, FP16)
 NEON_STEP(neon_fp32, FP32)

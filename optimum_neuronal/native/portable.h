@@ -36,7 +36,7 @@ INLINE void portable_step(const Job *job, int64_t row, float *sums, const int M,
         (void)R, (void)apart, (void)careful;                                                                                     \
         portable_step(job, row, sums, M, DTYPE);                                                                    \
     }                                                                                                               \
-    FUNCTIONS(, NAME, 1, 1, 1, 1, 1)
+    FUNCTIONS(, NAME, 1, 1, 1, 1)
 PORTABLE_STEP(portable_bf16, BF16)
 PORTABLE_STEP(portable_fp16, FP16)
 PORTABLE_STEP(portable_fp32, FP32)

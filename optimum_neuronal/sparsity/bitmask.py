@@ -12,12 +12,15 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from ..native.library import SIZES, Kernel, find_kernel
+
 
 MASK, VALUES = ".packed_mask", ".packed_values"  # what follows a weight's name in a file
 
 MOST_DIMENSIONS = 8
 # Weights at a time, a multiple of 8: small beside a projection, and so many that threads seldom wait for each other.
 CHUNK = 2**18
+KERNEL_CHUNK = 2**21
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a float -> its bits as a number
 
 
@@ -81,6 +84,9 @@ def unpack(mask: torch.Tensor, values: Values, shape: Sequence[int]) -> torch.Te
     """
     check_headers(shape, mask.shape, mask.dtype, (len(values),), values.dtype)
     numel = math.prod(shape)
+    kernel = find_kernel() if values.dtype.itemsize in SIZES else None
+    if kernel is not None:
+        return _unpack_by_kernel(kernel, mask.contiguous(), values, numel).view(tuple(shape))
     bitmask = mask.numpy()
     check_mask(bitmask, numel, len(values))
     weight = torch.empty(numel, dtype=values.dtype)
@@ -93,6 +99,21 @@ def unpack(mask: torch.Tensor, values: Values, shape: Sequence[int]) -> torch.Te
         piece[kept] = _as_bits(values[first : first + len(kept)])
         first += len(kept)
     return weight.view(tuple(shape))
+
+
+def _unpack_by_kernel(kernel: Kernel, mask: torch.Tensor, values: Values, numel: int) -> torch.Tensor:
+    """`unpack` by compiled code, in larger pieces, so that all threads have something to do."""
+    check_mask(mask.numpy(), numel, len(values), kernel.library.count_bits(mask))
+    weight = torch.empty(numel, dtype=values.dtype)
+    first = 0
+    for start in range(0, numel, KERNEL_CHUNK):
+        piece = weight[start : start + KERNEL_CHUNK]
+        bits = mask[start // 8 : mask_length(start + len(piece))]
+        count = kernel.library.count_bits(bits)
+        if not kernel.unpack_flat(bits, values[first : first + count].contiguous(), piece):
+            raise ValueError(f"its bitmask keeps {count} values of a piece for which others are stored")
+        first += count
+    return weight
 
 
 def check_headers(
@@ -121,12 +142,16 @@ def check_headers(
         )
 
 
-def check_mask(mask: np.ndarray, numel: int, kept: int) -> None:
-    """Raises `ValueError` if the bitmask does not have exactly `kept` bits set, or one behind its end."""
+def check_mask(mask: np.ndarray, numel: int, kept: int, found: int | None = None) -> None:
+    """Raises `ValueError` if the bitmask does not have exactly `kept` bits set, or one behind its end.
+
+    `found` is how many it has, where that is known.
+    """
     if numel % 8 and int(mask[-1]) >> numel % 8:
         raise ValueError(f"its bitmask has bits set behind the weight's {numel} elements")
-    pieces = (mask[start : start + CHUNK] for start in range(0, len(mask), CHUNK))
-    found = sum(np.count_nonzero(np.unpackbits(piece)) for piece in pieces)
+    if found is None:
+        pieces = (mask[start : start + CHUNK] for start in range(0, len(mask), CHUNK))
+        found = sum(np.count_nonzero(np.unpackbits(piece)) for piece in pieces)
     if found != kept:
         raise ValueError(f"its bitmask keeps {found} values, but {kept} are stored")
 

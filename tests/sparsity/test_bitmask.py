@@ -11,6 +11,17 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.flo
 FUZZ = settings(deadline=None, derandomize=True, database=None)
 
 
+@pytest.fixture(scope="module", autouse=True, params=["kernel", "numpy"])
+def unpacking_by(request):
+    """Compiled code, where there is any, and numpy."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr(packing, "find_kernel", lambda: None)
+        elif packing.find_kernel() is None:
+            pytest.skip("there are no compiled kernels")
+        yield
+
+
 def bits(weight):
     return weight.view(packing.INTEGERS[weight.element_size()])
 
@@ -56,6 +67,8 @@ def test_more_than_one_chunk(monkeypatch):
     monkeypatch.setattr(packing, "CHUNK", 64)
     weight = torch.randn(37, 29).masked_fill(torch.rand(37, 29) < 0.7, 0)
     mask, values = pack(weight)
+    monkeypatch.setattr(packing, "KERNEL_CHUNK", 64)
+    assert torch.equal(unpack(mask, values, weight.shape), weight)
     monkeypatch.undo()
     assert all(torch.equal(a, b) for a, b in zip((mask, values), pack(weight)))
     monkeypatch.setattr(packing, "CHUNK", 64)

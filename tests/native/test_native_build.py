@@ -1,0 +1,172 @@
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from optimum_neuronal.native import build
+
+
+COMPILER = """#!/bin/sh
+echo "$@" >> {log}
+while [ $# -gt 1 ]; do [ "$1" = -o ] && out=$2; shift; done
+{more}
+echo compiled > "$out"
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """The folder of compiled libraries in a user's cache of our own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return build.cache_folder()
+
+
+@pytest.fixture
+def make_compiler(tmp_path, monkeypatch):
+    """Makes a compiler that writes down how it was called, and CC name it."""
+
+    def make(more: str = "") -> Path:
+        path, log = tmp_path / "compiler", tmp_path / "log"
+        path.write_text(COMPILER.format(log=log, more=more))
+        path.chmod(0o755)
+        log.touch()
+        monkeypatch.setenv("CC", str(path))
+        return log
+
+    return make
+
+
+@pytest.fixture
+def no_compiler(tmp_path, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_compiled_once_and_private(cache, make_compiler):
+    log = make_compiler()
+    first = build.cached_library()
+    assert first.read_text() == "compiled\n" and first.parent == cache and cache.stat().st_mode & 0o777 == 0o700
+    assert build.cached_library() == first and len(log.read_text().splitlines()) == 1
+    assert sorted(path.name for path in cache.iterdir()) == sorted([first.name, "lock"])
+
+
+def test_another_compiler_or_source_makes_another_library(cache, make_compiler, tmp_path, monkeypatch):
+    make_compiler()
+    first = build.cached_library()
+    make_compiler("# newer")
+    second = build.cached_library()
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "packed_rows.c").write_text("int changed;")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    assert len({first, second, build.cached_library()}) == 3
+
+
+def test_a_command_with_options(cache, make_compiler, monkeypatch):
+    log = make_compiler()
+    monkeypatch.setenv("CC", os.environ["CC"] + " --target=this")
+    build.cached_library()
+    assert log.read_text().startswith("--target=this -O3")
+
+
+def test_no_compiler(cache, no_compiler):
+    with pytest.raises(build.BuildError, match=r"^no C compiler was found \(cc, gcc or clang\)$"):
+        build.cached_library()
+    assert not cache.exists()
+
+
+def test_the_compiler_that_cc_names_is_not_there(cache, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler -m64")
+    with pytest.raises(build.BuildError, match="'no-such-compiler', was not found"):
+        build.cached_library()
+
+
+def test_what_was_compiled_before_is_used_without_a_compiler(cache, make_compiler, monkeypatch, tmp_path):
+    make_compiler()
+    library = build.cached_library()
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert build.cached_library() == library
+
+
+def test_a_failing_compiler(cache, make_compiler):
+    make_compiler("echo warning: odd >&2; echo 'packed_rows.c:1: error: no such header' >&2; exit 1")
+    with pytest.raises(build.BuildError, match="failed: packed_rows.c:1: error: no such header$"):
+        build.cached_library()
+    assert [path.name for path in cache.iterdir()] == ["lock"], "nothing half written is left"
+
+
+def test_a_compiler_without_openmp(cache, make_compiler):
+    log = make_compiler("grep -q fopenmp {0} && [ $(wc -l < {0}) = 1 ] && exit 1".format("$(dirname $0)/log"))
+    build.cached_library()
+    assert ["-fopenmp" in line for line in log.read_text().splitlines()] == [True, False]
+
+
+def test_a_cache_that_cannot_be_written(make_compiler, tmp_path, monkeypatch):
+    make_compiler()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(build.BuildError, match="the cache directory .* cannot be used: Not a directory"):
+        build.cached_library()
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="the superuser may write everywhere")
+def test_a_cache_that_may_only_be_read(cache, make_compiler):
+    make_compiler()
+    cache.mkdir(parents=True)
+    cache.chmod(0o500)
+    with pytest.raises(build.BuildError, match="cannot be used: Permission denied"):
+        build.cached_library()
+
+
+@pytest.mark.parametrize(
+    ("place", "mode"), [("library", 0o666), ("folder", 0o777), ("folder", 0o770), ("above", 0o777)]
+)
+def test_where_others_may_write_nothing_is_loaded(cache, make_compiler, place, mode):
+    make_compiler()
+    library = build.cached_library()
+    path = {"library": library, "folder": cache, "above": cache.parent}[place]
+    path.chmod(mode)
+    with pytest.raises(build.BuildError, match=f"^{path} may be written by others"):
+        build.cached_library()
+
+
+def test_nothing_is_compiled_into_a_folder_of_others(cache, make_compiler):
+    log = make_compiler()
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    with pytest.raises(build.BuildError, match="may be written by others"):
+        build.cached_library()
+    assert not log.read_text()
+
+
+def test_nothing_of_another_user_is_loaded(cache, make_compiler, monkeypatch):
+    make_compiler()
+    build.cached_library()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    os.chown(cache, 4321, -1) if os.geteuid() == 0 else None
+    with pytest.raises(build.BuildError, match="belongs to another user"):
+        build.cached_library()
+
+
+def test_several_processes_compile_once(cache, make_compiler):
+    log = make_compiler("sleep 1")
+    program = (
+        "import importlib.util, sys; spec = importlib.util.spec_from_file_location('build', sys.argv[1]);"
+        "build = importlib.util.module_from_spec(spec); spec.loader.exec_module(build); print(build.cached_library())"
+    )
+    command = [sys.executable, "-c", program, build.__file__]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    libraries = {process.communicate(timeout=60)[0].strip() for process in processes}
+    assert len(libraries) == 1 and Path(libraries.pop()).exists()
+    assert len(log.read_text().splitlines()) == 1
+
+
+def test_the_installation_needs_only_the_standard_library():
+    """setup.py runs this module before anything that the package needs is there."""
+    program = "import importlib.util, sys; spec = importlib.util.spec_from_file_location('b', sys.argv[1]); spec.loader.exec_module(importlib.util.module_from_spec(spec))"
+    subprocess.run([sys.executable, "-S", "-c", program, build.__file__], check=True)
+    assert importlib.util.find_spec("optimum_neuronal.native.build").origin == build.__file__

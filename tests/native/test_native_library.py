@@ -1,0 +1,233 @@
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimum_neuronal.inference.packed_rows import DTYPES, PackedRows
+from optimum_neuronal.native import library
+from optimum_neuronal.native.build import BuildError
+from optimum_neuronal.sparsity.bitmask import INTEGERS
+from optimum_neuronal.sparsity.packed import PackedWeight
+
+
+FUZZ = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
+
+
+def kernels() -> list[library.Kernel]:
+    found = library.find_library()
+    if isinstance(found, BuildError):
+        pytest.skip(str(found))
+    return [library.Kernel(found, name) for name in found.kernels]
+
+
+@pytest.fixture
+def choosing_anew():
+    remembered = (library.find_kernel, library.find_library, library.warn_without_kernel)
+    for function in remembered:
+        function.cache_clear()
+    yield
+    for function in remembered:
+        function.cache_clear()
+
+
+def make_weight(out, columns, dtype, density, seed=0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(out, columns, generator=generator).to(dtype)
+    weight[torch.rand(out, columns, generator=generator) >= density] = 0
+    weight[1::5], weight[3::5] = 0, 1  # empty and full rows
+    return weight
+
+
+def parts(weight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows = PackedRows.of(PackedWeight.pack(weight))
+    return rows.bits, rows.values, rows.offsets
+
+
+def bits(tensor):
+    return tensor.view(INTEGERS[tensor.element_size()])
+
+
+@FUZZ
+@given(
+    out=st.integers(1, 70),
+    columns=st.integers(1, 200) | st.sampled_from([64, 320]),
+    count=st.integers(1, 8),
+    dtype=st.sampled_from(DTYPES),
+    density=st.sampled_from([0, 0.02, 0.3, 0.5, 1]),
+    with_bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_products(out, columns, count, dtype, density, with_bias, seed):
+    weight = make_weight(out, columns, dtype, density, seed)
+    x = make_weight(count, columns, dtype, 1, seed + 1)  # with a row of zeros
+    bias = torch.randn(out).to(dtype) if with_bias else None
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
+    for kernel in kernels():
+        y = kernel.linear(x, *parts(weight), bias)
+        assert y.dtype == dtype and y.shape == exact.shape
+        off = (y.double() - exact).abs() - TOLERANCE[dtype] * exact.abs() - 1e-6 * size
+        assert off.max() <= 1e-7, kernel.name
+
+
+def test_wide_rows_in_float32():
+    """Relative to float64's largest result, as a layer's output is used."""
+    weight, x = make_weight(12, 14336, torch.float32, 0.3), make_weight(3, 14336, torch.float32, 1, 1)
+    exact = x.double() @ weight.double().T
+    for kernel in kernels():
+        y = kernel.linear(x, *parts(weight), None)
+        assert (y - exact).abs().max() <= 1e-5 * exact.abs().max(), kernel.name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_neither_threads_nor_other_rows_change_a_bit(dtype):
+    weight, x = make_weight(701, 1000, dtype, 0.3), make_weight(8, 1000, dtype, 1, 1)
+    before = torch.get_num_threads()
+    for kernel in kernels():
+        results = []
+        try:
+            for threads in (1, 2, 5):
+                torch.set_num_threads(threads)
+                results.append(kernel.linear(x, *parts(weight), None))
+        finally:
+            torch.set_num_threads(before)
+        assert all(torch.equal(bits(result), bits(results[0])) for result in results), kernel.name
+        alone = torch.cat([kernel.linear(row[None], *parts(weight), None) for row in x])
+        assert torch.equal(bits(alone), bits(results[0])), kernel.name
+
+
+@FUZZ
+@given(
+    out=st.integers(1, 40),
+    columns=st.integers(1, 200) | st.sampled_from([64, 4096, 5000]),
+    dtype=st.sampled_from(DTYPES),
+    density=st.sampled_from([0, 0.3, 1]),
+    seed=st.integers(0, 1000),
+)
+def test_dense_copies_are_bit_equal(out, columns, dtype, density, seed):
+    """Of any bits: NaN with its payload, infinity, subnormal numbers and -0.0 too."""
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.randint(0, 256, (out * columns * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+    weight = raw.view(dtype).view(out, columns)
+    bits(weight)[torch.rand(out, columns, generator=generator) >= density] = 0
+    weight[0, 0] = -0.0
+    packed = PackedWeight.pack(weight)
+    for kernel in kernels():
+        dense = torch.full_like(weight, 7)
+        kernel.unpack(*parts(weight), dense)
+        assert torch.equal(bits(dense), bits(weight)), kernel.name
+        dense = torch.full_like(weight, 7)
+        assert kernel.unpack_flat(packed.mask.bits, packed.values, dense)
+        assert torch.equal(bits(dense), bits(weight)), kernel.name
+        assert not kernel.unpack_flat(packed.mask.bits, packed.values[1:], dense)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
+def test_bits_are_counted(count):
+    raw = torch.randint(0, 256, (count,), dtype=torch.uint8)
+    assert kernels()[0].library.count_bits(raw) == sum(byte.bit_count() for byte in raw.tolist())
+
+
+def test_what_is_not_finite_stays_in_its_row():
+    weight = make_weight(9, 100, torch.bfloat16, 0.3)
+    weight[2, 5], weight[4, 99] = float("nan"), float("inf")
+    x = torch.ones(1, 100, dtype=torch.bfloat16)
+    for kernel in kernels():
+        y = kernel.linear(x, *parts(weight), None)[0]
+        assert y[2].isnan() and y[4].isposinf() and y[[0, 1, 3, 5, 6, 7, 8]].isfinite().all(), kernel.name
+
+
+@pytest.mark.parametrize("name", library.KERNELS)
+def test_the_variable_forces_a_kernel(name, monkeypatch, choosing_anew):
+    monkeypatch.setenv(library.VARIABLE, name)
+    if name in {kernel.name for kernel in kernels()}:
+        assert library.kernel_name() == name
+    else:
+        with pytest.raises(
+            RuntimeError, match=f"is '{name}', which this processor .* cannot run: it can run portable"
+        ):
+            library.find_kernel()
+
+
+def test_the_variable_may_name_torch(monkeypatch, choosing_anew):
+    monkeypatch.setenv(library.VARIABLE, "torch")
+    assert library.find_kernel() is None and library.kernel_name() == "torch"
+    monkeypatch.setattr(library.logger, "warning", pytest.fail)
+    library.warn_without_kernel()
+
+
+def test_a_kernel_that_does_not_exist(monkeypatch, choosing_anew):
+    monkeypatch.setenv(library.VARIABLE, "sse")
+    with pytest.raises(ValueError, match="OPTIMUM_NEURONAL_KERNEL is 'sse': expected one of portable, neon, avx2"):
+        library.find_kernel()
+
+
+def test_neon_is_only_on_arm():
+    assert ("neon" in {kernel.name for kernel in kernels()}) == (platform.machine() in ("aarch64", "arm64"))
+
+
+def without_library(monkeypatch):
+    monkeypatch.setattr(library, "installed_library", lambda: library.Path("missing"))
+
+    def fail():
+        raise BuildError("no C compiler was found")
+
+    monkeypatch.setattr(library, "cached_library", fail)
+
+
+def test_one_warning_without_kernels(monkeypatch, choosing_anew):
+    without_library(monkeypatch)
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    warnings = []
+    monkeypatch.setattr(library.logger, "warning", warnings.append)
+    assert library.find_kernel() is None and not warnings, "who only unpacks need not be warned"
+    library.warn_without_kernel()
+    library.warn_without_kernel()
+    assert len(warnings) == 1
+    assert "no C compiler was found. Torch computes" in warnings[0] and "times as long" in warnings[0]
+
+
+def test_a_forced_kernel_without_kernels_is_an_error(monkeypatch, choosing_anew):
+    without_library(monkeypatch)
+    monkeypatch.setenv(library.VARIABLE, "portable")
+    with pytest.raises(
+        RuntimeError, match="is 'portable', but there are no compiled kernels: no C compiler was found"
+    ):
+        library.find_kernel()
+
+
+def test_a_damaged_library(tmp_path, monkeypatch, choosing_anew):
+    without_library(monkeypatch)
+    broken = tmp_path / "broken.so"
+    broken.write_text("no library")
+    monkeypatch.setattr(library, "cached_library", lambda: broken)
+    assert "the compiled kernels cannot be loaded" in str(library.find_library())
+    monkeypatch.setattr(library, "installed_library", lambda: broken)
+    assert "the compiled kernels cannot be loaded" in str(library.find_library())
+
+
+FORK = """
+import os, sys, torch
+from optimum_neuronal.native.library import find_kernel
+from optimum_neuronal.inference.packed_rows import PackedRows
+from optimum_neuronal.sparsity.packed import PackedWeight
+torch.set_num_threads(2)
+rows = PackedRows.of(PackedWeight.pack(torch.eye(600, 640)))
+x, kernel = torch.randn(2, 640), find_kernel()
+before = kernel.linear(x, rows.bits, rows.values, rows.offsets, None)
+if os.fork() == 0:
+    os._exit(0 if torch.equal(kernel.linear(x, rows.bits, rows.values, rows.offsets, None), before) else 1)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_computes_too():
+    kernels()
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120)
