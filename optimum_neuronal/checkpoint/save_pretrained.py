@@ -20,7 +20,8 @@ from .names import DENSE_FILES, PACKED_FILES, SUFFIX
 from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
 
 
-POSITIONAL = list(inspect.signature(PreTrainedModel.save_pretrained).parameters)[2:]  # behind the directory
+PARAMETERS = list(inspect.signature(PreTrainedModel.save_pretrained).parameters.values())[1:]  # without self
+POSITIONAL = [parameter.name for parameter in PARAMETERS[1:]]  # behind the directory
 
 
 def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: str, **kwargs) -> None:
@@ -84,7 +85,7 @@ class _PackedByDefault:
     def __init__(self, model: PreTrainedModel):
         self.model = model
 
-    __signature__ = inspect.signature(PreTrainedModel.save_pretrained)
+    __signature__ = inspect.Signature(PARAMETERS)
     __doc__ = PreTrainedModel.save_pretrained.__doc__
 
     def __call__(self, save_directory: str | Path, *args, format: str | None = None, **kwargs):

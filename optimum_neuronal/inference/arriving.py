@@ -13,7 +13,7 @@ from ..transformers_plugin import internals
 from .packed_rows import PackedRows
 from .packed_tensor import PackedTensor
 from .packing import has_kernels, keeps_transposed, pack_rows, packable, pays
-from .sparsify import check_model, finish_packing, projections_of, put_packed
+from .sparsify import check_model, finish_packing, has_own_forward, projections_of, put_packed
 
 
 class _Arriving:
@@ -74,14 +74,14 @@ def finish_arriving(model: PreTrainedModel) -> None:
             continue
         module.__class__ = type(module).__mro__[2]
         arrived: dict[str, PackedRows | None] = module.__dict__.pop("arrived")
-        if arrived and all(rows is not None for rows in arrived.values()):
+        if arrived and all(rows is not None for rows in arrived.values()) and not has_own_forward(module):
             put_packed(model, name, arrived)
             continue
         for key, rows in arrived.items():
-            if rows is not None:  # of a mixture one weight of two
+            if rows is not None:  # of a mixture one weight of two, for instance
                 shape = getattr(module, key).shape
                 setattr(module, key, nn.Parameter(PackedTensor(rows, shape, keeps_transposed(module)).unpack()))
-        left_dense[name] = "not smaller packed"
+        left_dense[name] = "its forward was replaced" if has_own_forward(module) else "not smaller packed"
     check_model(model)
     known = projections_of(model)
     left_dense = {name: why for name, why in left_dense.items() if name in known}

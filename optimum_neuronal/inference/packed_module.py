@@ -62,12 +62,10 @@ class PackedBuffers(PackedModule):
         return self.stand_in().unpack()
 
     def _apply(self, function, recurse: bool = True):
-        super()._apply(function, recurse)
-        if self.values.dtype not in DTYPES:
-            raise TypeError(
-                f"Packed weights cannot be {self.values.dtype}: expected one of {', '.join(map(str, DTYPES))}."
-            )
-        return self
+        dtype = function(self.values[:0]).dtype
+        if dtype not in DTYPES:
+            raise TypeError(f"Packed weights cannot be {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
+        return super()._apply(function, recurse)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors):
         """Takes packed weights with any number of values, and refuses damaged ones."""

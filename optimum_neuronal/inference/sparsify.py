@@ -70,6 +70,8 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected a model, got {type(model).__name__}.")
+    if next(packed_modules(model), None) is None:
+        return model
     names = [name for name, module in packed_modules(model) if isinstance(module, PackedLinear)]
     for name in names:
         _replace(model, name, model.get_submodule(name).to_linear())
@@ -148,6 +150,8 @@ def _pack_module(model: nn.Module, name: str, shared: Counter) -> str | None:
     weights = {key: getattr(module, key) for key in packable(module)}
     if not weights:
         return f"a {type(module).__name__} has no packed form"
+    if has_own_forward(module):
+        return "its forward was replaced"
     if any(shared[weight.data_ptr()] > 1 for weight in weights.values()):
         return "shares its weight with another module"
     if not all(has_kernels(weight) for weight in weights.values()):
@@ -160,6 +164,11 @@ def _pack_module(model: nn.Module, name: str, shared: Counter) -> str | None:
     rows = {key: pack_rows(weight, transposed) for key, weight in weights.items()}
     put_packed(model, name, rows)
     return None
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether somebody has given this very module another forward, as accelerate does to move inputs between devices."""
+    return "forward" in vars(module)
 
 
 def put_packed(model: nn.Module, name: str, rows: dict) -> None:

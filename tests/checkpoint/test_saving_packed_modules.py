@@ -1,6 +1,7 @@
 """Saving a model that computes with packed weights: the files are those of the dense model."""
 
 import filecmp
+import inspect
 
 import pytest
 import torch
@@ -88,6 +89,8 @@ def test_by_the_pruner(tmp_path):
 
 def test_arguments(tmp_path):
     model = sparsify(make_zeroed())
+    plain = inspect.signature(make_zeroed().save_pretrained)
+    assert list(inspect.signature(model.save_pretrained).parameters) == list(plain.parameters)
     with pytest.raises(ValueError, match="with packed weights: leave it out"):
         model.save_pretrained(tmp_path, state_dict=model.state_dict())
     for format in ("dense", "packed"):

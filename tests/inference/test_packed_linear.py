@@ -63,6 +63,7 @@ def test_only_values_are_converted():
     assert torch.equal(packed.to_linear().weight, linear.half().weight)
     with pytest.raises(TypeError, match="cannot be torch.float64"):
         packed.double()
+    assert packed.values.dtype == torch.float16, "as it was"
     assert PackedLinear.from_linear(linear).to("meta").weight.is_meta
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify, keep_lora_sparse, keep_sparsity, sparsify
+from optimum_neuronal.checkpoint.save_pretrained import save_packed_by_default, saves_packed_by_default
 from optimum_neuronal.decoder.packed_modules import packed_modules
 from optimum_neuronal.inference.packed_linear import PackedLinear
 
@@ -108,12 +109,22 @@ def test_dense_weights_are_freed_one_after_the_other(monkeypatch):
     assert len(alive) == 21 and alive[5] <= len(weights) - 5
 
 
+def test_a_module_whose_forward_was_replaced(ids):
+    model = make_zeroed()
+    layer = model.model.layers[0].mlp.up_proj
+    layer.forward = lambda x: 2 * torch.nn.functional.linear(x, layer.weight)
+    expected = logits(model, ids)
+    assert_close(logits(sparsify(model), ids), expected)
+    assert model.packing.left_dense == {"model.layers.0.mlp.up_proj": "its forward was replaced"}
+
+
 def test_twice_and_what_is_dense_already(ids):
     model = sparsify(make_zeroed())
     expected, packing = logits(model, ids), model.packing
     assert torch.equal(logits(sparsify(model), ids), expected) and model.packing == packing
     dense = make_model("llama")
-    assert densify(dense) is dense
+    save_packed_by_default(dense)
+    assert densify(dense) is dense and saves_packed_by_default(dense), "as AutoModel loads a packed checkpoint"
     with pytest.raises(ValueError, match="its weights are dense. Prune it first"):
         sparsify(dense)
 
