@@ -9,7 +9,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .config_aliases import as_json, merge_saved, understands_aliases
 from .config_fields import ALIASES, ConfigFields
-from .methods import Methods, make_methods
+from .methods import RECONSTRUCT, Methods, make_methods
 from .runtime.registry import did_you_mean
 
 
@@ -55,6 +55,10 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
         pattern (`str`, *optional*):
             `"N:M"`: of every M consecutive weights of a row N are kept, for `topup="uniform"` and a sparsity of
             1 - N/M; 2:4 is what NVIDIA's sparse tensor cores compute with. None: zeros may lie anywhere in a row.
+        reconstruct (`str`, *optional*):
+            What a saliency that updates weights brings the outputs of projections near to: `"dense"`, those that they
+            have in the dense model, a block's projections being solved one after the other; or `"block"`, those of the
+            dense block on what the sparse blocks before it put out. None: what the saliency's class says.
         format (`str`):
             How the model is saved: `"dense"`, ordinary safetensors with zeros; or `"packed"`, the non-zero values and
             bitmasks, which load in processes that have imported this package only (docs/format.md).
@@ -92,6 +96,11 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             setattr(self, name, _checked_patterns(name, getattr(self, name)))
         if self.format not in FORMATS:
             raise ValueError(f"format is {self.format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
+        if self.reconstruct not in (None, *RECONSTRUCT):
+            raise ValueError(
+                f"reconstruct is {self.reconstruct!r}: expected one of {', '.join(map(repr, RECONSTRUCT))}, or None."
+                f"{did_you_mean(self.reconstruct, list(RECONSTRUCT))}"
+            )
         self.saliency_args, self.topup_args = as_json(self.saliency_args), as_json(self.topup_args)
         self.make_methods().check_together(self.sparsity)
 
@@ -101,7 +110,9 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
         Raises:
             `ValueError`: an unknown name, an unknown hyper-parameter, or a value that a method refuses.
         """
-        return make_methods(self.saliency, self.saliency_args, self.topup, self.topup_args, self.pattern)
+        return make_methods(
+            self.saliency, self.saliency_args, self.topup, self.topup_args, self.pattern, self.reconstruct
+        )
 
     def __eq__(self, other: object) -> bool:
         """Whether both say the same: a hyper-parameter that is not given is the same as its default."""

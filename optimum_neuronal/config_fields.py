@@ -87,6 +87,14 @@ class ConfigFields:
             "metavar": "N:M",
         },
     )
+    reconstruct: str | None = field(
+        default=None,
+        metadata={
+            "help": "what a saliency that updates weights brings outputs near to: dense, the dense model's own; or block, "
+            "those of the dense block on what the sparse ones before it put out",
+            "default": "dense for alps, block for sparsegpt",
+        },
+    )
     format: str = field(
         default="dense",
         metadata={

@@ -10,6 +10,9 @@ from .sparsity.pattern import ColumnPattern
 from .topup import TOPUPS, TopUp
 
 
+RECONSTRUCT = ("dense", "block")
+
+
 @dataclass(frozen=True)
 class Methods:
     """How weights are scored, where the sparsity goes, and which weights may fall together.
@@ -18,11 +21,19 @@ class Methods:
         saliency ([`Saliency`]): scores the weights.
         topup ([`TopUp`]): decides where the sparsity goes.
         pattern ([`ColumnPattern`], *optional*): the N:M pattern. None: zeros may lie anywhere in a row.
+        reconstruct (`str`, *optional*): what outputs are brought near to, of `RECONSTRUCT`. None: as the saliency says.
     """
 
     saliency: Saliency
     topup: TopUp
     pattern: ColumnPattern | None = None
+    reconstruct: str | None = None
+
+    @property
+    def needs_dense_stream(self) -> bool:
+        """Whether weights are brought near to what the dense model computes, whose stream then runs beside."""
+        saliency = self.saliency
+        return saliency.updates_weights and (self.reconstruct or saliency.reconstruct) == "dense"
 
     @property
     def needs_calibration(self) -> bool:
@@ -36,7 +47,7 @@ class Methods:
             sparsity (`float`): share of the weights to prune, in [0, 1).
         """
         saliency, topup, pattern = self.saliency, self.topup, self.pattern
-        if saliency.updates_weights and topup.by_row and not topup.rows_are_optional:
+        if not saliency.knows_rows and topup.by_row and not topup.rows_are_optional:
             leaving = ", ".join(f"{name}={value!r}" for name, value in topup.without_rows.items())
             advice = f"set {leaving} in topup_args" if leaving else "choose a top-up that leaves rows alone"
             raise ValueError(
@@ -47,6 +58,11 @@ class Methods:
             raise ValueError(
                 f"The top-up {topup.name!r} decides which weights fall while the others stay, but the saliency "
                 f"{saliency.name!r} updates the others too: choose a saliency that leaves them, such as 'wanda'."
+            )
+        if self.reconstruct and not saliency.updates_weights:
+            raise ValueError(
+                f"reconstruct is {self.reconstruct!r}, but the saliency {saliency.name!r} leaves the weights that stay as "
+                "they are: choose one that updates them, such as 'alps', or leave reconstruct out."
             )
         if pattern is None:
             return
@@ -89,6 +105,7 @@ def make_methods(
     topup: str,
     topup_args: Mapping[str, Any],
     pattern: str | None = None,
+    reconstruct: str | None = None,
 ) -> Methods:
     """The methods of these names and hyper-parameters.
 
@@ -96,6 +113,7 @@ def make_methods(
         saliency, topup (`str`): names of registered methods.
         saliency_args, topup_args (`Mapping[str, Any]`): their hyper-parameters; absent ones keep their defaults.
         pattern (`str`, *optional*): `"N:M"`.
+        reconstruct (`str`, *optional*): of `RECONSTRUCT`.
 
     Raises:
         `ValueError`: an unknown name, an unknown hyper-parameter, or a value that a method refuses.
@@ -104,4 +122,5 @@ def make_methods(
         make_method(SALIENCIES, saliency, "saliency_args", saliency_args),
         make_method(TOPUPS, topup, "topup_args", topup_args),
         None if pattern is None else ColumnPattern.parse(pattern),
+        reconstruct,
     )

@@ -21,12 +21,9 @@ def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Ite
         projections (`Sequence[Projection]`): whose weights are replaced; the original tensors are put back.
         change_of: projection -> what becomes of its weight; asked for one at a time, so that only one exists.
     """
-    by_owner: dict[nn.Parameter, list[Projection]] = {}
-    for projection in projections:
-        by_owner.setdefault(projection.owner, []).append(projection)
     originals = []
     try:
-        for parameter, members in by_owner.items():
+        for parameter, members in _by_owner(projections).items():
             original = parameter.data
             trial = _trial(original, members, change_of)
             originals.append((parameter, original))
@@ -35,6 +32,37 @@ def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Ite
     finally:
         for parameter, original in originals:
             parameter.data = original
+
+
+class Prepared:
+    """Sparse weights that take their places again and again, each time at no cost.
+
+    Args:
+        projections (`Sequence[Projection]`), change_of: as for [`trial_weights`]; all are asked for at once.
+    """
+
+    def __init__(self, projections: Sequence[Projection], change_of: ChangeOf):
+        owners = _by_owner(projections)
+        self._trials = [(owner, _trial(owner.data, members, change_of)) for owner, members in owners.items()]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While the context lasts, the projections compute with them."""
+        originals = [(parameter, parameter.data) for parameter, _ in self._trials]
+        try:
+            for parameter, trial in self._trials:
+                parameter.data = trial
+            yield
+        finally:
+            for parameter, original in originals:
+                parameter.data = original
+
+
+def _by_owner(projections: Sequence[Projection]) -> dict[nn.Parameter, list[Projection]]:
+    by_owner: dict[nn.Parameter, list[Projection]] = {}
+    for projection in projections:
+        by_owner.setdefault(projection.owner, []).append(projection)
+    return by_owner
 
 
 def _trial(original: torch.Tensor, members: Sequence[Projection], change_of: ChangeOf) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from ..decoder.projections import Block, Projection
 from ..decoder.trial import ChangeOf
 from ..metrics.projection_activations import projection_activations
-from ..metrics.statistics import Norms
+from ..metrics.statistics import Norms, SquaredNorms
 from ..saliency import Saliency
 from ..sparsity.changes import NewWeight, Zeros
 from ..sparsity.cuts import Cut, apply_cut, find_cut, prune_rows, sort_rows
@@ -30,9 +30,17 @@ class PlanApplier:
     pattern: ColumnPattern | None = None
     min_expert_tokens: int = 1
 
-    def activations(self, block: Block, norms: Norms) -> tuple[dict[str, torch.Tensor], list[str]]:
-        """Activation of every pruned projection of a block, and which fell back, see [`projection_activations`]."""
-        return projection_activations(block, norms, self.min_expert_tokens)
+    def activations(
+        self, block: Block, norms: Norms, projections: Sequence[Projection] | None = None
+    ) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """Activation of every pruned projection of a block, and which fell back, see [`projection_activations`].
+
+        Args:
+            block ([`Block`]), norms (`Mapping[str, SquaredNorms]`): which, and what it receives.
+            projections (`Sequence[Projection]`, *optional*): only these.
+        """
+        chosen = block.pruned if projections is None else projections
+        return projection_activations(chosen, norms, self.min_expert_tokens)
 
     def score(self, projection: Projection, activations: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Saliency of a projection's weights: float32, shape (out, in)."""
@@ -45,14 +53,37 @@ class PlanApplier:
         return prune_rows(score, plan.row_counts(projection.name, projection.shape))
 
     def updated(
-        self, projection: Projection, norms: Norms, activation: torch.Tensor, plan: SparsityPlan
-    ) -> torch.Tensor:
-        """A projection's sparse weight, shape (out, in), for a saliency that updates weights."""
-        enough = projection.expert is None or norms[projection.name].tokens >= self.min_expert_tokens
-        hessian = norms[projection.name].hessian if enough else torch.diag(activation.square())
-        sparsity = plan.sparsity[projection.name]
-        weight = self.saliency.prune(projection.weight.float(), hessian, sparsity, self.pattern, projection.name)
-        return weight.to(projection.weight.dtype)
+        self,
+        projections: Sequence[Projection],
+        norms: Norms,
+        activations: Mapping[str, torch.Tensor],
+        plan: SparsityPlan,
+    ) -> dict[str, torch.Tensor]:
+        """Sparse weights, shape (out, in), for a saliency that updates weights; those with the same input together.
+
+        Args:
+            projections (`Sequence[Projection]`): whose weights are wanted.
+            norms (`Mapping[str, Hessian]`): of their inputs; with `cross`, outputs come near to the dense model's.
+            activations (`Mapping[str, Tensor]`): from [`activations`].
+            plan ([`SparsityPlan`]): sparsity of each.
+        """
+        alike: dict[SquaredNorms, list[Projection]] = {}
+        for projection in projections:
+            alike.setdefault(norms[projection.name], []).append(projection)
+        found = {}
+        for statistic, members in alike.items():
+            first = members[0]
+            enough = first.expert is None or statistic.tokens >= self.min_expert_tokens
+            hessian = statistic.hessian if enough else torch.diag(activations[first.name].square())
+            weights = {p.name: p.weight.float() for p in members}
+            if statistic.cross is not None:
+                weights = {
+                    name: self.saliency.toward(weight, hessian, statistic.cross, name)
+                    for name, weight in weights.items()
+                }
+            sparse = self.saliency.prune_together(weights, hessian, plan.sparsity, self.pattern)
+            found |= {p.name: sparse[p.name].to(p.weight.dtype) for p in members}
+        return found
 
     def changes(
         self, block: Block, norms: Norms, plans: Sequence[SparsityPlan], updates: bool = True
@@ -80,7 +111,7 @@ class PlanApplier:
         return [self._cut_by(index, cuts, activations) for index in range(len(plans))]
 
     def _update_by(self, plan: SparsityPlan, norms: Norms, activations: Mapping[str, torch.Tensor]) -> ChangeOf:
-        return lambda p: NewWeight(self.updated(p, norms, activations[p.name], plan))
+        return lambda p: NewWeight(self.updated([p], norms, activations, plan)[p.name])
 
     def _mask_by(self, plan: SparsityPlan, activations: Mapping[str, torch.Tensor]) -> ChangeOf:
         return lambda p: Zeros(self.mask(p, self.score(p, activations), plan))

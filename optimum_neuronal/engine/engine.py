@@ -10,6 +10,7 @@ from ..sparsity.plan import SparsityPlan
 from .applier import PlanApplier
 from .calls import Call
 from .capture import BlockInputs
+from .levels import Levels, solve_levels
 from .dense_pass import DenseStream, dense_stream
 from .plan_stream import PlanStream
 from .records import Kept, StepRecords
@@ -30,6 +31,9 @@ class Engine:
         num_alignment_samples (`int`): how many of them, from the first, trials are measured on.
         records ([`StepRecords`], *optional*): what finished steps have found.
         kept ([`Kept`], *optional*): what engines for the same model and sequences find once and share.
+
+    Attributes:
+        levels ([`Levels`], *optional*): what trials take their weights from, once [`Engine.solve_levels`] was called.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Engine:
         self.alignment_ids = ids[:num_alignment_samples]
         self.records, self.kept = records or StepRecords(), kept or Kept()
         self._plan_stream = PlanStream()
+        self.levels: Levels | None = None
 
     @property
     def decoder(self) -> Decoder:
@@ -88,6 +93,17 @@ class Engine:
             return self.dense().norms[index]
         return self.runner.inputs_of(block, stream, calls, self.saliency.statistic)
 
+    def solve_levels(self, target: float) -> None:
+        """Reconstructs weights at a few sparsities around a target: trials take theirs from these from then on.
+
+        The sequences that trials are measured on take no part, if others are left.
+        """
+        trials = len(self.alignment_ids)
+        ids = self.ids[trials:] if len(self.ids) >= 2 * trials else self.ids
+        inputs = self.runner.capture(ids)
+        budget = self.runner.max_hidden_bytes
+        self.levels = solve_levels(self.runner, self.applier, self.records, inputs, target, budget)
+
     def capture_all(self, statistic: type[SquaredNorms]) -> BlockInputs:
         """What the blocks are called with for all calibration sequences, or for this process's share of them.
 
@@ -111,6 +127,7 @@ class Engine:
         """Lets go of what is kept for trials, before the final pruning needs the memory."""
         self.kept.release()
         self._plan_stream.release()
+        self.levels = None
 
     def _shares(self, statistic: type[SquaredNorms]) -> bool:
         """Whether the processes share the sequences. Sums over all sequences would depend on how they are shared."""

@@ -1,7 +1,7 @@
 """The question that searches ask: how far a plan would lead the next-token distributions from the dense model's."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -64,6 +64,8 @@ def output_errors(
         errors = _errors(engine, mine, metric, label, reference, sequences, unfinished) if mine else []
         return engine.processes.collect(errors), {}
 
+    if engine.levels:
+        return engine.records.once(plans, (metric, label, "levels", engine.levels.sparsities, sequences), measure)[0]
     if isinstance(reference, SparsityPlan):
         return engine.records.once([reference, *plans], (metric, label, "of the first plan", sequences), measure)[0]
     return engine.records.once(plans, (metric, label, reference, sequences), measure)[0]
@@ -78,7 +80,7 @@ def _errors(
     sequences: int | None,
     unfinished: UnfinishedRun,
 ) -> list[float]:
-    given = engine.stream_of(reference)[0] if isinstance(reference, SparsityPlan) else None
+    given = engine.stream_of(reference)[0] if isinstance(reference, SparsityPlan) and not engine.levels else None
     compared = engine.alignment_ids[:sequences]
     whole = len(compared) == len(engine.alignment_ids)
     # A capture costs no block; parts of what was captured for all sequences would have to cut masks apart.
@@ -86,9 +88,9 @@ def _errors(
     if given and sequences is None and len(plans) == 1 and plans[0] is reference:
         streams = [engine.stream_of(reference)[1]]  # its own stream: all that is asked for has run already
     else:
-        visit = _visit(engine, plans, reference, given)
+        visit = _visit_levels(engine, plans) if engine.levels else _visit(engine, plans, reference, given)
         streams = engine.runner.run(inputs, len(plans), visit, label, unfinished)
-    statistic = engine.saliency.statistic if given is None else SquaredNorms
+    statistic = engine.saliency.statistic if given is None and not engine.levels else SquaredNorms
     dense = engine.dense(statistic).output if metric == "kl" else None
     return _compare(engine, compared, dense, streams, OUTPUT_METRICS[metric])
 
@@ -105,14 +107,32 @@ def _visit(engine: Engine, plans: Sequence[SparsityPlan], reference: str | Spars
                 norms = engine.reference_norms(reference, index, block, streams[members[0]], calls)
             alike = _alike(block, plans, streams, members)
             changes = engine.applier.changes(block, norms, [plans[same[0]] for same in alike], updates=given is None)
-            for same, change_of in zip(alike, changes):
-                with trial_weights(block.pruned, change_of):
-                    output = engine.runner.output(block, streams[same[0]], calls)
-                for member in same:
-                    outputs[member] = output
+            _run_alike(engine, block, calls, streams, zip(alike, changes), outputs)
         return outputs
 
     return visit
+
+
+def _visit_levels(engine: Engine, plans: Sequence[SparsityPlan]):
+    """The same with weights between solved ones, which no inputs are needed for."""
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        outputs: Streams = [None] * len(plans)
+        alike = _alike(block, plans, streams, list(range(len(plans))))
+        changes = engine.levels.changes(index, [plans[same[0]] for same in alike])
+        _run_alike(engine, block, calls, streams, zip(alike, changes), outputs)
+        return outputs
+
+    return visit
+
+
+def _run_alike(engine: Engine, block: Block, calls, streams: Streams, changes: Iterable, outputs: Streams) -> None:
+    """Runs a block for members that are alike, with their weights: fills in `outputs`."""
+    for same, change_of in changes:
+        with trial_weights(block.pruned, change_of):
+            output = engine.runner.output(block, streams[same[0]], calls)
+        for member in same:
+            outputs[member] = output
 
 
 def _alike(block: Block, plans: Sequence[SparsityPlan], streams: Streams, members: list[int]) -> list[list[int]]:

@@ -42,6 +42,10 @@ class Sweep:
         """Whether running one candidate before the others is worth its extra pass over the weights."""
         return not self.engine.runner.loader.streams and self.engine.processes.count == 1
 
+    def solve_levels(self, target: float) -> None:
+        """Lets trials compute with reconstructed weights: see [`Levels`]. For a saliency that updates weights."""
+        self.engine.solve_levels(target)
+
     def dense_norms(self) -> list[Norms]:
         """Squared norms of the dense model's own inputs over the alignment sequences, block by block. Kept."""
         return self.engine.dense().norms

@@ -37,7 +37,7 @@ EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError, OSError)
 
 
 def make_config(sparsity: float, saliency: str, topup: str, dataset, others: dict[str, Any]) -> NeuronALConfig:
-    """The config of one combination. With a saliency that updates weights, a top-up leaves rows alone if it can.
+    """The config of one combination. With a saliency that knows no rows, a top-up leaves them alone if it can.
 
     Args:
         sparsity (`float`): in [0, 1).
@@ -54,7 +54,7 @@ def make_config(sparsity: float, saliency: str, topup: str, dataset, others: dic
     topup, topup_args = parse_method(topup)
     fields = {name: value for name, value in others.items() if name not in ALIASES}
     aliases = {name: value for name, value in others.items() if name in ALIASES and topup in ALIASES[name].topups}
-    without_rows = TOPUPS.get(topup).without_rows if SALIENCIES.get(saliency).updates_weights else {}
+    without_rows = {} if SALIENCIES.get(saliency).knows_rows else TOPUPS.get(topup).without_rows
     return NeuronALConfig(
         sparsity=sparsity,
         saliency=saliency,

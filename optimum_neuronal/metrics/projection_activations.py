@@ -1,22 +1,24 @@
 """Activations of the projections of a block, those of experts with few tokens among them."""
 
+from collections.abc import Sequence
+
 import torch
 
-from ..decoder.projections import Block, Projection
+from ..decoder.projections import Projection
 from .statistics import Norms, activation
 
 
 def projection_activations(
-    block: Block, norms: Norms, min_expert_tokens: int
+    projections: Sequence[Projection], norms: Norms, min_expert_tokens: int
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Activation of every pruned projection of a block, see [`activation`].
+    """Activation of the pruned projections of a block, see [`activation`].
 
     An expert that received fewer tokens than `min_expert_tokens` has no activation worth the name. It gets the same
     value for all its features, the root mean square of the activations of the layer's other experts: to Wanda its
     saliency is then its magnitude, on the scale of the others' saliency.
 
     Args:
-        block ([`Block`]): whose projections are wanted.
+        projections (`Sequence[Projection]`): of one block, all experts' together.
         norms (`Mapping[str, SquaredNorms]`): of all calibration sequences.
         min_expert_tokens (`int`): tokens that make an expert's activation count.
 
@@ -26,7 +28,7 @@ def projection_activations(
     activations: dict[str, torch.Tensor] = {}
     starved: list[Projection] = []
     squares: dict[str, list[torch.Tensor]] = {}
-    for projection in block.pruned:
+    for projection in projections:
         activations[projection.name] = values = activation(norms[projection.name].value)
         if projection.expert is not None and norms[projection.name].tokens < min_expert_tokens:
             starved.append(projection)

@@ -85,11 +85,16 @@ class Hessian(SquaredNorms):
     """With the squared norms, `hessian`: the sum of `x x^T` over all inputs x, float32, shape (in, in).
 
     Sequences are added one after the other, so that the sum does not depend on how they were batched.
+
+    Attributes:
+        cross (`Tensor`, *optional*):
+            Sum of `x_dense x^T`, float32, shape (in, in), where [`Hessian.update_pair`] was told the dense model's inputs.
     """
 
     def __init__(self):
         super().__init__()
         self.hessian: torch.Tensor | None = None
+        self.cross: torch.Tensor | None = None
 
     def update(self, inputs: torch.Tensor, sequences: int) -> None:
         super().update(inputs, sequences)
@@ -99,6 +104,15 @@ class Hessian(SquaredNorms):
     def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
         super().update_routed(inputs, rows, tokens)
         self._add(inputs.float())
+
+    def update_pair(self, inputs: torch.Tensor, dense: torch.Tensor, sequences: int) -> None:
+        """Adds a batch of inputs, and what the dense model receives in their place, as [`SquaredNorms.update`] does."""
+        self.update(inputs, sequences)
+        if self.cross is None:
+            self.cross = torch.zeros_like(self.hessian)
+        pairs = (part.reshape(sequences, -1, part.shape[-1]).float() for part in (inputs, dense))
+        for own, other in zip(*pairs):
+            self.cross.addmm_(other.T, own)
 
     def _add(self, inputs: torch.Tensor) -> None:
         if self.hessian is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -46,8 +47,11 @@ class FinalPruning:
         statistic (`type[SquaredNorms]`): what `refine` wants to know of a projection's inputs.
 
     Attributes:
+        streams (`int`): of hidden states that it carries along: the sparse model's.
         starved_experts (`list[str]`): the experts' projections that fell back.
     """
+
+    streams: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -62,48 +66,56 @@ class FinalPruning:
 
     def find(self) -> dict[str, Change]:
         """Projection name -> what becomes of its weight."""
-        engine, runner, found = self.engine, self.engine.runner, {}
+        engine, found = self.engine, {}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-            def prune() -> Finding:
-                norms = runner.inputs_of(block, streams[0], calls, self.statistic)
-                return self._prune_block(block, engine.joined(norms, self.statistic))
-
-            found.update(self._block(index, block, prune))
+            found.update(self._block(index, block, partial(self.prune_block, block, calls, streams)))
             if block is engine.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda p: found[p.name]):
-                return [runner.output(block, streams[0], calls)]
+                sparse = engine.runner.output(block, streams[0], calls)
+            return [sparse, *(engine.runner.output(block, dense, calls) for dense in streams[1:])]
 
         if needs_inputs(engine.saliency, self.statistic):
             engine.release()
             inputs = engine.capture_all(self.statistic)
-            runner.run(inputs, 1, visit, "Pruning", release=True)
+            engine.runner.run(inputs, self.streams, visit, "Pruning", release=True)
         else:
             for index in range(len(engine.decoder.blocks)):
-                with runner.loader.loaded(index) as block:
-                    found.update(self._block(index, block, partial(self._prune_block, block, None)))
+                with engine.runner.loader.loaded(index) as block:
+                    found.update(self._block(index, block, partial(self._masks, block, None)))
         return found
 
-    def _prune_block(self, block: Block, norms: Norms | None) -> Finding:
+    def prune_block(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
         """The starved experts of a block, and what its packed masks and weights consist of."""
+        norms = self.engine.runner.inputs_of(block, streams[0], calls, self.statistic)
+        norms = self.engine.joined(norms, self.statistic)
+        if not self.engine.saliency.updates_weights:
+            return self._masks(block, norms)
+        return self.weights(block, block.pruned, norms)
+
+    def weights(self, block: Block, projections: Sequence[Projection], norms: Norms) -> Finding:
+        """For a saliency that updates weights: packed weights of some of a block's projections."""
+        activations, starved = self.engine.applier.activations(block, norms, projections)
+        tensors, finite = {}, {}
+        for name, weight in self.engine.applier.updated(projections, norms, activations, self.plan).items():
+            packed = PackedWeight.pack(weight)
+            finite[name] = torch.isfinite(packed.values).all()
+            tensors[name + MASK], tensors[name + VALUES] = packed.mask.bits, packed.values
+        _check_finite(finite)
+        return {"starved": starved}, tensors
+
+    def _masks(self, block: Block, norms: Norms | None) -> Finding:
+        """For one that does not: packed masks of a block's projections."""
         applier = self.engine.applier
         activations, starved = ({}, []) if norms is None else applier.activations(block, norms)
         tensors, finite = {}, {}
         for projection in block.pruned:
-            name = projection.name
-            if applier.saliency.updates_weights:
-                packed = PackedWeight.pack(applier.updated(projection, norms, activations[name], self.plan))
-                finite[name] = torch.isfinite(packed.values).all()
-                mask, tensors[name + VALUES] = packed.mask, packed.values
-            else:
-                score = applier.score(projection, activations)
-                finite[name] = torch.isfinite(score).all()
-                mask = PackedMask.pack(~self._mask(projection, activations, norms, score))
-            tensors[name + MASK] = mask.bits
-        for name, is_finite in zip(finite, torch.stack(list(finite.values())).tolist() if finite else ()):
-            if not is_finite:
-                raise ValueError(f"The saliency of {name} is not finite: its inputs overflow in the model's dtype.")
+            score = applier.score(projection, activations)
+            finite[projection.name] = torch.isfinite(score).all()
+            kept = ~self._mask(projection, activations, norms, score)
+            tensors[projection.name + MASK] = PackedMask.pack(kept).bits
+        _check_finite(finite)
         return {"starved": starved}, tensors
 
     def _mask(
@@ -118,13 +130,23 @@ class FinalPruning:
         """What becomes of one block's weights, recorded or found now."""
         found, tensors = self.engine.records.recorded(f"block-{index:05d}", prune)
         self.starved_experts += found["starved"]
-        packed = {}
-        for projection in block.pruned:
-            name, values = projection.name, tensors.get(projection.name + VALUES)
-            mask = PackedMask(tensors[name + MASK], projection.shape)
-            change = mask if values is None else PackedWeight(mask, values)
-            packed[name] = change.to(_waiting_device(projection))
-        return packed
+        return {
+            p.name: stored_change(p, tensors).to(_waiting_device(p)) for p in block.pruned
+        }
+
+
+def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -> PackedMask | PackedWeight:
+    """What becomes of a projection's weight, from what [`FinalPruning.prune_block`] has found."""
+    mask = PackedMask(tensors[projection.name + MASK], projection.shape)
+    values = tensors.get(projection.name + VALUES)
+    return mask if values is None else PackedWeight(mask, values)
+
+
+def _check_finite(finite: Mapping[str, torch.Tensor]) -> None:
+    """Waits for the device once for a whole block."""
+    for name, is_finite in zip(finite, torch.stack(list(finite.values())).tolist() if finite else ()):
+        if not is_finite:
+            raise ValueError(f"The saliency of {name} is not finite: its inputs overflow in the model's dtype.")
 
 
 def _waiting_device(projection: Projection) -> torch.device:

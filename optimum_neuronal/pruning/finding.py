@@ -26,6 +26,7 @@ from ..runtime.memory import with_less_memory
 from ..runtime.processes import Processes
 from ..sparsity.changes import Change
 from ..topup import Allocation
+from .dense_targets import DenseTargets
 from .final_pruning import FinalPruning
 
 
@@ -96,7 +97,8 @@ def find_changes(
         allocation = topup.allocate(Sweep(engine), config.sparsity)
         clock.lap("allocation")
         refine = topup.refine if topup.refines else None
-        pruning = FinalPruning(engine, allocation.plan, refine, topup.statistic)
+        final = DenseTargets if methods.needs_dense_stream else FinalPruning
+        pruning = final(engine, allocation.plan, refine, topup.statistic)
         changes = pruning.find()
         clock.lap("pruning")
         return PruneOutcome(allocation, changes, engine.runner.block_forwards, pruning.starved_experts)

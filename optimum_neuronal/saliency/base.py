@@ -1,6 +1,7 @@
 """What a saliency method is. To add one, add a file beside this one with a registered subclass of [`Saliency`]."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import torch
 from ..metrics.statistics import Hessian, SquaredNorms
 from ..runtime.registry import Registry
 from ..sparsity.pattern import ColumnPattern
+from .dampening import DAMPENING, dense_target
 
 
 SALIENCIES = Registry("saliency", __package__)
@@ -22,12 +24,14 @@ class Saliency(ABC):
     Class attributes:
         uses_activations (`bool`): False if the score depends on the weights alone, so that no calibration is needed.
         updates_weights (`bool`): True if kept weights change as well: see [`WeightUpdate`].
+        knows_rows (`bool`): False if all rows of a weight are pruned together and cannot differ in sparsity.
         statistic (`type[SquaredNorms]`): what is gathered of the inputs of every projection.
     """
 
     name: ClassVar[str]
     uses_activations: ClassVar[bool] = True
     updates_weights: ClassVar[bool] = False
+    knows_rows: ClassVar[bool] = True
     statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
 
     @abstractmethod
@@ -49,11 +53,14 @@ class Saliency(ABC):
 class WeightUpdate(Saliency):
     """A method that prunes a weight as a whole and makes up for it in the weights that stay.
 
-    Its saliency, which top-ups may ask for, ranks weights before any is updated. It knows no sparsity by row, since
-    rows are updated together.
+    Its saliency, which top-ups may ask for, ranks weights before any is updated.
+
+    Class attributes:
+        reconstruct (`str`): what the config's `reconstruct` is where it is not given: `"dense"` or `"block"`.
     """
 
     updates_weights: ClassVar[bool] = True
+    reconstruct: ClassVar[str] = "block"
     statistic: ClassVar[type[SquaredNorms]] = Hessian
 
     @abstractmethod
@@ -61,7 +68,7 @@ class WeightUpdate(Saliency):
         self,
         weight: torch.Tensor,
         hessian: torch.Tensor,
-        sparsity: float,
+        sparsity: float | torch.Tensor,
         pattern: ColumnPattern | None = None,
         name: str = "the weight",
     ) -> torch.Tensor:
@@ -70,10 +77,28 @@ class WeightUpdate(Saliency):
         Args:
             weight (`Tensor` of float32, shape (out, in)): the projection's weight; not changed.
             hessian (`Tensor` of float32, shape (in, in)): sum of `x x^T` over its inputs; not changed.
-            sparsity (`float`): share of weights to prune, in [0, 1].
+            sparsity (`float`): share of weights to prune, in [0, 1]; or, if it `knows_rows`, float64 of shape (out,).
             pattern ([`ColumnPattern`], *optional*): N:M instead; `in` is a multiple of M.
             name (`str`): the projection's, for messages.
 
         Returns:
             `Tensor`: float32, shape (out, in).
         """
+
+    def prune_together(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        hessian: torch.Tensor,
+        sparsities: Mapping[str, float | torch.Tensor],
+        pattern: ColumnPattern | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """The sparse, updated weights of projections that receive the same input. Arguments: [`prune`], by name."""
+        return {name: self.prune(weight, hessian, sparsities[name], pattern, name) for name, weight in weights.items()}
+
+    def toward(self, weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, name: str) -> torch.Tensor:
+        """The dense weight to prune so that outputs come near to those on other inputs: see [`dense_target`]."""
+        return dense_target(weight, hessian, cross, getattr(self, "dampening", DAMPENING), name)
+
+    def quick(self) -> "WeightUpdate":
+        """This method at less cost, for trials."""
+        return self

@@ -1,18 +1,14 @@
 """SparseGPT: prunes column by column and makes up for every pruned weight in the columns to come."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from transformers.utils import logging
 
 from ..runtime.hyper_parameters import check_number, check_whole
 from ..sparsity.pattern import ColumnPattern, prune_columns
 from .base import WeightUpdate, register_saliency
-
-
-logger = logging.get_logger(__name__)
-
-RAISES = 5  # how often dampening is raised tenfold before giving up
+from .dampening import DampenedHessian
 
 
 @register_saliency("sparsegpt")
@@ -24,6 +20,8 @@ class SparseGPT(WeightUpdate):
         block_size (`int`): columns whose mask is chosen together, and whose updates are applied to the rest at once.
         dampening (`float`): share of the Hessian's mean diagonal that is added to its diagonal.
     """
+
+    knows_rows: ClassVar[bool] = False
 
     block_size: int = 128
     dampening: float = 0.01
@@ -82,31 +80,14 @@ class SparseGPT(WeightUpdate):
 
     def _inverse_factor(self, hessian: torch.Tensor, name: str) -> torch.Tensor:
         """Upper Cholesky factor of the inverse of the dampened Hessian."""
-        hessian = hessian.clone()
-        diagonal = hessian.diagonal()
-        level = diagonal.mean()
-        diagonal[diagonal == 0] = 1
-        if not bool(torch.isfinite(level)):
-            raise ValueError(f"The Hessian of {name} is not finite: its inputs overflow in the model's dtype.")
-        level = torch.where(level > 0, level, 1)
-        diagonal += self.dampening * level
-        added = self.dampening
-        for _ in range(RAISES + 1):
-            factor, failed = torch.linalg.cholesky_ex(hessian)
+        dampened = DampenedHessian(hessian, self.dampening, name)
+        while True:
+            factor, failed = torch.linalg.cholesky_ex(dampened.matrix)
             if not bool(failed):
                 inverse, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
                 if not bool(failed) and bool(torch.isfinite(inverse).all()):
                     return inverse
-            more = 10 * added
-            logger.warning(
-                f"The Hessian of {name} is close to singular: dampening is raised from {added:g} to {more:g}."
-            )
-            diagonal += (more - added) * level
-            added = more
-        raise ValueError(
-            f"The Hessian of {name} cannot be inverted, even with dampening {added:g}: take more calibration sequences "
-            "(num_samples), or another saliency."
-        )
+            dampened.raise_dampening()
 
 
 def _smallest(scores: torch.Tensor, count: int) -> torch.Tensor:

@@ -62,6 +62,9 @@ class Search(TopUp):
             text; or `"alignment"`, NeuronAL's error (paper, Eq. 3) against the dense model's own activations, with the
             saliency measured on these too.
         rows (`bool`): whether to take the third stage.
+        levels (`bool`):
+            Whether a saliency that updates weights solves every projection at a few sparsities first, so that
+            candidates compute with reconstructed weights, see [`Levels`]; else with those that its score leaves.
         widths (`tuple[float, ...]`): half-widths of the block stage's sparsity windows, in [0, 1].
     """
 
@@ -70,6 +73,7 @@ class Search(TopUp):
     budget: int = 58
     objective: str = "kl"
     rows: bool = True
+    levels: bool = True
     widths: tuple[float, ...] = BLOCK_WIDTHS
 
     def __post_init__(self):
@@ -78,8 +82,9 @@ class Search(TopUp):
             known = ", ".join(map(repr, OBJECTIVES))
             hint = did_you_mean(self.objective, list(OBJECTIVES))
             raise ValueError(f"objective is {self.objective!r}: expected one of {known}.{hint}")
-        if not isinstance(self.rows, bool):
-            raise ValueError(f"rows is {self.rows!r}: expected True or False.")
+        for name in ("rows", "levels"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: expected True or False.")
         if not self.widths:
             raise ValueError("widths is empty: expected at least one number from 0 to 1.")
         for width in self.widths:
@@ -101,6 +106,9 @@ class Search(TopUp):
         run = _Run(sweep, space, self.objective, self.budget - 1)  # one: the dense model
         if not SMALLEST < sparsity < LARGEST or len(space.sizes) == 1:  # nothing can be moved
             return Allocation(space.plan(space.uniform))
+        if self.levels and sweep.saliency.updates_weights and self.objective != ALIGNMENT:
+            sweep.solve_levels(sparsity)
+            run.stream_cost = 1  # the dense blocks need not run
         run.begin([space.uniform + width * space.depth for width in self.widths])
         rows = 0
         if self.rows and not sweep.saliency.updates_weights:
@@ -122,6 +130,7 @@ class _Run:
     space: Space
     objective: str
     budget: int
+    stream_cost: float = STREAM_COST
     spent: float = 0
     without_sharing: int = 0
     rounds: int = 0
@@ -144,7 +153,7 @@ class _Run:
 
     def cost_of_round(self, number: int) -> float:
         """Passes of the alignment sequences that a round takes."""
-        return STREAM_COST + self.cost(list(self.space.directions(number).values())) + len(LENGTHS)
+        return self.stream_cost + self.cost(list(self.space.directions(number).values())) + len(LENGTHS)
 
     def cost(self, candidates: Sequence[torch.Tensor]) -> float:
         """Passes that candidates take together."""
@@ -164,7 +173,7 @@ class _Run:
 
     def restart(self) -> None:
         """The error of the best plan with saliency from its own stream, which its rivals are measured with too."""
-        (self.error,) = self.measure([self.best_plan], self.best_plan, STREAM_COST)
+        (self.error,) = self.measure([self.best_plan], self.best_plan, self.stream_cost)
 
     def take_round(self) -> None:
         """Probes every direction, then tries the line of steepest descent."""

@@ -83,7 +83,7 @@ def test_a_starved_expert_counts_its_magnitude_on_the_scale_of_the_others(ids):
     model = starved_model()
     decoder, norms = recorded_norms(model, ids)
     block = decoder.blocks[0]
-    activations, starved = projection_activations(block, norms, min_expert_tokens=1)
+    activations, starved = projection_activations(block.pruned, norms, min_expert_tokens=1)
     names = {
         part: [f"{block.name}.mlp.experts.{e}.{part}" for e in range(4)] for part in ("gate_up_proj", "down_proj")
     }
@@ -92,7 +92,7 @@ def test_a_starved_expert_counts_its_magnitude_on_the_scale_of_the_others(ids):
         others = torch.stack([activations[name] for name in names[part][:2]])
         level = others.square().mean().sqrt()
         torch.testing.assert_close(activations[names[part][3]], level.expand(others.shape[1]))
-    few, fell_back = projection_activations(block, norms, min_expert_tokens=10**6)
+    few, fell_back = projection_activations(block.pruned, norms, min_expert_tokens=10**6)
     assert len(fell_back) == 8 and all(few[name].tolist() == [1.0] * len(few[name]) for name in fell_back)
 
 

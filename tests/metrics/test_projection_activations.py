@@ -35,16 +35,16 @@ def test_a_starved_expert_gets_the_level_of_the_others():
         "mlp.experts.1.up": norms([100.0, 0.0], tokens=31),
         "mlp.experts.2.up": norms([4.0, 22.0], tokens=32),  # mean square 13
     }
-    found, starved = projection_activations(block, measured, 32)
+    found, starved = projection_activations(block.pruned, measured, 32)
     assert starved == ["mlp.experts.1.up"]
     assert found["mlp.experts.1.up"].tolist() == pytest.approx([3, 3]), "the root of the mean of 5 and 13"
     assert found["mlp.experts.0.up"].tolist() == [1, 3]
-    assert projection_activations(block, measured, 31)[1] == []
+    assert projection_activations(block.pruned, measured, 31)[1] == []
 
 
 def test_where_all_experts_starve_every_feature_counts_one():
     block = mixture(experts=2)
     measured = {name: norms([1.0, 9.0], tokens=3) for name in block.projections}
-    found, starved = projection_activations(block, measured, 4)
+    found, starved = projection_activations(block.pruned, measured, 4)
     assert starved == list(block.projections)
     assert all(values.tolist() == [1, 1] for values in found.values())

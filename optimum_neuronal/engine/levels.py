@@ -1,0 +1,173 @@
+"""Weights that a saliency has reconstructed at a few sparsities, from which a trial of any sparsity is interpolated.
+
+A method that updates the weights that stay makes other choices good than one that leaves them. To solve anew for every
+candidate would take too long; between two solutions of near sparsities the weights change little.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from ..decoder.projections import Block, Projection
+from ..decoder.trial import ChangeOf
+from ..runtime.journal import Journal
+from ..sparsity.bitmask import MASK, VALUES
+from ..sparsity.changes import NewWeight
+from ..sparsity.packed import PackedMask, PackedWeight
+from ..sparsity.plan import SparsityPlan
+from .applier import PlanApplier
+from .calls import Call
+from .capture import BlockInputs
+from .records import Finding, StepRecords
+from .runner import BlockRunner
+from .streams import Streams
+
+
+SHARES = (2.0, 1.5, 1.2, 1.0, 0.75, 0.45, 0.2)  # of the kept weights at the target sparsity, from level to level
+LABEL = "Levels"
+
+
+def level_sparsities(target: float) -> tuple[float, ...]:
+    """The sparsities that are solved for, ascending: narrow around the target, wide far from it."""
+    kept = (share * (1 - target) for share in SHARES)
+    return tuple(1 - share for share in kept if share < 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """The weights of all blocks at every level.
+
+    Args:
+        sparsities (`tuple[float, ...]`): of the levels, ascending, in (0, 1). Beside them, at 0 the weight is as it is,
+            and at 1 it is zero.
+        blocks (`list[dict[str, Tensor]]`): of every block the packed weights by name and level; empty if on disk.
+        journal ([`Journal`]): holds them if they are on disk.
+        folder (*optional*): where they are on disk, if it is to be removed with them.
+    """
+
+    sparsities: tuple[float, ...]
+    blocks: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    journal: Journal = field(default_factory=Journal)
+    folder: tempfile.TemporaryDirectory | None = None
+
+    def changes(self, index: int, plans: Sequence[SparsityPlan]) -> list[ChangeOf]:
+        """For every plan, what it makes of a projection of the block of an index.
+
+        Raises:
+            `ValueError`: a plan has sparsities by row.
+        """
+        tensors = self.blocks[index] if self.blocks else self.journal.get(record_name(index))[1]
+        return [partial(self._change, tensors, plan) for plan in plans]
+
+    def _change(self, tensors: dict[str, torch.Tensor], plan: SparsityPlan, projection: Projection) -> NewWeight:
+        sparsity = plan.sparsity[projection.name]
+        if isinstance(sparsity, torch.Tensor) and sparsity.ndim:
+            raise ValueError(f"{projection.name} was given a sparsity by row: levels are of whole projections.")
+        return NewWeight(self._weight(tensors, projection, float(sparsity)))
+
+    def _weight(self, tensors: dict[str, torch.Tensor], projection: Projection, sparsity: float) -> torch.Tensor:
+        """The weight at any sparsity, shape (out, in), in the projection's dtype and on its device."""
+        known = (0.0, *self.sparsities, 1.0)
+        above = next(place for place in range(1, len(known)) if sparsity <= known[place])
+        share = (sparsity - known[above - 1]) / (known[above] - known[above - 1])
+        if share == 1:
+            return self._level(tensors, projection, above)
+        lower, upper = (self._level(tensors, projection, place) for place in (above - 1, above))
+        return torch.lerp(lower, upper, share)
+
+    def _level(self, tensors: dict[str, torch.Tensor], projection: Projection, place: int) -> torch.Tensor:
+        if place == 0:
+            return projection.weight
+        if place > len(self.sparsities):
+            return torch.zeros_like(projection.weight)
+        key = f"{projection.name}@{place - 1}"
+        mask = PackedMask(tensors[key + MASK], projection.shape)
+        return PackedWeight(mask, tensors[key + VALUES]).unpack(projection.weight.device)
+
+
+def record_name(index: int) -> str:
+    """What the levels of the block of an index are recorded under."""
+    return f"levels-{index:05d}"
+
+
+def solve_levels(
+    runner: BlockRunner,
+    applier: PlanApplier,
+    records: StepRecords,
+    inputs: BlockInputs,
+    target: float,
+    budget: int | None,
+) -> Levels:
+    """Solves every projection at every level, on the inputs that it has in the dense model.
+
+    Args:
+        runner ([`BlockRunner`]): runs the blocks.
+        applier ([`PlanApplier`]): of a saliency that updates weights.
+        records ([`StepRecords`]): what is finished is looked up here.
+        inputs ([`BlockInputs`]): what the blocks are called with for the calibration sequences to solve on.
+        target (`float`): the sparsity around which the levels lie.
+        budget (`int`, *optional*): bytes beyond which they lie on disk, where recorded steps lie; None: no bound.
+
+    Raises:
+        `ValueError`: the disk has no room for them.
+    """
+    levels = _empty_levels(runner, records, level_sparsities(target), budget)
+    solver = PlanApplier(applier.saliency.quick(), applier.pattern, applier.min_expert_tokens)
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        output, norms = runner.replay(block, streams[0], calls, solver.saliency.statistic)
+
+        def solve() -> Finding:
+            return None, _solve_block(solver, block, norms, levels.sparsities)
+
+        found = records.recorded(record_name(index), solve)[1]
+        if levels.journal.keeps:
+            if not records.journal.keeps:
+                levels.journal.put(record_name(index), None, found)
+        else:
+            levels.blocks.append(found)
+        return [output]
+
+    runner.run(inputs, 1, visit, LABEL, release=True)
+    return levels
+
+
+def _empty_levels(
+    runner: BlockRunner, records: StepRecords, sparsities: tuple[float, ...], budget: int | None
+) -> Levels:
+    size = sum(levels_bytes(block, sparsities) for block in runner.decoder.blocks)
+    if not runner.loader.streams and (budget is None or size <= budget):
+        return Levels(sparsities)
+    folder = None
+    journal = records.journal
+    if not journal.keeps:
+        folder = tempfile.TemporaryDirectory(prefix="optimum-neuronal-")
+        journal = Journal(folder.name)
+    if not journal.has_room(size):
+        raise ValueError(
+            f"The projections at {len(sparsities)} sparsities take {size / 1e9:.1f} GB, more than the disk of "
+            f"{journal.directory} has free: name a larger one as work_dir, or set levels=False in topup_args."
+        )
+    return Levels(sparsities, journal=journal, folder=folder)
+
+
+def levels_bytes(block: Block, sparsities: Sequence[float]) -> int:
+    """Bytes of a block's projections at these sparsities, packed."""
+    weights = [(p.shape[0] * p.shape[1], p.owner.dtype.itemsize) for p in block.pruned]
+    return int(sum(count * (size * (1 - sparsity) + 1 / 8) for count, size in weights for sparsity in sparsities))
+
+
+def _solve_block(
+    applier: PlanApplier, block: Block, norms, sparsities: Sequence[float]
+) -> dict[str, torch.Tensor]:
+    activations, _ = applier.activations(block, norms)
+    tensors = {}
+    for place, sparsity in enumerate(sparsities):
+        plan = SparsityPlan(dict.fromkeys(block.pruned_names, sparsity))
+        for name, weight in applier.updated(block.pruned, norms, activations, plan).items():
+            packed = PackedWeight.pack(weight)
+            tensors[f"{name}@{place}{MASK}"], tensors[f"{name}@{place}{VALUES}"] = packed.mask.bits, packed.values
+    return tensors

@@ -1,0 +1,51 @@
+"""The final pruning toward the dense model: every projection makes up for what the sparse ones before it have changed."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ..decoder.projections import Block
+from ..decoder.trial import Prepared
+from ..engine.calls import Call
+from ..engine.paired_inputs import stage_inputs, stages
+from ..engine.passes import Runs
+from ..engine.records import Finding
+from ..engine.streams import Streams
+from ..sparsity.bitmask import MASK
+from .final_pruning import FinalPruning, PruningPass, stored_change
+
+
+STAGES = 4  # of most families: queries, keys and values; what joins the heads; the MLP's first; its last
+
+
+class DenseTargetsPass(PruningPass):
+    """What [`DenseTargets.find`] costs."""
+
+    def runs(self, index: int, last: int) -> Runs:
+        # Runs to the inputs of a stage end there: on average they are half a block.
+        return 2 * int(index < last) + STAGES, 0, 0
+
+    def hidden_sequences(self, samples: int, alignment: int, deep: bool) -> int:
+        return 2 * super().hidden_sequences(samples, alignment, deep)
+
+
+class DenseTargets(FinalPruning):
+    """Finds what becomes of weights where the saliency updates them; the dense model's stream runs beside the sparse one.
+
+    A block's projections are solved in the order in which they run, each on the inputs that the sparse ones before it
+    leave, toward the outputs that it has in the dense model: `min ||W X_dense - V X||^2`, see [`dense_target`].
+    """
+
+    streams: ClassVar[int] = 2
+
+    def prune_block(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
+        runner, (sparse, dense) = self.engine.runner, streams
+        tensors, starved = {}, []
+        for stage in stages(runner, block, dense, calls):
+            done = [p for p in block.pruned if p.name + MASK in tensors]
+            solved = Prepared(done, lambda p: stored_change(p, tensors))
+            norms = stage_inputs(runner, block, stage, sparse, dense, calls, solved)
+            del solved
+            found, own = self.weights(block, stage, norms)
+            starved += found["starved"]
+            tensors |= own
+        return {"starved": starved}, tensors

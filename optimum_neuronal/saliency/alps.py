@@ -1,0 +1,110 @@
+"""ALPS: finds which weights had best stay by ADMM, then fits those that stay to the projection's dense output."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from transformers.utils import logging
+
+from ..runtime.full_precision import full_precision
+from ..runtime.hyper_parameters import check_number, check_whole
+from ..sparsity.pattern import ColumnPattern
+from ..sparsity.plan import row_counts
+from .admm import Inverse, find_support, fit_support
+from .base import WeightUpdate, register_saliency
+from .dampening import DampenedHessian
+from .supports import OfGroups, OfParts, OfRows, OfWhole, Support
+
+
+QUICK = 60  # iterations where weights are solved for trials
+
+
+@register_saliency("alps")
+@dataclass(frozen=True)
+class ALPS(WeightUpdate):
+    """Sparse least squares (Meng et al., ALPS, 2024): `min ||(W - V) X||^2` over all V with so many weights.
+
+    Args:
+        iterations (`int`): of ADMM at most; it ends earlier when the support has settled.
+        refinements (`int`): steps of conjugate gradients that fit the weights that stay.
+        dampening (`float`): share of the Hessian's mean diagonal that is added to its diagonal.
+    """
+
+    knows_rows: ClassVar[bool] = True
+    reconstruct: ClassVar[str] = "dense"
+
+    iterations: int = 300
+    refinements: int = 10
+    dampening: float = 0.01
+
+    def __post_init__(self):
+        check_whole("iterations", self.iterations, 1)
+        check_whole("refinements", self.refinements, 0)
+        check_number("dampening", self.dampening, 0, 1, above=True)
+
+    def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
+        """`(|W_ij| a_j)^2`: the loss of pruning one weight if the others stay."""
+        return (weight * activation).square()
+
+    def prune(
+        self,
+        weight: torch.Tensor,
+        hessian: torch.Tensor,
+        sparsity: float | torch.Tensor,
+        pattern: ColumnPattern | None = None,
+        name: str = "the weight",
+    ) -> torch.Tensor:
+        return self.prune_together({name: weight}, hessian, {name: sparsity}, pattern)[name]
+
+    def prune_together(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        hessian: torch.Tensor,
+        sparsities: Mapping[str, float | torch.Tensor],
+        pattern: ColumnPattern | None = None,
+    ) -> dict[str, torch.Tensor]:
+        rows = [len(weight) for weight in weights.values()]
+        supports = [_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
+        joined = torch.cat(list(weights.values()))
+        solved = self._solve(joined, hessian, OfParts(supports, rows), ", ".join(weights))
+        return dict(zip(weights, solved.split(rows)))
+
+    def quick(self) -> "ALPS":
+        return replace(self, iterations=min(self.iterations, QUICK))
+
+    def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
+        dampened = DampenedHessian(hessian, self.dampening, name)
+        # With a diagonal of ones, a weight's size is what losing it costs, and one penalty suits all inputs.
+        scale = dampened.matrix.diagonal().sqrt()
+        while True:
+            matrix = dampened.matrix / scale / scale[:, None]
+            with full_precision():
+                solved = self._solve_scaled(weight * scale, matrix, support, dampened.dead, name)
+            if solved is not None:
+                return solved.div_(scale)
+            dampened.raise_dampening()
+            scale = dampened.matrix.diagonal().sqrt()
+
+    def _solve_scaled(
+        self, start: torch.Tensor, matrix: torch.Tensor, support: Support, dead: torch.Tensor, name: str
+    ) -> torch.Tensor | None:
+        """The sparse weights for a Hessian whose diagonal is 1; None if that is not positive definite."""
+        start = start.masked_fill(dead, 0)  # of inputs that are always zero, weights fall first
+        target = start @ matrix
+        counted = logging.tqdm(range(1, self.iterations + 1), desc=name, unit="step", leave=False, delay=1)
+        try:
+            found = find_support(Inverse(matrix), target, start, support, counted)
+        except torch.linalg.LinAlgError:
+            return None
+        finally:
+            counted.close()
+        return fit_support(matrix, target, found, support.exactly(found), self.refinements)
+
+
+def _support(shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None) -> Support:
+    if pattern is not None:
+        return OfGroups(pattern)
+    if isinstance(sparsity, torch.Tensor) and sparsity.ndim:
+        return OfRows(shape[1] - row_counts(sparsity, shape))
+    return OfWhole(shape[0] * shape[1] - int(shape[0] * shape[1] * float(sparsity) + 1e-4))
