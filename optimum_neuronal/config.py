@@ -10,10 +10,12 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from .config_aliases import as_json, merge_saved, understands_aliases
 from .config_fields import ALIASES, ConfigFields
 from .methods import RECONSTRUCT, Methods, make_methods
+from .runtime.hyper_parameters import check_number
 from .runtime.registry import did_you_mean
 
 
 FORMATS = ("dense", "packed")
+FEWEST = 16  # calibration sequences from which some may be held out of a refit
 
 
 @understands_aliases
@@ -59,6 +61,10 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             What a saliency that updates weights brings the outputs of projections near to: `"dense"`, those that they
             have in the dense model, a block's projections being solved one after the other; or `"block"`, those of the
             dense block on what the sparse blocks before it put out. None: what the saliency's class says.
+        refit_epochs (`int`):
+            Epochs in which the kept weights of each block are fitted to the dense block's output by gradients, masks
+            being what they are, for a saliency that updates weights: better, and slower, see [`Refit`]. 0: none.
+        refit_learning_rate (`float`): Adam's, at the beginning; above 0.
         format (`str`):
             How the model is saved: `"dense"`, ordinary safetensors with zeros; or `"packed"`, the non-zero values and
             bitmasks, which load in processes that have imported this package only (docs/format.md).
@@ -77,7 +83,7 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             hint = f" Did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
             raise ValueError(f"sparsity is {self.sparsity}: expected a share in [0, 1), such as 0.7.{hint}")
         positive = ("num_samples", "num_alignment_samples", "min_expert_tokens")
-        for name, smallest in (*((name, 1) for name in positive), ("seed", 0)):
+        for name, smallest in (*((name, 1) for name in positive), ("seed", 0), ("refit_epochs", 0)):
             _check_int(name, getattr(self, name), smallest)
         for name, smallest in (("seq_length", 2), ("batch_size", 1), ("max_hidden_bytes", 0)):
             if getattr(self, name) is not None:
@@ -102,7 +108,18 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
                 f"{did_you_mean(self.reconstruct, list(RECONSTRUCT))}"
             )
         self.saliency_args, self.topup_args = as_json(self.saliency_args), as_json(self.topup_args)
-        self.make_methods().check_together(self.sparsity)
+        methods = self.make_methods()
+        methods.check_together(self.sparsity)
+        check_number("refit_learning_rate", self.refit_learning_rate, 0, above=True)
+        if self.refit_epochs and not methods.saliency.updates_weights:
+            raise ValueError(
+                f"refit_epochs is {self.refit_epochs}, but the saliency {self.saliency!r} leaves the weights that stay as "
+                "they are: choose one that updates them, such as 'alps'."
+            )
+        if self.refit_epochs and self.num_samples < FEWEST:
+            raise ValueError(
+                f"num_samples is {self.num_samples}: to refit takes at least {FEWEST}, some of which are held out."
+            )
 
     def make_methods(self) -> Methods:
         """Saliency, top-up and pattern, with their hyper-parameters; made anew by every call.

@@ -95,6 +95,11 @@ class ConfigFields:
             "default": "dense for alps, block for sparsegpt",
         },
     )
+    refit_epochs: int = field(
+        default=0,
+        metadata={"help": "epochs in which the kept weights of each block are fitted by gradients; 0: none"},
+    )
+    refit_learning_rate: float = field(default=5e-4, metadata={"help": "learning rate of --refit-epochs"})
     format: str = field(
         default="dense",
         metadata={

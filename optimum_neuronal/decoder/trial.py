@@ -39,18 +39,21 @@ class Prepared:
 
     Args:
         projections (`Sequence[Projection]`), change_of: as for [`trial_weights`]; all are asked for at once.
+
+    Attributes:
+        tensors (`dict[Parameter, Tensor]`): parameter -> what takes its place, in its own layout.
     """
 
     def __init__(self, projections: Sequence[Projection], change_of: ChangeOf):
         owners = _by_owner(projections)
-        self._trials = [(owner, _trial(owner.data, members, change_of)) for owner, members in owners.items()]
+        self.tensors = {owner: _trial(owner.data, members, change_of) for owner, members in owners.items()}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While the context lasts, the projections compute with them."""
-        originals = [(parameter, parameter.data) for parameter, _ in self._trials]
+        originals = [(parameter, parameter.data) for parameter in self.tensors]
         try:
-            for parameter, trial in self._trials:
+            for parameter, trial in self.tensors.items():
                 parameter.data = trial
             yield
         finally:

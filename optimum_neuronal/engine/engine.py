@@ -104,13 +104,17 @@ class Engine:
         budget = self.runner.max_hidden_bytes
         self.levels = solve_levels(self.runner, self.applier, self.records, inputs, target, budget)
 
-    def capture_all(self, statistic: type[SquaredNorms]) -> BlockInputs:
+    def capture_all(self, statistic: type[SquaredNorms], batch_size: int | None = None) -> BlockInputs:
         """What the blocks are called with for all calibration sequences, or for this process's share of them.
 
         What is measured on them is put together by [`Engine.joined`].
+
+        Args:
+            statistic (`type[SquaredNorms]`): that is.
+            batch_size (`int`, *optional*): sequences per forward, if it may not be any other.
         """
         ids = self.ids
-        return self.runner.capture(ids[self.processes.part(len(ids))] if self._shares(statistic) else ids)
+        return self.runner.capture(ids[self.processes.part(len(ids))] if self._shares(statistic) else ids, batch_size)
 
     def joined(self, norms: Norms, statistic: type[SquaredNorms]) -> Norms:
         """Norms over the sequences of all processes, in their order."""

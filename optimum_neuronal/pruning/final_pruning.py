@@ -20,6 +20,7 @@ from ..sparsity.bitmask import MASK, VALUES
 from ..sparsity.changes import Change
 from ..sparsity.packed import PackedMask, PackedWeight
 from ..sparsity.plan import SparsityPlan
+from .refit import Refit
 
 
 Refine = Callable[[Projection, torch.Tensor, torch.Tensor, SquaredNorms | None], torch.Tensor]
@@ -45,6 +46,7 @@ class FinalPruning:
         plan ([`SparsityPlan`]): sparsity of every projection or row.
         refine (*optional*): projection, mask, saliency, statistic of its inputs -> mask; applied to every mask.
         statistic (`type[SquaredNorms]`): what `refine` wants to know of a projection's inputs.
+        refit ([`Refit`], *optional*): fits the weights that stay, where the saliency updates weights.
 
     Attributes:
         streams (`int`): of hidden states that it carries along: the sparse model's.
@@ -59,8 +61,9 @@ class FinalPruning:
         plan: SparsityPlan,
         refine: Refine | None = None,
         statistic: type[SquaredNorms] = SquaredNorms,
+        refit: Refit | None = None,
     ):
-        self.engine, self.plan, self.refine = engine, plan, refine
+        self.engine, self.plan, self.refine, self.refit = engine, plan, refine, refit
         self.statistic = most_specific(engine.saliency.statistic, statistic)
         self.starved_experts: list[str] = []
 
@@ -69,7 +72,7 @@ class FinalPruning:
         engine, found = self.engine, {}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-            found.update(self._block(index, block, partial(self.prune_block, block, calls, streams)))
+            found.update(self._block(index, block, partial(self._found, block, calls, streams)))
             if block is engine.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda p: found[p.name]):
@@ -78,13 +81,25 @@ class FinalPruning:
 
         if needs_inputs(engine.saliency, self.statistic):
             engine.release()
-            inputs = engine.capture_all(self.statistic)
+            inputs = engine.capture_all(self.statistic, self.refit and self.refit.batch_size(engine.ids.shape[1]))
             engine.runner.run(inputs, self.streams, visit, "Pruning", release=True)
         else:
             for index in range(len(engine.decoder.blocks)):
                 with engine.runner.loader.loaded(index) as block:
                     found.update(self._block(index, block, partial(self._masks, block, None)))
         return found
+
+    def _found(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
+        """What [`prune_block`] finds, with refitted values."""
+        starved, tensors = self.prune_block(block, calls, streams)
+        if self.refit is not None:
+            changes = {p.name: stored_change(p, tensors) for p in block.pruned}
+            expected = self.engine.runner.output(block, streams[-1], calls)
+            fitted = self.refit.fit(block, changes, streams[0], expected, calls)
+            for projection in block.pruned:
+                kept = changes[projection.name].mask.unpack(projection.weight.device)
+                tensors[projection.name + VALUES] = fitted[projection.name][kept]
+        return starved, tensors
 
     def prune_block(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
         """The starved experts of a block, and what its packed masks and weights consist of."""

@@ -28,6 +28,7 @@ from ..sparsity.changes import Change
 from ..topup import Allocation
 from .dense_targets import DenseTargets
 from .final_pruning import FinalPruning
+from .refit import Refit
 
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
@@ -97,8 +98,9 @@ def find_changes(
         allocation = topup.allocate(Sweep(engine), config.sparsity)
         clock.lap("allocation")
         refine = topup.refine if topup.refines else None
+        refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
         final = DenseTargets if methods.needs_dense_stream else FinalPruning
-        pruning = final(engine, allocation.plan, refine, topup.statistic)
+        pruning = final(engine, allocation.plan, refine, topup.statistic, refit)
         changes = pruning.find()
         clock.lap("pruning")
         return PruneOutcome(allocation, changes, engine.runner.block_forwards, pruning.starved_experts)

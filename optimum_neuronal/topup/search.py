@@ -108,10 +108,10 @@ class Search(TopUp):
             return Allocation(space.plan(space.uniform))
         if self.levels and sweep.saliency.updates_weights and self.objective != ALIGNMENT:
             sweep.solve_levels(sparsity)
-            run.stream_cost = 1  # the dense blocks need not run
+            run.stream_cost = 0  # weights depend on no plan's stream, so that errors of all rounds can be compared
         run.begin([space.uniform + width * space.depth for width in self.widths])
         rows = 0
-        if self.rows and not sweep.saliency.updates_weights:
+        if self.rows and sweep.saliency.knows_rows and not sweep.engine.levels:
             # Alignment does not run the plan's own stream, which the rows' saliency is measured on.
             rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
         while run.skips_to_a_round_within(self.budget - 1 - rows):
@@ -173,6 +173,8 @@ class _Run:
 
     def restart(self) -> None:
         """The error of the best plan with saliency from its own stream, which its rivals are measured with too."""
+        if not self.stream_cost:
+            return
         (self.error,) = self.measure([self.best_plan], self.best_plan, self.stream_cost)
 
     def take_round(self) -> None:

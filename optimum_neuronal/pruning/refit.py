@@ -1,0 +1,143 @@
+"""Refit: the weights that stay in a block are fitted to what the dense block puts out, by gradients (as EBFT does).
+
+Masks stay as they are, and so do norms, biases and everything else. Guo et al., EBFT, 2024, do the same.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.func import functional_call
+from transformers.utils import logging
+
+from ..decoder.projections import Block
+from ..decoder.trial import Prepared
+from ..engine.calls import Call, first_output, restore_shared, to_device
+from ..engine.streams import Stream
+from ..sparsity.changes import Change
+
+
+SEQUENCES_PER_STEP = 8
+TOKENS_PER_FORWARD = 2048  # of the sequences that gradients are computed for at a time
+HELD_OUT = 8  # one sequence of so many, from the last, is not learned from: the best epoch is chosen by them
+LAST_RATE = 0.1  # of the learning rate, at the end
+
+
+@dataclass(frozen=True)
+class Refit:
+    """How a block's kept weights are fitted.
+
+    Args:
+        epochs (`int`): passes over the sequences, at least 1.
+        learning_rate (`float`): Adam's at the beginning; it falls to a tenth along a cosine.
+    """
+
+    epochs: int
+    learning_rate: float
+
+    @staticmethod
+    def batch_size(tokens: int) -> int:
+        """Sequences per forward, for sequences of so many tokens: a part of the method, not a matter of memory."""
+        return max(1, min(SEQUENCES_PER_STEP, TOKENS_PER_FORWARD // tokens))
+
+    def fit(
+        self, block: Block, changes: Mapping[str, Change], inputs: Stream, expected: Stream, calls: Sequence[Call]
+    ) -> dict[str, torch.Tensor]:
+        """The weights of a block's pruned projections after the best epoch; the model's are not changed.
+
+        Args:
+            block ([`Block`]): with its dense weights at hand.
+            changes (`Mapping[str, Change]`): projection name -> its sparse weight.
+            inputs ([`Stream`]): what the sparse block receives.
+            expected ([`Stream`]): what it should put out.
+            calls (`Sequence[Call]`): the block's calls, one per batch.
+
+        Returns:
+            `dict[str, Tensor]`: projection name -> weight of shape (out, in), in its own dtype, zero where it was.
+        """
+        weights = _Weights(block, changes)
+        batches = list(zip(inputs, expected, calls))
+        steps, heldout = _split(batches)
+        scale = float(sum(out.float().square().mean() for out in expected) / len(batches)) or 1.0
+        optimizer = torch.optim.Adam(weights.masters, lr=self.learning_rate)
+        least, best = _error(block, weights, heldout, scale), weights.snapshot()
+        total, done = self.epochs * len(steps), 0
+        epochs = logging.tqdm(range(self.epochs), desc=f"Refit {block.name}", unit="epoch", leave=False, delay=1)
+        for epoch in epochs:
+            order = torch.randperm(len(steps), generator=torch.Generator().manual_seed(epoch)).tolist()
+            for place in order:
+                rate = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done / total)) / 2
+                optimizer.param_groups[0]["lr"] = rate * self.learning_rate
+                weights.step(optimizer, block, steps[place], scale)
+                done += 1
+            error = _error(block, weights, heldout, scale)
+            if error < least:
+                least, best = error, weights.snapshot()
+        return weights.of_projections(best)
+
+
+Batch = tuple[torch.Tensor, torch.Tensor, Call]  # inputs, expected outputs, how the block is called
+
+
+def _split(batches: Sequence[Batch]) -> tuple[list[list[Batch]], list[Batch]]:
+    """Batches by step, and those that are held out."""
+    count = max(1, len(batches) // HELD_OUT)
+    own, heldout = batches[:-count], list(batches[-count:])
+    size = max(1, SEQUENCES_PER_STEP // len(batches[0][0]))
+    return [list(own[start : start + size]) for start in range(0, len(own), size)], heldout
+
+
+class _Weights:
+    """Parameters of a block that hold pruned projections: float32 masters in their own layout, and what may change."""
+
+    def __init__(self, block: Block, changes: Mapping[str, Change]):
+        self._projections = block.pruned
+        trials = Prepared(block.pruned, lambda p: changes[p.name]).tensors
+        names = {parameter: name for name, parameter in block.module.named_parameters()}
+        self._dtypes = {names[owner]: owner.dtype for owner in trials}
+        self._names = {owner: names[owner] for owner in trials}
+        self.masters = [trial.float().clone().requires_grad_() for trial in trials.values()]
+        self._kept = [torch.zeros_like(trial, dtype=torch.bool) for trial in trials.values()]
+        places = {owner: place for place, owner in enumerate(trials)}
+        for projection in block.pruned:
+            place = places[projection.owner]
+            kept = projection.view(self.masters[place].detach()) != 0
+            projection.view(self._kept[place]).copy_(kept)
+
+    def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
+        """What the block makes of hidden states with these weights, in the model's dtype."""
+        restore_shared(states, call)
+        states = to_device(states, self.masters[0].device)
+        own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
+        return first_output(functional_call(block.module, own, (states, *call.args), call.kwargs))
+
+    def step(self, optimizer: torch.optim.Optimizer, block: Block, batches: Sequence[Batch], scale: float) -> None:
+        """One step of the optimizer, by the error of all batches together."""
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            for states, expected, call in batches:
+                error = _squared(self.run(block, states, call), expected) / (scale * len(batches))
+                error.backward()
+        for master, kept in zip(self.masters, self._kept):
+            master.grad.mul_(kept)
+        optimizer.step()
+
+    def snapshot(self) -> list[torch.Tensor]:
+        """Copies of the weights as they are, in the model's dtype."""
+        return [master.detach().to(dtype, copy=True) for master, dtype in zip(self.masters, self._dtypes.values())]
+
+    def of_projections(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Projection name -> its part of a [`snapshot`]."""
+        by_owner = dict(zip(self._names, tensors))
+        return {p.name: p.view(by_owner[p.owner]) for p in self._projections}
+
+
+def _error(block: Block, weights: _Weights, batches: Sequence[Batch], scale: float) -> float:
+    with torch.no_grad():
+        errors = [_squared(weights.run(block, states, call), expected) for states, expected, call in batches]
+    return float(torch.stack(errors).mean()) / scale
+
+
+def _squared(outputs: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    return (outputs.float() - expected.to(outputs.device).float()).square().mean()
