@@ -60,10 +60,10 @@ class DenseLoop:
         self.library.read_all(weight.data_ptr(), weight.nbytes // 8, torch.get_num_threads())
 
 
-def seconds(call: Callable[[], object]) -> float:
+def seconds(call: Callable, *arguments) -> float:
     """What a call takes."""
     start = time.perf_counter()
-    call()
+    call(*arguments)
     return time.perf_counter() - start
 
 
@@ -72,21 +72,23 @@ def measure(shape: tuple[int, int], sparsity: float, rounds: int, loop: DenseLoo
     count = max(2, COPIES_BYTES // (2 * shape[0] * shape[1]))
     weights = [torch.randn(shape).bfloat16().masked_fill_(torch.rand(shape) < sparsity, 0) for _ in range(count)]
     packed = [PackedRows.of(PackedWeight.pack(weight)) for weight in weights]
-    read = statistics.median(seconds(lambda weight=weight: loop.read(weight)) for weight in [*weights, *weights])
+    read = statistics.median(seconds(loop.read, weight) for weight in [*weights, *weights])
     copies, table = cycle(zip(weights, packed)), []
     for tokens in TOKENS:
         x = torch.randn(tokens, shape[1]).bfloat16()
         single, times = x[0].float(), []
         for _ in range(rounds + 1):
             weight, form = next(copies)
-            found = [seconds(lambda: linear(x, weight))]
+            found = [seconds(linear, x, weight)]
             if tokens == 1:
-                found.append(seconds(lambda: loop.multiply(single, next(copies)[0])))
-            found.append(seconds(lambda: packed_linear(x, form.bits, form.values, form.offsets)))
+                found.append(seconds(loop.multiply, single, next(copies)[0]))
+            found.append(seconds(packed_linear, x, form.bits, form.values, form.offsets))
             times.append(found)
         dense, *looped, sparse = (statistics.median(column) for column in zip(*times[1:]))
         own = [f"{1e3 * looped[0]:.2f}", f"{looped[0] / sparse:.2f}"] if looped else ["", ""]
-        table.append([str(tokens), f"{1e3 * dense:.2f}", own[0], f"{1e3 * sparse:.2f}", f"{dense / sparse:.2f}", own[1]])
+        table.append(
+            [str(tokens), f"{1e3 * dense:.2f}", own[0], f"{1e3 * sparse:.2f}", f"{dense / sparse:.2f}", own[1]]
+        )
         if looped:
             reached = weights[0].nbytes / looped[0] / 1e9
     return table, f"dense loop {reached:.0f} GB/s, merely reading {weights[0].nbytes / read / 1e9:.0f} GB/s"

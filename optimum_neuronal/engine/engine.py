@@ -10,8 +10,8 @@ from ..sparsity.plan import SparsityPlan
 from .applier import PlanApplier
 from .calls import Call
 from .capture import BlockInputs
-from .levels import Levels, solve_levels
 from .dense_pass import DenseStream, dense_stream
+from .levels import Levels, solve_levels
 from .plan_stream import PlanStream
 from .records import Kept, StepRecords
 from .runner import BlockRunner

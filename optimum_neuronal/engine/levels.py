@@ -160,9 +160,7 @@ def levels_bytes(block: Block, sparsities: Sequence[float]) -> int:
     return int(sum(count * (size * (1 - sparsity) + 1 / 8) for count, size in weights for sparsity in sparsities))
 
 
-def _solve_block(
-    applier: PlanApplier, block: Block, norms, sparsities: Sequence[float]
-) -> dict[str, torch.Tensor]:
+def _solve_block(applier: PlanApplier, block: Block, norms, sparsities: Sequence[float]) -> dict[str, torch.Tensor]:
     activations, _ = applier.activations(block, norms)
     tensors = {}
     for place, sparsity in enumerate(sparsities):

@@ -1,7 +1,9 @@
 """The final pruning toward the dense model: every projection makes up for what the sparse ones before it have changed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
+
+import torch
 
 from ..decoder.projections import Block
 from ..decoder.trial import Prepared
@@ -41,11 +43,14 @@ class DenseTargets(FinalPruning):
         runner, (sparse, dense) = self.engine.runner, streams
         tensors, starved = {}, []
         for stage in stages(runner, block, dense, calls):
-            done = [p for p in block.pruned if p.name + MASK in tensors]
-            solved = Prepared(done, lambda p: stored_change(p, tensors))
-            norms = stage_inputs(runner, block, stage, sparse, dense, calls, solved)
-            del solved
+            norms = stage_inputs(runner, block, stage, sparse, dense, calls, _prepared(block, tensors))
             found, own = self.weights(block, stage, norms)
             starved += found["starved"]
             tensors |= own
         return {"starved": starved}, tensors
+
+
+def _prepared(block: Block, tensors: Mapping[str, torch.Tensor]) -> Prepared:
+    """The sparse weights of those of a block's projections that are solved already."""
+    done = [p for p in block.pruned if p.name + MASK in tensors]
+    return Prepared(done, lambda p: stored_change(p, tensors))

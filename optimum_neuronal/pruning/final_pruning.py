@@ -145,9 +145,7 @@ class FinalPruning:
         """What becomes of one block's weights, recorded or found now."""
         found, tensors = self.engine.records.recorded(f"block-{index:05d}", prune)
         self.starved_experts += found["starved"]
-        return {
-            p.name: stored_change(p, tensors).to(_waiting_device(p)) for p in block.pruned
-        }
+        return {p.name: stored_change(p, tensors).to(_waiting_device(p)) for p in block.pruned}
 
 
 def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -> PackedMask | PackedWeight:

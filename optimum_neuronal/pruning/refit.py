@@ -113,14 +113,15 @@ class _Weights:
         return first_output(functional_call(block.module, own, (states, *call.args), call.kwargs))
 
     def step(self, optimizer: torch.optim.Optimizer, block: Block, batches: Sequence[Batch], scale: float) -> None:
-        """One step of the optimizer, by the error of all batches together."""
+        """One step of the optimizer, by the error of all batches together. Nothing else gets a gradient."""
         optimizer.zero_grad()
-        with torch.enable_grad():
-            for states, expected, call in batches:
+        for states, expected, call in batches:
+            with torch.enable_grad():
                 error = _squared(self.run(block, states, call), expected) / (scale * len(batches))
-                error.backward()
-        for master, kept in zip(self.masters, self._kept):
-            master.grad.mul_(kept)
+                found = torch.autograd.grad(error, self.masters)
+            for master, gradient, kept in zip(self.masters, found, self._kept):
+                gradient = gradient * kept
+                master.grad = gradient if master.grad is None else master.grad + gradient
         optimizer.step()
 
     def snapshot(self) -> list[torch.Tensor]:
