@@ -9,12 +9,15 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .config_aliases import as_json, merge_saved, understands_aliases
 from .config_fields import ALIASES, ConfigFields
+from .efforts import EFFORTS
 from .methods import RECONSTRUCT, Methods, make_methods
 from .runtime.hyper_parameters import check_number
 from .runtime.registry import did_you_mean
+from .saliency import SALIENCIES
 
 
 FORMATS = ("dense", "packed")
+UNIFORM = "uniform"
 FEWEST = 16  # calibration sequences from which some may be held out of a refit
 
 
@@ -26,14 +29,20 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
     Args:
         sparsity (`float`):
             Share of the weights of all linear projections in the decoder blocks to set to zero, in [0, 1).
-        saliency (`str`): how weights are scored: `"magnitude"`, `"wanda"`, `"multiflow"`, `"ria"`, `"sparsegpt"`.
+        saliency (`str`, *optional*):
+            How weights are scored: `"alps"`, which also fits the weights that stay; `"sparsegpt"`, which does so less
+            well; or `"wanda"`, `"ria"`, `"multiflow"`, `"magnitude"`, which leave them as they are. None: see `effort`.
         saliency_args (`dict`, *optional*): hyper-parameters of the saliency method, in the same way as `topup_args`.
-        topup (`str`):
+        topup (`str`, *optional*):
             Where the sparsity goes: `"search"`, which loses least of all on every model tried; `"neuronal"` (the paper),
             `"uniform"`, `"owl"`, `"alpha_pruning"`, `"dlp"`, `"atp"`, `"dsnot"`, `"besa"`, `"dsa"` or `"evopress"`.
+            None: see `effort`.
         topup_args (`dict`, *optional*):
             Hyper-parameters of the top-up: `{"steps": "block"}` with `topup="neuronal"`. Its class tells which there
             are. Sequences become lists, as JSON has them.
+        effort (`str`):
+            How much work the prune is worth: `"fast"`, `"default"` or `"best"`. It decides `saliency`, `topup` and
+            `refit_epochs` where they are not given, see `EFFORTS`; the config then holds what they are.
         dataset (`str`, *optional*):
             Calibration text: `"c4"`, `"wikitext2"`, `"ptb"`, a Hub dataset as `"id:split:column"`, or a local .txt,
             .jsonl or .parquet file. Text or token ids in memory are passed to `NeuronALPruner.prune` instead.
@@ -61,9 +70,9 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             What a saliency that updates weights brings the outputs of projections near to: `"dense"`, those that they
             have in the dense model, a block's projections being solved one after the other; or `"block"`, those of the
             dense block on what the sparse blocks before it put out. None: what the saliency's class says.
-        refit_epochs (`int`):
+        refit_epochs (`int`, *optional*):
             Epochs in which the kept weights of each block are fitted to the dense block's output by gradients, masks
-            being what they are, for a saliency that updates weights: better, and slower, see [`Refit`]. 0: none.
+            being what they are, for a saliency that updates weights: better, and slower, see [`Refit`]. 0: none. None: see `effort`.
         refit_learning_rate (`float`): Adam's, at the beginning; above 0.
         format (`str`):
             How the model is saved: `"dense"`, ordinary safetensors with zeros; or `"packed"`, the non-zero values and
@@ -82,6 +91,7 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
         if not 0 <= self.sparsity < 1:
             hint = f" Did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
             raise ValueError(f"sparsity is {self.sparsity}: expected a share in [0, 1), such as 0.7.{hint}")
+        self._fill_in()
         positive = ("num_samples", "num_alignment_samples", "min_expert_tokens")
         for name, smallest in (*((name, 1) for name in positive), ("seed", 0), ("refit_epochs", 0)):
             _check_int(name, getattr(self, name), smallest)
@@ -120,6 +130,21 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             raise ValueError(
                 f"num_samples is {self.num_samples}: to refit takes at least {FEWEST}, some of which are held out."
             )
+
+    def _fill_in(self) -> None:
+        """What is not given is as the effort says, if it goes together with what is given."""
+        if self.effort not in EFFORTS:
+            known = list(EFFORTS)
+            raise ValueError(
+                f"effort is {self.effort!r}: expected one of {', '.join(map(repr, known))}."
+                f"{did_you_mean(self.effort, known)}"
+            )
+        meant = EFFORTS[self.effort]
+        self.saliency = self.saliency or meant["saliency"]
+        self.topup = self.topup or (UNIFORM if self.pattern is not None else meant["topup"])
+        if self.refit_epochs is None:
+            updates = SALIENCIES.get(self.saliency).updates_weights
+            self.refit_epochs = meant["refit_epochs"] if updates else 0
 
     def make_methods(self) -> Methods:
         """Saliency, top-up and pattern, with their hyper-parameters; made anew by every call.

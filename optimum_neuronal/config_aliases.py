@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from transformers.utils import logging
 
 from .config_fields import ALIASES, ConfigFields
+from .efforts import EFFORTS
 from .methods import make_method
 from .topup import TOPUPS
 
@@ -35,7 +36,8 @@ def understands_aliases(cls: Config) -> Config:
         given = {name: values.pop(name) for name in ALIASES if name in values}
         if given:
             call = parameters.bind(self, *args, **values)
-            topup, topup_args = call.arguments.get("topup", cls.topup), call.arguments.get("topup_args", {})
+            topup = call.arguments.get("topup") or EFFORTS["default"]["topup"]
+            topup_args = call.arguments.get("topup_args", {})
             call.arguments["topup_args"] = resolve_aliases(topup, topup_args, given)
             args, values = call.args[1:], call.kwargs
         init(self, *args, **values)

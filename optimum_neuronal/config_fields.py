@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
+from .efforts import EFFORTS, told
+
 
 DATASETS = "c4, wikitext2, ptb; a Hub dataset as ID:SPLIT:COLUMN; or a local .txt, .jsonl or .parquet file (FILE or FILE:COLUMN)"
 
@@ -22,17 +24,31 @@ class ConfigFields:
     """
 
     sparsity: float = field(metadata={"help": "share of the projections' weights to set to zero: 0.7"})
-    saliency: str = field(
-        default="wanda",
-        metadata={"help": "how weights are scored", "room": "saliency", "example": "ria:power=1.0"},
+    saliency: str | None = field(
+        default=None,
+        metadata={
+            "help": "how weights are scored",
+            "room": "saliency",
+            "example": "ria:power=1.0",
+            "default": told("saliency"),
+        },
     )
     saliency_args: dict[str, Any] = field(default_factory=dict)
-    topup: str = field(
-        default="search",
-        metadata={"help": "where the sparsity goes", "room": "topup", "example": "owl:half_width=0.1"},
+    topup: str | None = field(
+        default=None,
+        metadata={
+            "help": "where the sparsity goes",
+            "room": "topup",
+            "example": "owl:half_width=0.1",
+            "default": f"{told('topup')}; uniform with a pattern",
+        },
     )
     topup_args: dict[str, Any] = field(default_factory=dict)
     _: KW_ONLY  # what is called by its position below would be another field than in earlier releases
+    effort: str = field(
+        default="default",
+        metadata={"help": f"what the fields that are not given are, from quick to good: {', '.join(EFFORTS)}"},
+    )
     dataset: str | None = field(default="c4", metadata={"help": f"calibration text: {DATASETS}"})
     num_samples: int = field(default=128, metadata={"help": "calibration sequences"})
     num_alignment_samples: int = field(
@@ -95,9 +111,12 @@ class ConfigFields:
             "default": "dense for alps, block for sparsegpt",
         },
     )
-    refit_epochs: int = field(
-        default=0,
-        metadata={"help": "epochs in which the kept weights of each block are fitted by gradients; 0: none"},
+    refit_epochs: int | None = field(
+        default=None,
+        metadata={
+            "help": "epochs in which the kept weights of each block are fitted by gradients; 0: none",
+            "default": told("refit_epochs"),
+        },
     )
     refit_learning_rate: float = field(default=5e-4, metadata={"help": "learning rate of --refit-epochs"})
     format: str = field(

@@ -26,6 +26,7 @@ METHODS = {  # what is compared -> fields of the config
     "Wanda, uniform": {"saliency": "wanda", "topup": "uniform"},
     "Wanda, NeuronAL": {"saliency": "wanda", "topup": "neuronal"},
     "Wanda, search": {"saliency": "wanda", "topup": "search"},
+    "best": {"effort": "best"},
 }
 BASELINE, PAPER, OURS = "Wanda, uniform", "Wanda, NeuronAL", "Wanda, search"
 

@@ -21,6 +21,7 @@ from ..sparsity.plan import SparsityPlan
 from .applier import PlanApplier
 from .calls import Call
 from .capture import BlockInputs
+from .passes import CalibrationPass, Runs
 from .records import Finding, StepRecords
 from .runner import BlockRunner
 from .streams import Streams
@@ -34,6 +35,13 @@ def level_sparsities(target: float) -> tuple[float, ...]:
     """The sparsities that are solved for, ascending: narrow around the target, wide far from it."""
     kept = (share * (1 - target) for share in SHARES)
     return tuple(1 - share for share in kept if share < 1)
+
+
+class LevelsPass(CalibrationPass):
+    """What [`solve_levels`] costs, but for the solving."""
+
+    def runs(self, index: int, last: int) -> Runs:
+        return 1, 0, 0
 
 
 @dataclass(frozen=True, eq=False)

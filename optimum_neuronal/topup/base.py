@@ -12,6 +12,7 @@ from ..engine.passes import Pass
 from ..engine.sweep import Sweep
 from ..metrics.statistics import SquaredNorms
 from ..runtime.registry import Registry
+from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
 
 
@@ -67,6 +68,10 @@ class TopUp(ABC):
     def passes(self) -> tuple[Pass, ...]:
         """What `allocate` asks, in its order, if it abandons nothing: a dry run tells the cost by it."""
         return ()
+
+    def passes_with(self, saliency: Saliency) -> tuple[Pass, ...]:
+        """The same with a certain saliency, where it depends on that."""
+        return self.passes()
 
     @abstractmethod
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:

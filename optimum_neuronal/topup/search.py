@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 
 from ..engine.alignment_errors import AlignmentPass
+from ..engine.levels import LABEL as LEVELS_LABEL
+from ..engine.levels import LevelsPass
 from ..engine.output_errors import OutputPass
 from ..engine.passes import Pass
 from ..engine.sweep import Sweep
@@ -16,6 +18,7 @@ from ..metrics.output_errors import OUTPUT_METRICS
 from ..runtime.choosing import index_of_smallest
 from ..runtime.hyper_parameters import check_number, check_whole
 from ..runtime.registry import did_you_mean
+from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
 from .base import Allocation, TopUp, register_topup
 from .search_space import Space
@@ -29,6 +32,10 @@ LENGTHS = {0.6: 0.7, 1.2: 1.0, 2.1: 1.4}
 NOTHING_FOUND = 0.4  # the same if none of the line is better than the plan so far
 BLOCK_WIDTHS = (0.05, 0.1, 0.2)
 ROW_WIDTHS = (0.05, 0.1)  # wider ones gain on the calibration sequences and lose on others
+BUDGET = 58  # what NeuronAL's two steps take: 29 candidates, each run dense and sparse
+LEVELS_BUDGET = (
+    2 * BUDGET
+)  # candidates that compute with solved weights need no dense runs, and more of them still pay
 STREAM_COST = 2  # a plan's own stream: every block dense, then sparse
 ALIGNMENT = "alignment"
 OBJECTIVES = (*OUTPUT_METRICS, ALIGNMENT)
@@ -54,9 +61,9 @@ class Search(TopUp):
     was tried.
 
     Args:
-        budget (`int`):
-            How many times the alignment sequences may pass through the model. The default is what NeuronAL's two steps
-            take: 29 candidates, each run dense and sparse.
+        budget (`int`, *optional*):
+            How many times the alignment sequences may pass through the model. None: 58, what NeuronAL's two steps take,
+            29 candidates, each run dense and sparse; with `levels` twice that, since there it still pays.
         objective (`str`):
             What candidates are compared by: `"kl"`, from the dense model's next-token distributions; `"nll"`, of the
             text; or `"alignment"`, NeuronAL's error (paper, Eq. 3) against the dense model's own activations, with the
@@ -70,14 +77,15 @@ class Search(TopUp):
 
     rows_are_optional: ClassVar[bool] = True
 
-    budget: int = 58
+    budget: int | None = None
     objective: str = "kl"
     rows: bool = True
     levels: bool = True
     widths: tuple[float, ...] = BLOCK_WIDTHS
 
     def __post_init__(self):
-        check_whole("budget", self.budget, 8)
+        if self.budget is not None:
+            check_whole("budget", self.budget, 8)
         if self.objective not in OBJECTIVES:
             known = ", ".join(map(repr, OBJECTIVES))
             hint = did_you_mean(self.objective, list(OBJECTIVES))
@@ -96,30 +104,47 @@ class Search(TopUp):
         return self.rows
 
     def passes(self) -> tuple[Pass, ...]:
+        return self._passes(self.budget or BUDGET)
+
+    def passes_with(self, saliency: Saliency) -> tuple[Pass, ...]:
+        if not self._uses_levels(saliency):
+            return self.passes()
+        return LevelsPass(LEVELS_LABEL, 0), *self._passes(self.budget or LEVELS_BUDGET)
+
+    def _passes(self, budget: int) -> tuple[Pass, ...]:
         together = 16  # about as many candidates as a round has
         asked = AlignmentPass if self.objective == ALIGNMENT else OutputPass
-        return (asked(LABEL, together, times=-(-self.budget // together)),)
+        return (asked(LABEL, together, times=-(-budget // together)),)
+
+    def _uses_levels(self, saliency: Saliency) -> bool:
+        return self.levels and saliency.updates_weights and self.objective != ALIGNMENT
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()
         space = Space.of(sweep.decoder, sparsity)
-        run = _Run(sweep, space, self.objective, self.budget - 1)  # one: the dense model
         if not SMALLEST < sparsity < LARGEST or len(space.sizes) == 1:  # nothing can be moved
             return Allocation(space.plan(space.uniform))
-        if self.levels and sweep.saliency.updates_weights and self.objective != ALIGNMENT:
-            sweep.solve_levels(sparsity)
-            run.stream_cost = 0  # weights depend on no plan's stream, so that errors of all rounds can be compared
-        run.begin([space.uniform + width * space.depth for width in self.widths])
+        run = self._begin(sweep, space)
         rows = 0
-        if self.rows and sweep.saliency.knows_rows and not sweep.engine.levels:
+        if self.rows and sweep.saliency.knows_rows and not self._uses_levels(sweep.saliency):
             # Alignment does not run the plan's own stream, which the rows' saliency is measured on.
             rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
-        while run.skips_to_a_round_within(self.budget - 1 - rows):
+        while run.skips_to_a_round_within(run.budget - rows):
             run.take_round()
         if rows and run.can_afford(rows):
             run.spread_rows()
         found = {"stages": run.stages, "spent": run.spent + 1, "without_sharing": run.without_sharing + 1}
         return Allocation(run.best_plan, {"search": {**found, "seconds": time.perf_counter() - start}})
+
+    def _begin(self, sweep: Sweep, space: Space) -> "_Run":
+        """The search behind its first stage."""
+        levels = self._uses_levels(sweep.saliency)
+        run = _Run(sweep, space, self.objective, (self.budget or (LEVELS_BUDGET if levels else BUDGET)) - 1)
+        if levels:
+            sweep.solve_levels(space.target)
+            run.stream_cost = 0  # weights depend on no plan's stream, so that errors of all rounds can be compared
+        run.begin([space.uniform + width * space.depth for width in self.widths])
+        return run
 
 
 @dataclass
