@@ -118,7 +118,7 @@ class ConfigFields:
             "default": told("refit_epochs"),
         },
     )
-    refit_learning_rate: float = field(default=5e-4, metadata={"help": "learning rate of --refit-epochs"})
+    refit_learning_rate: float = field(default=1e-3, metadata={"help": "learning rate of --refit-epochs"})
     format: str = field(
         default="dense",
         metadata={

@@ -7,14 +7,16 @@ from optimum_neuronal import NeuronALConfig
 
 
 def test_defaults():
-    config = NeuronALConfig(0.7)
+    config = NeuronALConfig(0.7, saliency="wanda")
     assert (config.saliency, config.topup, config.dataset) == ("wanda", "search", "c4")
     assert config.make_methods().topup.budget == 58, "the passes of NeuronAL's two steps"
-    assert NeuronALConfig(0.7, "sparsegpt").make_methods().topup.name == "search", "which leaves rows alone then"
+    assert NeuronALConfig(0.7, "sparsegpt", saliency="wanda").make_methods().topup.name == "search", (
+        "which leaves rows alone then"
+    )
 
 
 def test_defaults_of_neuronal_are_the_papers():
-    config = NeuronALConfig(0.7, topup="neuronal")
+    config = NeuronALConfig(0.7, topup="neuronal", saliency="wanda")
     assert (config.num_samples, config.num_alignment_samples, config.seed) == (128, 8, 0)
     topup = config.make_methods().topup
     assert topup.steps == "both" and len(topup.block_lambdas) == 14 and len(topup.row_lambdas) == 15
@@ -22,7 +24,14 @@ def test_defaults_of_neuronal_are_the_papers():
 
 def test_round_trip_through_json():
     config = NeuronALConfig(
-        0.7, "multiflow", topup="neuronal", steps="block", block_lambdas=(0.1, 0.2), targets=["mlp"], seq_length=64
+        0.7,
+        "multiflow",
+        topup="neuronal",
+        steps="block",
+        block_lambdas=(0.1, 0.2),
+        targets=["mlp"],
+        seq_length=64,
+        saliency="wanda",
     )
     stored = json.loads(json.dumps(config.to_dict()))
     assert stored["quant_method"] == "neuronal"
@@ -85,12 +94,16 @@ def test_every_field_is_documented():
 
 
 def test_patterns_and_hyper_parameters_may_come_from_generators():
-    config = NeuronALConfig(0.5, ignore=(f"layers.{i}" for i in (0, 1)), targets=(name for name in ("mlp",)))
+    config = NeuronALConfig(
+        0.5, ignore=(f"layers.{i}" for i in (0, 1)), targets=(name for name in ("mlp",)), saliency="wanda"
+    )
     assert config.ignore == ["layers.0", "layers.1"] and config.targets == ["mlp"]
-    config = NeuronALConfig(0.5, topup="neuronal", topup_args={"block_lambdas": (i / 10 for i in (1, 2))})
+    config = NeuronALConfig(
+        0.5, topup="neuronal", topup_args={"block_lambdas": (i / 10 for i in (1, 2))}, saliency="wanda"
+    )
     assert config.topup_args == {"block_lambdas": [0.1, 0.2]} and config.make_methods().topup.block_lambdas == (
         0.1,
         0.2,
     )
     with pytest.raises(TypeError, match="ignore is 5: expected a list of regular expressions"):
-        NeuronALConfig(0.5, ignore=5)
+        NeuronALConfig(0.5, ignore=5, saliency="wanda")

@@ -15,13 +15,13 @@ from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL
 def test_what_has_no_effect_is_said(caplog):
     logging.getLogger("transformers").propagate = True
     with caplog.at_level("WARNING"):
-        NeuronALConfig(0.7, topup="uniform", steps="row")
+        NeuronALConfig(0.7, topup="uniform", steps="row", saliency="wanda")
     said = "steps='row' has no effect: the top-up 'uniform' does not use it, but topup='neuronal' does."
     assert said in caplog.text
     with pytest.raises(ValueError, match="Did you mean 'row'"):
-        NeuronALConfig(0.7, steps="rows")
+        NeuronALConfig(0.7, steps="rows", saliency="wanda")
     caplog.clear()
-    NeuronALConfig(0.7, topup="uniform")
+    NeuronALConfig(0.7, topup="uniform", saliency="wanda")
     assert not caplog.records
 
 
@@ -55,7 +55,7 @@ SAVED_BEFORE = {
 
 class TestAliases:
     def test_they_are_no_fields(self):
-        config = NeuronALConfig(0.7, topup="neuronal", steps="block", reference="dense")
+        config = NeuronALConfig(0.7, topup="neuronal", steps="block", reference="dense", saliency="wanda")
         assert config.topup_args == {"steps": "block", "reference": "dense"}
         assert not ALIASES.keys() & {entry.name for entry in fields(config)}
         assert not ALIASES.keys() & asdict(config).keys() and not ALIASES.keys() & config.to_dict().keys()
@@ -75,33 +75,38 @@ class TestAliases:
         ],
     )
     def test_configs_that_say_the_same_are_equal(self, given):
-        config, expected = (NeuronALConfig(0.7, topup="neuronal", **fields) for fields in (given, {"steps": "block"}))
+        config, expected = (
+            NeuronALConfig(0.7, topup="neuronal", **{"saliency": "wanda", **fields})
+            for fields in (given, {"steps": "block"})
+        )
         stored = json.loads(json.dumps(config.to_dict()))
         assert config == expected == NeuronALConfig.from_dict(stored) and stored == config.to_dict()
 
     def test_configs_that_differ_are_not_equal(self):
-        config = NeuronALConfig(0.7, topup="neuronal", steps="block")
+        config = NeuronALConfig(0.7, topup="neuronal", steps="block", saliency="wanda")
         others = ({"steps": "both"}, {"steps": "block", "seed": 1}, {"steps": "block", "saliency": "ria"})
-        assert all(config != NeuronALConfig(0.7, topup="neuronal", **fields) for fields in others)
+        assert all(
+            config != NeuronALConfig(0.7, topup="neuronal", **{"saliency": "wanda", **fields}) for fields in others
+        )
         assert config != config.to_dict()
 
     def test_what_contradicts_is_refused(self):
         with pytest.raises(
             ValueError, match="steps is given twice and differently: steps='row', but .* holds 'block'"
         ):
-            NeuronALConfig(0.7, topup="neuronal", steps="row", topup_args={"steps": "block"})
+            NeuronALConfig(0.7, topup="neuronal", steps="row", topup_args={"steps": "block"}, saliency="wanda")
 
     def test_a_bad_value_is_refused_whichever_the_topup(self):
         for topup in ("neuronal", "search"):
             with pytest.raises(ValueError, match="block_lambdas is"):
-                NeuronALConfig(0.7, topup=topup, block_lambdas=[1.5])
+                NeuronALConfig(0.7, topup=topup, block_lambdas=[1.5], saliency="wanda")
         with pytest.raises(ValueError, match="Did you mean 'neuronal'"):
-            NeuronALConfig(0.7, topup="neuroal", steps="block")
+            NeuronALConfig(0.7, topup="neuroal", steps="block", saliency="wanda")
 
     def test_reading_one_gives_the_value_in_force(self):
-        config = NeuronALConfig(0.7, topup="neuronal", steps="block", block_lambdas=[0.1])
+        config = NeuronALConfig(0.7, topup="neuronal", steps="block", block_lambdas=[0.1], saliency="wanda")
         assert (config.steps, config.block_lambdas, config.reference) == ("block", (0.1,), "sparse-stream")
-        other = NeuronALConfig(0.7, topup="search")
+        other = NeuronALConfig(0.7, topup="search", saliency="wanda")
         assert not hasattr(other, "steps")
         with pytest.raises(
             AttributeError, match="steps is a hyper-parameter of topup='neuronal', but the .* 'search'"
@@ -111,13 +116,13 @@ class TestAliases:
             config.steps = "row"
 
     def test_copies(self):
-        config = NeuronALConfig(0.7, topup="neuronal", steps="block")
+        config = NeuronALConfig(0.7, topup="neuronal", steps="block", saliency="wanda")
         for other in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config)), replace(config)):
             assert other == config and other.topup_args == {"steps": "block"}
-        assert replace(config, sparsity=0.5) == NeuronALConfig(0.5, topup="neuronal", steps="block")
+        assert replace(config, sparsity=0.5) == NeuronALConfig(0.5, topup="neuronal", steps="block", saliency="wanda")
         assert replace(config, topup_args={}).steps == "both", "the old value is not given again beside the new ones"
-        assert replace(config, topup="search", topup_args={}) == NeuronALConfig(0.7)
-        assert replace(NeuronALConfig(0.7), topup="neuronal", steps="row").steps == "row"
+        assert replace(config, topup="search", topup_args={}) == NeuronALConfig(0.7, saliency="wanda")
+        assert replace(NeuronALConfig(0.7, saliency="wanda"), topup="neuronal", steps="row").steps == "row"
 
     def test_the_signature_tells_the_fields(self):
         import inspect
@@ -125,9 +130,9 @@ class TestAliases:
         parameters = inspect.signature(NeuronALConfig).parameters
         assert list(parameters) == [entry.name for entry in fields(NeuronALConfig)]
         with pytest.raises(TypeError, match="positional"):
-            NeuronALConfig(0.7, "wanda", {}, "neuronal", {}, "block")
+            NeuronALConfig(0.7, "wanda", {}, "neuronal", {}, "block", saliency="wanda")
         with pytest.raises(TypeError, match="'stesp'"):
-            NeuronALConfig(0.7, stesp="block", steps="block")
+            NeuronALConfig(0.7, stesp="block", steps="block", saliency="wanda")
 
 
 class TestConfigsThatWereSavedBefore:
@@ -139,17 +144,17 @@ class TestConfigsThatWereSavedBefore:
 
     def test_defaults(self, said):
         config = NeuronALConfig.from_dict(SAVED_BEFORE)
-        assert config == NeuronALConfig(0.7, topup="neuronal") and not said
+        assert config == NeuronALConfig(0.7, topup="neuronal", saliency="wanda") and not said
         assert NeuronALConfig.from_dict(config.to_dict()) == config
 
     @pytest.mark.parametrize("topup", ["search", "owl"])
     def test_defaults_of_another_topup_are_dropped_silently(self, topup, said):
         config = NeuronALConfig.from_dict({**SAVED_BEFORE, "topup": topup})
-        assert config == NeuronALConfig(0.7, topup=topup) and config.topup_args == {} and not said
+        assert config == NeuronALConfig(0.7, topup=topup, saliency="wanda") and config.topup_args == {} and not said
 
     def test_what_had_no_effect_is_said_again(self, said):
         config = NeuronALConfig.from_dict({**SAVED_BEFORE, "topup": "uniform", "steps": "block"})
-        assert config == NeuronALConfig(0.7, topup="uniform")
+        assert config == NeuronALConfig(0.7, topup="uniform", saliency="wanda")
         assert said == [
             "steps='block' has no effect: the top-up 'uniform' does not use it, but topup='neuronal' does."
         ]
@@ -159,7 +164,9 @@ class TestConfigsThatWereSavedBefore:
         config = NeuronALConfig.from_dict(saved)
         assert config.make_methods().topup == NeuronAL(steps="block", metric="kl")
 
-    @pytest.mark.parametrize("saved", [SAVED_BEFORE, NeuronALConfig(0.7, topup="neuronal", steps="block").to_dict()])
+    @pytest.mark.parametrize(
+        "saved", [SAVED_BEFORE, NeuronALConfig(0.7, topup="neuronal", steps="block", saliency="wanda").to_dict()]
+    )
     def test_keyword_arguments_override(self, saved):
         assert NeuronALConfig.from_dict(saved, steps="row").steps == "row"
         assert NeuronALConfig.from_dict(saved, topup_args={"steps": "row"}).steps == "row"

@@ -71,7 +71,7 @@ def test_prune_save_and_reload(family, topup, ids, tmp_path):
     lambdas = {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}
     fields = lambdas if topup == "neuronal" else {"topup_args": {"budget": 24}}  # both kinds of rounds, and rows
     fields |= {"num_samples": 12, "num_alignment_samples": 4}
-    pruner = NeuronALPruner(NeuronALConfig(0.7, topup=topup, min_expert_tokens=8, **fields))
+    pruner = NeuronALPruner(NeuronALConfig(0.7, topup=topup, min_expert_tokens=8, **{"saliency": "wanda", **fields}))
     pruner.prune(model, ids)
     assert pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
 

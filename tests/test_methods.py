@@ -11,9 +11,9 @@ from optimum_neuronal.topup.uniform import Uniform
 
 def test_topup_takes_what_it_knows():
     args = {"metric": "l2", "reference": "dense"}
-    topup = NeuronALConfig(0.7, topup="neuronal", steps="row", topup_args=args).make_methods().topup
+    topup = NeuronALConfig(0.7, topup="neuronal", steps="row", topup_args=args, saliency="wanda").make_methods().topup
     assert (topup.steps, topup.reference) == ("row", "dense")
-    assert NeuronALConfig(0.7, topup="uniform").make_methods().topup.name == "uniform"
+    assert NeuronALConfig(0.7, topup="uniform", saliency="wanda").make_methods().topup.name == "uniform"
 
 
 class TestMethodsThatGoTogether:
@@ -35,33 +35,39 @@ class TestMethodsThatGoTogether:
 
     def test_a_pattern_refuses_other_topups_and_sparsities(self):
         with pytest.raises(ValueError, match="nothing for the top-up 'search' to decide: set topup='uniform'"):
-            NeuronALConfig(sparsity=0.5, pattern="2:4")
+            NeuronALConfig(sparsity=0.5, pattern="2:4", saliency="wanda")
         with pytest.raises(ValueError, match="The pattern 2:4 means sparsity=0.5, but it is 0.7"):
-            NeuronALConfig(sparsity=0.7, pattern="2:4", topup="uniform")
+            NeuronALConfig(sparsity=0.7, pattern="2:4", topup="uniform", saliency="wanda")
         with pytest.raises(ValueError, match="expected 'N:M'"):
-            NeuronALConfig(sparsity=0.5, pattern="2-4", topup="uniform")
-        config = NeuronALConfig(sparsity=0.5, pattern="4:8", topup="uniform")
+            NeuronALConfig(sparsity=0.5, pattern="2-4", topup="uniform", saliency="wanda")
+        config = NeuronALConfig(sparsity=0.5, pattern="4:8", topup="uniform", saliency="wanda")
         assert NeuronALConfig.from_dict(config.to_dict()) == config
 
     @pytest.mark.parametrize("name", TOPUPS.names())
     def test_what_a_topup_declares_leaves_rows_alone(self, name):
-        topup = NeuronALConfig(0.7, topup=name, topup_args=TOPUPS.get(name).without_rows).make_methods().topup
+        topup = (
+            NeuronALConfig(0.7, topup=name, topup_args=TOPUPS.get(name).without_rows, saliency="wanda")
+            .make_methods()
+            .topup
+        )
         assert topup.rows_are_optional or not topup.by_row
-        NeuronALConfig(0.7, "wanda", topup=name, topup_args=topup.without_rows)
+        NeuronALConfig(0.7, "wanda", topup=name, topup_args=topup.without_rows, saliency="wanda")
 
     def test_a_topup_that_cannot_leave_rows_alone_is_told_from_one_that_can(self, own_topup, monkeypatch):
         monkeypatch.setattr(own_topup, "by_row", True)
         with pytest.raises(ValueError, match="the top-up 'test-only' would have them: choose a top-up that leaves"):
-            NeuronALConfig(0.7, "sparsegpt", topup="test-only")
+            NeuronALConfig(0.7, "sparsegpt", topup="test-only", saliency="wanda")
 
 
 def test_a_topup_gets_its_topup_args_and_nothing_else(own_topup):
-    config = NeuronALConfig(0.7, topup="test-only", seed=7, batch_size=2)
+    config = NeuronALConfig(0.7, topup="test-only", seed=7, batch_size=2, saliency="wanda")
     assert config.make_methods().topup == own_topup(batch_size=4, seed=123) and (config.seed, config.batch_size) == (
         7,
         2,
     )
-    config = NeuronALConfig(0.7, topup="test-only", topup_args={"seed": 5, "shape": range(2)}, seed=7)
+    config = NeuronALConfig(
+        0.7, topup="test-only", topup_args={"seed": 5, "shape": range(2)}, seed=7, saliency="wanda"
+    )
     assert config.make_methods().topup == own_topup(seed=5, shape=[0, 1]) and config.seed == 7
     assert NeuronALConfig.from_dict(config.to_dict(), seed=8).topup_args == {"seed": 5, "shape": [0, 1]}
 

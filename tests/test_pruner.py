@@ -25,7 +25,7 @@ FAST = {
 
 
 def config(sparsity=0.7, **fields):
-    return NeuronALConfig(sparsity, **{**FAST, **fields})
+    return NeuronALConfig(sparsity, **{"saliency": "wanda", **FAST, **fields})
 
 
 def state(model):

@@ -87,7 +87,7 @@ def test_a_file_in_the_way_is_found_before_the_work(tmp_path):
         with pytest.raises(NotADirectoryError, match="is a file. Choose another directory"):
             saving.check_directory(path)
     make_model("llama").save_pretrained(tmp_path / "dense")
-    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=NeuronALConfig(0.7))
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=NeuronALConfig(0.7, saliency="wanda"))
     with pytest.raises(NotADirectoryError):
         pruner.quantize(file)
     assert pruner.report is None and file.read_text() == "precious"

@@ -17,7 +17,13 @@ CPU = torch.device("cpu")
 def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_path):
     make_model(family).save_pretrained(tmp_path / "dense")
     config = NeuronALConfig(
-        0.7, topup="neuronal", num_samples=12, num_alignment_samples=4, block_lambdas=[0.1], row_lambdas=[0, 0.1]
+        0.7,
+        topup="neuronal",
+        num_samples=12,
+        num_alignment_samples=4,
+        block_lambdas=[0.1],
+        row_lambdas=[0, 0.1],
+        saliency="wanda",
     )
     results = {}
     for name, options in (("streamed", {"stream_to": tmp_path / "rewritten", "device": CPU}), ("whole", {})):

@@ -101,7 +101,7 @@ def test_starved_experts_are_pruned_by_magnitude_and_named(ids, topup):
     model = starved_model()
     dense = model.model.layers[1].mlp.experts.gate_up_proj[3].detach().clone()
     fields = {"num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.1], "row_lambdas": [0.1]}
-    pruner = NeuronALPruner(NeuronALConfig(0.5, topup=topup, min_expert_tokens=1, **fields))
+    pruner = NeuronALPruner(NeuronALConfig(0.5, topup=topup, min_expert_tokens=1, **{"saliency": "wanda", **fields}))
     pruner.prune(model, ids)
     report = pruner.report
     assert report.starved_experts == [
@@ -121,7 +121,9 @@ def test_starved_experts_are_pruned_by_magnitude_and_named(ids, topup):
 
 def test_sparsity_is_counted_over_all_experts(ids):
     model = make_model("qwen3_moe")
-    pruner = NeuronALPruner(NeuronALConfig(0.7, topup="uniform", num_samples=12, min_expert_tokens=1))
+    pruner = NeuronALPruner(
+        NeuronALConfig(0.7, topup="uniform", num_samples=12, min_expert_tokens=1, saliency="wanda")
+    )
     pruner.prune(model, ids)
     mixture = model.model.layers[1].mlp.experts
     zeros = sum((p == 0).sum().item() for p in (mixture.gate_up_proj, mixture.down_proj))
@@ -133,7 +135,9 @@ def test_sparsity_is_counted_over_all_experts(ids):
 def test_single_experts_can_be_left_out(ids):
     model = make_model("mixtral")
     before = [layer.mlp.experts.down_proj.detach().clone() for layer in model.model.layers]
-    config = NeuronALConfig(0.7, num_samples=12, num_alignment_samples=4, ignore=[r"experts\.[01]\."])
+    config = NeuronALConfig(
+        0.7, num_samples=12, num_alignment_samples=4, ignore=[r"experts\.[01]\."], saliency="wanda"
+    )
     NeuronALPruner(config).prune(model, ids)
     for layer, weight in zip(model.model.layers, before):
         pruned = (layer.mlp.experts.down_proj == 0).any(dim=-1).any(dim=-1)
@@ -162,7 +166,7 @@ def test_experts_of_an_unknown_kind_are_refused_before_any_work(llama, ids):
     with pytest.raises(
         ValueError, match=r"experts\.0\.gate_proj takes no part .* or receives only some of the tokens"
     ):
-        NeuronALPruner(NeuronALConfig(0.7, num_samples=12)).prune(llama, ids)
+        NeuronALPruner(NeuronALConfig(0.7, num_samples=12, saliency="wanda")).prune(llama, ids)
     assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
-    config = NeuronALConfig(0.7, num_samples=12, num_alignment_samples=4, ignore=["experts"])
+    config = NeuronALConfig(0.7, num_samples=12, num_alignment_samples=4, ignore=["experts"], saliency="wanda")
     assert NeuronALPruner(config).prune(llama, ids) is llama

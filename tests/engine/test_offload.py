@@ -29,7 +29,7 @@ FAMILIES = ("llama", "gpt2", "mixtral", "gemma4_text", "bamba")
 
 
 def config(**fields):
-    return NeuronALConfig(0.7, **{**FIELDS, **fields})
+    return NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS, **fields})
 
 
 def on_disk(path, family):

@@ -22,7 +22,7 @@ def config(**fields):
     defaults = {
         "topup": "neuronal", "num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1, 0.2],
     }  # fmt: skip
-    return NeuronALConfig(0.7, **{**defaults, **fields})
+    return NeuronALConfig(0.7, **{"saliency": "wanda", **defaults, **fields})
 
 
 def prune(family, ids, work_dir=None, **fields):

@@ -30,4 +30,4 @@ def saved(tmp_path, model):
 def config_of(**fields) -> NeuronALConfig:
     """A small prune, by NeuronAL if nothing else is said."""
     used = LAMBDAS if fields.get("topup", "neuronal") == "neuronal" else {}
-    return NeuronALConfig(sparsity=0.7, **{**SMALL, **used, **fields})
+    return NeuronALConfig(sparsity=0.7, **{"saliency": "wanda", **SMALL, **used, **fields})

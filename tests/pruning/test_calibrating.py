@@ -39,7 +39,9 @@ def loaded(monkeypatch):
 
 
 def config(**fields):
-    return NeuronALConfig(0.7, **{"dataset": None, "num_samples": 4, "num_alignment_samples": 2, **fields})
+    return NeuronALConfig(
+        0.7, **{"saliency": "wanda", "dataset": None, "num_samples": 4, "num_alignment_samples": 2, **fields}
+    )
 
 
 def draw(model, config, *args, **kwargs):

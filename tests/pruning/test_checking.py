@@ -14,7 +14,7 @@ def skeleton():
 
 
 def config(**fields):
-    made = NeuronALConfig(**{"sparsity": 0.5, "topup": "uniform", **fields})
+    made = NeuronALConfig(**{"saliency": "wanda", "sparsity": 0.5, "topup": "uniform", **fields})
     return made, made.make_methods()
 
 

@@ -208,7 +208,7 @@ def test_no_weight_is_made(tmp_path, llama):
     file = directory / "config.json"
     large = json.loads(file.read_text()) | {"hidden_size": 2**17, "intermediate_size": 2**19, "head_dim": 2**15}
     file.write_text(json.dumps(large | {"max_position_embeddings": 4096}))
-    plan = plan_prune(directory, NeuronALConfig(0.7))
+    plan = plan_prune(directory, NeuronALConfig(0.7, saliency="wanda"))
     assert plan.saved_bytes > 1e12 and plan.seq_length == 2048 and "TB" in str(plan)
 
 
@@ -263,7 +263,7 @@ def test_cli_prints_the_plan_and_writes_nothing(run, tmp_path, llama, monkeypatc
     before = sorted(tmp_path.rglob("*"))
     flags = ("--model", directory, "--sparsity", 0.7, "--dry-run", "--seq-length", 16)
     printed = run(*flags)
-    assert printed.strip() == str(plan_prune(directory, NeuronALConfig(0.7, seq_length=16))).strip()
+    assert printed.strip() == str(plan_prune(directory, NeuronALConfig(0.7, seq_length=16, saliency="wanda"))).strip()
     assert run(*flags, "--output", tmp_path / "sparse", "--stream", "--dtype", "bfloat16") != printed
     assert sorted(tmp_path.rglob("*")) == before
 

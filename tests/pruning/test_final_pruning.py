@@ -38,7 +38,7 @@ METHODS = {
 
 
 def prune(model, ids, fields, work_dir=None):
-    config = NeuronALConfig(0.6, num_samples=12, num_alignment_samples=4, **fields)
+    config = NeuronALConfig(0.6, num_samples=12, num_alignment_samples=4, **{"saliency": "wanda", **fields})
     pruner = NeuronALPruner(config)
     pruner.prune(model, ids, work_dir)
     return pruner

@@ -11,7 +11,9 @@ from optimum_neuronal.runtime.clock import Clock
 
 
 def find(model, ids, clock=None, shared=None, **fields):
-    config = NeuronALConfig(0.5, **{"topup": "uniform", "num_samples": 12, "num_alignment_samples": 4, **fields})
+    config = NeuronALConfig(
+        0.5, **{"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 4, **fields}
+    )
     methods = config.make_methods()
     decoder = check(model, config, methods)
     return find_changes(model, decoder, config, methods, ids, clock or Clock(), shared=shared)

@@ -17,7 +17,7 @@ from optimum_neuronal.topup import Allocation
 def report_of(decisions, calibration=None, dataset="c4"):
     decoder = SimpleNamespace(blocks=[make_block([[0.0, 1.0, 2.0, 3.0]])])
     outcome = PruneOutcome(Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
-    config = NeuronALConfig(0.5, topup="neuronal", dataset=dataset)
+    config = NeuronALConfig(0.5, topup="neuronal", dataset=dataset, saliency="wanda")
     return make_report(decoder, config, calibration, outcome, {"pruning": 2.0})
 
 

@@ -61,6 +61,7 @@ def test_a_prune_goes_on_with_half_the_batch(ids, moment, monkeypatch):
         block_lambdas=[0.05, 0.15],
         row_lambdas=[0.1],
         batch_size=4,
+        saliency="wanda",
     )
     expected = NeuronALPruner(config).prune(make_model("llama"), ids).state_dict()
     from optimum_neuronal.engine import runner as engine

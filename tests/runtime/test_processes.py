@@ -50,7 +50,7 @@ def test_results_come_together_in_order(tmp_path, count):
 
 def _prune(rank, count, folder, family, ids, fields):
     model = make_model(family)
-    pruner = NeuronALPruner(NeuronALConfig(0.7, **{**FIELDS, **fields}))
+    pruner = NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS, **fields}))
     pruner.prune(model, ids, folder / f"work{count}")
     state = {key: value.contiguous().clone() for key, value in model.state_dict().items()}
     save_file(state, folder / f"{count}-{rank}.safetensors", {"lambda": str(pruner.report.block_lambda)})
@@ -107,12 +107,20 @@ def _stop_after_the_search(rank, count, folder, ids):
 
     pruning.FinalPruning.find = lambda *_args: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        NeuronALPruner(NeuronALConfig(0.7, **FIELDS)).prune(make_model("llama"), ids, folder / "work")
+        NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS})).prune(
+            make_model("llama"), ids, folder / "work"
+        )
 
 
 def test_a_prune_goes_on_with_another_number_of_processes(tmp_path, ids):
-    expected = NeuronALPruner(NeuronALConfig(0.7, **FIELDS)).prune(make_model("llama"), ids).state_dict()
+    expected = (
+        NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS}))
+        .prune(make_model("llama"), ids)
+        .state_dict()
+    )
     in_processes(2, _stop_after_the_search, tmp_path, tmp_path, ids)
     assert len(list((tmp_path / "work").glob("step-*"))) == 3
-    found = NeuronALPruner(NeuronALConfig(0.7, **FIELDS)).prune(make_model("llama"), ids, tmp_path / "work")
+    found = NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS})).prune(
+        make_model("llama"), ids, tmp_path / "work"
+    )
     assert all(torch.equal(value, found.state_dict()[key]) for key, value in expected.items())

@@ -46,7 +46,7 @@ def test_lowest_error_wins_and_the_first_of_equals():
 
 def test_defaults_cost_one_pass_over_the_calibration_set():
     """Sixteen runs, one of the dense model, on 8 of 128 sequences."""
-    config = NeuronALConfig(0.7, topup="atp")
+    config = NeuronALConfig(0.7, topup="atp", saliency="wanda")
     (asked,) = ATP().passes()
     assert asked == OutputPass("ATP", 15)
     assert (1 + asked.plans) * config.num_alignment_samples <= config.num_samples
@@ -58,7 +58,13 @@ def test_dry_run_foretells_the_forwards(layers, tmp_path, ids):
     model = make_model("llama", num_hidden_layers=layers)
     model.save_pretrained(tmp_path)
     config = NeuronALConfig(
-        0.7, topup="atp", topup_args={"trials": 3}, num_samples=6, num_alignment_samples=2, seq_length=16
+        0.7,
+        topup="atp",
+        topup_args={"trials": 3},
+        num_samples=6,
+        num_alignment_samples=2,
+        seq_length=16,
+        saliency="wanda",
     )
     plan = plan_prune(tmp_path, config)
     pruner = NeuronALPruner(config)

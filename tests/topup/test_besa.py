@@ -187,7 +187,7 @@ def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
 
 def test_an_interrupted_prune_goes_on(ids, tmp_path, monkeypatch):
     """Stopped again and again, a block further each time, it ends as if nothing had happened."""
-    config = NeuronALConfig(0.7, topup="besa", num_samples=6, num_alignment_samples=3, seq_length=16)
+    config = NeuronALConfig(0.7, topup="besa", num_samples=6, num_alignment_samples=3, seq_length=16, saliency="wanda")
     expected = NeuronALPruner(config).prune(make_model("llama"), dataset=ids[:6]).state_dict()
     original, runs = engine.replay, 0
     monkeypatch.setattr(unfinished, "RECORD_EVERY", -1.0)
@@ -209,7 +209,13 @@ def test_it_costs_what_it_tells(layers, tmp_path, ids, monkeypatch):
     model = make_model("llama", num_hidden_layers=layers)
     model.save_pretrained(tmp_path)
     config = NeuronALConfig(
-        0.7, topup="besa", topup_args={"epochs": 2}, num_samples=6, num_alignment_samples=3, seq_length=16
+        0.7,
+        topup="besa",
+        topup_args={"epochs": 2},
+        num_samples=6,
+        num_alignment_samples=3,
+        seq_length=16,
+        saliency="wanda",
     )
     plan, pruner = plan_prune(tmp_path, config), NeuronALPruner(config)
     pruner.prune(model, dataset=ids[:6])

@@ -150,7 +150,13 @@ def test_it_costs_at_most_what_it_tells(tmp_path, ids, llama, monkeypatch):
     llama.save_pretrained(tmp_path)
     arguments = {"generations": 3, "offspring": 4, "sequences": (1,)}
     config = NeuronALConfig(
-        0.7, topup="evopress", topup_args=arguments, num_samples=6, num_alignment_samples=3, seq_length=16
+        0.7,
+        topup="evopress",
+        topup_args=arguments,
+        num_samples=6,
+        num_alignment_samples=3,
+        seq_length=16,
+        saliency="wanda",
     )
     plan, pruner = plan_prune(tmp_path, config), NeuronALPruner(config)
     pruner.prune(llama, dataset=ids[:6])

@@ -35,7 +35,7 @@ def make_trainer(model, folder, data, *callbacks, **fields):
 def pruning(**fields):
     schedule = fields.pop("schedule", {0: 0.4, 2: 0.7})
     config = {"saliency": "magnitude", "topup": "uniform", "num_samples": 4, "num_alignment_samples": 2}
-    return NeuronALCallback(NeuronALConfig(0.7, **{**config, **fields}), schedule=schedule)
+    return NeuronALCallback(NeuronALConfig(0.7, **{"saliency": "wanda", **config, **fields}), schedule=schedule)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_pruning_is_that_of_the_pruner(tmp_path, data):
     """Before the first step, with all examples, in the order of the config's seed."""
     model, expected = make_model("llama"), make_model("llama")
     callback = NeuronALCallback(
-        NeuronALConfig(0.7, num_samples=32, num_alignment_samples=4, topup="uniform"), at_step=0
+        NeuronALConfig(0.7, num_samples=32, num_alignment_samples=4, topup="uniform", saliency="wanda"), at_step=0
     )
     make_trainer(model, tmp_path, data, callback, learning_rate=0.0, max_steps=1).train()
     order = random.Random(0).sample(range(32), 32)
@@ -228,7 +228,7 @@ def test_the_best_checkpoint_is_one_of_the_last_sparsity(tmp_path, data):
 
 
 def test_bad_schedules(tmp_path, data, llama):
-    config = NeuronALConfig(0.7, num_samples=4, num_alignment_samples=2)
+    config = NeuronALConfig(0.7, num_samples=4, num_alignment_samples=2, saliency="wanda")
     for fields, message in [
         ({}, "Expected either at_step"),
         ({"at_step": 1, "schedule": {1: 0.5}}, "Expected either at_step"),

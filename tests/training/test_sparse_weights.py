@@ -32,7 +32,7 @@ def test_only_what_was_to_be_pruned():
 def test_single_experts():
     model = make_model("mixtral")
     fields = {"saliency": "magnitude", "topup": "uniform", "targets": [r"experts\.[12]\.", "q_proj"]}
-    NeuronALPruner(NeuronALConfig(0.7, **fields)).prune(model)
+    NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **fields})).prune(model)
     model.model.layers[0].mlp.experts.down_proj.data[0, 0] = 0  # by chance
     masks = found(model)
     assert len(masks) == 9

@@ -16,7 +16,9 @@ ROWS = torch.arange(40).view(10, 4)
 def sequences(dataset, collate_fn=None, model_config=None, **fields):
     fields = {"num_samples": 4, "num_alignment_samples": 1, "topup": "uniform", **fields}
     loader = DataLoader(dataset, batch_size=3, shuffle=True, collate_fn=collate_fn or collate)
-    return training_sequences(loader, NeuronALConfig(0.5, **fields), model_config or make_model("llama").config)
+    return training_sequences(
+        loader, NeuronALConfig(0.5, **{"saliency": "wanda", **fields}), model_config or make_model("llama").config
+    )
 
 
 def collate(examples):
@@ -68,7 +70,7 @@ class Once(Stream):
 
 def test_streams():
     loader = DataLoader(Stream(), batch_size=3, collate_fn=collate)
-    config = NeuronALConfig(0.5, num_samples=2, num_alignment_samples=1, topup="uniform")
+    config = NeuronALConfig(0.5, num_samples=2, num_alignment_samples=1, topup="uniform", saliency="wanda")
     assert torch.equal(training_sequences(loader, config, make_model("llama").config), ROWS[:2])
     with pytest.raises(ValueError, match="only once"):
         training_sequences(DataLoader(Once(), collate_fn=collate), config, make_model("llama").config)

@@ -21,4 +21,4 @@ def config(dense, **fields):
     values = dict(
         topup="uniform", dataset=str(dense.parent / "text.txt"), num_samples=4, num_alignment_samples=2, seq_length=16
     )
-    return NeuronALConfig(0.7, **{**values, **fields})
+    return NeuronALConfig(0.7, **{"saliency": "wanda", **values, **fields})

@@ -30,7 +30,7 @@ import torch
 packed = AutoModelForCausalLM.from_pretrained("me/packed")
 assert packed.config.sparsity_config["format"] == "packed" and not hasattr(packed.config, "quantization_config")
 from optimum_neuronal import NeuronALConfig
-cfg = NeuronALConfig(0.7, topup="uniform", dataset=sys.argv[1], num_samples=4, num_alignment_samples=2, seq_length=16)
+cfg = NeuronALConfig(0.7, topup="uniform", dataset=sys.argv[1], num_samples=4, num_alignment_samples=2, seq_length=16, saliency="wanda")
 pruned = AutoModelForCausalLM.from_pretrained("me/dense", quantization_config=cfg, revision="main")
 for name, value in pruned.state_dict().items():
     assert torch.equal(packed.state_dict()[name], value), name
