@@ -8,12 +8,9 @@ from typing import Any, ClassVar
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .config_aliases import as_json, merge_saved, understands_aliases
-from .config_fields import ALIASES, ConfigFields
+from .config_fields import ALIASES, FORMATS, ConfigFields
 from .methods import Methods, make_methods
 from .runtime.registry import did_you_mean
-
-
-FORMATS = ("dense", "packed")
 
 
 @understands_aliases

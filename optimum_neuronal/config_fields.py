@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 
+FORMATS = ("dense", "packed")  # of a saved model
 DATASETS = "c4, wikitext2, ptb; a Hub dataset as ID:SPLIT:COLUMN; or a local .txt, .jsonl or .parquet file (FILE or FILE:COLUMN)"
 
 

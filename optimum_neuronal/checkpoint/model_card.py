@@ -9,7 +9,6 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
-from ..config import NeuronALConfig
 from ..report import PruningReport
 from ..runtime.tables import format_table
 
@@ -153,6 +152,8 @@ def _calibration(calibration: Mapping[str, Any]) -> str:
 
 def _code(base: str | None, report: PruningReport) -> str:
     """What makes the model again: the fields of the config that matter or differ from the defaults."""
+    from ..config import NeuronALConfig  # with all methods: what only loads and saves does without
+
     config = report.config
     default = NeuronALConfig(config["sparsity"], topup=config["topup"], saliency=config["saliency"]).to_dict()
     always = ("sparsity", "saliency", "topup", *(("dataset", "num_samples", "seed") if report.calibration else ()))
