@@ -9,8 +9,12 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
+from ..decoder.finding import find_decoder
+from ..decoder.projections import Projection
 from ..report import PruningReport
+from ..runtime.quantities import format_bytes
 from ..runtime.tables import format_table
+from .packed_size import packed_size
 
 
 CARD = """---
@@ -31,6 +35,8 @@ CARD = """---
 Asked for were {requested:.1%} of the projections' weights; `neuronal_report.json` holds every decision with its score.
 
 {blocks}
+
+{sizes}
 
 {evaluation}## How it was made
 
@@ -89,6 +95,7 @@ def make_card(model: PreTrainedModel, report: PruningReport, title: str, format:
         topup=report.config["topup"],
         loading=_loading(title, format),
         blocks=_table(["block", "sparsity"], [[name, f"{value:.2%}"] for name, value in report.blocks.items()]),
+        sizes=_sizes(model, report),
         evaluation=_evaluation(report),
         calibration=_calibration(report.calibration),
         code=_code(base, report),
@@ -130,6 +137,22 @@ def _base_model(model: PreTrainedModel) -> str | None:
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
     return f"```\n{format_table(header, rows)}\n```"
+
+
+def _sizes(model: PreTrainedModel, report: PruningReport) -> str:
+    """What the model takes in memory with packed weights."""
+    config = report.config
+
+    def zeros(projection: Projection) -> int:
+        return round(report.projections[projection.name]["sparsity"] * projection.shape[0] * projection.shape[1])
+
+    packed = packed_size(find_decoder(model, config["targets"], config["ignore"]), zeros)
+    whole = model.get_memory_footprint()
+    return (
+        f"`SparseModelForCausalLM` and `sparsify` of `optimum_neuronal` compute with packed weights: the pruned ones take\n"
+        f"{format_bytes(packed.in_memory)} of memory instead of {format_bytes(packed.dense)}, the whole model "
+        f"{format_bytes(whole - packed.dense + packed.in_memory)} instead of {format_bytes(whole)}."
+    )
 
 
 def _evaluation(report: PruningReport) -> str:

@@ -18,6 +18,7 @@ from ..native.library import SIZES, Kernel, find_kernel
 MASK, VALUES = ".packed_mask", ".packed_values"  # what follows a weight's name in a file
 
 MOST_DIMENSIONS = 8
+ALIGNMENT = 64  # elements whose bits are a word
 # Weights at a time, a multiple of 8: so few that what is read of them is still in the processor's cache when it is used,
 # and so many that Python's own work for each piece does not count.
 CHUNK = 2**18
@@ -37,6 +38,20 @@ class Values(Protocol):
 def packed_bytes(numel: int, kept: int, itemsize: int) -> int:
     """Bytes that a weight takes in packed form: one bit for each of its `numel` elements, and the `kept` values."""
     return mask_length(numel) + kept * itemsize
+
+
+def rows_bytes(shape: tuple[int, int], kept: int, itemsize: int) -> int:
+    """Bytes that a matrix takes that is packed to be computed with: the same, but that bits of rows begin at words of 64.
+
+    With them an offset of 8 bytes for each row, and one more.
+    """
+    rows, columns = shape
+    return rows * row_stride(columns) + kept * itemsize + 8 * (rows + 1)
+
+
+def row_stride(columns: int) -> int:
+    """Bytes of the bits of a row of so many elements, rounded up to whole words."""
+    return 8 * -(-columns // ALIGNMENT)
 
 
 def mask_length(numel: int) -> int:
