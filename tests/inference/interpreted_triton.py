@@ -102,10 +102,10 @@ def test_rows_of_a_larger_weight():
     bits_, values, offsets = packed(weight)
     part = bits_[5:9], values, offsets[5:10]
     assert offsets[5] > 0 and torch.equal(triton_kernels.unpack_rows(*part, 70), weight[5:9])
-    y = triton_kernels.packed_linear(x, *part)
+    y = triton_kernels.packed_linear(x, *part, None)
     assert error(y, x, weight[5:9]) < TOLERANCE[torch.float32]
     many = finite((triton_kernels.MAX_FUSED_ROWS + 1, 70), torch.float32, 1, 2)
-    assert error(triton_kernels.packed_linear(many, *part), many, weight[5:9]) < TOLERANCE[torch.float32]
+    assert error(triton_kernels.packed_linear(many, *part, None), many, weight[5:9]) < TOLERANCE[torch.float32]
 
 
 def test_bits_that_lie_askew():
