@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .config_aliases import as_json, merge_saved, understands_aliases
-from .config_fields import ALIASES, ConfigFields
+from .config_fields import ALIASES, FORMATS, ConfigFields
 from .efforts import EFFORTS
 from .methods import RECONSTRUCT, Methods, make_methods
 from .runtime.hyper_parameters import check_number
@@ -16,7 +16,6 @@ from .runtime.registry import did_you_mean
 from .saliency import SALIENCIES
 
 
-FORMATS = ("dense", "packed")
 UNIFORM = "uniform"
 FEWEST = 16  # calibration sequences from which some may be held out of a refit
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from .efforts import EFFORTS, told
 
 
+FORMATS = ("dense", "packed")  # of a saved model
 DATASETS = "c4, wikitext2, ptb; a Hub dataset as ID:SPLIT:COLUMN; or a local .txt, .jsonl or .parquet file (FILE or FILE:COLUMN)"
 
 

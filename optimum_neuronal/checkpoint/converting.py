@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from ..config import FORMATS
+from ..config_fields import FORMATS
 from ..transformers_plugin import internals
 from .model_card import with_format
 from .names import (

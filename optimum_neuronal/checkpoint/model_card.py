@@ -9,9 +9,12 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
-from ..config import NeuronALConfig
+from ..decoder.finding import find_decoder
+from ..decoder.projections import Projection
 from ..report import PruningReport
+from ..runtime.quantities import format_bytes
 from ..runtime.tables import format_table
+from .packed_size import packed_size
 
 
 CARD = """---
@@ -32,6 +35,8 @@ CARD = """---
 Asked for were {requested:.1%} of the projections' weights; `neuronal_report.json` holds every decision with its score.
 
 {blocks}
+
+{sizes}
 
 {evaluation}## How it was made
 
@@ -90,6 +95,7 @@ def make_card(model: PreTrainedModel, report: PruningReport, title: str, format:
         topup=report.config["topup"],
         loading=_loading(title, format),
         blocks=_table(["block", "sparsity"], [[name, f"{value:.2%}"] for name, value in report.blocks.items()]),
+        sizes=_sizes(model, report),
         evaluation=_evaluation(report),
         calibration=_calibration(report.calibration),
         code=_code(base, report),
@@ -133,6 +139,22 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
     return f"```\n{format_table(header, rows)}\n```"
 
 
+def _sizes(model: PreTrainedModel, report: PruningReport) -> str:
+    """What the model takes in memory with packed weights."""
+    config = report.config
+
+    def zeros(projection: Projection) -> int:
+        return round(report.projections[projection.name]["sparsity"] * projection.shape[0] * projection.shape[1])
+
+    packed = packed_size(find_decoder(model, config["targets"], config["ignore"]), zeros)
+    whole = model.get_memory_footprint()
+    return (
+        f"`SparseModelForCausalLM` and `sparsify` of `optimum_neuronal` compute with packed weights: the pruned ones take\n"
+        f"{format_bytes(packed.in_memory)} of memory instead of {format_bytes(packed.dense)}, the whole model "
+        f"{format_bytes(whole - packed.dense + packed.in_memory)} instead of {format_bytes(whole)}."
+    )
+
+
 def _evaluation(report: PruningReport) -> str:
     if not report.evaluation:
         return ""
@@ -153,6 +175,8 @@ def _calibration(calibration: Mapping[str, Any]) -> str:
 
 def _code(base: str | None, report: PruningReport) -> str:
     """What makes the model again: the fields of the config that matter or differ from the defaults."""
+    from ..config import NeuronALConfig  # with all methods: what only loads and saves does without
+
     config = report.config
     default = NeuronALConfig(config["sparsity"], topup=config["topup"], saliency=config["saliency"]).to_dict()
     always = ("sparsity", "saliency", "topup", *(("dataset", "num_samples", "seed") if report.calibration else ()))

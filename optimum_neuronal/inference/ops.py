@@ -7,8 +7,9 @@ Bits, values and offsets are those of a [`PackedRows`] that was checked: kernels
 import torch
 
 from ..native.library import MAX_ROWS, Kernel, find_kernel, warn_without_kernel
+from ..sparsity.bitmask import row_stride
 from . import accelerator, torch_fallback
-from .packed_rows import row_blocks, row_stride
+from .packed_rows import row_blocks
 
 
 # Rows of x up to which a fused kernel is faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.

@@ -6,7 +6,7 @@ from transformers import Conv1D
 
 from ..decoder.architectures import AS_LINEAR
 from ..sparsity.packed import PackedWeight
-from .inference_only import mark, watched
+from .inference_only import ADVICE, mark, watched
 from .ops import packed_linear
 from .packed_module import PackedBuffers, WeightFacts, take_place
 from .packed_rows import PackedRows
@@ -109,7 +109,8 @@ class PackedLinear(PackedBuffers):
         return output if inner is x else mark(output, x)
 
     def extra_repr(self) -> str:
+        """Ends with what to do: PEFT, which asks no module whether it takes adapters, quotes it in its refusal."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"{super().extra_repr()}"
+            f"{super().extra_repr()}, for inference only: to train it, {ADVICE}"
         )

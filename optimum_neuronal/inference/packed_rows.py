@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..sparsity.bitmask import mask_length
+from ..sparsity.bitmask import ALIGNMENT, mask_length, row_stride
 from ..sparsity.packed import PackedMask, PackedWeight
 
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of the values
-ALIGNMENT = 64  # bits; a row's bits are read in whole words
 BLOCK = 2**22  # elements of a weight that are looked at together, so that temporaries stay small
 
 
@@ -98,11 +97,6 @@ class PackedRows:
                 f"its bitmask keeps {int(_row_counts(self.bits[row : row + 1]))} values of row {row}, but by its "
                 f"offsets there are {int(self.offsets[row + 1] - self.offsets[row])}"
             )
-
-
-def row_stride(columns: int) -> int:
-    """Bytes of a row's bits: of `columns` elements, rounded up to whole words of 64 bits."""
-    return 8 * -(-columns // ALIGNMENT)
 
 
 def row_blocks(rows: int, columns: int, elements: int = BLOCK) -> Iterator[slice]:

@@ -4,12 +4,12 @@ import torch
 from torch import nn
 from transformers import Conv1D
 
-from ..sparsity.bitmask import INTEGERS
+from ..sparsity.bitmask import INTEGERS, rows_bytes
 from ..sparsity.packed import PackedWeight
 from ..transformers_plugin import internals
 from .packed_experts import is_packable, stack_names
 from .packed_linear import is_linear
-from .packed_rows import DTYPES, PackedRows, row_stride
+from .packed_rows import DTYPES, PackedRows
 from .packed_tensor import PackedTensor, joined
 
 
@@ -25,12 +25,6 @@ def keeps_transposed(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear):
         return False
     return isinstance(module, Conv1D) or internals.is_transposed(module, default=False)
-
-
-def rows_bytes(shape: tuple[int, int], kept: int, itemsize: int) -> int:
-    """Bytes that packed rows take together, for a matrix of a shape of which so many elements are kept."""
-    rows, columns = shape
-    return rows * row_stride(columns) + kept * itemsize + 8 * (rows + 1)
 
 
 def pays(weight: torch.Tensor, transposed: bool) -> bool:

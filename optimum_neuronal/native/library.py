@@ -120,11 +120,13 @@ class Kernel:
     def unpack_flat(self, bits: torch.Tensor, values: torch.Tensor, dense: torch.Tensor) -> bool:
         """Fills `dense`, of any shape and 2 or 4 bytes an element, from bits and values that lie without alignment.
 
+        In one thread: weights are read in several, each of which would bring its own.
+
         Returns whether the bits keep just as many values as there are; if not, nothing is written.
         """
         result = self._unpack_flat(
             self._code, values.element_size(), bits.data_ptr(), values.data_ptr(), values.shape[0], dense.data_ptr(),
-            dense.numel(), torch.get_num_threads(),
+            dense.numel(), 1,
         )  # fmt: skip
         if result != DISAGREE:
             _check(result)

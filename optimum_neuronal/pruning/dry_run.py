@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..checkpoint.packed_size import packed_size
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
@@ -41,7 +42,9 @@ class PrunePlan:
             How many of the latter become zero. A few more or less with a top-up that spreads sparsity unevenly: each
             matrix is rounded by itself.
         saved_bytes (`int`): the saved model in the dense format, as large as the unpruned one; without file headers.
+        packed_saved_bytes (`int`): the same in the packed format.
         model_bytes (`int`): the model in memory.
+        packed_model_bytes (`int`): the same after `sparsify`, if all pruned weights have a packed form.
         block_bytes (`int`): the largest block.
         outside_bytes (`int`): the part of the model outside its blocks, in memory: embeddings, head.
         trial_bytes (`int`): the second copy of a block's pruned weights that a trial computes with, at its largest.
@@ -62,7 +65,9 @@ class PrunePlan:
     pruned_weights: int
     zeros: int
     saved_bytes: int
+    packed_saved_bytes: int
     model_bytes: int
+    packed_model_bytes: int
     block_bytes: int
     outside_bytes: int
     trial_bytes: int
@@ -115,12 +120,16 @@ class PrunePlan:
                 f"{self.projections:,} projections in {self.blocks} blocks, {format_count(self.pruned_weights)} weights",
             ],
             ["become zero", f"{format_count(self.zeros)} weights, {self.zeros / self.weights:.2%} of the model's"],
-            ["saved model", format_bytes(self.saved_bytes)],
+            ["saved model", f"{format_bytes(self.saved_bytes)}, packed {format_bytes(self.packed_saved_bytes)}"],
             ["memory", f"at least {format_bytes(self.memory_bytes)}, of which"],
             ["  model", f"{format_bytes(self.model_bytes)} (largest block {format_bytes(self.block_bytes)})"],
             ["  trial weights", format_bytes(self.trial_bytes)],
             ["  hidden states", format_bytes(self.hidden_bytes)],
             ["  masks", format_bytes(self.mask_bytes)],
+            [
+                "to run it",
+                f"{format_bytes(self.model_bytes)}, packed {format_bytes(self.packed_model_bytes)} (sparsify)",
+            ],
             ["memory, blocks on disk", f"at least {format_bytes(self.streamed_bytes)} (--stream)"],
         ]
         if not self.sweeps:
@@ -178,7 +187,7 @@ def plan_prune(
         blocks=len(decoder.blocks),
         weights=sum(weight.numel() for weight in model.parameters()),
         **_projection_counts(decoder, config.sparsity),
-        **_weight_bytes(model, decoder),
+        **_weight_bytes(model, decoder, config.sparsity),
         trial_bytes=max(_trial_bytes(block) for block in decoder.blocks) if passes else 0,
         hidden_bytes=sequences * tokens * decoder.config.hidden_size * model.dtype.itemsize,
         sweeps=plan_sweeps(passes, decoder, tokens, *samples),
@@ -227,14 +236,18 @@ def _projection_counts(decoder: Decoder, sparsity: float) -> dict[str, int]:
     }
 
 
-def _weight_bytes(model: PreTrainedModel, decoder: Decoder) -> dict[str, int]:
+def _weight_bytes(model: PreTrainedModel, decoder: Decoder, sparsity: float) -> dict[str, int]:
     """The fields of the plan about the model's own weights, tied ones once."""
     saved = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
     blocks = [sum(_size(weight) for weight in block.module.parameters()) for block in decoder.blocks]
+    saved_bytes = sum(_size(tensor) for tensor in saved.values())
     in_memory = model.get_memory_footprint()  # with the buffers that are not saved
+    packed = packed_size(decoder, lambda projection: _zeros(sparsity, projection.shape))
     return {
-        "saved_bytes": sum(_size(tensor) for tensor in saved.values()),
+        "saved_bytes": saved_bytes,
+        "packed_saved_bytes": saved_bytes - packed.dense + packed.saved,
         "model_bytes": in_memory,
+        "packed_model_bytes": in_memory - packed.dense + packed.in_memory,
         "block_bytes": max(blocks),
         "outside_bytes": in_memory - sum(blocks),
     }

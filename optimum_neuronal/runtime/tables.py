@@ -1,5 +1,6 @@
 """Tables for the terminal."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,4 +18,4 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return bool(cell) and cell.strip("%").replace(".", "").replace(",", "").replace("-", "").isdigit()
+    return re.fullmatch(r"-?[\d,]+(\.\d+)?%?", cell) is not None  # not a version: 5.23.0

@@ -18,9 +18,10 @@ from ..native.library import SIZES, Kernel, find_kernel
 MASK, VALUES = ".packed_mask", ".packed_values"  # what follows a weight's name in a file
 
 MOST_DIMENSIONS = 8
-# Weights at a time, a multiple of 8: small beside a projection, and so many that threads seldom wait for each other.
+ALIGNMENT = 64  # elements whose bits are a word
+# Weights at a time, a multiple of 8: so few that what is read of them is still in the processor's cache when it is used,
+# and so many that Python's own work for each piece does not count.
 CHUNK = 2**18
-KERNEL_CHUNK = 2**21
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a float -> its bits as a number
 
 
@@ -37,6 +38,20 @@ class Values(Protocol):
 def packed_bytes(numel: int, kept: int, itemsize: int) -> int:
     """Bytes that a weight takes in packed form: one bit for each of its `numel` elements, and the `kept` values."""
     return mask_length(numel) + kept * itemsize
+
+
+def rows_bytes(shape: tuple[int, int], kept: int, itemsize: int) -> int:
+    """Bytes that a matrix takes that is packed to be computed with: the same, but that bits of rows begin at words of 64.
+
+    With them an offset of 8 bytes for each row, and one more.
+    """
+    rows, columns = shape
+    return rows * row_stride(columns) + kept * itemsize + 8 * (rows + 1)
+
+
+def row_stride(columns: int) -> int:
+    """Bytes of the bits of a row of so many elements, rounded up to whole words."""
+    return 8 * -(-columns // ALIGNMENT)
 
 
 def mask_length(numel: int) -> int:
@@ -102,12 +117,12 @@ def unpack(mask: torch.Tensor, values: Values, shape: Sequence[int]) -> torch.Te
 
 
 def _unpack_by_kernel(kernel: Kernel, mask: torch.Tensor, values: Values, numel: int) -> torch.Tensor:
-    """`unpack` by compiled code, in larger pieces, so that all threads have something to do."""
+    """`unpack` by compiled code."""
     check_mask(mask.numpy(), numel, len(values), kernel.library.count_bits(mask))
     weight = torch.empty(numel, dtype=values.dtype)
     first = 0
-    for start in range(0, numel, KERNEL_CHUNK):
-        piece = weight[start : start + KERNEL_CHUNK]
+    for start in range(0, numel, CHUNK):
+        piece = weight[start : start + CHUNK]
         bits = mask[start // 8 : mask_length(start + len(piece))]
         count = kernel.library.count_bits(bits)
         if not kernel.unpack_flat(bits, values[first : first + count].contiguous(), piece):

@@ -20,7 +20,7 @@ from ..pruner import NeuronALPruner
 from ..pruning.checking import check
 from ..pruning.sparsity_found import measure_sparsity
 from ..report import PruningReport
-from ..transformers_plugin.internals import ExportableState
+from ..transformers_plugin import internals
 from .keeping import SparsityKeeper, keep_sparsity
 from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness
@@ -67,7 +67,7 @@ class SparsityCallback(TrainerCallback):
         self.keeper = None
 
 
-class NeuronALCallback(SparsityCallback, ExportableState):
+class NeuronALCallback(SparsityCallback, internals.exportable_state()):
     """Prunes the model while it is trained, once or gradually, and keeps it sparse from then on.
 
     The calibration sequences are drawn from the Trainer's own training data, see [`training_sequences`]. After pruning,

@@ -1,7 +1,7 @@
 """What transformers is told of this package: which class reads a `"quant_method": "neuronal"`, and which one acts on it.
 
 `registration` imports this while transformers is imported, hence the imports inside functions: they are of modules that
-need all of transformers.
+need all of transformers, and of no more than a load needs.
 """
 
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -28,11 +28,14 @@ class NeuronALQuantizer(HfQuantizer):
 
     def __new__(cls, quantization_config, **kwargs):
         from .packed_loading import PackedConfig, PackedQuantizer
-        from .sparse_loading import KeepingQuantizer, PackingConfig, PackingQuantizer, keeps_packed
+        from .staying_packed import keeps_packed
+
+        if isinstance(quantization_config, PackedConfig) and not keeps_packed():
+            return PackedQuantizer(quantization_config, **kwargs)
+        from .sparse_loading import KeepingQuantizer, PackingConfig, PackingQuantizer
 
         if isinstance(quantization_config, PackedConfig):
-            kind = KeepingQuantizer if keeps_packed() else PackedQuantizer
-            return kind(quantization_config, **kwargs)
+            return KeepingQuantizer(quantization_config, **kwargs)
         if isinstance(quantization_config, PackingConfig):
             return PackingQuantizer(quantization_config, **kwargs)
         from .pruning_at_load import PruningQuantizer

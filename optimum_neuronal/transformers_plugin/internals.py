@@ -17,7 +17,6 @@ from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers import HfQuantizer
-from transformers.trainer_callback import ExportableState as ExportableState  # base of callbacks that checkpoints keep
 from transformers.utils.hub import convert_file_size_to_int
 
 
@@ -99,6 +98,13 @@ def as_read(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 # Saving.
+
+
+def exportable_state() -> type:
+    """The base of callbacks whose state checkpoints keep. Its module takes long to import: loading does without."""
+    from transformers.trainer_callback import ExportableState
+
+    return ExportableState
 
 
 def as_stored(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -5,9 +5,7 @@ own. In both cases a weight is packed when it is set on its module, one after th
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,27 +19,6 @@ from ..inference.packed_rows import DTYPES as COMPUTED
 from ..inference.packed_tensor import PackedTensor
 from . import internals
 from .packed_loading import PackedConfig, PackedQuantizer
-
-
-_keeping: ContextVar[bool] = ContextVar("keeping packed", default=False)
-
-
-@contextmanager
-def keeping_packed() -> Iterator[None]:
-    """While the context lasts, packed checkpoints that this thread loads stay packed.
-
-    transformers takes no argument for it: a `quantization_config` that is passed for a checkpoint with its own is refused.
-    """
-    token = _keeping.set(True)
-    try:
-        yield
-    finally:
-        _keeping.reset(token)
-
-
-def keeps_packed() -> bool:
-    """Whether the context lasts."""
-    return _keeping.get()
 
 
 class KeptFile:

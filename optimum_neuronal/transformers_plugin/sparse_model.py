@@ -5,7 +5,8 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from .sparse_loading import PackingConfig, is_packed, keeping_packed
+from .sparse_loading import PackingConfig, is_packed
+from .staying_packed import keeping_packed
 
 
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")

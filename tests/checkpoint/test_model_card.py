@@ -6,6 +6,8 @@ from sparse_checkpoints import save_pruned
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.checkpoint.model_card import make_card, with_format
+from optimum_neuronal.inference.sparsify import sparsify
+from optimum_neuronal.runtime.quantities import format_bytes
 
 
 @pytest.fixture
@@ -54,3 +56,15 @@ def test_perplexities_are_told_if_they_were_measured(pruned):
     card = str(make_card(model, pruner.report, "llama-70"))
     assert re.search(r"^wikitext2 +1[2]\.3[45] +23\.46$", card, re.M) and re.search(r"^mine +- +7\.00$", card, re.M)
     assert "perplexity, wikitext2" in str(pruner.report)
+
+
+def test_it_tells_the_memory_of_packed_weights(pruned):
+    pruner, model = pruned
+    card = str(make_card(model, pruner.report, "llama-70"))
+    found = re.search(r"take\n(.*) of memory instead of (.*), the whole model (.*) instead of (.*)\.\n", card).groups()
+    dense = model.get_memory_footprint()
+    sparsify(model)
+    packed = model.get_memory_footprint()
+    summary = model.packing
+    told = (summary.packed_bytes, summary.dense_bytes, packed, dense)
+    assert found == tuple(format_bytes(size) for size in told)

@@ -96,6 +96,18 @@ def test_more_rows_go_by_blocks(monkeypatch):
     check(finite((20, 70), torch.bfloat16, 1, 2), finite((21, 70), torch.bfloat16), finite((21,), torch.bfloat16, 1))
 
 
+def test_rows_of_a_larger_weight():
+    """Bits and offsets of some rows beside all values: the offsets do not begin at 0."""
+    weight, x = finite((12, 70), torch.float32), finite((2, 70), torch.float32, 1, 2)
+    bits_, values, offsets = packed(weight)
+    part = bits_[5:9], values, offsets[5:10]
+    assert offsets[5] > 0 and torch.equal(triton_kernels.unpack_rows(*part, 70), weight[5:9])
+    y = triton_kernels.packed_linear(x, *part, None)
+    assert error(y, x, weight[5:9]) < TOLERANCE[torch.float32]
+    many = finite((triton_kernels.MAX_FUSED_ROWS + 1, 70), torch.float32, 1, 2)
+    assert error(triton_kernels.packed_linear(many, *part, None), many, weight[5:9]) < TOLERANCE[torch.float32]
+
+
 def test_bits_that_lie_askew():
     weight = finite((5, 70), torch.float32)
     parts = packed(weight)

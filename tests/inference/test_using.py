@@ -10,7 +10,8 @@ from conftest import FEW, make_tokenizer
 from packed import assert_close, logits, make_zeroed
 from texts import VOCAB
 
-from optimum_neuronal import evaluate_perplexity, evaluate_tasks, sparsify
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity, evaluate_tasks, sparsify
+from optimum_neuronal.demo.run import load_tiny_model
 
 
 FAMILIES = (*FEW, "qwen3_moe", "gpt_oss")
@@ -31,6 +32,32 @@ def test_generate(family):
     batch, mask = torch.tensor([[0, 0, 3, 9], [4, 8, 15, 16]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     found, expected = (m.generate(batch, attention_mask=mask, **GREEDY) for m in (packed, dense))
     assert torch.equal(found, expected)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The demo's model at 70 %: unlike random weights it is sure of its tokens, or torn between some."""
+    model, tokenizer = load_tiny_model()
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+    return NeuronALPruner(config).prune(model), tokenizer("The", return_tensors="pt").input_ids
+
+
+def test_200_tokens_of_a_trained_model(trained):
+    dense, ids = trained
+    options = {**GREEDY, "max_new_tokens": 200}
+    expected = dense.generate(ids, **options)
+    assert expected.shape[1] == ids.shape[1] + 200
+    assert torch.equal(sparsify(copy.deepcopy(dense)).generate(ids, **options), expected)
+
+
+@pytest.mark.parametrize("dtype, most", [(torch.bfloat16, 1e-2), (torch.float32, 1e-5)])
+def test_logits_of_a_trained_model(trained, dtype, most):
+    dense = copy.deepcopy(trained[0]).to(dtype)
+    packed = sparsify(copy.deepcopy(dense))
+    ids = torch.arange(2, 42)[None]
+    with torch.no_grad():
+        expected, found = (model(ids).logits.double() for model in (dense, packed))
+    assert (found - expected).norm() < most * expected.norm()
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])

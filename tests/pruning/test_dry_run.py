@@ -10,8 +10,11 @@ from families import FAMILIES
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.checkpoint.packed_reading import PackedFile
+from optimum_neuronal.checkpoint.save_pretrained import save_pretrained
 from optimum_neuronal.engine import runner as engine_module
 from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.inference.sparsify import sparsify
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.sparsity.packed import PackedMask
 
@@ -130,6 +133,22 @@ def test_bytes_of_every_family(family, tmp_path):
     assert 0 < plan.block_bytes <= blocks <= plan.block_bytes * plan.blocks
     assert plan.streamed_bytes <= plan.memory_bytes
     assert plan.dtype == "float32" and plan.hidden_bytes % (plan.seq_length * 4) == 0
+
+
+@pytest.mark.parametrize("family", FEW)
+def test_packed_bytes_are_those_of_a_prune(family, tmp_path):
+    model = make_model(family)
+    config = config_of(topup="uniform", saliency="magnitude")
+    plan = plan_prune(saved(tmp_path, model)[0], config)
+    NeuronALPruner(config).prune(model)
+    save_pretrained(model, tmp_path / "packed", format="packed")
+    stored = sum(PackedFile(path).nbytes for path in (tmp_path / "packed").glob("*.safetensors"))
+    assert plan.packed_saved_bytes == pytest.approx(stored, rel=0.01) and stored < plan.saved_bytes
+    sparsify(model)
+    if family != "llama4_text":  # whose experts stay dense
+        assert plan.packed_model_bytes == pytest.approx(model.get_memory_footprint(), rel=0.01)
+    assert plan.packed_model_bytes < plan.model_bytes and "packed" in str(plan)
+    assert plan.to_dict()["packed_saved_bytes"] == plan.packed_saved_bytes
 
 
 def test_tied_weights_count_once(tmp_path):

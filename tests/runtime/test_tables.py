@@ -18,3 +18,7 @@ def test_lines_end_without_blanks_and_a_table_may_be_empty():
 
 def test_what_begins_with_a_number_is_text():
     assert format_table(["wide column"], [["0.1 / 0.12"], ["-0.5"]]).split("\n")[2:] == ["0.1 / 0.12", "       -0.5"]
+
+
+def test_versions_are_text():
+    assert format_table(["wide column"], [["5.23.0"], ["5.23"]]).split("\n")[2:] == ["5.23.0", "       5.23"]

@@ -67,7 +67,6 @@ def test_more_than_one_chunk(monkeypatch):
     monkeypatch.setattr(packing, "CHUNK", 64)
     weight = torch.randn(37, 29).masked_fill(torch.rand(37, 29) < 0.7, 0)
     mask, values = pack(weight)
-    monkeypatch.setattr(packing, "KERNEL_CHUNK", 64)
     assert torch.equal(unpack(mask, values, weight.shape), weight)
     monkeypatch.undo()
     assert all(torch.equal(a, b) for a, b in zip((mask, values), pack(weight)))

@@ -261,4 +261,4 @@ def test_experts():
 
 
 def test_the_state_of_callbacks_is_saved_with_checkpoints():
-    assert issubclass(TrainerControl, internals.ExportableState)
+    assert issubclass(TrainerControl, internals.exportable_state())

@@ -1,0 +1,44 @@
+"""How large pruned weights are packed, told from their shapes: in a file, and in memory where they are computed with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..decoder.projections import Decoder, Projection
+from ..sparsity.bitmask import packed_bytes, rows_bytes
+
+
+@dataclass(frozen=True)
+class PackedSize:
+    """Bytes of all weights that hold pruned projections. What is not smaller packed counts as dense.
+
+    Args:
+        dense (`int`): as they are.
+        saved (`int`): in the packed format.
+        in_memory (`int`): after `sparsify`, if all of them have a packed form.
+    """
+
+    dense: int
+    saved: int
+    in_memory: int
+
+
+def packed_size(decoder: Decoder, zeros: Callable[[Projection], int]) -> PackedSize:
+    """What packing the pruned weights of a decoder gives.
+
+    Args:
+        decoder ([`Decoder`]): its weights are not read, and may be on the meta device.
+        zeros (`Callable[[Projection], int]`): how many weights of a projection are zero.
+    """
+    owners, zeros_of = {}, {}
+    for projection in decoder.projections.values():
+        owner = projection.owner
+        owners[id(owner)] = owner, projection.shape[1]
+        zeros_of[id(owner)] = zeros_of.get(id(owner), 0) + zeros(projection)
+    dense = saved = in_memory = 0
+    for key, (owner, columns) in owners.items():
+        numel, itemsize = owner.numel(), owner.element_size()
+        kept = numel - zeros_of[key]
+        dense += numel * itemsize
+        saved += min(numel * itemsize, packed_bytes(numel, kept, itemsize))
+        in_memory += min(numel * itemsize, rows_bytes((numel // columns, columns), kept, itemsize))
+    return PackedSize(dense, saved, in_memory)
