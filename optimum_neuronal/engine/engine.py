@@ -11,7 +11,7 @@ from .applier import PlanApplier
 from .calls import Call
 from .capture import BlockInputs
 from .dense_pass import DenseStream, dense_stream
-from .levels import Levels, solve_levels
+from .levels import Levels, heldout_sequences, solve_levels
 from .plan_stream import PlanStream
 from .records import Kept, StepRecords
 from .runner import BlockRunner
@@ -98,9 +98,7 @@ class Engine:
 
         The sequences that trials are measured on take no part, if others are left.
         """
-        trials = len(self.alignment_ids)
-        ids = self.ids[trials:] if len(self.ids) >= 2 * trials else self.ids
-        inputs = self.runner.capture(ids)
+        inputs = self.runner.capture(self.ids[heldout_sequences(len(self.ids), len(self.alignment_ids)) :])
         budget = self.runner.max_hidden_bytes
         self.levels = solve_levels(self.runner, self.applier, self.records, inputs, target, budget)
 

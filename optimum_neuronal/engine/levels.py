@@ -40,6 +40,9 @@ def level_sparsities(target: float) -> tuple[float, ...]:
 class LevelsPass(CalibrationPass):
     """What [`solve_levels`] costs, but for the solving."""
 
+    def count_sequences(self, samples: int, alignment: int) -> int:
+        return samples - heldout_sequences(samples, alignment)
+
     def runs(self, index: int, last: int) -> Runs:
         return 1, 0, 0
 
@@ -94,6 +97,11 @@ class Levels:
         key = f"{projection.name}@{place - 1}"
         mask = PackedMask(tensors[key + MASK], projection.shape)
         return PackedWeight(mask, tensors[key + VALUES]).unpack(projection.weight.device)
+
+
+def heldout_sequences(samples: int, alignment: int) -> int:
+    """How many calibration sequences, from the first, levels are not solved on: those of the trials, if enough are left."""
+    return alignment if samples >= 2 * alignment else 0
 
 
 def record_name(index: int) -> str:

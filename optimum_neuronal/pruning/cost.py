@@ -11,7 +11,6 @@ from ..decoder.projections import Block, Decoder
 from ..engine.dense_pass import DensePass
 from ..engine.passes import Pass
 from ..engine.replay_check import CheckPass
-from .final_pruning import PruningPass
 
 
 MEASURE_SECONDS = 0.5
@@ -36,12 +35,12 @@ class PlannedSweep:
     operations: int
 
 
-def all_passes(asked: Sequence[Pass], final: bool) -> Iterator[Pass]:
+def all_passes(asked: Sequence[Pass], final: Sequence[Pass]) -> Iterator[Pass]:
     """What a prune does from its check to the final masks: what its top-up asks, and what that needs.
 
     Args:
         asked (`Sequence[Pass]`): by the top-up.
-        final (`bool`): whether the final pruning looks at activations.
+        final (`Sequence[Pass]`): of the final pruning; none if it looks at no activations.
     """
     yield CheckPass("Check", 0)
     dense_is_known = False
@@ -50,8 +49,7 @@ def all_passes(asked: Sequence[Pass], final: bool) -> Iterator[Pass]:
             dense_is_known = True
             yield DensePass("Dense activations", 0)
         yield step
-    if final:
-        yield PruningPass("Pruning", 1)
+    yield from final
 
 
 def plan_sweeps(

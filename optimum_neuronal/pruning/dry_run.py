@@ -1,6 +1,6 @@
 """Tells what a prune would do and cost, from the model's config alone: no weight and no text is read."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from ..decoder.placement import default_device
 from ..decoder.projections import Block, Decoder, Projection
 from ..engine.passes import Pass
 from ..methods import Methods
-from ..runtime.quantities import format_bytes, format_count, format_duration
-from ..runtime.tables import format_table
 from ..sparsity.bitmask import mask_length
 from ..sparsity.plan import row_counts
 from .cost import PlannedSweep, all_passes, hidden_sequences, measure_matmul_rate, plan_sweeps
-from .final_pruning import needs_inputs
+from .dense_targets import DenseTargetsPass
+from .final_pruning import PruningPass, needs_inputs
+from .plan_table import plan_table
+from .refit import RefitPass
+from .solving_cost import SolvingCost, solving_cost
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,11 @@ class PrunePlan:
         trial_bytes (`int`): the second copy of a block's pruned weights that a trial computes with, at its largest.
         hidden_bytes (`int`): hidden states of calibration sequences, at their most.
         mask_bytes (`int`): the masks, one bit per pruned weight.
+        solving ([`SolvingCost`]): what reconstructing weights takes beside the passes.
         sweeps (`tuple[PlannedSweep, ...]`): passes over the blocks in their order; none if nothing is measured.
         device (`str`): where the rate was measured.
         operations_per_second (`float`): measured rate of matrix products in this dtype on this device.
+        solved_per_second (`float`): the same in float32, in which weights are reconstructed.
     """
 
     config: dict[str, Any]
@@ -73,14 +77,17 @@ class PrunePlan:
     trial_bytes: int
     hidden_bytes: int
     mask_bytes: int
+    solving: SolvingCost
     sweeps: tuple[PlannedSweep, ...]
     device: str
     operations_per_second: float
+    solved_per_second: float
 
     @property
     def memory_bytes(self) -> int:
-        """Model, trial weights, hidden states and masks together: at least this much is needed."""
-        return self.model_bytes + self.trial_bytes + self.hidden_bytes + self.mask_bytes
+        """Model, trial weights, hidden states, masks, and what solving takes: at least this much is needed."""
+        solving = self.solving.solver_bytes + max(self.solving.levels_bytes, self.solving.waiting_bytes)
+        return self.model_bytes + self.trial_bytes + self.hidden_bytes + self.mask_bytes + solving
 
     @property
     def streamed_bytes(self) -> int:
@@ -100,8 +107,9 @@ class PrunePlan:
 
     @property
     def seconds(self) -> float:
-        """Time of these operations at the measured rate: a lower bound, unless candidates are abandoned early."""
-        return self.operations / self.operations_per_second
+        """Time of these operations at the measured rates: a lower bound, unless candidates are abandoned early."""
+        solving = self.solving.operations / self.solved_per_second
+        return self.operations / self.operations_per_second + solving
 
     def to_dict(self) -> dict[str, Any]:
         """All of it with the totals, JSON-serialisable."""
@@ -111,42 +119,7 @@ class PrunePlan:
 
     def __str__(self) -> str:
         """A table for the terminal."""
-        config = self.config
-        rows = [
-            ["model", f"{self.model_type}, {format_count(self.weights)} weights in {self.dtype}"],
-            ["method", f"{config['saliency']} + {config['topup']}, sparsity {config['sparsity']:.2%}"],
-            [
-                "pruned",
-                f"{self.projections:,} projections in {self.blocks} blocks, {format_count(self.pruned_weights)} weights",
-            ],
-            ["become zero", f"{format_count(self.zeros)} weights, {self.zeros / self.weights:.2%} of the model's"],
-            ["saved model", f"{format_bytes(self.saved_bytes)}, packed {format_bytes(self.packed_saved_bytes)}"],
-            ["memory", f"at least {format_bytes(self.memory_bytes)}, of which"],
-            ["  model", f"{format_bytes(self.model_bytes)} (largest block {format_bytes(self.block_bytes)})"],
-            ["  trial weights", format_bytes(self.trial_bytes)],
-            ["  hidden states", format_bytes(self.hidden_bytes)],
-            ["  masks", format_bytes(self.mask_bytes)],
-            [
-                "to run it",
-                f"{format_bytes(self.model_bytes)}, packed {format_bytes(self.packed_model_bytes)} (sparsify)",
-            ],
-            ["memory, blocks on disk", f"at least {format_bytes(self.streamed_bytes)} (--stream)"],
-        ]
-        if not self.sweeps:
-            rows.append(["passes over the blocks", "none: no calibration data is needed"])
-            return format_table(["", "plan"], rows)
-        samples = f"{config['num_samples']} x {self.seq_length} tokens"
-        rows.append(["calibration", f"{samples}, the first {config['num_alignment_samples']} for the top-up"])
-        rows.append(
-            ["passes over the blocks", f"{len(self.sweeps)}, {format_count(self.block_forwards)} block forwards"]
-        )
-        for sweep in self.sweeps:
-            plans = f", {sweep.plans} plan{'s' if sweep.plans > 1 else ''}" if sweep.plans else ""
-            rows.append([f"  {sweep.label.lower()}", f"{format_count(sweep.block_forwards)} block forwards{plans}"])
-        rate = f"{self.operations:.2e} operations at the {self.operations_per_second:.2e} per second measured"
-        rows.append(["time", f"at least {format_duration(self.seconds)}: {rate} on {self.device}"])
-        rows.append(["", "not counted: scoring, reading, saving; candidates that are abandoned early save some"])
-        return format_table(["", "plan"], rows)
+        return plan_table(self)
 
 
 def plan_prune(
@@ -175,7 +148,7 @@ def plan_prune(
     methods = config.make_methods()
     methods.topup.check(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
-    passes = _passes(methods)
+    passes = _passes(methods, config)
     samples = config.num_samples, config.num_alignment_samples
     device = device or default_device()
     sequences = hidden_sequences(passes, *samples, len(decoder.blocks))
@@ -190,17 +163,24 @@ def plan_prune(
         **_weight_bytes(model, decoder, config.sparsity),
         trial_bytes=max(_trial_bytes(block) for block in decoder.blocks) if passes else 0,
         hidden_bytes=sequences * tokens * decoder.config.hidden_size * model.dtype.itemsize,
+        solving=solving_cost(decoder, replace(config, seq_length=tokens), methods),
         sweeps=plan_sweeps(passes, decoder, tokens, *samples),
         device=str(device),
         operations_per_second=measure_matmul_rate(model.dtype, device),
+        solved_per_second=measure_matmul_rate(torch.float32, device),
     )
 
 
-def _passes(methods: Methods) -> list[Pass]:
+def _passes(methods: Methods, config: NeuronALConfig) -> list[Pass]:
     """Everything that runs blocks, in order; nothing if no activations are looked at."""
     if not methods.needs_calibration:
         return []
-    return list(all_passes(methods.topup.passes(), needs_inputs(methods.saliency, methods.topup.statistic)))
+    final = []
+    if needs_inputs(methods.saliency, methods.topup.statistic):
+        final.append((DenseTargetsPass if methods.needs_dense_stream else PruningPass)("Pruning", 1))
+    if config.refit_epochs:
+        final.append(RefitPass("Refit", 0, times=config.refit_epochs))
+    return list(all_passes(methods.topup.passes_with(methods.saliency), final))
 
 
 def _skeleton(model_or_path: str | Path, dtype: str | torch.dtype, **options) -> PreTrainedModel:

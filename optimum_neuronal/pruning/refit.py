@@ -14,6 +14,7 @@ from transformers.utils import logging
 from ..decoder.projections import Block
 from ..decoder.trial import Prepared
 from ..engine.calls import Call, first_output, restore_shared, to_device
+from ..engine.passes import CalibrationPass, Runs
 from ..engine.streams import Stream
 from ..sparsity.changes import Change
 
@@ -22,6 +23,13 @@ SEQUENCES_PER_STEP = 8
 TOKENS_PER_FORWARD = 2048  # of the sequences that gradients are computed for at a time
 HELD_OUT = 8  # one sequence of so many, from the last, is not learned from: the best epoch is chosen by them
 LAST_RATE = 0.1  # of the learning rate, at the end
+
+
+class RefitPass(CalibrationPass):
+    """What an epoch of [`Refit.fit`] costs for all blocks: its `times` are the epochs."""
+
+    def runs(self, index: int, last: int) -> Runs:
+        return 3, 0, 0  # a gradient takes two
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ from ..runtime.full_precision import full_precision
 from ..runtime.hyper_parameters import check_number, check_whole
 from ..sparsity.pattern import ColumnPattern
 from ..sparsity.plan import row_counts
-from .admm import Inverse, find_support, fit_support
+from .admm import PERIOD, Inverse, find_support, fit_support
 from .base import WeightUpdate, register_saliency
 from .dampening import DampenedHessian
 from .supports import OfGroups, OfParts, OfRows, OfWhole, Support
 
 
 QUICK = 60  # iterations where weights are solved for trials
+USUAL = 35  # iterations until the support has settled
 
 
 @register_saliency("alps")
@@ -69,6 +70,12 @@ class ALPS(WeightUpdate):
         joined = torch.cat(list(weights.values()))
         solved = self._solve(joined, hessian, OfParts(supports, rows), ", ".join(weights))
         return dict(zip(weights, solved.split(rows)))
+
+    def operations(self, shape: tuple[int, int]) -> int:
+        rows, columns = shape
+        iterations = min(self.iterations, USUAL)
+        products = 2 * rows * columns**2 * (iterations + self.refinements + 2)
+        return products + iterations // PERIOD * 2 * columns**3
 
     def quick(self) -> "ALPS":
         return replace(self, iterations=min(self.iterations, QUICK))

@@ -102,3 +102,7 @@ class WeightUpdate(Saliency):
     def quick(self) -> "WeightUpdate":
         """This method at less cost, for trials."""
         return self
+
+    def operations(self, shape: tuple[int, int]) -> int:
+        """Floating-point operations that [`prune`] takes for a weight of shape (out, in), about; 0 if not known."""
+        return 0

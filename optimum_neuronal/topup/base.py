@@ -69,6 +69,10 @@ class TopUp(ABC):
         """What `allocate` asks, in its order, if it abandons nothing: a dry run tells the cost by it."""
         return ()
 
+    def uses_levels(self, saliency: Saliency) -> bool:
+        """Whether `allocate` has weights solved at a few sparsities for its candidates, see [`Levels`]."""
+        return False
+
     def passes_with(self, saliency: Saliency) -> tuple[Pass, ...]:
         """The same with a certain saliency, where it depends on that."""
         return self.passes()

@@ -103,11 +103,14 @@ class Search(TopUp):
     def by_row(self) -> bool:
         return self.rows
 
+    def uses_levels(self, saliency: Saliency) -> bool:
+        return self.levels and saliency.updates_weights and self.objective != ALIGNMENT
+
     def passes(self) -> tuple[Pass, ...]:
         return self._passes(self.budget or BUDGET)
 
     def passes_with(self, saliency: Saliency) -> tuple[Pass, ...]:
-        if not self._uses_levels(saliency):
+        if not self.uses_levels(saliency):
             return self.passes()
         return LevelsPass(LEVELS_LABEL, 0), *self._passes(self.budget or LEVELS_BUDGET)
 
@@ -116,9 +119,6 @@ class Search(TopUp):
         asked = AlignmentPass if self.objective == ALIGNMENT else OutputPass
         return (asked(LABEL, together, times=-(-budget // together)),)
 
-    def _uses_levels(self, saliency: Saliency) -> bool:
-        return self.levels and saliency.updates_weights and self.objective != ALIGNMENT
-
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()
         space = Space.of(sweep.decoder, sparsity)
@@ -126,7 +126,7 @@ class Search(TopUp):
             return Allocation(space.plan(space.uniform))
         run = self._begin(sweep, space)
         rows = 0
-        if self.rows and sweep.saliency.knows_rows and not self._uses_levels(sweep.saliency):
+        if self.rows and sweep.saliency.knows_rows and not self.uses_levels(sweep.saliency):
             # Alignment does not run the plan's own stream, which the rows' saliency is measured on.
             rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
         while run.skips_to_a_round_within(run.budget - rows):
@@ -138,7 +138,7 @@ class Search(TopUp):
 
     def _begin(self, sweep: Sweep, space: Space) -> "_Run":
         """The search behind its first stage."""
-        levels = self._uses_levels(sweep.saliency)
+        levels = self.uses_levels(sweep.saliency)
         run = _Run(sweep, space, self.objective, (self.budget or (LEVELS_BUDGET if levels else BUDGET)) - 1)
         if levels:
             sweep.solve_levels(space.target)

@@ -1,0 +1,67 @@
+"""A dry run's plan as a table for the terminal."""
+
+from typing import TYPE_CHECKING
+
+from ..runtime.quantities import format_bytes, format_count, format_duration
+from ..runtime.tables import format_table
+
+
+if TYPE_CHECKING:
+    from .dry_run import PrunePlan
+
+Rows = list[list[str]]
+
+
+def plan_table(plan: "PrunePlan") -> str:
+    """All that a plan tells."""
+    return format_table(["", "plan"], [*_model_rows(plan), *_memory_rows(plan), *_work_rows(plan)])
+
+
+def _model_rows(plan: "PrunePlan") -> Rows:
+    config = plan.config
+    refit = f", {config['refit_epochs']} epochs of refit" if config["refit_epochs"] else ""
+    projections = f"{plan.projections:,} projections in {plan.blocks} blocks"
+    return [
+        ["model", f"{plan.model_type}, {format_count(plan.weights)} weights in {plan.dtype}"],
+        ["method", f"{config['saliency']} + {config['topup']}{refit}, sparsity {config['sparsity']:.2%}"],
+        ["pruned", f"{projections}, {format_count(plan.pruned_weights)} weights"],
+        ["become zero", f"{format_count(plan.zeros)} weights, {plan.zeros / plan.weights:.2%} of the model's"],
+        ["saved model", f"{format_bytes(plan.saved_bytes)}, packed {format_bytes(plan.packed_saved_bytes)}"],
+    ]
+
+
+def _memory_rows(plan: "PrunePlan") -> Rows:
+    solving = plan.solving
+    parts = {"solving": solving.solver_bytes, "levels": solving.levels_bytes, "kept weights": solving.waiting_bytes}
+    return [
+        ["memory", f"at least {format_bytes(plan.memory_bytes)}, of which"],
+        ["  model", f"{format_bytes(plan.model_bytes)} (largest block {format_bytes(plan.block_bytes)})"],
+        ["  trial weights", format_bytes(plan.trial_bytes)],
+        ["  hidden states", format_bytes(plan.hidden_bytes)],
+        ["  masks", format_bytes(plan.mask_bytes)],
+        *([f"  {name}", format_bytes(size)] for name, size in parts.items() if size),
+        ["to run it", f"{format_bytes(plan.model_bytes)}, packed {format_bytes(plan.packed_model_bytes)} (sparsify)"],
+        ["memory, blocks on disk", f"at least {format_bytes(plan.streamed_bytes)} (--stream)"],
+    ]
+
+
+def _work_rows(plan: "PrunePlan") -> Rows:
+    if not plan.sweeps:
+        return [["passes over the blocks", "none: no calibration data is needed"]]
+    config, solving = plan.config, plan.solving
+    samples = f"{config['num_samples']} x {plan.seq_length} tokens"
+    rows = [
+        ["calibration", f"{samples}, the first {config['num_alignment_samples']} for the top-up"],
+        ["passes over the blocks", f"{len(plan.sweeps)}, {format_count(plan.block_forwards)} block forwards"],
+    ]
+    for sweep in plan.sweeps:
+        plans = f", {sweep.plans} plan{'s' if sweep.plans > 1 else ''}" if sweep.plans else ""
+        rows.append([f"  {sweep.label.lower()}", f"{format_count(sweep.block_forwards)} block forwards{plans}"])
+    if solving.operations:
+        times = f"at {solving.sparsities} sparsities" if solving.sparsities > 1 else "once"
+        rate = f"{solving.operations:.2e} operations at {plan.solved_per_second:.2e} per second"
+        rows.append(["weights solved", f"{times}: {rate}, in float32"])
+    rate = f"{plan.operations:.2e} operations at the {plan.operations_per_second:.2e} per second measured"
+    rows.append(["time", f"at least {format_duration(plan.seconds)}: {rate} on {plan.device}"])
+    rows.append(["", "not counted: scoring, reading, saving; candidates that are abandoned early save some"])
+    return rows

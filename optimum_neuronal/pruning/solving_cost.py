@@ -1,0 +1,65 @@
+"""What reconstructing weights costs beside the runs of blocks: operations, and memory."""
+
+from dataclasses import dataclass
+
+from ..config import NeuronALConfig
+from ..decoder.projections import Block, Decoder
+from ..engine.levels import level_sparsities, levels_bytes
+from ..methods import Methods
+
+
+FLOAT32 = 4
+SQUARES, OTHERS = 5, 7  # matrices of shape (in, in), and of shape (out, in), that a solver holds at a time
+REFIT = 4  # float32 copies of a block's weights: masters, gradients, and Adam's two averages
+
+
+@dataclass(frozen=True)
+class SolvingCost:
+    """All zero for a saliency that leaves the weights that stay as they are.
+
+    Args:
+        sparsities (`int`): at how many sparsities each projection is solved, that of the final pruning among them.
+        operations (`int`): floating-point operations, about.
+        solver_bytes (`int`): the largest projection's Hessians, and what a solver holds; or the refit's, if larger.
+        levels_bytes (`int`): the levels that candidates are made of.
+        waiting_bytes (`int`): the kept weights of all blocks, which wait beside the model until the end.
+    """
+
+    sparsities: int = 0
+    operations: int = 0
+    solver_bytes: int = 0
+    levels_bytes: int = 0
+    waiting_bytes: int = 0
+
+
+def solving_cost(decoder: Decoder, config: NeuronALConfig, methods: Methods) -> SolvingCost:
+    """What a config's saliency and top-up solve.
+
+    Args:
+        decoder ([`Decoder`]): may be on the meta device.
+        config ([`NeuronALConfig`]), methods ([`Methods`]): of each other.
+    """
+    if not methods.saliency.updates_weights:
+        return SolvingCost()
+    levels = level_sparsities(config.sparsity) if methods.topup.uses_levels(methods.saliency) else ()
+    tokens = config.num_samples * (config.seq_length or 0)
+    shapes = [p.shape for p in decoder.projections.values()]
+    gathered = sum(2 * tokens * columns**2 for _, columns in shapes)
+    solved = sum(methods.saliency.operations(shape) for shape in shapes)
+    refitted = REFIT * max(map(_weights, decoder.blocks)) * FLOAT32 if config.refit_epochs else 0
+    kept = 1 - config.sparsity
+    return SolvingCost(
+        sparsities=1 + len(levels),
+        operations=(1 + len(levels)) * solved + (2 if levels else 1) * gathered,
+        solver_bytes=max(refitted, *(FLOAT32 * (SQUARES * n * n + OTHERS * m * n) for m, n in shapes)),
+        levels_bytes=sum(levels_bytes(block, levels) for block in decoder.blocks),
+        waiting_bytes=int(sum(kept * _weights(block) * _itemsize(block) for block in decoder.blocks)),
+    )
+
+
+def _weights(block: Block) -> int:
+    return sum(p.shape[0] * p.shape[1] for p in block.pruned)
+
+
+def _itemsize(block: Block) -> int:
+    return block.pruned[0].owner.dtype.itemsize if block.pruned else 0
