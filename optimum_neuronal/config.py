@@ -72,7 +72,8 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
         refit_epochs (`int`, *optional*):
             Epochs in which the kept weights of each block are fitted to the dense block's output by gradients, masks
             being what they are, for a saliency that updates weights: better, and slower, see [`Refit`]. 0: none. None: see `effort`.
-        refit_learning_rate (`float`): Adam's, at the beginning; above 0.
+        refit_learning_rate (`float`):
+            How far its steps move weights at first, as a share of the root mean square of a matrix's kept weights; above 0.
         format (`str`):
             How the model is saved: `"dense"`, ordinary safetensors with zeros; or `"packed"`, the non-zero values and
             bitmasks, which load in processes that have imported this package only (docs/format.md).

@@ -119,7 +119,10 @@ class ConfigFields:
             "default": told("refit_epochs"),
         },
     )
-    refit_learning_rate: float = field(default=1e-3, metadata={"help": "learning rate of --refit-epochs"})
+    refit_learning_rate: float = field(
+        default=0.02,
+        metadata={"help": "how far a step of --refit-epochs moves weights, as a share of their root mean square"},
+    )
     format: str = field(
         default="dense",
         metadata={

@@ -7,12 +7,50 @@ from optimum_neuronal import NeuronALConfig
 
 
 def test_defaults():
-    config = NeuronALConfig(0.7, saliency="wanda")
-    assert (config.saliency, config.topup, config.dataset) == ("wanda", "search", "c4")
-    assert config.make_methods().topup.budget == 58, "the passes of NeuronAL's two steps"
-    assert NeuronALConfig(0.7, "sparsegpt", saliency="wanda").make_methods().topup.name == "search", (
-        "which leaves rows alone then"
-    )
+    config = NeuronALConfig(0.7)
+    assert (config.saliency, config.topup, config.dataset, config.refit_epochs) == ("alps", "search", "c4", 0)
+    assert config.make_methods().needs_dense_stream
+    assert NeuronALConfig(0.7, "sparsegpt").make_methods().topup.name == "search", "which leaves rows alone then"
+
+
+class TestEffort:
+    def test_it_fills_in_what_is_not_given(self):
+        assert NeuronALConfig(0.7, effort="default") == NeuronALConfig(0.7)
+        best = NeuronALConfig(0.7, effort="best")
+        assert (best.saliency, best.topup, best.refit_epochs > 0) == ("alps", "search", True)
+        assert NeuronALConfig(0.7, effort="fast").topup != "search"
+
+    def test_what_is_given_wins(self):
+        config = NeuronALConfig(0.7, effort="best", topup="owl", refit_epochs=3)
+        assert (config.saliency, config.topup, config.refit_epochs) == ("alps", "owl", 3)
+        config = NeuronALConfig(0.7, effort="best", saliency="wanda")
+        assert (config.topup, config.refit_epochs) == ("search", 0), "Wanda leaves the weights that stay"
+        assert NeuronALConfig(0.5, effort="best", pattern="2:4").topup == "uniform"
+
+    def test_what_is_saved_says_what_was_meant(self):
+        saved = NeuronALConfig(0.7, effort="best").to_dict()
+        assert saved["effort"] == "best" and saved["saliency"] == "alps" and saved["refit_epochs"] > 0
+        assert NeuronALConfig.from_dict({**saved, "refit_epochs": 2}).refit_epochs == 2
+
+    def test_an_unknown_one_is_refused(self):
+        with pytest.raises(ValueError, match="effort is 'bets': expected one of 'fast', .*Did you mean 'best'"):
+            NeuronALConfig(0.7, effort="bets")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"reconstruct": "desne"}, "reconstruct is 'desne': expected one of .*Did you mean 'dense'"),
+        ({"reconstruct": "dense", "saliency": "wanda"}, "the saliency 'wanda' leaves the weights that stay"),
+        ({"refit_epochs": 2, "saliency": "wanda"}, "the saliency 'wanda' leaves the weights that stay"),
+        ({"refit_epochs": 2, "num_samples": 8}, "num_samples is 8: to refit takes at least 16"),
+        ({"refit_epochs": -1}, "refit_epochs is -1: expected at least 0"),
+        ({"refit_learning_rate": 0}, "refit_learning_rate is 0: expected a number above 0"),
+    ],
+)
+def test_bad_reconstruction(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        NeuronALConfig(0.7, **arguments)
 
 
 def test_defaults_of_neuronal_are_the_papers():
@@ -31,7 +69,6 @@ def test_round_trip_through_json():
         block_lambdas=(0.1, 0.2),
         targets=["mlp"],
         seq_length=64,
-        saliency="wanda",
     )
     stored = json.loads(json.dumps(config.to_dict()))
     assert stored["quant_method"] == "neuronal"
@@ -70,7 +107,7 @@ def test_unknown_keys_and_other_methods_are_refused():
 )
 def test_bad_values(arguments, message):
     with pytest.raises(ValueError, match=message):
-        NeuronALConfig(**{"sparsity": 0.7, "topup": "neuronal", **arguments})
+        NeuronALConfig(**{"sparsity": 0.7, "saliency": "wanda", "topup": "neuronal", **arguments})
 
 
 @pytest.mark.parametrize(

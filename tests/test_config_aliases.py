@@ -130,7 +130,7 @@ class TestAliases:
         parameters = inspect.signature(NeuronALConfig).parameters
         assert list(parameters) == [entry.name for entry in fields(NeuronALConfig)]
         with pytest.raises(TypeError, match="positional"):
-            NeuronALConfig(0.7, "wanda", {}, "neuronal", {}, "block", saliency="wanda")
+            NeuronALConfig(0.7, "wanda", {}, "neuronal", {}, "block")
         with pytest.raises(TypeError, match="'stesp'"):
             NeuronALConfig(0.7, stesp="block", steps="block", saliency="wanda")
 

@@ -35,7 +35,7 @@ class TestMethodsThatGoTogether:
 
     def test_a_pattern_refuses_other_topups_and_sparsities(self):
         with pytest.raises(ValueError, match="nothing for the top-up 'search' to decide: set topup='uniform'"):
-            NeuronALConfig(sparsity=0.5, pattern="2:4", saliency="wanda")
+            NeuronALConfig(sparsity=0.5, pattern="2:4", topup="search")
         with pytest.raises(ValueError, match="The pattern 2:4 means sparsity=0.5, but it is 0.7"):
             NeuronALConfig(sparsity=0.7, pattern="2:4", topup="uniform", saliency="wanda")
         with pytest.raises(ValueError, match="expected 'N:M'"):
@@ -51,12 +51,12 @@ class TestMethodsThatGoTogether:
             .topup
         )
         assert topup.rows_are_optional or not topup.by_row
-        NeuronALConfig(0.7, "wanda", topup=name, topup_args=topup.without_rows, saliency="wanda")
+        NeuronALConfig(0.7, "wanda", topup=name, topup_args=topup.without_rows)
 
     def test_a_topup_that_cannot_leave_rows_alone_is_told_from_one_that_can(self, own_topup, monkeypatch):
         monkeypatch.setattr(own_topup, "by_row", True)
         with pytest.raises(ValueError, match="the top-up 'test-only' would have them: choose a top-up that leaves"):
-            NeuronALConfig(0.7, "sparsegpt", topup="test-only", saliency="wanda")
+            NeuronALConfig(0.7, "sparsegpt", topup="test-only")
 
 
 def test_a_topup_gets_its_topup_args_and_nothing_else(own_topup):

@@ -28,7 +28,7 @@ METHODS = {  # what is compared -> fields of the config
     "Wanda, search": {"saliency": "wanda", "topup": "search"},
     "best": {"effort": "best"},
 }
-BASELINE, PAPER, OURS = "Wanda, uniform", "Wanda, NeuronAL", "Wanda, search"
+BASELINE, PAPER, OURS = "Wanda, uniform", "Wanda, NeuronAL", "best"
 
 # Run in a process of its own, which never imports this package: what a user of plain transformers sees.
 RELOAD = """

@@ -38,7 +38,9 @@ class Refit:
 
     Args:
         epochs (`int`): passes over the sequences, at least 1.
-        learning_rate (`float`): Adam's at the beginning; it falls to a tenth along a cosine.
+        learning_rate (`float`):
+            How far a step of Adam moves weights at the beginning, as a share of the root mean square of those that are
+            kept in their matrix; it falls to a tenth along a cosine.
     """
 
     epochs: int
@@ -68,21 +70,28 @@ class Refit:
         batches = list(zip(inputs, expected, calls))
         steps, heldout = _split(batches)
         scale = float(sum(out.float().square().mean() for out in expected) / len(batches)) or 1.0
-        optimizer = torch.optim.Adam(weights.masters, lr=self.learning_rate)
+        optimizer = torch.optim.Adam([{"params": [master]} for master in weights.masters])
+        rates = [self.learning_rate * size for size in weights.sizes()]
         least, best = _error(block, weights, heldout, scale), weights.snapshot()
         total, done = self.epochs * len(steps), 0
         epochs = logging.tqdm(range(self.epochs), desc=f"Refit {block.name}", unit="epoch", leave=False, delay=1)
         for epoch in epochs:
             order = torch.randperm(len(steps), generator=torch.Generator().manual_seed(epoch)).tolist()
             for place in order:
-                rate = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done / total)) / 2
-                optimizer.param_groups[0]["lr"] = rate * self.learning_rate
+                _set_rates(optimizer, rates, done / total)
                 weights.step(optimizer, block, steps[place], scale)
                 done += 1
             error = _error(block, weights, heldout, scale)
             if error < least:
                 least, best = error, weights.snapshot()
         return weights.of_projections(best)
+
+
+def _set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], done: float) -> None:
+    """The learning rate of every parameter, after a share of all steps."""
+    share = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2
+    for group, rate in zip(optimizer.param_groups, rates):
+        group["lr"] = share * rate
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, Call]  # inputs, expected outputs, how the block is called
@@ -131,6 +140,11 @@ class _Weights:
                 gradient = gradient * kept
                 master.grad = gradient if master.grad is None else master.grad + gradient
         optimizer.step()
+
+    def sizes(self) -> list[float]:
+        """Root mean square of what is kept of each."""
+        counts = (kept.sum().clamp(min=1) for kept in self._kept)
+        return [float((m.detach().square() * k).sum() / n) ** 0.5 for m, k, n in zip(self.masters, self._kept, counts)]
 
     def snapshot(self) -> list[torch.Tensor]:
         """Copies of the weights as they are, in the model's dtype."""

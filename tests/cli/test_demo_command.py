@@ -7,12 +7,13 @@ def test_demo(run, tmp_path, monkeypatch):
     lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}
     methods = {"magnitude, uniform": {}, "Wanda, uniform": small, "Wanda, NeuronAL": small | lambdas}
     methods["Wanda, search"] = small | {"topup_args": {"budget": 8}}
+    methods["best"] = small | {"num_samples": 16, "topup_args": {"budget": 8}, "refit_epochs": 1}
     merged = {name: fields | methods[name] for name, fields in demo.METHODS.items()}
     monkeypatch.setattr(demo, "METHODS", merged)
     monkeypatch.setattr(demo, "TEST_WINDOWS", 2)
     printed = run("demo", "--output", tmp_path / "model")
     assert "Dense perplexity:" in printed and printed.count("%  Wanda, NeuronAL  ") == 3
     assert printed.count(" loses least. Perplexity, in multiples of the dense model's: ") == 3
-    assert "The 70% sparse model (Wanda, search) is saved in" in printed
+    assert "The 70% sparse model (best) is saved in" in printed
     assert "70.00% of the projections' weights are zero" in printed
     assert (tmp_path / "model" / "model.safetensors").exists()
