@@ -41,7 +41,7 @@ arguments = TrainingArguments(
 )
 data = [{"input_ids": window, "labels": window} for window in windows]
 schedule = {0: 0.5, args.steps // 5: 0.6, args.steps * 2 // 5: 0.7}  # after which step -> sparsity
-config = NeuronALConfig(0.7, topup=args.topup, num_samples=args.num_samples)
+config = NeuronALConfig(0.7, saliency="wanda", topup=args.topup, num_samples=args.num_samples)
 callback = NeuronALCallback(config, schedule=schedule)
 Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
 
