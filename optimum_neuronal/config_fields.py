@@ -120,7 +120,7 @@ class ConfigFields:
         },
     )
     refit_learning_rate: float = field(
-        default=0.02,
+        default=0.04,
         metadata={"help": "how far a step of --refit-epochs moves weights, as a share of their root mean square"},
     )
     format: str = field(

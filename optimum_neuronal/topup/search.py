@@ -56,9 +56,9 @@ class Search(TopUp):
 
     A candidate's error is how far its next-token distributions are from the dense model's on the alignment sequences.
     Its saliency is measured on the stream of the plan that the round began with: nearly as good as measuring it for
-    every candidate, at half the cost. Candidates share the blocks up to where they differ. A saliency that updates
-    weights is searched for by its score alone and has no third stage. All is deterministic; docs/search.md tells what
-    was tried.
+    every candidate, at half the cost. Candidates share the blocks up to where they differ. With a saliency that updates
+    weights, candidates compute with reconstructed weights, see [`Levels`], and there is no third stage, since such a
+    saliency moves weights between rows by itself. All is deterministic; docs/search.md tells what was tried.
 
     Args:
         budget (`int`, *optional*):
