@@ -14,9 +14,13 @@ from .methods import RECONSTRUCT, Methods, make_methods
 from .runtime.hyper_parameters import check_number
 from .runtime.registry import did_you_mean
 from .saliency import SALIENCIES
+from .topup import TOPUPS
 
 
-UNIFORM = "uniform"
+UNIFORM, WANDA = (
+    "uniform",
+    "wanda",
+)  # what goes together with a pattern, and with a top-up that weights must not move under
 FEWEST = 16  # calibration sequences from which some may be held out of a refit
 
 
@@ -140,8 +144,8 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
                 f"{did_you_mean(self.effort, known)}"
             )
         meant = EFFORTS[self.effort]
-        self.saliency = self.saliency or meant["saliency"]
         self.topup = self.topup or (UNIFORM if self.pattern is not None else meant["topup"])
+        self.saliency = self.saliency or (WANDA if TOPUPS.get(self.topup).needs_fixed_weights else meant["saliency"])
         if self.refit_epochs is None:
             updates = SALIENCIES.get(self.saliency).updates_weights
             self.refit_epochs = meant["refit_epochs"] if updates else 0

@@ -31,7 +31,7 @@ class ConfigFields:
             "help": "how weights are scored",
             "room": "saliency",
             "example": "ria:power=1.0",
-            "default": told("saliency"),
+            "default": f"{told('saliency')}; wanda with besa and dsnot",
         },
     )
     saliency_args: dict[str, Any] = field(default_factory=dict)

@@ -26,6 +26,8 @@ class TestEffort:
         config = NeuronALConfig(0.7, effort="best", saliency="wanda")
         assert (config.topup, config.refit_epochs) == ("search", 0), "Wanda leaves the weights that stay"
         assert NeuronALConfig(0.5, effort="best", pattern="2:4").topup == "uniform"
+        config = NeuronALConfig(0.7, effort="best", topup="besa")
+        assert (config.saliency, config.refit_epochs) == ("wanda", 0), "BESA decides while the other weights stay"
 
     def test_what_is_saved_says_what_was_meant(self):
         saved = NeuronALConfig(0.7, effort="best").to_dict()
