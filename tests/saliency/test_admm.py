@@ -56,7 +56,7 @@ class TestFindSupport:
 
     def test_among_the_best_of_all_supports_of_a_row(self):
         """By trying them all, of a row of eight weights of which three stay."""
-        hits, by_size = 0, 0
+        total, by_size, hits = 0.0, 0.0, 0
         for seed in range(10):
             weight, matrix = weights(1, 8, seed), correlation(8, seed=seed)
             target, support = weight @ matrix, OfWhole(3)
@@ -71,8 +71,8 @@ class TestFindSupport:
             assert sum(other < 0.999 * mine for other in errors.values()) <= 3, "of 56"
             hits += mine <= 1.001 * min(errors.values())
             largest = fit_support(matrix, target, weight, support.exactly(weight), 8)
-            by_size += error(weight, largest, matrix) <= 1.001 * min(errors.values())
-        assert hits >= 5 and hits > by_size
+            total, by_size = total + mine, by_size + error(weight, largest, matrix)
+        assert hits >= 5 and total < 0.9 * by_size, (total, by_size)
 
     def test_it_ends_when_the_support_has_settled(self):
         weight, matrix = weights(4, 6), torch.eye(6)
