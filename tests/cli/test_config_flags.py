@@ -53,6 +53,7 @@ def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
         "targets",
         "ignore",
         "pattern",
+        "reconstruct",
     }  # None there, told in words here
     without_flag = {"saliency_args", "topup_args"}  # dicts, for Python
     for entry in fields(NeuronALConfig):

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from by_hand import mean
@@ -16,7 +18,11 @@ class FakeSweep:
 
     def __init__(self, decoder, wanted, saliency="wanda"):
         self.decoder, self.wanted, self.saliency = decoder, wanted, SALIENCIES.get(saliency)()
+        self.engine = SimpleNamespace(levels=None)
         self.asked = 0
+
+    def solve_levels(self, target):
+        self.engine.levels = target
 
     def output_errors(self, plans, metric, label, reference):
         self.asked += len(plans)
