@@ -191,6 +191,26 @@ def test_experts_without_tokens_fall_back(ids):
     assert sorted(pruner.report.starved_experts) == sorted(experts)
 
 
+def test_experts_that_receive_nothing_at_all(ids):
+    """One sequence at a time, so that in the run which tells the stages some have no token either."""
+    model = make_model("mixtral", num_experts_per_tok=1)
+    for layer in model.model.layers:
+        layer.mlp.gate.weight.data[1] = -layer.mlp.gate.weight.data[0]
+        layer.mlp.gate.weight.data[2:] = 0
+    pruner = prune(model, ids, min_expert_tokens=1, batch_size=1, **FAST)
+    assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
+    assert {name.split(".experts.")[1][0] for name in pruner.report.starved_experts} == {"2", "3"}
+
+
+@pytest.mark.parametrize("changed", [{"reconstruct": "block"}, {"saliency_args": {"iterations": 10}}])
+def test_an_unfinished_prune_of_another_kind_is_refused(changed, ids, tmp_path):
+    prune(make_model("llama"), ids, tmp_path, **FAST)
+    with pytest.raises(
+        ValueError, match=f"begun otherwise: {'iterations' if 'saliency_args' in changed else 'recons'}"
+    ):
+        prune(make_model("llama"), ids, tmp_path, **{**FAST, **changed})
+
+
 def test_it_costs_two_streams():
     step, plain = DenseTargetsPass("Pruning", 1), PruningPass("Pruning", 1)
     assert step.runs(0, 2)[0] == 2 + STAGES and step.runs(2, 2)[0] == STAGES
