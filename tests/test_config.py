@@ -115,6 +115,40 @@ def test_bad_values(arguments, message):
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (
+            {"reconstruct": "dens"},
+            "reconstruct is 'dens': expected one of 'dense', 'block', or None.*Did you mean 'dense'",
+        ),
+        ({"reconstruct": ""}, "reconstruct is ''"),
+        ({"reconstruct": "dense", "saliency": "wanda"}, "reconstruct is 'dense', but the saliency 'wanda' leaves"),
+        ({"refit_epochs": -1}, "refit_epochs is -1: expected at least 0"),
+        ({"refit_epochs": 5, "saliency": "ria"}, "refit_epochs is 5, but the saliency 'ria' leaves the weights"),
+        ({"refit_epochs": 1, "num_samples": 15}, "num_samples is 15: to refit takes at least 16"),
+        ({"refit_learning_rate": 0}, "refit_learning_rate is 0"),
+        ({"refit_learning_rate": -1e-4}, "refit_learning_rate is -0.0001"),
+        ({"refit_learning_rate": "fast"}, "refit_learning_rate is 'fast'"),
+        ({"refit_learning_rate": float("nan")}, "refit_learning_rate is nan"),
+        ({"refit_learning_rate": float("inf")}, "refit_learning_rate is inf"),
+    ],
+)
+def test_bad_ways_of_reconstructing(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        NeuronALConfig(0.7, **{"saliency": "alps", "num_alignment_samples": 4, **arguments})
+
+
+def test_reconstruction_is_off_unless_it_is_asked_for():
+    config = NeuronALConfig(0.7)
+    assert (config.reconstruct, config.refit_epochs, config.refit_learning_rate) == (None, 0, 5e-4)
+    config = NeuronALConfig(0.7, "alps", reconstruct="block", refit_epochs=3, refit_learning_rate=1e-4)
+    assert NeuronALConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert NeuronALConfig.from_dict({"sparsity": 0.7, "saliency": "alps"}) != config
+    assert NeuronALConfig(0.7, "alps", num_samples=15).num_samples == 15, "which no refit asks more of"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"refit_epochs": 1.5}, "refit_epochs is 1.5: expected a whole number"),
         ({"sparsity": "0.7"}, "sparsity is '0.7': expected a number"),
         ({"sparsity": True}, "expected a number"),
         ({"seed": 1.5}, "seed is 1.5: expected a whole number"),

@@ -3,6 +3,7 @@ import pytest
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.methods import Methods, make_method, make_methods
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.ria import RIA
 from optimum_neuronal.sparsity.pattern import ColumnPattern
 from optimum_neuronal.topup import TOPUPS
@@ -29,9 +30,25 @@ class TestMethodsThatGoTogether:
         with pytest.raises(ValueError, match="'sparsegpt' updates the others too.*such as 'wanda'"):
             NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup=topup)
 
+    @pytest.mark.parametrize("saliency", ["alps", "sparsegpt"])
     @pytest.mark.parametrize("topup", ["owl", "alpha_pruning", "dlp", "atp", "dsa", "evopress", "search"])
-    def test_all_others_serve_it(self, topup):
-        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup=topup).make_methods().topup
+    def test_all_others_serve_those_that_update_weights(self, saliency, topup):
+        assert NeuronALConfig(sparsity=0.7, saliency=saliency, topup=topup).make_methods().topup
+
+    def test_alps_takes_the_row_step_but_no_topup_that_needs_fixed_weights(self):
+        for steps in ("both", "row", "block"):
+            assert NeuronALConfig(sparsity=0.7, saliency="alps", topup="neuronal", steps=steps)
+        for topup in ("besa", "dsnot"):
+            with pytest.raises(ValueError, match="'alps' updates the others too"):
+                NeuronALConfig(sparsity=0.7, saliency="alps", topup=topup)
+
+    @pytest.mark.parametrize("reconstruct", ["dense", "block"])
+    def test_only_what_updates_weights_reconstructs(self, reconstruct):
+        with pytest.raises(ValueError, match=f"reconstruct is '{reconstruct}', but the saliency 'wanda' leaves"):
+            NeuronALConfig(sparsity=0.7, reconstruct=reconstruct)
+        for saliency in ("alps", "sparsegpt"):
+            methods = NeuronALConfig(0.7, saliency, reconstruct=reconstruct).make_methods()
+            assert methods.reconstruct == reconstruct and methods.needs_dense_stream == (reconstruct == "dense")
 
     def test_a_pattern_refuses_other_topups_and_sparsities(self):
         with pytest.raises(ValueError, match="nothing for the top-up 'search' to decide: set topup='uniform'"):
@@ -72,6 +89,11 @@ def test_a_topup_gets_its_topup_args_and_nothing_else(own_topup):
     assert NeuronALConfig.from_dict(config.to_dict(), seed=8).topup_args == {"seed": 5, "shape": [0, 1]}
 
 
+def test_the_saliency_says_what_it_reconstructs_if_nobody_else_does():
+    needed = {name: make_methods(name, {}, "uniform", {}).needs_dense_stream for name in SALIENCIES.names()}
+    assert needed == {**dict.fromkeys(SALIENCIES.names(), False), "alps": True}
+
+
 @pytest.mark.parametrize(
     "saliency, topup, needed",
     [
@@ -88,6 +110,8 @@ def test_what_looks_at_no_activation_needs_no_calibration(saliency, topup, neede
 def test_methods_are_made_of_names_and_hyper_parameters():
     methods = make_methods("ria", {"power": 1.0}, "uniform", {}, "2:4")
     assert methods == Methods(RIA(power=1.0), Uniform(), ColumnPattern.parse("2:4"))
+    methods = make_methods("alps", {"iterations": 7}, "uniform", {}, reconstruct="block")
+    assert methods == Methods(ALPS(iterations=7), Uniform(), None, "block")
 
 
 def test_an_unknown_hyper_parameter_is_told_with_those_that_are_known():

@@ -92,7 +92,7 @@ class FinalPruning:
     def _found(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
         """What [`prune_block`] finds, with refitted values."""
         starved, tensors = self.prune_block(block, calls, streams)
-        if self.refit is not None:
+        if self.refit is not None and block.pruned:
             changes = {p.name: stored_change(p, tensors) for p in block.pruned}
             expected = self.engine.runner.output(block, streams[-1], calls)
             fitted = self.refit.fit(block, changes, streams[0], expected, calls)

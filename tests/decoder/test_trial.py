@@ -6,7 +6,7 @@ from torch import nn
 
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.decoder.projections import Projection
-from optimum_neuronal.decoder.trial import trial_weights
+from optimum_neuronal.decoder.trial import Prepared, trial_weights
 from optimum_neuronal.sparsity.changes import Zeros
 
 
@@ -69,3 +69,48 @@ def test_one_change_exists_at_a_time():
     with trial_weights(layers, change_of):
         assert not any(projection.weight.any() for projection in layers)
     assert len(made) == 3 and all(projection.weight.any() for projection in layers)
+
+
+class TestPrepared:
+    def test_weights_take_their_places_again_and_again(self, any_model):
+        pruned = find_decoder(any_model).blocks[0].pruned
+        before = {p.name: (p.owner.data, p.owner.data.clone()) for p in pruned}
+        prepared = Prepared(pruned, everything)
+        for _ in range(2):
+            with prepared.in_place():
+                assert all(not p.weight.any() for p in pruned)
+            for projection in pruned:
+                original, copy = before[projection.name]
+                assert projection.owner.data.data_ptr() == original.data_ptr()
+                assert torch.equal(projection.owner.data, copy)
+
+    def test_changes_are_asked_for_once_and_at_once(self, llama):
+        pruned = find_decoder(llama).blocks[0].pruned
+        asked = []
+        prepared = Prepared(pruned[:3], lambda p: asked.append(p.name) or everything(p))
+        assert asked == [p.name for p in pruned[:3]]
+        for _ in range(2):
+            with prepared.in_place():
+                assert not pruned[0].weight.any() and pruned[3].weight.any()
+        assert len(asked) == 3
+
+    def test_they_are_kept_in_the_parameters_own_layout(self):
+        layer = Projection("c_attn", None, nn.Module(), True, transposed=True)
+        layer.module.weight = nn.Parameter(torch.ones(4, 2))  # (in, out)
+        row = torch.zeros(2, 4, dtype=torch.bool)
+        row[1] = True
+        (tensor,) = Prepared([layer], lambda p: Zeros(row)).tensors.values()
+        assert tensor.tolist() == [[1.0, 0.0]] * 4
+        assert layer.module.weight.bool().all()
+
+    def test_an_exception_puts_the_originals_back(self, llama):
+        pruned = find_decoder(llama).blocks[0].pruned
+        before = [p.weight.clone() for p in pruned]
+        with pytest.raises(KeyboardInterrupt), Prepared(pruned, everything).in_place():
+            raise KeyboardInterrupt
+        assert all(torch.equal(p.weight, weight) for p, weight in zip(pruned, before))
+
+    def test_nothing_prepared_changes_nothing(self, llama):
+        before = [parameter.data_ptr() for parameter in llama.parameters()]
+        with Prepared([], everything).in_place():
+            assert [parameter.data_ptr() for parameter in llama.parameters()] == before

@@ -1,6 +1,10 @@
 """A small comparison, the same for all tests of comparing."""
 
+from itertools import islice
+
 import pytest
+
+from optimum_neuronal.saliency import alps
 
 
 SMALL = {"num_samples": 6, "num_alignment_samples": 2}
@@ -9,3 +13,10 @@ SMALL = {"num_samples": 6, "num_alignment_samples": 2}
 @pytest.fixture
 def others(ids):
     return {"dataset": ids[:6], "evaluate": {"test": ids[6:]}, "sparsities": [0.5], **SMALL}
+
+
+@pytest.fixture
+def quick_alps(monkeypatch):
+    """ALPS looks for its supports in a few iterations, as it is asked for many."""
+    original = alps.find_support
+    monkeypatch.setattr(alps, "find_support", lambda *args: original(*args[:-1], islice(args[-1], 6)))

@@ -22,6 +22,7 @@ def state(model):
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
+@pytest.mark.usefixtures("quick_alps")
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
 @pytest.mark.parametrize("saliency", SALIENCIES.names())
 def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
@@ -97,3 +98,13 @@ def test_bad_input_is_refused_before_work(arguments, message, llama, others, mon
     monkeypatch.setattr(trials, "evaluate_perplexity", lambda *args, **kwargs: pytest.fail("work began"))
     with pytest.raises(ValueError, match=message):
         compare(llama, **{"saliencies": ["wanda"], "topups": ["uniform"], **others, **arguments})
+
+
+@pytest.mark.usefixtures("quick_alps")
+def test_rows_by_alps_and_none_by_sparsegpt(llama, others):
+    """NeuronAL's two steps, where the saliency knows rows; the block step alone where it does not."""
+    comparison = compare(llama, saliencies=["alps", "sparsegpt"], topups=["neuronal"], **others)
+    assert not comparison.failed
+    by_name = {result.saliency: result for result in comparison.results}
+    assert by_name["alps"].row_lambda is not None and by_name["sparsegpt"].row_lambda is None
+    assert all(result.block_lambda is not None for result in comparison.results)

@@ -21,9 +21,8 @@ def norms(*values, tokens):
 def test_an_activation_is_the_root_of_the_mean_over_sequences():
     linear = nn.Linear(2, 4)
     names = {"q": Projection("q", "query", linear, True), "left out": Projection("left out", "key", linear, False)}
-    found, starved = projection_activations(
-        Block("block", linear, names), {"q": norms([1.0, 9.0], [7, 23], tokens=1)}, 32
-    )
+    block = Block("block", linear, names)
+    found, starved = projection_activations(block.pruned, {"q": norms([1.0, 9.0], [7, 23], tokens=1)}, 32)
     assert list(found) == ["q"] and found["q"].tolist() == [2, 4]
     assert starved == [], "few tokens matter only to experts"
 

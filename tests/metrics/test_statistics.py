@@ -43,6 +43,34 @@ def test_hessian_and_moments_by_hand():
     assert moments.sums.tolist() == [[4.0, 6.0], [0.0, 2.0]]
 
 
+def test_pairs_of_inputs_by_hand():
+    """The rows of the cross sum are the dense model's inputs, its columns the sparse model's."""
+    inputs, dense = torch.tensor([[[1.0, 2.0]], [[0.0, 1.0]]]), torch.tensor([[[3.0, 0.0]], [[5.0, 7.0]]])
+    statistic = Hessian()
+    assert statistic.cross is None
+    statistic.update_pair(inputs, dense, 2)
+    assert statistic.hessian.tolist() == [[1.0, 2.0], [2.0, 5.0]]
+    assert statistic.cross.tolist() == [[3.0, 11.0], [0.0, 7.0]]
+    assert statistic.value.tolist() == [[1.0, 4.0], [0.0, 1.0]] and statistic.tokens == 2
+    statistic.update_pair(inputs.flatten(0, 1), dense.flatten(0, 1), 2)  # as OPT's MLP receives them
+    assert statistic.cross.tolist() == [[6.0, 22.0], [0.0, 14.0]] and statistic.tokens == 4
+
+
+def test_a_pair_of_equal_inputs_is_the_hessian_whatever_the_batches():
+    inputs = torch.randn(6, 5, 9, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = []
+    for size in (1, 4):
+        statistic = Hessian()
+        for part in inputs.split(size):
+            statistic.update_pair(part, part, len(part))
+        assert statistic.cross.dtype == torch.float32 and torch.equal(statistic.cross, statistic.hessian)
+        found.append(statistic.cross)
+    assert torch.equal(*found)
+    plain = Hessian()
+    plain.update(inputs, 6)
+    assert torch.equal(plain.hessian, found[0]) and plain.cross is None
+
+
 def test_hessian_and_moments_of_routed_tokens():
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     for statistic in (Hessian(), Moments()):

@@ -119,7 +119,7 @@ def test_updated_weights_wait_packed(llama, ids):
 
 def test_a_failed_prune_changes_nothing(llama, ids, monkeypatch):
     before = weights(llama)
-    monkeypatch.setattr("optimum_neuronal.saliency.sparsegpt.RAISES", -1)  # every Hessian fails
+    monkeypatch.setattr("optimum_neuronal.saliency.dampening.RAISES", -1)  # every Hessian fails
     with pytest.raises(ValueError, match="Hessian of model.layers.0.self_attn.q_proj cannot be inverted"):
         prune(llama, ids, METHODS["sparsegpt, uniform"])
     assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())

@@ -65,6 +65,16 @@ def _prune(rank, count, folder, family, ids, fields):
         ("llama", {"reference": "dense"}),
         ("llama", {"topup": "search", "topup_args": {"budget": 30}}),
         ("mixtral", {"min_expert_tokens": 20}),
+        (  # levels on disk: of the first process in its work_dir, of the others in folders of their own
+            "llama",
+            {
+                "saliency": "alps",
+                "saliency_args": {"iterations": 6},
+                "topup": "search",
+                "topup_args": {"budget": 30},
+                "max_hidden_bytes": 0,
+            },
+        ),
     ],
 )
 def test_the_same_masks_for_any_number_of_processes(tmp_path, family, fields, ids):

@@ -1,12 +1,17 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from by_hand import mean
 from conftest import make_model
-from sweeps import build_sweep
+from sweeps import build_sweep, state, unchanged
+from transformers import AutoModelForCausalLM
 
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.topup.search import FIRST_STEP, LAST_STEP, Search, _Run
 from optimum_neuronal.topup.search_space import Space
 
@@ -16,7 +21,11 @@ class FakeSweep:
 
     def __init__(self, decoder, wanted, saliency="wanda"):
         self.decoder, self.wanted, self.saliency = decoder, wanted, SALIENCIES.get(saliency)()
+        self.engine = SimpleNamespace(levels=None)
         self.asked = 0
+
+    def solve_levels(self, target):
+        self.engine.levels = target
 
     def output_errors(self, plans, metric, label, reference):
         self.asked += len(plans)
@@ -101,9 +110,101 @@ def test_a_saliency_that_updates_weights_gets_no_sparsity_by_row(llama):
             assert all(isinstance(value, float) for value in plan.sparsity.values())
 
 
+def test_rows_follow_a_saliency_that_knows_them_where_no_levels_are(llama):
+    """ALPS can prune rows unequally, which levels of whole projections cannot show."""
+    decoder = find_decoder(llama)
+    for levels, by_row in ((True, False), (False, True)):
+        allocation = Search(levels=levels).allocate(FakeSweep(decoder, {}, "alps"), 0.7)
+        assert ("rows" in [stage["stage"] for stage in allocation.decisions["search"]["stages"]]) == by_row
+
+
+@pytest.mark.parametrize(
+    ("saliency", "arguments", "solved"),
+    [
+        ("alps", {}, True),
+        ("sparsegpt", {}, True),
+        ("alps", {"levels": False}, False),
+        ("alps", {"objective": "alignment"}, False),  # which looks at inputs, not at outputs
+        ("wanda", {}, False),
+    ],
+)
+def test_levels_are_solved_around_the_target_where_weights_are_updated(saliency, arguments, solved, llama):
+    decoder = find_decoder(llama)
+    sweep = FakeSweep(decoder, {}, saliency)
+    sweep.alignment_errors = lambda plans, *_args: sweep.output_errors(plans, "kl", None, "dense")
+    Search(**arguments).allocate(sweep, 0.65)
+    assert sweep.engine.levels == (0.65 if solved else None)
+
+
+@pytest.mark.parametrize("saliency", ["alps", "sparsegpt"])
+def test_candidates_compute_with_levels_and_run_no_dense_block(saliency, ids):
+    """With levels a candidate is one pass at most; without them the stream that a round begins with is paid for, too."""
+    spent, ran, errors = {}, {}, {}
+    for levels in (True, False):
+        model = make_model("llama")
+        before = state(model)
+        with inference(model):
+            method = ALPS(iterations=6) if saliency == "alps" else SALIENCIES.get(saliency)()
+            sweep = build_sweep(find_decoder(model), method, ids, 4, 4)
+            solve, counted = sweep.solve_levels, []
+
+            def solve_levels(target, sweep=sweep, solve=solve, counted=counted):
+                solve(target)
+                counted.append(sweep.engine.runner.block_forwards)
+
+            sweep.solve_levels = solve_levels
+            allocation = Search(budget=25, rows=False, levels=levels).allocate(sweep, 0.6)
+            ran[levels] = sweep.engine.runner.block_forwards - sum(counted)
+            assert len(counted) == levels and (sweep.engine.levels is not None) == levels
+            plan = Space.of(sweep.decoder, 0.6)
+            if levels:
+                plans = [plan.plan(plan.uniform), allocation.plan]
+                errors = sweep.output_errors(plans, "kl", None, "dense")
+        decisions = allocation.decisions["search"]
+        spent[levels] = decisions["spent"]
+        assert unchanged(model, before) and spent[levels] <= 25
+        passes = ran[levels] / (4 * 3)  # the dense model's own among them; without levels, it is measured twice
+        assert passes <= spent[levels] + (not levels)
+    assert errors[1] < errors[0], "better than uniform"
+
+
+def test_levels_go_with_the_search(ids, tmp_path):
+    """A whole prune: levels that wait on disk, recorded ones, and none give plans that hit the target."""
+    found = {}
+    for name, fields in {
+        "memory": {},
+        "disk": {"max_hidden_bytes": 0},
+        "recorded": {},
+        "none": {"topup_args": {"levels": False}},
+    }.items():
+        arguments = {"saliency_args": {"iterations": 6}, "topup_args": {}, **fields}
+        arguments["topup_args"] = {"budget": 16, **arguments["topup_args"]}
+        config = NeuronALConfig(0.6, "alps", num_samples=12, num_alignment_samples=4, **arguments)
+        pruner, model = NeuronALPruner(config), make_model("llama")
+        pruner.prune(model, ids, tmp_path if name == "recorded" else None)
+        assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
+        found[name] = model.state_dict()
+    assert len(list(tmp_path.glob("levels-*"))) == 3
+    for name, same in (("disk", True), ("recorded", True), ("none", False)):
+        assert all(torch.equal(value, found[name][key]) for key, value in found["memory"].items()) is same
+
+
+def test_a_model_on_disk_is_searched_with_levels(ids, tmp_path):
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "dense", device_map={"": "disk"}, offload_folder=tmp_path / "offload"
+    )
+    in_memory = make_model("llama")
+    fields = {"saliency_args": {"iterations": 6}, "topup_args": {"budget": 16}, "num_samples": 12}
+    for own in (model, in_memory):
+        NeuronALPruner(NeuronALConfig(0.6, "alps", num_alignment_samples=4, **fields)).prune(own, ids)
+    assert torch.equal(model(ids).logits, in_memory(ids).logits)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"levels": "yes"}, "levels is 'yes': expected True or False"),
         ({"budget": 3}, "budget is 3: expected a whole number of at least 8"),
         ({"objective": "kll"}, "Did you mean 'kl'"),
         ({"rows": 1}, "rows is 1: expected True or False"),

@@ -1,0 +1,310 @@
+"""Refit: what it may change, what it must leave, and that it never makes a block worse."""
+
+import copy
+from dataclasses import replace
+from functools import lru_cache
+from itertools import count
+
+import authors
+import pytest
+import torch
+from conftest import make_model
+from sweeps import build_sweep, state, unchanged
+from transformers import AutoModelForCausalLM
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.decoder.trial import trial_weights
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.streams import Stream
+from optimum_neuronal.pruning.refit import Refit, _Weights
+from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.sparsity.changes import NewWeight
+
+
+FIELDS = {"topup": "uniform", "num_samples": 16, "num_alignment_samples": 4, "min_expert_tokens": 1}
+SPARSEGPT = {"saliency": "sparsegpt"}
+ALPS = {"saliency": "alps", "saliency_args": {"iterations": 9}}
+METHODS = {"alps, dense": ALPS, "sparsegpt, block": SPARSEGPT}
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    """Token ids of 16 sequences: two batches, the second of which is held out."""
+    return torch.randint(0, 64, (16, 16), generator=torch.Generator().manual_seed(1))
+
+
+def prune(model, ids, work_dir=None, **fields):
+    fields = {**FIELDS, **SPARSEGPT, "refit_epochs": 2, "refit_learning_rate": 2e-3, **fields}
+    pruner = NeuronALPruner(NeuronALConfig(0.6, **fields))
+    pruner.prune(model, ids, work_dir)
+    return pruner
+
+
+def equal(model, other) -> bool:
+    values = other.state_dict()
+    return all(torch.equal(value, values[key]) for key, value in model.state_dict().items())
+
+
+class Fitted:
+    """A block that was pruned by half at random places, and fitted again."""
+
+    def __init__(self, family, ids, epochs=4, rate=0.01, index=0, **chosen):
+        self.model = make_model(family)
+        self.before = state(self.model)
+        with inference(self.model):
+            sweep = build_sweep(find_decoder(self.model, **chosen), SparseGPT(), ids, len(ids), 4)
+            inputs = sweep.engine.alignment_inputs()
+            self.runner, self.block, self.calls = sweep.engine.runner, sweep.decoder.blocks[index], inputs.calls[index]
+            self.inputs = Stream(inputs.hidden)
+            self.expected = self.runner.output(self.block, self.inputs, self.calls)
+            self.changes = {p.name: NewWeight(self.half(p)) for p in self.block.pruned}
+            self.found = Refit(epochs, rate).fit(self.block, self.changes, self.inputs, self.expected, self.calls)
+
+    @staticmethod
+    def half(projection):
+        kept = torch.rand(projection.shape, generator=torch.Generator().manual_seed(3)) < 0.5
+        return torch.where(kept, projection.weight, 0)
+
+    def heldout_error(self, weights) -> float:
+        """Mean squared error of the block's output on the last batch."""
+        last = [Stream(stream.batches[-1:]) for stream in (self.inputs, self.expected)]
+        with inference(self.model), trial_weights(self.block.pruned, lambda p: NewWeight(weights[p.name])):
+            output = self.runner.output(self.block, last[0], self.calls[-1:])
+        return (output.batches[0] - last[1].batches[0]).square().mean().item()
+
+    @property
+    def sparse(self):
+        return {p.name: self.half(p) for p in self.block.pruned}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "llama4_text"])
+class TestFit:
+    def test_zeros_stay_and_the_held_out_error_falls(self, family, ids):
+        fitted = Fitted(family, ids)
+        for name, weight in fitted.found.items():
+            assert weight.shape == fitted.sparse[name].shape
+            assert torch.equal(weight == 0, fitted.sparse[name] == 0), name
+        assert any(not torch.equal(weight, fitted.sparse[name]) for name, weight in fitted.found.items())
+        assert fitted.heldout_error(fitted.found) < 0.9 * fitted.heldout_error(fitted.sparse)
+
+    def test_nothing_of_the_model_is_touched(self, family, ids):
+        fitted = Fitted(family, ids)
+        assert unchanged(fitted.model, fitted.before)
+        assert all(p.grad is None and p.requires_grad for p in fitted.model.parameters())
+
+    def test_where_every_epoch_is_worse_the_weights_stay(self, family, ids):
+        fitted = Fitted(family, ids, rate=1e3)
+        assert all(torch.equal(weight, fitted.sparse[name]) for name, weight in fitted.found.items())
+
+
+def test_the_best_epoch_is_kept_and_not_the_last(ids, monkeypatch):
+    """Of three epochs the first is said to be best: what is kept is what the weights were then."""
+    taken, original = [], _Weights.snapshot
+    monkeypatch.setattr(_Weights, "snapshot", lambda self: taken.append(original(self)) or taken[-1])
+    errors = iter([4.0, 1.0, 2.0, 3.0])
+    monkeypatch.setattr("optimum_neuronal.pruning.refit._error", lambda *_args: next(errors))
+    found = Fitted("llama", ids, epochs=3).found
+    assert len(taken) == 2, "as it was, and after the first epoch"
+    assert all(torch.equal(weight, own) for weight, own in zip(found.values(), taken[1]))
+    assert not any(torch.equal(weight, own) for weight, own in zip(*taken))
+
+
+def test_more_rate_moves_weights_further(ids):
+    little, more = (Fitted("llama", ids, epochs=1, rate=rate) for rate in (1e-4, 1e-3))
+    moved = [
+        sum((fitted.found[name] - weight).abs().max().item() for name, weight in fitted.sparse.items())
+        for fitted in (little, more)
+    ]
+    # Adam's first step is the learning rate itself; the second is of a tenth of it.
+    assert moved[1] == pytest.approx(10 * moved[0], rel=0.2) and moved[0] > 0
+
+
+def test_what_is_not_pruned_gets_no_new_weight(ids):
+    fitted = Fitted("llama", ids, ignore=["k_proj", "down_proj"])
+    assert set(fitted.found) == set(fitted.block.pruned_names) and len(fitted.found) == 5
+    assert unchanged(fitted.model, fitted.before)
+
+
+def test_an_expert_that_is_left_out_stays(ids):
+    """It shares its parameter with experts that are fitted."""
+    fitted = Fitted("mixtral", ids, ignore=[r"experts\.[01]\."])
+    assert not any(".experts.0." in name for name in fitted.found)
+    assert any(".experts.2." in name for name in fitted.found)
+    assert unchanged(fitted.model, fitted.before)
+
+
+def test_frozen_parameters_and_those_of_adapters_keep_their_flags(ids):
+    model = make_model("llama")
+    for number, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(number % 3 > 0)
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    prune(model, ids)
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.fixture
+def last_epoch(monkeypatch):
+    """Every epoch counts as better than the one before: random tokens have little to learn from."""
+    numbers = count()
+    monkeypatch.setattr("optimum_neuronal.pruning.refit._error", lambda *_args: -next(numbers))
+
+
+@pytest.mark.usefixtures("last_epoch")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+class TestPrune:
+    def test_masks_and_all_but_projections_stay(self, family, method, ids):
+        plain, refitted, dense = (make_model(family) for _ in range(3))
+        prune(plain, ids, **METHODS[method], refit_epochs=0)
+        pruner = prune(refitted, ids, **METHODS[method])
+        projections = find_decoder(plain).projections
+        own, original = find_decoder(refitted).projections, find_decoder(dense).projections
+        first = [name for name in projections if ".0." in name.replace(".experts.0.", ".")]
+        for name in first:  # later blocks have other inputs, so that other weights fall there
+            assert torch.equal(projections[name].weight == 0, own[name].weight == 0), name
+        assert any(not torch.equal(projections[name].weight, own[name].weight) for name in first)
+        assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
+        owners = {id(projection.owner) for projection in own.values()}
+        pairs = zip(refitted.named_parameters(), dense.parameters())
+        rest = [(name, one, other) for (name, one), other in pairs if id(one) not in owners]
+        assert rest and all(torch.equal(one, other) for _, one, other in rest), "norms, biases, embeddings"
+        assert all(one.shape == other.weight.shape for one, other in zip(own.values(), original.values()))
+        assert all(parameter.grad is None and parameter.requires_grad for parameter in refitted.parameters())
+
+    def test_batches_change_no_bit(self, family, method, ids):
+        models = [make_model(family) for _ in range(3)]
+        for model, batch_size in zip(models, (1, 5, 5)):
+            prune(model, ids, **METHODS[method], batch_size=batch_size)
+        assert equal(models[1], models[2]), "twice the same"
+        assert equal(models[0], models[1])
+
+
+@pytest.mark.usefixtures("last_epoch")
+def test_projections_that_are_left_out_stay(ids):
+    model, dense = make_model("opt"), make_model("opt")
+    prune(model, ids, ignore=["fc1", "layers.1"])
+    for (name, one), other in zip(model.named_parameters(), dense.parameters()):
+        pruned = name.endswith("weight") and ("_proj" in name or "fc2" in name) and "layers.1" not in name
+        assert torch.equal(one, other) != (pruned and "layers" in name), name
+
+
+@pytest.mark.usefixtures("last_epoch")
+def test_a_model_in_bfloat16_stays_so(ids):
+    model, plain = (make_model("llama").bfloat16() for _ in range(2))
+    prune(model, ids)
+    prune(plain, ids, refit_epochs=0)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert not equal(model, plain)
+
+
+@pytest.mark.usefixtures("last_epoch")
+def test_masters_in_float32_take_steps_that_bfloat16_would_swallow(ids):
+    """Of weights about 1, bfloat16 resolves 0.004: a thousandth of it at a time gets somewhere only in float32."""
+    models = [make_model("llama").bfloat16() for _ in range(2)]
+    for model, epochs in zip(models, (1, 40)):
+        prune(model, ids, refit_epochs=epochs, refit_learning_rate=4e-4)
+    first, last = (torch.cat([p.weight.flatten() for p in find_decoder(m).projections.values()]) for m in models)
+    assert (first != last).float().mean() > 0.02
+
+
+@pytest.mark.parametrize(("reconstruct", "beside"), [("dense", True), ("block", False)])
+def test_what_a_block_should_put_out(reconstruct, beside, ids, monkeypatch):
+    """The dense model's own output, or what the dense block makes of the sparse model's hidden states."""
+    dense, seen, fit = make_model("llama"), [], Refit.fit
+
+    def spied(self, block, changes, inputs, expected, calls):
+        made = [block.module(states, *call.args, **call.kwargs) for states, call in zip(inputs, calls)]
+        seen.append((torch.cat(list(expected)), torch.cat(made)))
+        return fit(self, block, changes, inputs, expected, calls)
+
+    monkeypatch.setattr(Refit, "fit", spied)
+    prune(make_model("llama"), ids, reconstruct=reconstruct)
+    outputs = []
+    for layer in dense.model.layers:
+        layer.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+    with torch.no_grad():
+        dense(ids)
+    for (expected, made), own in list(zip(seen, outputs))[1:]:
+        assert torch.allclose(expected, own, atol=1e-4) is beside
+        assert torch.allclose(expected, made, atol=1e-4) is not beside
+
+
+@pytest.mark.usefixtures("last_epoch")
+def test_weights_on_disk(ids, tmp_path):
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "dense", device_map={"": "disk"}, offload_folder=tmp_path / "offload"
+    )
+    in_memory = make_model("llama")
+    prune(model, ids, **ALPS, max_hidden_bytes=0)
+    prune(in_memory, ids, **ALPS)
+    assert torch.equal(model(ids).logits, in_memory(ids).logits)
+
+
+@pytest.mark.usefixtures("last_epoch")
+def test_it_goes_on_after_a_crash(ids, tmp_path, monkeypatch):
+    undisturbed = make_model("llama")
+    prune(undisturbed, ids)
+    calls, fit = [], Refit.fit
+
+    def interrupted(self, block, *args):
+        calls.append(block.name)
+        if len(calls) == 2:
+            raise ConnectionError
+        return fit(self, block, *args)
+
+    monkeypatch.setattr(Refit, "fit", interrupted)
+    with pytest.raises(ConnectionError):
+        prune(make_model("llama"), ids, tmp_path)
+    model = make_model("llama")
+    prune(model, ids, tmp_path)
+    assert [name[-1] for name in calls] == ["0", "1", "1", "2"], "no block is fitted twice"
+    assert equal(model, undisturbed)
+
+
+def test_an_unfinished_prune_without_it_is_not_gone_on_with(ids, tmp_path):
+    prune(make_model("llama"), ids, tmp_path, refit_epochs=0)
+    with pytest.raises(ValueError, match="begun otherwise: refit_epochs was 0, is 1"):
+        prune(make_model("llama"), ids, tmp_path, refit_epochs=1)
+
+
+def test_batches_are_a_part_of_the_method():
+    assert [Refit.batch_size(tokens) for tokens in (16, 256, 512, 2048, 4096)] == [8, 8, 4, 1, 1]
+
+
+def test_long_sequences_make_a_step_of_several_batches(monkeypatch, ids):
+    """The gradients of eight sequences are summed up, however many fit into a forward."""
+    together = Fitted("llama", ids, epochs=1)
+    assert [len(states) for states in together.inputs] == [4, 4, 4, 4]
+    steps, original = [], torch.optim.Adam.step
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: steps.append(1) or original(self))
+    Fitted("llama", ids, epochs=3)
+    assert len(steps) == 3 * 2, "three of four batches are learned from, two at a time"
+
+
+@lru_cache
+def trained():
+    """The first two blocks of the reference model, and sequences to calibrate and to test on."""
+    model = authors.load_model()
+    model.model.layers = model.model.layers[:2]
+    model.config.num_hidden_layers = 2
+    return model, authors.load_ids("calibration_ids")[:32], authors.load_ids("test_ids_python")[:8]
+
+
+def test_outputs_come_nearer_to_the_dense_models():
+    """Of sequences that it has not seen: hidden states, which it fits, and next-token distributions."""
+    dense, ids, test_ids = trained()
+    fields = {"topup": "uniform", "num_samples": len(ids), "num_alignment_samples": 4, "reconstruct": "dense"}
+    config = NeuronALConfig(0.7, "sparsegpt", **fields, refit_learning_rate=2e-3)
+    hidden, divergence = [], []
+    for epochs in (0, 3):
+        model = copy.deepcopy(dense)
+        NeuronALPruner(replace(config, refit_epochs=epochs)).prune(model, ids)
+        with torch.no_grad():
+            ours, theirs = (m(test_ids, output_hidden_states=True) for m in (model, dense))
+        hidden.append((ours.hidden_states[1] - theirs.hidden_states[1]).square().mean().item())
+        ours, theirs = (output.logits.log_softmax(dim=-1) for output in (ours, theirs))
+        divergence.append((theirs.exp() * (theirs - ours)).sum(dim=-1).mean().item())
+    assert hidden[1] < 0.95 * hidden[0] and divergence[1] < 0.97 * divergence[0]

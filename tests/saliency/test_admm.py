@@ -1,0 +1,134 @@
+"""The two halves of sparse least squares, each against an exact solver."""
+
+from itertools import combinations
+
+import pytest
+import torch
+
+from optimum_neuronal.saliency.admm import Inverse, find_support, fit_support
+from optimum_neuronal.saliency.supports import OfWhole
+
+
+def correlation(features: int, tokens: int = 300, seed: int = 0) -> torch.Tensor:
+    """A Hessian whose diagonal is 1."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(tokens, features, generator=generator) @ torch.randn(features, features, generator=generator)
+    return torch.corrcoef(inputs.T) * 0.99 + 0.01 * torch.eye(features)
+
+
+def weights(rows: int, features: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(rows, features, generator=torch.Generator().manual_seed(seed))
+
+
+def error(weight: torch.Tensor, sparse: torch.Tensor, matrix: torch.Tensor) -> float:
+    missing = weight - sparse
+    return float(((missing @ matrix) * missing).sum())
+
+
+class TestInverse:
+    def test_it_is_the_inverse_for_every_penalty(self):
+        matrix = correlation(12)
+        inverse, copy = Inverse(matrix), matrix.clone()
+        for rho in (0.1, 0.13, 2.0):
+            product = inverse.at(rho) @ (matrix + rho * torch.eye(12))
+            torch.testing.assert_close(product, torch.eye(12), atol=1e-4, rtol=0)
+        assert torch.equal(matrix, copy)
+
+    def test_it_is_computed_when_the_penalty_changes_alone(self, monkeypatch):
+        calls, original = [], torch.linalg.cholesky_ex
+        monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda *args, **kw: calls.append(1) or original(*args, **kw))
+        inverse = Inverse(correlation(5))
+        for rho in (0.1, 0.1, 0.1, 0.2, 0.2):
+            inverse.at(rho)
+        assert len(calls) == 2
+
+    def test_a_matrix_without_one_is_an_error(self):
+        with pytest.raises(torch.linalg.LinAlgError):
+            Inverse(-torch.eye(3)).at(0.1)
+
+
+class TestFindSupport:
+    def test_uncorrelated_inputs_keep_the_largest(self):
+        weight, matrix = weights(5, 8), torch.eye(8)
+        support = OfWhole(12)
+        found = find_support(Inverse(matrix), weight @ matrix, weight, support, range(1, 301))
+        assert torch.equal(support.exactly(found), support.exactly(weight))
+
+    def test_among_the_best_of_all_supports_of_a_row(self):
+        """By trying them all, of a row of eight weights of which three stay."""
+        total, by_size, hits = 0.0, 0.0, 0
+        for seed in range(10):
+            weight, matrix = weights(1, 8, seed), correlation(8, seed=seed)
+            target, support = weight @ matrix, OfWhole(3)
+            found = find_support(Inverse(matrix), target, weight, support, range(1, 301))
+            mask = support.exactly(found)
+            errors = {}
+            for kept in combinations(range(8), 3):
+                own = torch.zeros(1, 8, dtype=torch.bool)
+                own[0, list(kept)] = True
+                errors[kept] = error(weight, fit_support(matrix, target, weight, own, 8), matrix)
+            mine = error(weight, fit_support(matrix, target, weight, mask, 8), matrix)
+            assert sum(other < 0.999 * mine for other in errors.values()) <= 3, "of 56"
+            hits += mine <= 1.001 * min(errors.values())
+            largest = fit_support(matrix, target, weight, support.exactly(weight), 8)
+            total, by_size = total + mine, by_size + error(weight, largest, matrix)
+        assert hits >= 5 and total < 0.9 * by_size, (total, by_size)
+
+    def test_it_ends_when_the_support_has_settled(self):
+        weight, matrix = weights(4, 6), torch.eye(6)
+        for count, last in ((24, 3), (10, 60)):
+            seen = []
+            counted = (seen.append(number) or number for number in range(1, 301))
+            find_support(Inverse(matrix), weight @ matrix, weight, OfWhole(count), counted)
+            assert seen[-1] % 3 == 0 and seen[-1] <= last, "where all stay, the first look finds no change"
+
+    def test_the_number_of_iterations_is_a_limit(self):
+        weight, matrix, seen = weights(40, 30), correlation(30), []
+        counted = (seen.append(number) or number for number in range(1, 8))
+        found = find_support(Inverse(matrix), weight @ matrix, weight, OfWhole(300), counted)
+        assert seen == [1, 2, 3, 4, 5, 6, 7] and torch.isfinite(found).all()
+
+    def test_nothing_and_everything_may_stay(self):
+        weight, matrix = weights(4, 6), correlation(6)
+        for count in (0, 24):
+            found = find_support(Inverse(matrix), weight @ matrix, weight, OfWhole(count), range(1, 301))
+            assert torch.isfinite(found).all() and found.shape == weight.shape
+        torch.testing.assert_close(found, weight, atol=1e-3, rtol=1e-3)
+
+    def test_arguments_are_left_alone(self):
+        weight, matrix = weights(6, 9), correlation(9)
+        target = weight @ matrix
+        copies = weight.clone(), target.clone()
+        find_support(Inverse(matrix), target, weight, OfWhole(20), range(1, 31))
+        assert torch.equal(weight, copies[0]) and torch.equal(target, copies[1])
+
+
+class TestFitSupport:
+    def test_as_many_steps_as_unknowns_solve_it_exactly(self):
+        weight, matrix = weights(5, 12), correlation(12)
+        target, mask = weight @ matrix, weights(5, 12, seed=2) > 0.3
+        found = fit_support(matrix, target, weight, mask, 14)
+        assert (found[~mask] == 0).all()
+        for row, kept in enumerate(mask):
+            exact = torch.linalg.solve(matrix[kept][:, kept].double(), target[row, kept].double())
+            torch.testing.assert_close(found[row, kept].double(), exact, atol=1e-3, rtol=1e-3)
+
+    def test_every_step_comes_nearer(self):
+        weight, matrix = weights(5, 30), correlation(30)
+        target, mask = weight @ matrix, weights(5, 30, seed=2) > 0.3
+        errors = [error(weight, fit_support(matrix, target, weight, mask, steps), matrix) for steps in range(8)]
+        assert all(after < before for before, after in zip(errors, errors[1:]))
+        torch.testing.assert_close(fit_support(matrix, target, weight, mask, 0), weight * mask)
+
+    def test_rows_without_weights_or_with_nothing_to_gain_stay_finite(self):
+        weight, mask = weights(3, 6), torch.ones(3, 6, dtype=torch.bool)
+        mask[1] = False
+        found = fit_support(torch.eye(6), weight, weight, mask, 10)
+        assert torch.equal(found, weight * mask)
+
+    def test_a_row_does_not_depend_on_the_others(self):
+        weight, matrix = weights(5, 12), correlation(12)
+        target, mask = weight @ matrix, weights(5, 12, seed=2) > 0
+        whole = fit_support(matrix, target, weight, mask, 6)
+        alone = fit_support(matrix, target[2:3], weight[2:3], mask[2:3], 6)
+        torch.testing.assert_close(whole[2:3], alone, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,295 @@
+"""ALPS against a plain loop in float64, an exact least-squares solver, SparseGPT, and counts by hand."""
+
+import pytest
+import torch
+from trained import demo_layers, loss, reference_layers
+
+from optimum_neuronal.saliency.alps import ALPS, QUICK
+from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.sparsity.pattern import ColumnPattern
+from optimum_neuronal.sparsity.plan import row_counts
+
+
+TRAINED = {"reference": reference_layers, "demo": demo_layers}
+NAMES = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+
+
+def weights(rows: int, features: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(rows, features, generator=torch.Generator().manual_seed(seed))
+
+
+def hessian_of(features: int, tokens: int = 400, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(tokens, features, generator=generator) @ torch.randn(features, features, generator=generator)
+    return inputs.T @ inputs
+
+
+def random_layers() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    shapes = [(48, 32), (32, 80), (7, 100)]
+    return {str(shape): (weights(*shape), hessian_of(shape[1])) for shape in shapes}
+
+
+def plain(weight: torch.Tensor, hessian: torch.Tensor, sparsity: float) -> torch.Tensor:
+    """The formulas as they stand in the paper's notation, in float64, unknowns of shape (in, out)."""
+    hessian = hessian.double()
+    hessian = hessian + 0.01 * hessian.diag().mean() * torch.eye(len(hessian), dtype=torch.float64)
+    scale = hessian.diag().sqrt()
+    matrix = hessian / torch.outer(scale, scale)
+    start = (weight.double() * scale).T
+    target = matrix @ start
+    k = round(weight.numel() * (1 - sparsity))
+
+    def largest(values: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(values.numel(), dtype=torch.bool)
+        mask[values.abs().flatten().topk(k).indices] = True
+        return mask.view(values.shape)
+
+    support = before = largest(start)
+    dense, sparse, dual, rho = start, start * support, torch.zeros_like(start), 0.1
+    identity = torch.eye(len(matrix), dtype=torch.float64)
+    for iteration in range(1, 301):
+        dense = torch.linalg.solve(matrix + rho * identity, target - dual + rho * sparse)
+        support = largest(dense + dual / rho)
+        sparse = (dense + dual / rho) * support
+        dual = dual + rho * (dense - sparse)
+        if iteration % 3 == 0:
+            changed, before = int((support != before).sum()), support
+            if changed == 0 or (iteration >= 30 and changed < 0.0003 * k):
+                break
+            rho *= 1.3 if changed >= 0.1 * k else 1.2 if changed >= 0.005 * k else 1.1
+    support = largest(dense)
+    solution = dense * support
+    residual = (target - matrix @ solution) * support
+    direction = residual
+    for _ in range(10):
+        moved = (matrix @ direction) * support
+        length = residual.square().sum(dim=0) / (direction * moved).sum(dim=0).clamp(min=1e-300)
+        solution = solution + length * direction
+        following = residual - length * moved
+        ratio = following.square().sum(dim=0) / residual.square().sum(dim=0).clamp(min=1e-300)
+        direction = following + ratio * direction
+        residual = following
+    return (solution / scale[:, None]).T
+
+
+def least_squares(weight: torch.Tensor, hessian: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Row by row, the best weights that are zero where the mask is False, solved exactly in float64."""
+    best, target = torch.zeros(weight.shape, dtype=torch.float64), weight.double() @ hessian
+    for row, kept in enumerate(mask):
+        best[row, kept] = torch.linalg.solve(hessian[kept][:, kept], target[row, kept])
+    return best
+
+
+def dampened(hessian: torch.Tensor) -> torch.Tensor:
+    hessian = hessian.double()
+    return hessian + 0.01 * hessian.diag().mean() * torch.eye(len(hessian), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("sparsity", [0.5, 0.7, 0.9])
+def test_it_is_as_good_as_a_plain_loop_in_float64(sparsity):
+    for name, (weight, hessian) in random_layers().items():
+        expected = loss(weight, plain(weight, hessian, sparsity), hessian)
+        assert loss(weight, ALPS().prune(weight, hessian, sparsity), hessian) <= 1.01 * expected, name
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"])
+def test_it_is_as_good_as_a_plain_loop_on_a_trained_layer(name):
+    weight, hessian = reference_layers()[name]
+    expected = plain(weight, hessian, 0.7)
+    found = ALPS().prune(weight, hessian, 0.7)
+    assert loss(weight, found, hessian) == pytest.approx(loss(weight, expected, hessian), rel=0.01)
+    assert ((found != 0) == (expected != 0)).float().mean() > 0.95, "nearly the same support"
+
+
+@pytest.mark.parametrize("model", TRAINED)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_loses_a_fifth_less_than_sparsegpt(model, name):
+    weight, hessian = TRAINED[model]()[name]
+    found, other = (method.prune(weight, hessian, 0.7) for method in (ALPS(), SparseGPT()))
+    assert loss(weight, found, hessian) < 0.8 * loss(weight, other, hessian)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_that_stay_have_their_best_values(name):
+    """Conjugate gradients come within a thousandth of an exact solver on the same support."""
+    weight, hessian = reference_layers()[name]
+    found = ALPS().prune(weight, hessian, 0.7)
+    hessian = dampened(hessian)
+    best = least_squares(weight, hessian, found != 0)
+    assert loss(weight, found, hessian) <= 1.001 * loss(weight, best, hessian)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (16, 60), (600, 128)])
+@pytest.mark.parametrize("sparsity", [0.0, 0.01, 0.6, 0.7, 0.99, 1.0])
+def test_the_target_is_hit_within_one_weight(shape, sparsity):
+    weight = weights(*shape)
+    found = ALPS(iterations=12).prune(weight, hessian_of(shape[1]), sparsity)
+    assert abs((found == 0).sum().item() - sparsity * weight.numel()) <= 1
+    assert torch.isfinite(found).all()
+    if sparsity == 0:
+        torch.testing.assert_close(found, weight, atol=1e-3, rtol=1e-3)
+
+
+def test_equal_weights_are_counted_exactly():
+    """Where a threshold cannot tell them apart, those of earlier rows and columns fall."""
+    found = ALPS().prune(torch.ones(4, 6), torch.eye(6), 0.5)
+    torch.testing.assert_close(found, torch.tensor([0.0, 0.0, 1.0, 1.0])[:, None].expand(4, 6))
+
+
+def test_every_row_hits_its_own_sparsity():
+    weight = weights(9, 40)
+    sparsity = torch.linspace(0.0, 1.0, 9, dtype=torch.float64)
+    found = ALPS().prune(weight, hessian_of(40), sparsity)
+    assert torch.equal((found == 0).sum(dim=1), row_counts(sparsity, weight.shape))
+    torch.testing.assert_close(found[0], weight[0], atol=1e-3, rtol=1e-3)
+
+
+def test_rows_of_unequal_share_beat_equal_ones():
+    """What rows are given is where the weights go, or it would be the same as a sparsity for all."""
+    weight, hessian = weights(12, 40), hessian_of(40)
+    weight[6:] *= 0.1
+    equal = ALPS().prune(weight, hessian, torch.full((12,), 0.7, dtype=torch.float64))
+    spread = ALPS().prune(weight, hessian, torch.tensor([0.5] * 6 + [0.9] * 6, dtype=torch.float64))
+    assert (equal == 0).sum() == (spread == 0).sum() == 12 * 28
+    assert loss(weight, spread, hessian) < 0.8 * loss(weight, equal, hessian)
+
+
+@pytest.mark.parametrize("pattern", [ColumnPattern(2, 4), ColumnPattern(4, 8), ColumnPattern(1, 4)])
+def test_patterns_are_kept_in_every_group(pattern):
+    weight, hessian = weights(8, 48), hessian_of(48)
+    found = ALPS().prune(weight, hessian, pattern.sparsity, pattern)
+    assert ((found.view(8, -1, pattern.group) != 0).sum(dim=-1) == pattern.kept).all()
+    other = SparseGPT().prune(weight, hessian, pattern.sparsity, pattern)
+    assert loss(weight, found, hessian) < loss(weight, other, hessian)
+
+
+def test_dead_inputs_lose_their_weights_first():
+    weight, hessian = weights(6, 10), hessian_of(10)
+    hessian[3] = hessian[:, 3] = 0
+    weight[:, 3] = 100
+    found = ALPS().prune(weight, hessian, 0.1)
+    assert (found[:, 3] == 0).all() and (found == 0).sum() == 6
+    alive = [column for column in range(10) if column != 3]
+    torch.testing.assert_close(found[:, alive], weight[:, alive], atol=1e-3, rtol=1e-3)
+
+
+def test_inputs_that_are_all_zero():
+    found = ALPS().prune(weights(3, 8), torch.zeros(8, 8), 0.5)
+    assert (found == 0).sum() >= 12 and torch.isfinite(found).all()
+
+
+def test_duplicated_inputs():
+    """A singular Hessian: one of two equal inputs takes over from the other."""
+    hessian, weight = hessian_of(20), weights(10, 40)
+    hessian = torch.cat([torch.cat([hessian, hessian], dim=1)] * 2)
+    found = ALPS().prune(weight, hessian, 0.5)
+    assert (found == 0).sum() == 200 and loss(weight, found, hessian) < 0.01
+    assert loss(weight, found, hessian) < loss(weight, SparseGPT().prune(weight, hessian, 0.5), hessian)
+
+
+def test_two_weights_by_hand():
+    hessian = torch.tensor([[1.0, 1.0], [1.0, 1.0]]) * 100
+    found = ALPS(dampening=1e-4).prune(torch.tensor([[1.0, 3.0]]), hessian, 0.5)
+    torch.testing.assert_close(found, torch.tensor([[0.0, 4.0]]), atol=1e-2, rtol=0)
+
+
+@pytest.fixture
+def said(monkeypatch):
+    messages = []
+    monkeypatch.setattr("optimum_neuronal.saliency.dampening.logger.warning", messages.append)
+    return messages
+
+
+def test_a_hessian_that_is_not_positive_definite_raises_the_dampening_and_says_so(said):
+    hessian = torch.eye(4)
+    hessian[0, 1] = hessian[1, 0] = 1.5  # as no inputs give it
+    found = ALPS().prune(weights(3, 4), hessian, 0.5, name="fc1")
+    assert torch.isfinite(found).all() and (found == 0).sum() == 6
+    assert said and "The Hessian of fc1 is close to singular: dampening is raised from 0.01 to 0.1" in said[0]
+
+
+def test_a_hessian_that_is_not_finite_is_an_error_with_the_projections_name():
+    for bad in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match="The Hessian of fc1 is not finite"):
+            ALPS().prune(weights(3, 4), torch.full((4, 4), bad), 0.5, name="fc1")
+    both = {"q_proj": weights(3, 4), "k_proj": weights(2, 4)}
+    with pytest.raises(ValueError, match="The Hessian of q_proj, k_proj is not finite"):
+        ALPS().prune_together(both, torch.full((4, 4), torch.nan), dict.fromkeys(both, 0.5))
+
+
+def test_projections_with_the_same_input_keep_their_own_sparsities():
+    together = {name: reference_layers()[f"self_attn.{name}_proj"][0] for name in "qkv"}
+    hessian = reference_layers()["self_attn.q_proj"][1]
+    rows = torch.linspace(0.4, 0.8, 128, dtype=torch.float64)
+    sparsities = {"q": 0.5, "k": rows, "v": 0.93}
+    found = ALPS().prune_together(together, hessian, sparsities)
+    assert list(found) == ["q", "k", "v"]
+    for name, sparsity in (("q", 0.5), ("v", 0.93)):
+        assert abs((found[name] == 0).sum().item() - sparsity * 128 * 128) <= 1
+    assert torch.equal((found["k"] == 0).sum(dim=1), row_counts(rows, (128, 128)))
+    for name, weight in together.items():
+        alone = ALPS().prune(weight, hessian, sparsities[name])
+        assert loss(weight, found[name], hessian) == pytest.approx(loss(weight, alone, hessian), rel=0.03)
+
+
+def test_it_computes_in_float32_whatever_the_user_allows():
+    weight, hessian = random_layers()["(32, 80)"]
+    expected = ALPS().prune(weight, hessian, 0.7)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("medium", "high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            assert torch.equal(ALPS().prune(weight, hessian, 0.7), expected)
+            assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_the_precision_is_put_back_after_an_error(monkeypatch):
+    seen = []
+
+    def fails(*_args):
+        seen.append(torch.get_float32_matmul_precision())
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("optimum_neuronal.saliency.alps.find_support", fails)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with pytest.raises(RuntimeError, match="no memory"):
+            ALPS().prune(weights(3, 4), torch.eye(4), 0.5)
+        assert seen == ["highest"] and torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_the_same_again_and_arguments_left_alone():
+    weight, hessian = random_layers()["(48, 32)"]
+    copies = weight.clone(), hessian.clone()
+    first, second = (ALPS().prune(weight, hessian, 0.7) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(weight, copies[0]) and torch.equal(hessian, copies[1])
+
+
+def test_quick_takes_fewer_iterations_and_nothing_else():
+    assert ALPS(refinements=3, dampening=0.1).quick() == ALPS(QUICK, refinements=3, dampening=0.1)
+    assert ALPS(iterations=5).quick() == ALPS(iterations=5)
+
+
+def test_its_score_is_the_loss_of_one_weight():
+    found = ALPS().score(torch.tensor([[1.0, -2.0]]), torch.tensor([3.0, 0.5]))
+    assert found.tolist() == [[9.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"iterations": 0}, "iterations is 0"),
+        ({"refinements": -1}, "refinements is -1"),
+        ({"dampening": 0}, "dampening is 0"),
+        ({"dampening": "a"}, "dampening is 'a'"),
+    ],
+)
+def test_bad_hyper_parameters(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ALPS(**arguments)
