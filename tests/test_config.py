@@ -138,7 +138,7 @@ def test_bad_ways_of_reconstructing(arguments, message):
 
 def test_reconstruction_is_off_unless_it_is_asked_for():
     config = NeuronALConfig(0.7)
-    assert (config.reconstruct, config.refit_epochs, config.refit_learning_rate) == (None, 0, 5e-4)
+    assert (config.reconstruct, config.refit_epochs, config.refit_learning_rate) == (None, 0, 0.04)
     config = NeuronALConfig(0.7, "alps", reconstruct="block", refit_epochs=3, refit_learning_rate=1e-4)
     assert NeuronALConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert NeuronALConfig.from_dict({"sparsity": 0.7, "saliency": "alps"}) != config

@@ -45,7 +45,7 @@ class TestMethodsThatGoTogether:
     @pytest.mark.parametrize("reconstruct", ["dense", "block"])
     def test_only_what_updates_weights_reconstructs(self, reconstruct):
         with pytest.raises(ValueError, match=f"reconstruct is '{reconstruct}', but the saliency 'wanda' leaves"):
-            NeuronALConfig(sparsity=0.7, reconstruct=reconstruct)
+            NeuronALConfig(sparsity=0.7, saliency="wanda", reconstruct=reconstruct)
         for saliency in ("alps", "sparsegpt"):
             methods = NeuronALConfig(0.7, saliency, reconstruct=reconstruct).make_methods()
             assert methods.reconstruct == reconstruct and methods.needs_dense_stream == (reconstruct == "dense")

@@ -14,7 +14,7 @@ from ..decoder.projections import Projection
 from ..report import PruningReport
 from ..runtime.quantities import format_bytes
 from ..runtime.tables import format_table
-from .packed_size import packed_size
+from .packed_size import PackedSize, packed_size
 
 
 CARD = """---
@@ -140,19 +140,25 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _sizes(model: PreTrainedModel, report: PruningReport) -> str:
-    """What the model takes in memory with packed weights."""
-    config = report.config
+    """What the model takes in memory with packed weights, and with dense ones."""
+    packing, footprint = getattr(model, "packing", None), model.get_memory_footprint()
+    if packing is not None and packing.packed:  # it has them already
+        dense, packed, whole = packing.dense_bytes, packing.packed_bytes, footprint
+    else:
+        found = _packed_size(model, report)
+        dense, packed, whole = found.dense, found.in_memory, footprint - found.dense + found.in_memory
+    return (
+        f"`SparseModelForCausalLM` and `sparsify` of `optimum_neuronal` compute with packed weights: the pruned ones take\n"
+        f"{format_bytes(packed)} of memory instead of {format_bytes(dense)}, the whole model "
+        f"{format_bytes(whole)} instead of {format_bytes(whole - packed + dense)}."
+    )
 
+
+def _packed_size(model: PreTrainedModel, report: PruningReport) -> PackedSize:
     def zeros(projection: Projection) -> int:
         return round(report.projections[projection.name]["sparsity"] * projection.shape[0] * projection.shape[1])
 
-    packed = packed_size(find_decoder(model, config["targets"], config["ignore"]), zeros)
-    whole = model.get_memory_footprint()
-    return (
-        f"`SparseModelForCausalLM` and `sparsify` of `optimum_neuronal` compute with packed weights: the pruned ones take\n"
-        f"{format_bytes(packed.in_memory)} of memory instead of {format_bytes(packed.dense)}, the whole model "
-        f"{format_bytes(whole - packed.dense + packed.in_memory)} instead of {format_bytes(whole)}."
-    )
+    return packed_size(find_decoder(model, report.config["targets"], report.config["ignore"]), zeros)
 
 
 def _evaluation(report: PruningReport) -> str:

@@ -4,7 +4,9 @@ A method that updates the weights that stay makes other choices good than one th
 candidate would take too long; between two solutions of near sparsities the weights change little.
 """
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,13 +58,11 @@ class Levels:
             and at 1 it is zero.
         blocks (`list[dict[str, Tensor]]`): of every block the packed weights by name and level; empty if on disk.
         journal ([`Journal`]): holds them if they are on disk.
-        folder (*optional*): where they are on disk, if it is to be removed with them.
     """
 
     sparsities: tuple[float, ...]
     blocks: list[dict[str, torch.Tensor]] = field(default_factory=list)
     journal: Journal = field(default_factory=Journal)
-    folder: tempfile.TemporaryDirectory | None = None
 
     def changes(self, index: int, plans: Sequence[SparsityPlan]) -> list[ChangeOf]:
         """For every plan, what it makes of a projection of the block of an index.
@@ -157,17 +157,17 @@ def _empty_levels(
     size = sum(levels_bytes(block, sparsities) for block in runner.decoder.blocks)
     if not runner.loader.streams and (budget is None or size <= budget):
         return Levels(sparsities)
-    folder = None
     journal = records.journal
     if not journal.keeps:
-        folder = tempfile.TemporaryDirectory(prefix="optimum-neuronal-")
-        journal = Journal(folder.name)
+        folder = tempfile.mkdtemp(prefix="optimum-neuronal-")
+        journal = Journal(folder)
+        weakref.finalize(journal, shutil.rmtree, folder, ignore_errors=True)
     if not journal.has_room(size):
         raise ValueError(
             f"The projections at {len(sparsities)} sparsities take {size / 1e9:.1f} GB, more than the disk of "
             f"{journal.directory} has free: name a larger one as work_dir, or set levels=False in topup_args."
         )
-    return Levels(sparsities, journal=journal, folder=folder)
+    return Levels(sparsities, journal=journal)
 
 
 def levels_bytes(block: Block, sparsities: Sequence[float]) -> int:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from ..runtime.full_precision import full_precision
+
 
 class SquaredNorms:
     """For every sequence, the sum over its tokens of the squared input, feature by feature.
@@ -111,13 +113,15 @@ class Hessian(SquaredNorms):
         if self.cross is None:
             self.cross = torch.zeros_like(self.hessian)
         pairs = (part.reshape(sequences, -1, part.shape[-1]).float() for part in (inputs, dense))
-        for own, other in zip(*pairs):
-            self.cross.addmm_(other.T, own)
+        with full_precision():
+            for own, other in zip(*pairs):
+                self.cross.addmm_(other.T, own)
 
     def _add(self, inputs: torch.Tensor) -> None:
         if self.hessian is None:
             self.hessian = inputs.new_zeros(inputs.shape[-1], inputs.shape[-1])
-        self.hessian.addmm_(inputs.T, inputs)
+        with full_precision():
+            self.hessian.addmm_(inputs.T, inputs)
 
 
 def most_specific(first: type[SquaredNorms], second: type[SquaredNorms]) -> type[SquaredNorms]:

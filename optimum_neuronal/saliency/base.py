@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from ..metrics.statistics import Hessian, SquaredNorms
+from ..runtime.full_precision import full_precision
 from ..runtime.registry import Registry
 from ..sparsity.pattern import ColumnPattern
 from .dampening import DAMPENING, dense_target
@@ -97,7 +98,8 @@ class WeightUpdate(Saliency):
 
     def toward(self, weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, name: str) -> torch.Tensor:
         """The dense weight to prune so that outputs come near to those on other inputs: see [`dense_target`]."""
-        return dense_target(weight, hessian, cross, getattr(self, "dampening", DAMPENING), name)
+        with full_precision():
+            return dense_target(weight, hessian, cross, getattr(self, "dampening", DAMPENING), name)
 
     def quick(self) -> "WeightUpdate":
         """This method at less cost, for trials."""

@@ -20,6 +20,7 @@ from optimum_neuronal import (
     save_pretrained,
     sparsify,
 )
+from optimum_neuronal.runtime.quantities import format_bytes
 
 
 def same_files(folder, other):
@@ -82,6 +83,9 @@ def test_by_the_pruner(tmp_path):
     pruner.prune(model)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     pruner.save(sparsify(model), tmp_path)
+    packing = model.packing
+    told = f"{format_bytes(packing.packed_bytes)} of memory instead of {format_bytes(packing.dense_bytes)}"
+    assert told in (tmp_path / "README.md").read_text(encoding="utf-8")
     inspection = inspect_checkpoint(tmp_path)
     assert inspection.format == "packed" and not inspection.problems and (tmp_path / "neuronal_report.json").exists()
     assert_same_state(AutoModelForCausalLM.from_pretrained(tmp_path), state)

@@ -166,7 +166,7 @@ def test_trials_compute_with_them(llama, ids):
 
 def test_they_lie_on_disk_beyond_the_budget(llama, ids):
     in_memory, on_disk = Solved(llama, ids), Solved(llama, ids, max_hidden_bytes=0)
-    assert in_memory.levels.blocks and not in_memory.levels.journal.keeps and in_memory.levels.folder is None
+    assert in_memory.levels.blocks and not in_memory.levels.journal.keeps
     assert not on_disk.levels.blocks and on_disk.levels.journal.keeps
     for sparsity in (in_memory.levels.sparsities[2], 0.63, 0.2, 0.97):
         other = on_disk.all_weights(sparsity)
@@ -179,13 +179,13 @@ def test_a_budget_that_is_enough_keeps_them_in_memory(llama, ids):
     assert Solved(llama, ids, max_hidden_bytes=size).levels.blocks
     solved = Solved(llama, ids, max_hidden_bytes=size - 1)
     assert not solved.levels.blocks
-    held = sum(file.stat().st_size for file in Path(solved.levels.folder.name).glob("levels-*"))
+    held = sum(file.stat().st_size for file in Path(solved.levels.journal.directory).glob("levels-*"))
     assert held == pytest.approx(size, rel=0.25), "names and padding beside"
 
 
 def test_the_temporary_folder_goes_with_them(llama, ids):
     solved = Solved(llama, ids, max_hidden_bytes=0)
-    folder = Path(solved.levels.folder.name)
+    folder = Path(solved.levels.journal.directory)
     assert len(list(folder.glob("levels-*.safetensors"))) == 3
     solved.levels = None
     solved.sweep.engine.release()
@@ -211,7 +211,7 @@ def test_recorded_levels_are_not_solved_again(ids, tmp_path, monkeypatch):
     found = solved.all_weights(0.63)
     assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
     again = Solved(make_model("llama"), ids, journal=Journal(tmp_path), max_hidden_bytes=0)
-    assert len(calls) == 4 and again.levels.folder is None
+    assert len(calls) == 4 and again.levels.journal.directory == tmp_path
     found = again.all_weights(0.63)
     assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
 

@@ -176,4 +176,4 @@ def test_runs_end_at_the_stage_and_are_counted(llama, ids):
         runner.block_forwards = 0
         stage_inputs(runner, block, first, stream, stream, calls, Prepared([], every_other))
         handle.remove()
-    assert not ran and runner.block_forwards == 2 * len(ids)
+    assert not ran and runner.block_forwards == len(ids), "two, which end halfway"

@@ -6,6 +6,7 @@ from optimum_neuronal.engine.alignment_errors import AlignmentPass
 from optimum_neuronal.engine.output_errors import OutputPass
 from optimum_neuronal.pruning.cost import all_passes, hidden_sequences, measure_matmul_rate
 from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.pruning.final_pruning import PruningPass
 
 from .conftest import RATE, config_of, saved
 
@@ -41,9 +42,9 @@ def test_measured_rate(dtype):
 
 def test_the_dense_models_pass_comes_once_before_the_first_that_needs_it():
     asked = [AlignmentPass("first", 2, "sparse-stream"), OutputPass("second", 3), OutputPass("third", 1)]
-    labels = [step.label for step in all_passes(asked, final=True)]
+    labels = [step.label for step in all_passes(asked, [PruningPass("Pruning", 1)])]
     assert labels == ["Check", "first", "Dense activations", "second", "third", "Pruning"]
-    assert [step.label for step in all_passes(asked[:1], final=False)] == ["Check", "first"]
+    assert [step.label for step in all_passes(asked[:1], [])] == ["Check", "first"]
 
 
 def test_hidden_states_are_those_of_the_greediest_pass():
