@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from ..checkpoint.save_pretrained import save_packed_by_default, save_plainly, saves_packed_by_default
 from ..decoder.finding import find_decoder
 from ..decoder.packed_modules import packed_modules
+from ..runtime.memory import hand_back_freed
 from ..transformers_plugin import internals
 from .packed_experts import put_stacks, take_stacks
 from .packed_linear import PackedLinear
@@ -109,6 +110,7 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str], refusal: 
     before = model.__dict__.get("packing")
     saved_packed = saves_packed_by_default(model) if before is None else before.saved_packed
     summarize(model, left_dense, saved_packed)
+    hand_back_freed()
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             save_packed_by_default(module)

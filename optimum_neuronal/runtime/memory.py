@@ -1,5 +1,7 @@
 """What is done when memory runs out: once, the batch is halved; then the error says what can be changed."""
 
+import ctypes
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -54,3 +56,13 @@ def _advice(batch_size: int, error: BaseException) -> str:
         "max_hidden_bytes=0 (hidden states wait in CPU memory), or leave the weights on disk (--stream, or "
         f"device_map and offload_folder of from_pretrained). The allocator's message: {error}"
     )
+
+
+def hand_back_freed() -> None:
+    """Has the C library give memory that was freed back to the system, where it can be asked to (glibc).
+
+    It keeps what lies between blocks in use: after a checkpoint was read piece by piece, a tenth of the model and more.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)

@@ -1,9 +1,13 @@
+import ctypes
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.runtime.memory import is_out_of_memory, with_less_memory
+from optimum_neuronal.runtime.memory import hand_back_freed, is_out_of_memory, with_less_memory
 
 
 def test_what_counts_as_out_of_memory():
@@ -78,3 +82,20 @@ def test_a_prune_goes_on_with_half_the_batch(ids, moment, monkeypatch):
     model = NeuronALPruner(config).prune(make_model("llama"), ids)
     assert len(calls) > moment
     assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
+
+
+def test_freed_memory_goes_back_to_the_system():
+    """Small blocks are kept by the C library when they are freed, if one behind them is still in use."""
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("only glibc can be asked")
+    held = [torch.ones(2**13) for _ in range(4000)]  # 32 kB each, too small for a mapping of their own
+    last = torch.ones(2**13)
+    del held
+    before = resident()
+    hand_back_freed()
+    assert before - resident() > 80e6 and last.sum() == 2**13
+
+
+def resident() -> int:
+    """Bytes of this process in memory, by the system."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
