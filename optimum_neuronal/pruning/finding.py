@@ -9,10 +9,11 @@ from functools import partial
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from ..config import NeuronALConfig
 from ..decoder.placement import execution_device
-from ..decoder.projections import Decoder
+from ..decoder.projections import Decoder, Projection
 from ..engine.applier import PlanApplier
 from ..engine.capture import inference
 from ..engine.engine import Engine
@@ -30,6 +31,8 @@ from .dense_targets import DenseTargets
 from .final_pruning import FinalPruning
 from .refit import Refit
 
+
+logger = logging.get_logger(__name__)
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
 
@@ -88,6 +91,7 @@ def find_changes(
     Raises:
         `MemoryError`: too little memory, even with half the batch.
     """
+    _warn_if_underdetermined(decoder, methods, ids)
     topup = methods.topup
     check_first = methods.needs_calibration and not (shared and shared.checked)
 
@@ -111,6 +115,20 @@ def find_changes(
     if shared is not None:
         shared.checked |= check_first
     return found
+
+
+def _warn_if_underdetermined(decoder: Decoder, methods: Methods, ids: torch.Tensor) -> None:
+    """A least-squares fit with fewer tokens than inputs has no single solution; dampening then chooses one."""
+    widest = max((p for p in decoder.projections.values() if p.expert is None), key=_inputs, default=None)
+    if methods.saliency.updates_weights and widest is not None and ids.numel() < _inputs(widest):
+        logger.warning(
+            f"There are {ids.numel()} calibration tokens, and {widest.name} has {_inputs(widest)} inputs: what its weights "
+            "are fitted to is underdetermined, and more is lost than need be. Take more sequences (num_samples)."
+        )
+
+
+def _inputs(projection: Projection) -> int:
+    return projection.shape[1]
 
 
 def _engine(

@@ -7,12 +7,9 @@ def test_demo(run, tmp_path, monkeypatch):
     lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}
     methods = {"magnitude, uniform": {}, "Wanda, uniform": small, "Wanda, NeuronAL": small | lambdas}
     methods["Wanda, search"] = small | {"topup_args": {"budget": 8}}
-    methods["best"] = small | {
-        "num_samples": 16,
-        "topup": "uniform",
-        "refit_epochs": 1,
-        "saliency_args": {"iterations": 6},
-    }
+    methods["default"] = small | {"topup": "uniform", "saliency_args": {"iterations": 6}}
+    quick = {"num_samples": 16, "topup": "uniform", "refit_epochs": 1, "saliency_args": {"iterations": 6}}
+    monkeypatch.setattr(demo, "BEST", {"best": small | quick})
     merged = {name: fields | methods[name] for name, fields in demo.METHODS.items()}
     monkeypatch.setattr(demo, "METHODS", merged)
     monkeypatch.setattr(demo, "TEST_WINDOWS", 2)

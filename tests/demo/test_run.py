@@ -37,8 +37,8 @@ def test_the_verdict_says_who_loses_least():
     perplexities |= {(s, run.BASELINE): 20.65 for s in run.SPARSITIES}
     perplexities |= {(s, run.PAPER): 21.5 - s for s in run.SPARSITIES}
     first, *_, last = run._verdict(perplexities, 10.0).split("\n")
-    assert first.startswith("At 60% best loses least.")
-    assert first.endswith("2.06 with Wanda, uniform; 2.09 with Wanda, NeuronAL; 2.06 with best.")
+    assert first.startswith("At 60% default loses least.")
+    assert first.endswith("2.06 with Wanda, uniform; 2.09 with Wanda, NeuronAL; 2.06 with default.")
     assert last.startswith("At 80% Wanda, uniform loses least.")
 
 

@@ -6,6 +6,7 @@ from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.engine.engine import Engine
 from optimum_neuronal.pruning import finding
 from optimum_neuronal.pruning.checking import check
+from optimum_neuronal.pruning.dense_targets import DenseTargetsPass
 from optimum_neuronal.pruning.finding import Shared, find_changes
 from optimum_neuronal.runtime.clock import Clock
 
@@ -46,3 +47,24 @@ def test_a_model_is_checked_once_for_all_that_share(llama, ids, monkeypatch):
     for _ in range(2):
         find(llama, ids, shared=shared)
     assert checks == [1] and shared.checked
+
+
+def test_fewer_tokens_than_inputs_are_told(llama, ids, monkeypatch):
+    said = []
+    monkeypatch.setattr(finding.logger, "warning", said.append)
+    find(llama, ids[:1, :8], saliency="alps", num_samples=1, num_alignment_samples=1)
+    assert len(said) == 1 and "There are 8 calibration tokens, and model.layers.0.mlp.down_proj has" in said[0]
+    find(llama, ids, saliency="alps")
+    find(llama, ids[:1, :8], num_samples=1, num_alignment_samples=1)
+    assert len(said) == 1, "enough; and a saliency that fits nothing"
+
+
+def test_block_forwards_are_those_that_a_dry_run_counts(llama, ids):
+    """Of levels, candidates and the final pruning; of dense targets each run to a stage counts as half."""
+    config = NeuronALConfig(0.5, "alps", topup="uniform", num_samples=12, num_alignment_samples=4)
+    step = DenseTargetsPass("Pruning", 1)
+    expected = sum(12 * sum(step.runs(index, 2)) for index in range(3))
+    outcome = find(llama, ids, saliency="alps", num_samples=12)
+    stages_seen = 3 * 4  # one batch a block is run to see the stages
+    assert config.make_methods().needs_dense_stream
+    assert abs(outcome.block_forwards - (3 + expected)) <= 3 * stages_seen
