@@ -17,10 +17,8 @@ from .saliency import SALIENCIES
 from .topup import TOPUPS
 
 
-UNIFORM, WANDA = (
-    "uniform",
-    "wanda",
-)  # what goes together with a pattern, and with a top-up that weights must not move under
+UNIFORM = "uniform"  # goes together with a pattern
+WANDA = "wanda"  # goes together with a top-up that weights must not move under
 FEWEST = 16  # calibration sequences from which some may be held out of a refit
 
 

@@ -21,17 +21,8 @@ def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Ite
         projections (`Sequence[Projection]`): whose weights are replaced; the original tensors are put back.
         change_of: projection -> what becomes of its weight; asked for one at a time, so that only one exists.
     """
-    originals = []
-    try:
-        for parameter, members in _by_owner(projections).items():
-            original = parameter.data
-            trial = _trial(original, members, change_of)
-            originals.append((parameter, original))
-            parameter.data = trial
+    with Prepared(projections, change_of).in_place():
         yield
-    finally:
-        for parameter, original in originals:
-            parameter.data = original
 
 
 class Prepared:
@@ -45,8 +36,10 @@ class Prepared:
     """
 
     def __init__(self, projections: Sequence[Projection], change_of: ChangeOf):
-        owners = _by_owner(projections)
-        self.tensors = {owner: _trial(owner.data, members, change_of) for owner, members in owners.items()}
+        by_owner: dict[nn.Parameter, list[Projection]] = {}
+        for projection in projections:
+            by_owner.setdefault(projection.owner, []).append(projection)
+        self.tensors = {owner: _trial(owner.data, members, change_of) for owner, members in by_owner.items()}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -59,13 +52,6 @@ class Prepared:
         finally:
             for parameter, original in originals:
                 parameter.data = original
-
-
-def _by_owner(projections: Sequence[Projection]) -> dict[nn.Parameter, list[Projection]]:
-    by_owner: dict[nn.Parameter, list[Projection]] = {}
-    for projection in projections:
-        by_owner.setdefault(projection.owner, []).append(projection)
-    return by_owner
 
 
 def _trial(original: torch.Tensor, members: Sequence[Projection], change_of: ChangeOf) -> torch.Tensor:

@@ -16,9 +16,9 @@ import torch
 from ..decoder.projections import Block, Projection
 from ..decoder.trial import ChangeOf
 from ..runtime.journal import Journal
-from ..sparsity.bitmask import MASK, VALUES
+from ..sparsity.bitmask import packed_bytes
 from ..sparsity.changes import NewWeight
-from ..sparsity.packed import PackedMask, PackedWeight
+from ..sparsity.packed import PackedWeight
 from ..sparsity.plan import SparsityPlan
 from .applier import PlanApplier
 from .calls import Call
@@ -95,8 +95,7 @@ class Levels:
         if place > len(self.sparsities):
             return torch.zeros_like(projection.weight)
         key = f"{projection.name}@{place - 1}"
-        mask = PackedMask(tensors[key + MASK], projection.shape)
-        return PackedWeight(mask, tensors[key + VALUES]).unpack(projection.weight.device)
+        return PackedWeight.of_parts(tensors, key, projection.shape).unpack(projection.weight.device)
 
 
 def heldout_sequences(samples: int, alignment: int) -> int:
@@ -173,7 +172,7 @@ def _empty_levels(
 def levels_bytes(block: Block, sparsities: Sequence[float]) -> int:
     """Bytes of a block's projections at these sparsities, packed."""
     weights = [(p.shape[0] * p.shape[1], p.owner.dtype.itemsize) for p in block.pruned]
-    return int(sum(count * (size * (1 - sparsity) + 1 / 8) for count, size in weights for sparsity in sparsities))
+    return sum(packed_bytes(n, round(n * (1 - sparsity)), size) for n, size in weights for sparsity in sparsities)
 
 
 def _solve_block(applier: PlanApplier, block: Block, norms, sparsities: Sequence[float]) -> dict[str, torch.Tensor]:
@@ -182,6 +181,5 @@ def _solve_block(applier: PlanApplier, block: Block, norms, sparsities: Sequence
     for place, sparsity in enumerate(sparsities):
         plan = SparsityPlan(dict.fromkeys(block.pruned_names, sparsity))
         for name, weight in applier.updated(block.pruned, norms, activations, plan).items():
-            packed = PackedWeight.pack(weight)
-            tensors[f"{name}@{place}{MASK}"], tensors[f"{name}@{place}{VALUES}"] = packed.mask.bits, packed.values
+            tensors |= PackedWeight.pack(weight).parts(f"{name}@{place}")
     return tensors

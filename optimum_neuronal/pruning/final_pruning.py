@@ -116,7 +116,7 @@ class FinalPruning:
         for name, weight in self.engine.applier.updated(projections, norms, activations, self.plan).items():
             packed = PackedWeight.pack(weight)
             finite[name] = torch.isfinite(packed.values).all()
-            tensors[name + MASK], tensors[name + VALUES] = packed.mask.bits, packed.values
+            tensors |= packed.parts(name)
         _check_finite(finite)
         return {"starved": starved}, tensors
 
@@ -150,9 +150,9 @@ class FinalPruning:
 
 def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -> PackedMask | PackedWeight:
     """What becomes of a projection's weight, from what [`FinalPruning.prune_block`] has found."""
-    mask = PackedMask(tensors[projection.name + MASK], projection.shape)
-    values = tensors.get(projection.name + VALUES)
-    return mask if values is None else PackedWeight(mask, values)
+    if projection.name + VALUES in tensors:
+        return PackedWeight.of_parts(tensors, projection.name, projection.shape)
+    return PackedMask(tensors[projection.name + MASK], projection.shape)
 
 
 def _check_finite(finite: Mapping[str, torch.Tensor]) -> None:

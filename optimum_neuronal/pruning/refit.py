@@ -113,12 +113,11 @@ class _Weights:
         trials = Prepared(block.pruned, lambda p: changes[p.name]).tensors
         names = {parameter: name for name, parameter in block.module.named_parameters()}
         self._dtypes = {names[owner]: owner.dtype for owner in trials}
-        self._names = {owner: names[owner] for owner in trials}
+        self._places = {owner: place for place, owner in enumerate(trials)}
         self.masters = [trial.float().clone().requires_grad_() for trial in trials.values()]
         self._kept = [torch.zeros_like(trial, dtype=torch.bool) for trial in trials.values()]
-        places = {owner: place for place, owner in enumerate(trials)}
         for projection in block.pruned:
-            place = places[projection.owner]
+            place = self._places[projection.owner]
             kept = projection.view(self.masters[place].detach()) != 0
             projection.view(self._kept[place]).copy_(kept)
 
@@ -152,8 +151,7 @@ class _Weights:
 
     def of_projections(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Projection name -> its part of a [`snapshot`]."""
-        by_owner = dict(zip(self._names, tensors))
-        return {p.name: p.view(by_owner[p.owner]) for p in self._projections}
+        return {p.name: p.view(tensors[self._places[p.owner]]) for p in self._projections}
 
 
 def _error(block: Block, weights: _Weights, batches: Sequence[Batch], scale: float) -> float:

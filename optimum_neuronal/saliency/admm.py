@@ -58,7 +58,7 @@ def find_support(
     Returns:
         `Tensor`: shape (out, in), dense.
     """
-    rho, weight = RHO, start
+    rho = RHO
     mask = support.kept(start)
     before, kept = mask, max(1, int(torch.count_nonzero(mask)))
     values = start.masked_fill(~mask, 0)  # V: of the part that falls, U / rho is 0 at first

@@ -82,16 +82,16 @@ class ALPS(WeightUpdate):
 
     def _solve(self, weight: torch.Tensor, hessian: torch.Tensor, support: Support, name: str) -> torch.Tensor:
         dampened = DampenedHessian(hessian, self.dampening, name)
-        # With a diagonal of ones, a weight's size is what losing it costs, and one penalty suits all inputs.
-        scale = dampened.matrix.diagonal().sqrt()
-        while True:
-            matrix = dampened.matrix / scale / scale[:, None]
+
+        def attempt(matrix: torch.Tensor) -> torch.Tensor | None:
+            # With a diagonal of ones, a weight's size is what losing it costs, and one penalty suits all inputs.
+            scale = matrix.diagonal().sqrt()
+            scaled = matrix / scale / scale[:, None]
             with full_precision():
-                solved = self._solve_scaled(weight * scale, matrix, support, dampened.dead, name)
-            if solved is not None:
-                return solved.div_(scale)
-            dampened.raise_dampening()
-            scale = dampened.matrix.diagonal().sqrt()
+                solved = self._solve_scaled(weight * scale, scaled, support, dampened.dead, name)
+            return None if solved is None else solved.div_(scale)
+
+        return dampened.solve(attempt)
 
     def _solve_scaled(
         self, start: torch.Tensor, matrix: torch.Tensor, support: Support, dead: torch.Tensor, name: str

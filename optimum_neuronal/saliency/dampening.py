@@ -1,10 +1,14 @@
 """Hessians that can be inverted: what methods that solve least-squares problems share."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from transformers.utils import logging
 
 
 logger = logging.get_logger(__name__)
+Result = TypeVar("Result")
 
 DAMPENING = 0.01  # of the mean diagonal, where a method has no such hyper-parameter
 RAISES = 5  # how often dampening is raised tenfold before giving up
@@ -39,6 +43,12 @@ class DampenedHessian:
         self._added = dampening
         diagonal += dampening * self._level
 
+    def solve(self, attempt: Callable[[torch.Tensor], Result | None]) -> Result:
+        """What an attempt makes of the matrix; as long as that is None, with more dampening."""
+        while (found := attempt(self.matrix)) is None:
+            self.raise_dampening()
+        return found
+
     def raise_dampening(self) -> None:
         """Adds tenfold, with a warning. Raises `ValueError` if that was done so often that it will not help."""
         if self._raises == RAISES:
@@ -72,12 +82,14 @@ def dense_target(
     Returns:
         `Tensor`: float32, shape (out, in).
     """
-    dampened = DampenedHessian(hessian, dampening, name)
-    while True:
-        added = dampened.matrix.diagonal() - hessian.diagonal()
-        factor, failed = torch.linalg.cholesky_ex(dampened.matrix)
-        if not bool(failed):
-            # As a correction to W, which is small: so rounding is, too.
-            missing = weight @ (cross + torch.diag(added) - dampened.matrix)
-            return weight + torch.cholesky_solve(missing.T, factor).T
-        dampened.raise_dampening()
+
+    def attempt(matrix: torch.Tensor) -> torch.Tensor | None:
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if bool(failed):
+            return None
+        # As a correction to W, which is small: so rounding is, too.
+        added = matrix.diagonal() - hessian.diagonal()
+        missing = weight @ (cross + torch.diag(added) - matrix)
+        return weight + torch.cholesky_solve(missing.T, factor).T
+
+    return DampenedHessian(hessian, dampening, name).solve(attempt)

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 
 from ..runtime.hyper_parameters import check_number, check_whole
+from ..sparsity.cuts import prune_whole
 from ..sparsity.pattern import ColumnPattern, prune_columns
 from .base import WeightUpdate, register_saliency
 from .dampening import DampenedHessian
@@ -47,7 +48,7 @@ class SparseGPT(WeightUpdate):
         weight = weight.clone()
         diagonal = hessian.diagonal()
         weight[:, diagonal == 0] = 0  # inputs that are always zero
-        inverse = self._inverse_factor(hessian, name)
+        inverse = DampenedHessian(hessian, self.dampening, name).solve(_inverse_factor)
         group = pattern.group if pattern else 1
         size = max(group, self.block_size // group * group)
         pruned = 0
@@ -69,7 +70,7 @@ class SparseGPT(WeightUpdate):
     ) -> torch.Tensor:
         """Prunes and updates a few columns in place; returns their errors, which the columns to come make up for."""
         scale = inverse.diagonal()
-        mask = None if pattern else _smallest((weight / scale).square(), count)
+        mask = None if pattern else prune_whole((weight / scale).square(), count)
         errors = torch.zeros_like(weight)
         for column in range(weight.shape[1]):
             if pattern and column % pattern.group == 0:
@@ -82,20 +83,11 @@ class SparseGPT(WeightUpdate):
             weight[:, column] = kept
         return errors
 
-    def _inverse_factor(self, hessian: torch.Tensor, name: str) -> torch.Tensor:
-        """Upper Cholesky factor of the inverse of the dampened Hessian."""
-        dampened = DampenedHessian(hessian, self.dampening, name)
-        while True:
-            factor, failed = torch.linalg.cholesky_ex(dampened.matrix)
-            if not bool(failed):
-                inverse, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
-                if not bool(failed) and bool(torch.isfinite(inverse).all()):
-                    return inverse
-            dampened.raise_dampening()
 
-
-def _smallest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The mask of so many smallest scores; of equal ones, those of earlier rows and columns."""
-    mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
-    mask[scores.flatten().sort(stable=True).indices[:count]] = True
-    return mask.view(scores.shape)
+def _inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
+    """Upper Cholesky factor of the inverse; None if there is none in float32."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if bool(failed):
+        return None
+    inverse, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+    return None if bool(failed) or not bool(torch.isfinite(inverse).all()) else inverse

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..sparsity.cuts import prune_rows
+from ..sparsity.cuts import prune_rows, prune_whole
 from ..sparsity.pattern import ColumnPattern, prune_columns
 
 
@@ -48,10 +48,7 @@ class OfWhole(Support):
         return sizes >= self._threshold
 
     def exactly(self, values: torch.Tensor) -> torch.Tensor:
-        order = values.abs().flatten().sort(stable=True).indices
-        mask = torch.ones(values.numel(), dtype=torch.bool, device=values.device)
-        mask[order[: values.numel() - self.count]] = False
-        return mask.view(values.shape)
+        return ~prune_whole(values.abs(), values.numel() - self.count)
 
     def _find_threshold(self, sizes: torch.Tensor) -> float:
         """The smallest size that stays. It moves little between iterations, so most sizes need no sorting."""

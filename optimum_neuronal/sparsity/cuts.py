@@ -112,6 +112,21 @@ def _count_true(mask: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.count_nonzero(mask.numpy(), axis=1, keepdims=True))  # torch makes them int64 first
 
 
+def prune_whole(saliency: torch.Tensor, count: int) -> torch.Tensor:
+    """The mask of the `count` least salient weights of a whole matrix; of equal ones, those of earlier rows and columns.
+
+    Args:
+        saliency (`Tensor`, shape (out, in)): how much each weight matters; finite.
+        count (`int`): weights to prune, in [0, out * in].
+
+    Returns:
+        `Tensor`: boolean, shape (out, in), True where pruned.
+    """
+    mask = torch.zeros(saliency.numel(), dtype=torch.bool, device=saliency.device)
+    mask[saliency.flatten().sort(stable=True).indices[:count]] = True
+    return mask.view(saliency.shape)
+
+
 def prune_rows(saliency: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """The mask of the `counts` least salient weights of every row; equal saliencies fall in column order.
 

@@ -4,13 +4,14 @@ The records of an unfinished prune, offloaded weights and the files of packed ch
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 
-from .bitmask import INTEGERS, mask_length, pack, unpack
+from .bitmask import INTEGERS, MASK, VALUES, mask_length, pack, unpack
 from .changes import Change
 
 
@@ -85,6 +86,15 @@ class PackedWeight(Change):
             return cls(PackedMask(bits, tuple(weight.shape)), values)
         kept = weight.contiguous().view(INTEGERS[weight.element_size()]) != 0
         return cls(PackedMask.pack(kept), weight[kept])
+
+    @classmethod
+    def of_parts(cls, tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, ...]) -> "PackedWeight":
+        """The weight of what [`PackedWeight.parts`] gave under a name."""
+        return cls(PackedMask(tensors[name + MASK], shape), tensors[name + VALUES])
+
+    def parts(self, name: str) -> dict[str, torch.Tensor]:
+        """Mask and values, as they are recorded under a name."""
+        return {name + MASK: self.mask.bits, name + VALUES: self.values}
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -33,9 +33,7 @@ NOTHING_FOUND = 0.4  # the same if none of the line is better than the plan so f
 BLOCK_WIDTHS = (0.05, 0.1, 0.2)
 ROW_WIDTHS = (0.05, 0.1)  # wider ones gain on the calibration sequences and lose on others
 BUDGET = 58  # what NeuronAL's two steps take: 29 candidates, each run dense and sparse
-LEVELS_BUDGET = (
-    2 * BUDGET
-)  # candidates that compute with solved weights need no dense runs, and more of them still pay
+LEVELS_BUDGET = 2 * BUDGET  # with solved weights candidates need no dense runs, and more of them still pay
 STREAM_COST = 2  # a plan's own stream: every block dense, then sparse
 ALIGNMENT = "alignment"
 OBJECTIVES = (*OUTPUT_METRICS, ALIGNMENT)
@@ -106,18 +104,16 @@ class Search(TopUp):
     def uses_levels(self, saliency: Saliency) -> bool:
         return self.levels and saliency.updates_weights and self.objective != ALIGNMENT
 
-    def passes(self) -> tuple[Pass, ...]:
-        return self._passes(self.budget or BUDGET)
-
     def passes_with(self, saliency: Saliency) -> tuple[Pass, ...]:
-        if not self.uses_levels(saliency):
-            return self.passes()
-        return LevelsPass(LEVELS_LABEL, 0), *self._passes(self.budget or LEVELS_BUDGET)
-
-    def _passes(self, budget: int) -> tuple[Pass, ...]:
+        levels = self.uses_levels(saliency)
         together = 16  # about as many candidates as a round has
         asked = AlignmentPass if self.objective == ALIGNMENT else OutputPass
-        return (asked(LABEL, together, times=-(-budget // together)),)
+        search = asked(LABEL, together, times=-(-self._passes(levels) // together))
+        return (LevelsPass(LEVELS_LABEL, 0), search) if levels else (search,)
+
+    def _passes(self, levels: bool) -> int:
+        """How many passes it may take."""
+        return self.budget or (LEVELS_BUDGET if levels else BUDGET)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()
@@ -139,7 +135,7 @@ class Search(TopUp):
     def _begin(self, sweep: Sweep, space: Space) -> "_Run":
         """The search behind its first stage."""
         levels = self.uses_levels(sweep.saliency)
-        run = _Run(sweep, space, self.objective, (self.budget or (LEVELS_BUDGET if levels else BUDGET)) - 1)
+        run = _Run(sweep, space, self.objective, self._passes(levels) - 1)  # one: the dense model
         if levels:
             sweep.solve_levels(space.target)
             run.stream_cost = 0  # weights depend on no plan's stream, so that errors of all rounds can be compared

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_model
+from interruptions import interrupt_at_second_block
 from sweeps import build_sweep, state, unchanged, uniform
 
 from optimum_neuronal.decoder.finding import find_decoder
@@ -194,15 +195,7 @@ def test_the_temporary_folder_goes_with_them(llama, ids):
 
 def test_recorded_levels_are_not_solved_again(ids, tmp_path, monkeypatch):
     expected = Solved(make_model("llama"), ids).all_weights(0.63)
-    calls, original = [], levels_module._solve_block
-
-    def interrupted(applier, block, *args):
-        calls.append(block.name)
-        if len(calls) == 2:
-            raise ConnectionError
-        return original(applier, block, *args)
-
-    monkeypatch.setattr(levels_module, "_solve_block", interrupted)
+    calls = interrupt_at_second_block(monkeypatch, levels_module, "_solve_block")
     with pytest.raises(ConnectionError):
         Solved(make_model("llama"), ids, journal=Journal(tmp_path))
     assert calls == ["model.layers.0", "model.layers.1"]

@@ -7,6 +7,7 @@ import authors
 import pytest
 import torch
 from conftest import make_model
+from interruptions import interrupt_at_second_block
 from sweeps import build_sweep, state, unchanged, uniform
 from transformers import AutoModelForCausalLM
 
@@ -140,15 +141,7 @@ def test_a_model_on_disk(family, ids, tmp_path):
 def test_it_goes_on_after_a_crash(ids, tmp_path, monkeypatch):
     undisturbed = make_model("llama")
     prune(undisturbed, ids, **FAST)
-    calls, original = [], dense_targets.stages
-
-    def stages(runner, block, *args):
-        calls.append(block.name)
-        if len(calls) == 2:
-            raise ConnectionError
-        return original(runner, block, *args)
-
-    monkeypatch.setattr(dense_targets, "stages", stages)
+    calls = interrupt_at_second_block(monkeypatch, dense_targets, "stages")
     with pytest.raises(ConnectionError):
         prune(make_model("llama"), ids, tmp_path, **FAST)
     model = make_model("llama")

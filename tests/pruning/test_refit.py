@@ -9,6 +9,7 @@ import authors
 import pytest
 import torch
 from conftest import make_model
+from interruptions import interrupt_at_second_block
 from sweeps import build_sweep, state, unchanged
 from transformers import AutoModelForCausalLM
 
@@ -247,15 +248,7 @@ def test_weights_on_disk(ids, tmp_path):
 def test_it_goes_on_after_a_crash(ids, tmp_path, monkeypatch):
     undisturbed = make_model("llama")
     prune(undisturbed, ids)
-    calls, fit = [], Refit.fit
-
-    def interrupted(self, block, *args):
-        calls.append(block.name)
-        if len(calls) == 2:
-            raise ConnectionError
-        return fit(self, block, *args)
-
-    monkeypatch.setattr(Refit, "fit", interrupted)
+    calls = interrupt_at_second_block(monkeypatch, Refit, "fit")
     with pytest.raises(ConnectionError):
         prune(make_model("llama"), ids, tmp_path)
     model = make_model("llama")
