@@ -1,8 +1,9 @@
 """Saliencies and top-ups at three sparsities, on the two trained models at hand, and on any that you train beside.
 
-    python -m benchmarks.methods [--models demo reference DIR ...] [--output DIR]
+    python -m benchmarks.methods [--models demo reference DIR ...] [--tables NAME ...] [--output DIR]
 
-Writes benchmarks/methods.md from what it measures of the first two; tables of other models are printed. Finished
+Writes benchmarks/methods.md from what it measures of the first two; tables of other models, or some tables alone, are
+printed. Finished
 combinations are kept in the output directory, so that it goes on after an interruption. The demo's model is tested on
 held-out modules of Python's standard library, the reference model (tests/fixtures) on Python source, manual pages and
 Rust's documentation, calibrated on manual pages. Other models are directories that examples/train_tiny_model.py wrote.
@@ -11,6 +12,7 @@ Rust's documentation, calibrated on manual pages. Other models are directories t
 import argparse
 import math
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -43,10 +45,12 @@ ALL_TOPUPS = (
 TABLES = {
     "all top-ups": (("wanda", "magnitude", "multiflow"), ALL_TOPUPS),
     "the other saliencies": (("ria", "sparsegpt"), ("uniform", "owl", "neuronal", "search")),
+    "ALPS": (("alps",), ("uniform", "owl", "neuronal", "search")),
 }
 OF_OTHER_MODELS = {
     "six top-ups": (("wanda", "magnitude"), ("uniform", "owl", "besa", "evopress", "neuronal", "search")),
 }
+ALL_TABLES = (*TABLES, *OF_OTHER_MODELS)
 OWN_MODELS = ("demo", "reference")
 SPARSITIES = (0.6, 0.7, 0.8)
 OUTPUT = Path(__file__).with_suffix(".md")
@@ -87,12 +91,14 @@ def excess(comparison: Comparison, result) -> float | None:
     return sum(map(math.log, ratios)) / len(ratios)
 
 
-def sections(name: str, output: Path) -> tuple[list[str], list[str]]:
-    """Lines of the tables of excess, and of those with all figures, of one model."""
+def sections(name: str, wanted: Collection[str], output: Path) -> tuple[list[str], list[str]]:
+    """Lines of the tables of excess, and of those with all figures, of one model; of all tables that are wanted."""
     model, ids, tests = load(name)
     title_of_model = f"The {Path(name).name} model"
     tables, figures = [], []
     for title, (saliencies, topups) in (TABLES if name in OWN_MODELS else OF_OTHER_MODELS).items():
+        if title not in wanted:
+            continue
         comparison = compare(
             model,
             saliencies=saliencies,
@@ -110,16 +116,18 @@ def sections(name: str, output: Path) -> tuple[list[str], list[str]]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=OWN_MODELS, help="of these, or directories (default: both)")
+    parser.add_argument("--tables", nargs="+", default=ALL_TABLES, choices=ALL_TABLES, help="(default: all)")
     parser.add_argument("--output", type=Path, default=Path("methods"), help="kept results (default: methods)")
     args = parser.parse_args()
     logging.disable_progress_bar()
+    complete = tuple(args.models) == OWN_MODELS and tuple(args.tables) == ALL_TABLES
     text = [(Path(__file__).parent / "methods.head.md").read_text(encoding="utf-8")]
     for name in args.models:
-        tables, figures = sections(name, args.output)
+        tables, figures = sections(name, args.tables, args.output)
         text += tables + figures
-        if name not in OWN_MODELS:
+        if not complete or name not in OWN_MODELS:
             sys.stdout.write("\n".join(tables + figures) + "\n")
-    if tuple(args.models) == OWN_MODELS:
+    if complete:
         OUTPUT.write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
