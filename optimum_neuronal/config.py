@@ -3,12 +3,14 @@
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .config_aliases import as_json, merge_saved, understands_aliases
-from .config_fields import ALIASES, FORMATS, ConfigFields
+from .config_fields import ALIASES, FORMATS, ConfigFields, check_sparsity
+from .config_files import read_config_file
 from .efforts import EFFORTS
 from .methods import RECONSTRUCT, Methods, make_methods
 from .runtime.hyper_parameters import check_number
@@ -88,11 +90,7 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
     quant_method: ClassVar[str] = "neuronal"
 
     def __post_init__(self):
-        if isinstance(self.sparsity, bool) or not isinstance(self.sparsity, (int, float)):
-            raise TypeError(f"sparsity is {self.sparsity!r}: expected a number in [0, 1), such as 0.7.")
-        if not 0 <= self.sparsity < 1:
-            hint = f" Did you mean {self.sparsity / 100:g}?" if 1 < self.sparsity < 100 else ""
-            raise ValueError(f"sparsity is {self.sparsity}: expected a share in [0, 1), such as 0.7.{hint}")
+        check_sparsity(self.sparsity)
         self._fill_in()
         positive = ("num_samples", "num_alignment_samples", "min_expert_tokens")
         for name, smallest in (*((name, 1) for name in positive), ("seed", 0), ("refit_epochs", 0)):
@@ -172,6 +170,11 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
     def to_dict(self) -> dict[str, Any]:
         """All fields and `quant_method`, JSON-serialisable; `from_dict` makes an equal config of it."""
         return {"quant_method": self.quant_method, **asdict(self)}
+
+    @classmethod
+    def from_json_file(cls, path: str | Path) -> "NeuronALConfig":
+        """Makes a config from what `to_json_file` wrote, or any other file that [`read_config_file`] understands."""
+        return cls.from_dict(read_config_file(path))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs):

@@ -10,15 +10,14 @@ from dataclasses import fields
 from functools import wraps
 from typing import Any, TypeVar
 
-from transformers.utils import logging
-
 from .config_fields import ALIASES, ConfigFields
 from .efforts import EFFORTS
 from .methods import make_method
+from .runtime.notes import get_logger
 from .topup import TOPUPS
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 Config = TypeVar("Config", bound=type[ConfigFields])
 

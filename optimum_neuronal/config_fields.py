@@ -14,6 +14,16 @@ FORMATS = ("dense", "packed")  # of a saved model
 DATASETS = "c4, wikitext2, ptb; a Hub dataset as ID:SPLIT:COLUMN; or a local .txt, .jsonl or .parquet file (FILE or FILE:COLUMN)"
 
 
+def check_sparsity(value: Any) -> float:
+    """The value, if it is a share of weights that can be zero; otherwise `TypeError` or `ValueError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"sparsity is {value!r}: expected a number in [0, 1), such as 0.7.")
+    if not 0 <= value < 1:
+        hint = f" Did you mean {value / 100:g}?" if 1 < value < 100 else ""
+        raise ValueError(f"sparsity is {value}: expected a share in [0, 1), such as 0.7.{hint}")
+    return value
+
+
 @dataclass(init=False, repr=False, eq=False)  # NeuronALConfig has these; to generate them takes milliseconds
 class ConfigFields:
     """The fields of [`NeuronALConfig`], which documents and checks them. What `metadata` holds:
@@ -24,7 +34,9 @@ class ConfigFields:
     - `room` and `example`, of the names of methods: the folder that they lie in, and one with a hyper-parameter.
     """
 
-    sparsity: float = field(metadata={"help": "share of the projections' weights to set to zero: 0.7"})
+    sparsity: float = field(
+        metadata={"help": "share of the projections' weights to set to zero: 0.7", "metavar": "SHARE"}
+    )
     saliency: str | None = field(
         default=None,
         metadata={

@@ -14,6 +14,7 @@ from texts import VOCAB
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 
+transformers.logging.enable_propagation()  # so that pytest's caplog sees notes
 torch.set_num_threads(1)  # models as small as these only lose by more
 
 # A few, for tests that need not run on all: separate and fused projections, grouped queries, parallel blocks, experts.

@@ -10,6 +10,7 @@ import torch
 from transformers.utils import logging
 
 from ..config_fields import FORMATS
+from ..runtime.notes import get_logger
 from ..transformers_plugin import internals
 from .model_card import with_format
 from .names import (
@@ -28,7 +29,7 @@ from .saving import check_directory, check_free, replaced_checkpoint
 from .shards import ShardWriter
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 
 def convert_checkpoint(

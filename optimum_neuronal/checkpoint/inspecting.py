@@ -10,13 +10,14 @@ import torch
 from transformers.utils import logging
 
 from ..decoder.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
+from ..runtime.notes import get_logger
 from ..runtime.quantities import format_bytes
 from ..runtime.tables import format_table
 from ..sparsity.bitmask import packed_bytes
 from .opening import Checkpoint, Weight, find_checkpoint
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 MORE_ZEROS = 1e-4  # share of zeros beyond what was recorded that may come from rounding to a smaller dtype
 

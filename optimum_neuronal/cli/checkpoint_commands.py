@@ -13,6 +13,8 @@ class InspectCommand(Command):
     COMMAND = CommandInfo(
         name="inspect", help="Tell how a checkpoint was pruned, and verify that its zeros are there."
     )
+    USAGE = "DIR_OR_ID [flags]"
+    EXAMPLES = ("qwen-sparse", "me/qwen-sparse --revision main --json")
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +35,8 @@ class ConvertCommand(Command):
     COMMAND = CommandInfo(
         name="convert", help="Write a pruned checkpoint packed or dense, the same weights to the bit."
     )
+    USAGE = "DIR --format {packed,dense} [flags]"
+    EXAMPLES = ("qwen-sparse --format packed", "qwen-sparse --format dense --output qwen-sparse-dense")
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:

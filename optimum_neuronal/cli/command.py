@@ -4,10 +4,18 @@
 needs is imported when it runs.
 """
 
+import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ClassVar
 
 from optimum.commands.base import BaseOptimumCLICommand
+
+from .parser import add_verbosity_flags, describe
+
+
+EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError)
 
 
 def write(text: str) -> None:
@@ -17,17 +25,34 @@ def write(text: str) -> None:
 
 
 class Command(BaseOptimumCLICommand):
-    """A command whose expected errors are told in one line."""
+    """A command whose expected errors are told in one line.
+
+    Attributes:
+        USAGE (`str`): the arguments that it needs, in a line.
+        DESCRIPTION (`str`): what it does, for its own help; without it, what the list of commands says.
+        EXAMPLES (`tuple[str, ...]`): arguments, as they are typed.
+    """
+
+    USAGE: ClassVar[str] = "[flags]"
+    DESCRIPTION: ClassVar[str] = ""
+    EXAMPLES: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, subparsers, args=None, command=None, from_defaults_factory=False, parser=None):
+        super().__init__(subparsers, args, command, from_defaults_factory, parser)
+        if not from_defaults_factory:
+            add_verbosity_flags(self.parser)
+            describe(self.parser, self.USAGE, self.DESCRIPTION or self.COMMAND.help, self.EXAMPLES)
 
     def run(self) -> None:
-        from transformers.utils import logging
-
+        args = self.args or argparse.Namespace(debug=False, quiet=False)
         try:
-            self.work()
-        except (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError) as error:
-            logging.get_logger(__name__).debug("The error's origin:", exc_info=True)
-            message = " ".join(str(error).split())
-            sys.exit(f"{self.COMMAND.name}: error: {message} (TRANSFORMERS_VERBOSITY=debug shows where)")
+            with _quiet(args.quiet):
+                self.work()
+        except EXPECTED as error:
+            if args.debug:
+                raise
+            message = " ".join(str(error).split()) or type(error).__name__
+            sys.exit(f"{self.COMMAND.name}: error: {message}{_where_to_look(error)}")
         except KeyboardInterrupt:
             sys.exit(f"{self.COMMAND.name}: interrupted{self.after_interrupt()}")
 
@@ -36,3 +61,35 @@ class Command(BaseOptimumCLICommand):
     def after_interrupt(self) -> str:
         """What to tell who pressed Ctrl-C."""
         return ""
+
+
+def _where_to_look(error: Exception) -> str:
+    """Bad input explains itself; of what failed on the way one may want to know where."""
+    return "" if isinstance(error, (ValueError, TypeError, OSError)) else " (--debug shows where)"
+
+
+@contextmanager
+def _quiet(wanted: bool) -> Iterator[None]:
+    """While the context lasts, transformers and this package show no progress bars, and of notes errors only."""
+    if not wanted:
+        yield
+        return
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging
+
+    verbosity, bars, hub_bars = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        are_progress_bars_disabled(),
+    )
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+        if not hub_bars:
+            enable_progress_bars()

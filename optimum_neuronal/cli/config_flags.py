@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
 from ..config_fields import ALIASES, ConfigFields
+from .parser import share
 
 
 @cache
@@ -31,7 +32,7 @@ class Flag(NamedTuple):
     """How a field is given on the command line.
 
     Args:
-        default (`str`, *optional*): what the config takes if the flag is not given, in words; None: it is required.
+        default (`str`, *optional*): what the config takes if the flag is not given, in words; None: it must be given.
         options (`dict[str, Any]`): further arguments of `add_argument`.
         meaning (`str`): of the field, in a line.
     """
@@ -58,7 +59,7 @@ def _flag(kind: Any, default: Any, metadata: Mapping[str, Any]) -> Flag:
     if metadata.get("metavar"):
         options["metavar"] = metadata["metavar"]
     if default is MISSING:
-        shown, options["required"] = None, True
+        shown, options["type"] = None, share
     else:
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
     meaning = metadata["help"]
@@ -82,9 +83,33 @@ def add_config_flags(parser: argparse.ArgumentParser, without: Sequence[str] = (
     for name, (default, options, meaning) in CONFIG_FLAGS.items():
         if name in without:
             continue
-        shown = "required" if default is None else f"default: {default}"
+        shown = "required, here or by --config" if default is None else f"default: {default}"
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)
+
+
+def add_recipe_flag(parser: argparse.ArgumentParser) -> None:
+    """Fields of the config from a file."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a recipe, which flags override: fields of the config as .json or .yaml, or the neuronal_report.json of a "
+        "pruned model, whose prune is repeated (default: none)",
+    )
+
+
+def read_fields(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config's fields that the recipe holds, and those that were given as flags.
+
+    Raises:
+        `ValueError`: there is no sparsity among them, or the recipe cannot be read.
+    """
+    from ..config_files import read_config_file
+
+    recipe, given = read_config_file(args.config) if args.config else {}, given_fields(args)
+    if "sparsity" not in recipe | given:
+        raise ValueError("--sparsity is missing: give a share of the weights, such as 0.7, or a recipe by --config.")
+    return recipe, given
 
 
 def given_fields(args: argparse.Namespace) -> dict[str, Any]:

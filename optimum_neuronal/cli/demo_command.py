@@ -9,6 +9,7 @@ from .command import Command, write
 
 class DemoCommand(Command):
     COMMAND = CommandInfo(name="demo", help="Prune the small model that comes with the package; two minutes.")
+    EXAMPLES = ("", "--output somewhere-else")
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:

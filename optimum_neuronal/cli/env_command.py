@@ -10,6 +10,7 @@ from .command import Command, write
 
 class EnvCommand(Command):
     COMMAND = CommandInfo(name="env", help="Tell versions, processor, accelerators and the kernels in use.")
+    EXAMPLES = ("", "--json")
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:

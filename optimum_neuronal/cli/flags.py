@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from .parser import dtype
+
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """Which model, and how to load it."""
@@ -10,6 +12,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
     parser.add_argument(
         "--dtype",
+        type=dtype,
         default="auto",
         help="float32, bfloat16 or float16; on a CPU float32 is often much faster (default: auto, the checkpoint's)",
     )

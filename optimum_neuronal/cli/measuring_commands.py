@@ -11,10 +11,16 @@ from ..config_fields import DATASETS
 from .command import Command, write
 from .config_flags import CONFIG_FLAGS, add_config_flags, methods
 from .flags import add_model_flags, add_task_flags, device_of, load_options
+from .parser import share
 
 
 class EvaluateCommand(Command):
     COMMAND = CommandInfo(name="evaluate", help="Measure a model's perplexity.")
+    USAGE = "--model MODEL [flags]"
+    EXAMPLES = (
+        "--model qwen-sparse --dataset wikitext2",
+        "--model qwen-sparse --dataset my-text.txt --tasks paper --limit 100",
+    )
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +83,11 @@ def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
 class CompareCommand(Command):
     COMMAND = CommandInfo(name="compare", help="Prune a model in many ways and compare what each loses.")
     OWN = ("sparsity", "saliency", "topup", "dataset", "format", "pattern")
+    USAGE = "--model MODEL [flags]"
+    EXAMPLES = (
+        "--model Qwen/Qwen3-0.6B --sparsity 0.6 0.7 --topup uniform owl search --plots",
+        "--model Qwen/Qwen3-0.6B --saliency wanda alps --dataset my-text.txt --evaluate my-test.txt",
+    )
 
     @classmethod
     def parse_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -92,7 +103,7 @@ class CompareCommand(Command):
             "(default: uniform neuronal search)",
         )
         parser.add_argument(
-            "--sparsity", **several, type=float, help="shares of weights to set to zero (default: 0.6 0.7 0.8)"
+            "--sparsity", **several, type=share, help="shares of weights to set to zero (default: 0.6 0.7 0.8)"
         )
         parser.add_argument("--dataset", default="c4", help=f"calibration text: {DATASETS} (default: c4)")
         parser.add_argument(

@@ -9,7 +9,7 @@ from pathlib import Path
 from optimum.commands.base import CommandInfo
 
 from .command import Command, write
-from .config_flags import add_config_flags, given_fields
+from .config_flags import add_config_flags, add_recipe_flag, read_fields
 from .flags import add_model_flags, device_of, load_options
 
 
@@ -33,6 +33,12 @@ def _beside(output: str, purpose: str) -> Path:
 
 class PruneCommand(Command):
     COMMAND = CommandInfo(name="prune", help="Prune a model and save it.")
+    USAGE = "--model MODEL --sparsity SHARE --output DIR [flags]"
+    DESCRIPTION = "Sets most weights of a model's linear projections to zero, so that it loses little, and saves it."
+    EXAMPLES = (
+        "--model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-sparse --evaluate wikitext2",
+        "--model Qwen/Qwen3-0.6B --sparsity 0.7 --dry-run",
+    )
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +69,11 @@ class PruneCommand(Command):
             help="leave the blocks' weights on disk and read them one block at a time, for models larger than memory "
             "(default: no)",
         )
+        add_recipe_flag(parser)
         add_config_flags(parser)
 
     def work(self) -> None:
+        recipe, given = read_fields(self.args)
         from ..checkpoint.saving import check_directory
         from ..config import NeuronALConfig
         from ..pruner import NeuronALPruner
@@ -76,7 +84,7 @@ class PruneCommand(Command):
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
         if args.output is not None:
             check_directory(args.output)
-        config = NeuronALConfig(**given_fields(args))
+        config = NeuronALConfig.from_dict(recipe, **given)
         if args.dry_run:
             from ..pruning.dry_run import plan_prune
 

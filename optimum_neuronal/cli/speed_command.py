@@ -12,6 +12,8 @@ from .flags import add_model_flags, device_of, load_options
 
 class SpeedCommand(Command):
     COMMAND = CommandInfo(name="speed", help="Measure a sparse model with dense and with packed weights, in turns.")
+    USAGE = "--model MODEL [flags]"
+    EXAMPLES = ("--model qwen-sparse --dtype bfloat16", "--model qwen-sparse --batches 1 16 --plots speed")
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:

@@ -6,13 +6,13 @@ An interrupted run goes on from the last record of it.
 import time
 
 import torch
-from transformers.utils import logging
 
 from ..runtime.journal import Journal
+from ..runtime.notes import get_logger
 from .streams import Stream, Streams, streams_bytes
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 RECORD_EVERY = 60.0  # seconds between two records of an unfinished run
 

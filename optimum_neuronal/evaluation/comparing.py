@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from ..pruning.reporting import versions
+from ..runtime.notes import get_logger
 from ..runtime.processes import Processes
 from ..runtime.registry import parse_method
 from ..saliency import SALIENCIES
@@ -16,7 +17,7 @@ from .results import DENSE, Comparison
 from .trials import Trials
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 
 def compare(

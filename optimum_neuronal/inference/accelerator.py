@@ -5,13 +5,13 @@ import os
 from types import ModuleType
 
 import torch
-from transformers.utils import logging
 
 from ..native.library import TORCH, VARIABLE
+from ..runtime.notes import get_logger
 from . import torch_fallback
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 TRITON_DEVICES = ("cuda", "xpu")  # torch calls AMD's "cuda" too
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 
 from torch import nn
-from transformers.utils import logging
 
 from ..decoder.packed_modules import packed_modules
+from ..runtime.notes import get_logger
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass

@@ -11,12 +11,12 @@ from pathlib import Path
 
 # Before the library: both then share one OpenMP runtime, torch's.
 import torch
-from transformers.utils import logging
 
+from ..runtime.notes import get_logger
 from .build import BuildError, cached_library, installed_library
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 VARIABLE = "OPTIMUM_NEURONAL_KERNEL"
 # As in packed_rows.c, the slowest first.

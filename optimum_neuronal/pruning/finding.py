@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from ..config import NeuronALConfig
 from ..decoder.placement import execution_device
@@ -24,6 +23,7 @@ from ..methods import Methods
 from ..runtime.clock import Clock
 from ..runtime.journal import Journal
 from ..runtime.memory import with_less_memory
+from ..runtime.notes import get_logger
 from ..runtime.processes import Processes
 from ..sparsity.changes import Change
 from ..topup import Allocation
@@ -32,7 +32,7 @@ from .final_pruning import FinalPruning
 from .refit import Refit
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from transformers.utils import logging
+
+from .notes import get_logger
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 Result = TypeVar("Result")
 
 

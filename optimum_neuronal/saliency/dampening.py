@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from transformers.utils import logging
+
+from ..runtime.notes import get_logger
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 Result = TypeVar("Result")
 
 DAMPENING = 0.01  # of the mean diagonal, where a method has no such hyper-parameter

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import torch
 from transformers import TrainerCallback
-from transformers.utils import logging
 
 from ..checkpoint.sparsity_config import KEY, make_sparsity_config
 from ..config import NeuronALConfig
@@ -20,13 +19,14 @@ from ..pruner import NeuronALPruner
 from ..pruning.checking import check
 from ..pruning.sparsity_found import measure_sparsity
 from ..report import PruningReport
+from ..runtime.notes import get_logger
 from ..transformers_plugin import internals
 from .keeping import SparsityKeeper, keep_sparsity
 from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 
 class SparsityCallback(TrainerCallback):

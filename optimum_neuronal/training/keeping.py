@@ -20,13 +20,13 @@ from functools import partial
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from transformers.utils import logging
 
+from ..runtime.notes import get_logger
 from .lora import guard_merging
 from .sparse_weights import SparseWeight, find_sparse_weights, is_spread, local_part
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 
 class SparsityLostError(RuntimeError):

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..decoder.finding import find_decoder
 from ..decoder.packed_modules import check_dense
 from ..decoder.projections import Block, Decoder, Projection
+from ..runtime.notes import get_logger
 from ..sparsity.bitmask import INTEGERS
 from ..sparsity.packed import PackedMask
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 NEGLIGIBLE = 1e-3  # share of zeros that a dense model may have by chance, and by which training may add some
 

@@ -10,12 +10,13 @@ from optimum.commands import optimum_cli
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs `optimum-cli neuronal ...` in this process and returns what it printed."""
+    """Runs `optimum-cli neuronal ...` in this process and returns what it printed; `run.err` is what went elsewhere."""
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["optimum-cli", "neuronal", *map(str, arguments)])
         optimum_cli.main()
-        return capsys.readouterr().out
+        out, call.err = capsys.readouterr()
+        return out
 
     return call
 

@@ -1,10 +1,12 @@
 import argparse
 
 import pytest
+from huggingface_hub.utils import are_progress_bars_disabled
 from optimum.commands.base import CommandInfo
 from transformers.utils import logging
 
 from optimum_neuronal.cli.command import Command, write
+from optimum_neuronal.runtime.notes import get_logger
 
 
 class Sample(Command):
@@ -14,30 +16,58 @@ class Sample(Command):
         return ": nothing is lost"
 
 
-def run(raises):
-    command = Sample(argparse.ArgumentParser().add_subparsers())
-
-    def work():
-        raise raises
-
+def run_with(work, debug=False, quiet=False):
+    args = argparse.Namespace(debug=debug, quiet=quiet)
+    command = Sample(argparse.ArgumentParser().add_subparsers(), args)
     command.work = work
     command.run()
 
 
-@pytest.mark.parametrize("error", [ValueError, TypeError, FileNotFoundError, RuntimeError, MemoryError, ImportError])
+def run(raises, **flags):
+    def work():
+        raise raises
+
+    run_with(work, **flags)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, ImportError])
 def test_an_expected_error_is_told_in_one_line(error):
     with pytest.raises(SystemExit) as stop:
         run(error("first line\n  second line"))
-    assert stop.value.code == "sample: error: first line second line (TRANSFORMERS_VERBOSITY=debug shows where)"
+    assert stop.value.code == "sample: error: first line second line (--debug shows where)"
 
 
-def test_its_origin_is_shown_to_who_asks(monkeypatch):
-    told = []
-    logger = logging.get_logger("optimum_neuronal.cli.command")
-    monkeypatch.setattr(logger, "debug", lambda *args, **options: told.append(options))
-    with pytest.raises(SystemExit):
-        run(ValueError("bad"))
-    assert told == [{"exc_info": True}]
+@pytest.mark.parametrize("error", [ValueError, TypeError, FileNotFoundError])
+def test_bad_input_explains_itself(error):
+    with pytest.raises(SystemExit) as stop:
+        run(error("x is 1: expected 2."))
+    assert stop.value.code == "sample: error: x is 1: expected 2."
+
+
+def test_an_error_without_words_is_named():
+    with pytest.raises(SystemExit) as stop:
+        run(MemoryError())
+    assert stop.value.code == "sample: error: MemoryError (--debug shows where)"
+
+
+def test_its_origin_is_shown_to_who_asks():
+    with pytest.raises(ValueError, match="bad"):
+        run(ValueError("bad"), debug=True)
+
+
+def test_quiet_silences_notes_and_bars_for_the_time_being():
+    def look():
+        return (
+            logging.get_verbosity(),
+            logging.is_progress_bar_enabled(),
+            are_progress_bars_disabled(),
+            get_logger("optimum_neuronal.sample").getEffectiveLevel(),
+        )
+
+    before, seen = look(), []
+    run_with(lambda: seen.append(look()), quiet=True)
+    assert seen == [(logging.ERROR, False, True, logging.ERROR)]
+    assert look() == before
 
 
 def test_a_fault_of_the_program_is_shown_whole():

@@ -86,7 +86,6 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path):
 @pytest.mark.parametrize(
     "changed, message",
     [
-        (("--sparsity", "70"), "prune: error: sparsity is 70.0: expected a share .* Did you mean 0.7"),
         (("--saliency", "wnada"), "Did you mean 'wanda'"),
         (("--dataset", "missing.txt"), "missing.txt"),
         (("--model", "./nowhere"), "nowhere"),
@@ -111,6 +110,32 @@ def test_errors_are_one_line_and_leave_no_files(run, dense, tmp_path, changed, m
         run("prune", *(part for pair in arguments.items() for part in pair))
     assert "\n" not in str(stop.value.code)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_report_repeats_its_prune(run, dense, tmp_path):
+    given = ("--model", dense, "--sparsity", 0.7, "--topup", "uniform", "--saliency", "wanda", "--seed", 3, *SMALL)
+    run("prune", *given, "--dataset", tmp_path / "text.txt", "--output", tmp_path / "first")
+    recipe = ("--model", dense, "--config", tmp_path / "first" / "neuronal_report.json")
+    recipe += ("--dataset", tmp_path / "text.txt")  # of a local file a report tells the name alone
+    run("prune", *recipe, "--output", tmp_path / "again")
+    run("prune", *recipe, "--sparsity", 0.5, "--output", tmp_path / "other")
+    first, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "again"))
+    assert first == again
+    report = json.loads((tmp_path / "other" / "neuronal_report.json").read_text())
+    assert report["achieved_sparsity"] == pytest.approx(0.5, abs=1e-2) and report["config"]["seed"] == 3
+
+
+def test_no_sparsity_at_all(run, tmp_path):
+    with pytest.raises(SystemExit, match="--sparsity is missing: .* --config"):
+        run("prune", "--model", "./never-looked-at", "--output", tmp_path / "sparse")
+
+
+def test_quiet_prunes_without_bars(run, dense, tmp_path):
+    given = ("--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", *SMALL)
+    run("prune", *given, "--output", tmp_path / "loud")
+    assert "block" in run.err
+    run("prune", *given, "--output", tmp_path / "sparse", "--quiet")
+    assert run.err == ""
 
 
 def test_an_output_that_is_a_file_is_refused_before_loading(run, tmp_path):

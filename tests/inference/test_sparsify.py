@@ -1,6 +1,6 @@
 import copy
 import gc
-import logging as python_logging
+import logging
 import pickle
 import weakref
 
@@ -13,7 +13,6 @@ from packed import assert_close, assert_same_state, logits, make_zeroed, zero
 from sparse import make_sparse
 from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
-from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify, keep_lora_sparse, keep_sparsity, sparsify
 from optimum_neuronal.checkpoint.save_pretrained import save_packed_by_default, saves_packed_by_default
@@ -53,14 +52,12 @@ def test_all_projections_that_are_pruned_are_packed():
     assert model.packing.packed == len(FAMILIES["llama"].expected(0)) * 3
 
 
-def test_what_is_not_smaller_is_left_dense_and_named(caplog, monkeypatch):
+def test_what_is_not_smaller_is_left_dense_and_named(caplog):
     model = make_zeroed()
     layer = model.model.layers[1]
     layer.mlp.up_proj.weight.data.normal_()
     layer.self_attn.k_proj.weight = layer.self_attn.q_proj.weight  # tied
-    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
-    monkeypatch.setattr(logging.get_logger("optimum_neuronal.inference.summary"), "propagate", True)
-    with caplog.at_level(python_logging.INFO, "optimum_neuronal.inference.summary"):
+    with caplog.at_level(logging.INFO, "transformers.optimum_neuronal.inference.summary"):
         sparsify(model)
     assert model.packing.left_dense == {
         "model.layers.1.mlp.up_proj": "not smaller packed",

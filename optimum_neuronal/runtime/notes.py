@@ -1,0 +1,10 @@
+"""Notes and warnings to users, shown as transformers' own are."""
+
+import logging as python_logging
+
+from transformers.utils import logging
+
+
+def get_logger(name: str) -> python_logging.Logger:
+    """The logger of a module of this package, below transformers': `TRANSFORMERS_VERBOSITY` governs it too."""
+    return logging.get_logger(f"transformers.{name}")
