@@ -1,7 +1,8 @@
 """The question that searches ask: how far a plan would lead the next-token distributions from the dense model's."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -15,6 +16,10 @@ from .engine import Engine
 from .passes import Pass, Runs
 from .streams import Stream, Streams, grouped
 from .unfinished import UnfinishedRun
+
+
+CACHED = 2**22  # logits at a time on a CPU: more come from fresh memory, which takes longer than computing them
+LAUNCHED = 2**26  # elsewhere: fewer would keep an accelerator waiting for work
 
 
 class OutputPass(Pass):
@@ -146,19 +151,47 @@ def _alike(block: Block, plans: Sequence[SparsityPlan], streams: Streams, member
 
 
 def _compare(
-    engine: Engine, ids: torch.Tensor, dense: Stream | None, streams: Streams, compare: Callable
+    engine: Engine, ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
 ) -> list[float]:
-    """Sequence by sequence, so that logits take little memory and no bit depends on the batches."""
+    """By pieces of sequences, so that logits take little memory and no bit depends on the batches."""
     totals: dict[Stream, list[torch.Tensor]] = {stream: [] for stream in streams}
-    for batch, own_ids in enumerate(ids.split(engine.runner.batch_size)):
-        for row, sequence in enumerate(own_ids.split(1)):
-            part = slice(row, row + 1)
-            expected = None if dense is None else engine.runner.logits(sequence, dense.batches[batch][part])
-            for stream, parts in totals.items():
-                logits = engine.runner.logits(sequence, stream.batches[batch][part])
-                parts.append(compare(expected, logits, sequence.to(logits.device)).double())
-    tokens = ids.shape[0] * (ids.shape[1] - 1)
-    errors = {stream: torch.stack(parts).sum().item() / tokens for stream, parts in totals.items()}
+    for piece in _pieces(engine, ids):
+        compare = metric(None if dense is None else _logits(engine, dense, piece))
+        for stream, parts in totals.items():
+            logits = _logits(engine, stream, piece)
+            parts.append(compare(logits, piece.ids[0, 1:].to(logits.device)).double())
+    predicted = ids.shape[0] * (ids.shape[1] - 1)
+    errors = {stream: torch.stack(parts).sum().item() / predicted for stream, parts in totals.items()}
     if not all(map(math.isfinite, errors.values())):
         raise ValueError("The model's logits are not finite: they overflow in the model's dtype.")
     return [errors[stream] for stream in streams]
+
+
+class _Piece(NamedTuple):
+    """Some positions of a sequence: batch, row in it, where; and their ids with the one that follows."""
+
+    batch: int
+    row: int
+    positions: slice
+    ids: torch.Tensor
+
+
+def _pieces(engine: Engine, ids: torch.Tensor) -> Iterator[_Piece]:
+    """All positions but the last of every sequence, which predicts nothing."""
+    length = piece_length(engine.decoder.config.vocab_size, engine.runner.device)
+    for batch, own_ids in enumerate(ids.split(engine.runner.batch_size)):
+        for row in range(len(own_ids)):
+            for start in range(0, ids.shape[1] - 1, length):
+                end = min(start + length, ids.shape[1] - 1)
+                yield _Piece(batch, row, slice(start, end), own_ids[row : row + 1, start : end + 1])
+
+
+def _logits(engine: Engine, stream: Stream, piece: _Piece) -> torch.Tensor:
+    hidden = stream.batches[piece.batch][piece.row : piece.row + 1, piece.positions]
+    return engine.runner.logits(piece.ids[:, :-1], hidden)[0]
+
+
+def piece_length(vocabulary: int, device: torch.device | str) -> int:
+    """Positions whose logits exist at a time, for a model and each candidate in turn."""
+    values = CACHED if torch.device(device).type == "cpu" else LAUNCHED
+    return max(1, values // vocabulary)

@@ -2,6 +2,7 @@ import pytest
 from forward import squared_norms
 from sweeps import make_sweep, state, uniform
 
+import optimum_neuronal.engine.output_errors as module
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.metrics.statistics import activation
 from optimum_neuronal.sparsity.cuts import prune_rows
@@ -52,3 +53,22 @@ def test_plans_share_what_they_have_in_common(llama, ids):
         sweep.engine.runner.block_forwards = 0
         assert sweep.output_errors(plans, "kl", None) == alone
         assert sweep.engine.runner.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
+
+
+@pytest.mark.parametrize("metric", ["kl", "nll"])
+def test_pieces_of_sequences_add_up(llama, ids, metric, monkeypatch):
+    """Sequences of 16 tokens: one piece, and pieces of 4 with a shorter last one."""
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.1, 0.2)]
+        whole = sweep.output_errors(plans, metric, None)
+        monkeypatch.setattr(module, "CACHED", 4 * llama.config.vocab_size)
+        sizes, logits = [], sweep.engine.runner.logits
+        monkeypatch.setattr(sweep.engine.runner, "logits", lambda ids, h: sizes.append(h.shape[1]) or logits(ids, h))
+        assert sweep.output_errors(plans, metric, None) == pytest.approx(whole, rel=1e-5)
+    assert set(sizes) == {4, 3}
+
+
+def test_fewer_logits_at_a_time_of_larger_vocabularies():
+    assert [module.piece_length(words, "cpu") for words in (1000, 2**16, 2**23)] == [4194, 64, 1]
+    assert module.piece_length(2**16, "cuda") == 1024
