@@ -1,0 +1,109 @@
+"""What a dry run foretells beside what the prune takes: time, and memory above the model.
+
+    python -m benchmarks.dry_run [--topups NAME ...] [--saliencies wanda alps] [--vocabularies 4000 64000] [--threads 2]
+
+A randomly initialised Llama is planned and pruned with every top-up, each in a process of its own. Time is that of the
+prune without reading calibration data; memory the process's largest resident size (Linux) above that with the model, with
+freed memory handed back at once, and is held against what the plan tells beside the model. Interpreter and libraries are
+warmed up by pruning a tiny model.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+from transformers.utils import logging
+
+from benchmarks.memory import MALLOC, resident
+from benchmarks.random_models import random_llama
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.runtime.peak_memory import reset_peak_memory
+from optimum_neuronal.runtime.tables import format_table
+from optimum_neuronal.topup import TOPUPS
+
+
+TOKENS, SEQUENCES = 256, 32
+
+
+def measure(topup: str, saliency: str, vocabulary: int, hidden_size: int, blocks: int) -> dict[str, float]:
+    """One prune in this process: seconds and bytes, foretold and found."""
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    ids = torch.randint(0, 1000, (SEQUENCES, TOKENS))
+    fields = {"dataset": None, "num_samples": SEQUENCES, "num_alignment_samples": 8, "seq_length": TOKENS}
+    config = NeuronALConfig(0.7, saliency=saliency, topup=topup, **fields)
+    NeuronALPruner(config).prune(random_llama(64, 2, TOKENS), ids)
+    model = random_llama(hidden_size, blocks, TOKENS, vocabulary)
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        model.config.architectures = ["LlamaForCausalLM"]
+        model.config.save_pretrained(folder)
+        plan = plan_prune(folder, config, dtype=torch.float32)
+    before = resident("VmRSS")
+    reset_peak_memory()
+    start = time.perf_counter()
+    NeuronALPruner(config).prune(model, ids)
+    seconds = time.perf_counter() - start
+    return {
+        "foretold_seconds": plan.seconds,
+        "seconds": seconds,
+        "foretold_bytes": plan.memory_bytes - plan.model_bytes,
+        "bytes": resident("VmHWM") - before,
+    }
+
+
+def run(topup: str, saliency: str, vocabulary: int, args: argparse.Namespace) -> dict[str, float]:
+    """[`measure`] in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.dry_run", "--one", topup, saliency, str(vocabulary)]
+    command += ["--hidden-size", str(args.hidden_size), "--blocks", str(args.blocks)]
+    environment = {**os.environ, **MALLOC, "OMP_NUM_THREADS": str(args.threads)}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if result.returncode:
+        raise RuntimeError(result.stderr[-2000:])
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--topups", nargs="+", default=TOPUPS.names(), help="(default: all)")
+    parser.add_argument("--saliencies", nargs="+", default=["wanda"], help="(default: wanda)")
+    parser.add_argument("--vocabularies", nargs="+", type=int, default=[4000, 64000], help="(default: 4000 64000)")
+    parser.add_argument("--hidden-size", type=int, default=512, help="(default: 512)")
+    parser.add_argument("--blocks", type=int, default=4, help="(default: 4)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="(default: as torch decides)")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        topup, saliency, vocabulary = args.one
+        sys.stdout.write(json.dumps(measure(topup, saliency, int(vocabulary), args.hidden_size, args.blocks)) + "\n")
+        return
+    header = ["top-up", "vocabulary", "s foretold", "s", "times", "MB foretold", "MB", "times"]
+    rows = []
+    for saliency in args.saliencies:
+        for topup in args.topups:
+            for vocabulary in args.vocabularies:
+                found = run(topup, saliency, vocabulary, args)
+                times = [found[key] / found[f"foretold_{key}"] for key in ("seconds", "bytes")]
+                rows.append(
+                    [
+                        f"{saliency}, {topup}",
+                        f"{vocabulary:,}",
+                        *(f"{found[key]:.1f}" for key in ("foretold_seconds", "seconds")),
+                        f"{times[0]:.2f}",
+                        *(f"{found[key] / 1e6:.0f}" for key in ("foretold_bytes", "bytes")),
+                        f"{times[1]:.2f}",
+                    ]
+                )
+                sys.stdout.write(" ".join(rows[-1]) + "\n")
+                sys.stdout.flush()
+    sys.stdout.write(f"\n{format_table(header, rows)}\n")
+
+
+if __name__ == "__main__":
+    main()
