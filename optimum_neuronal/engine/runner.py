@@ -6,13 +6,13 @@ All candidates visit a block together, so that its weights are read once and wha
 from collections.abc import Callable, Sequence
 
 import torch
-from transformers.utils import logging
 
 from ..decoder.projections import Block, Decoder, Projection
 from ..metrics.statistics import Norms, SquaredNorms
 from .calls import Call, Wrap
 from .capture import BlockInputs, capture_inputs, find_wrapper, next_token_logits
 from .offload import BlockLoader
+from .progress import Progress
 from .replay import replay
 from .replay_check import check_replay
 from .streams import Stream, Streams, on_cpu, streams_bytes
@@ -31,7 +31,7 @@ class BlockRunner:
         batch_size (`int`): sequences per forward.
         device (`torch.device`): where the decoder expects token ids.
         max_hidden_bytes (`int`, *optional*): more hidden states than this are kept in CPU memory between blocks.
-        quiet (`bool`): whether to show no progress bars.
+        progress ([`Progress`], *optional*): what passes are shown by.
 
     Attributes:
         loader ([`BlockLoader`]): brings the blocks' weights.
@@ -44,10 +44,10 @@ class BlockRunner:
         batch_size: int = 1,
         device: torch.device | str = "cpu",
         max_hidden_bytes: int | None = None,
-        quiet: bool = False,
+        progress: Progress | None = None,
     ):
         self.decoder, self.batch_size, self.device = decoder, batch_size, device
-        self.max_hidden_bytes, self.quiet = max_hidden_bytes, quiet
+        self.max_hidden_bytes, self.progress = max_hidden_bytes, progress or Progress({})
         self.loader = BlockLoader(decoder.blocks)
         self.block_forwards = 0
         self._wrap: Wrap | None = None
@@ -84,7 +84,7 @@ class BlockRunner:
             inputs ([`BlockInputs`]): every stream begins with its hidden states.
             streams (`int`): how many there are.
             visit: what to do at a block, see [`Visit`].
-            label (`str`, *optional*): what the progress bar says; None shows none.
+            label (`str`, *optional*): what its progress is called; None shows none.
             unfinished ([`UnfinishedRun`], *optional*):
                 Receives what `visit` measures; how far the run has come is recorded with it, and an interrupted run
                 goes on from there.
@@ -96,10 +96,7 @@ class BlockRunner:
         start, flowing = _where_to_begin(Stream(inputs.hidden), streams, unfinished)
         if release:
             inputs.hidden = []
-        quiet = label is None or self.quiet
-        for index in logging.tqdm(range(len(inputs.calls)), desc=label, unit="block", leave=False, disable=quiet):
-            if index < start:
-                continue
+        for index in self.progress.over(range(start, len(inputs.calls)), label):
             with self.loader.loaded(index) as block:
                 flowing = self._within_budget(visit(index, block, inputs.calls[index], flowing))
             if unfinished is not None:

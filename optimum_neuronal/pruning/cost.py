@@ -1,16 +1,14 @@
 """What running blocks costs: in floating-point operations, in hidden states, in time on this machine."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..decoder.architectures import ATTENTION, experts_per_token
 from ..decoder.projections import Block, Decoder
-from ..engine.dense_pass import DensePass
 from ..engine.passes import Pass
-from ..engine.replay_check import CheckPass
 
 
 MEASURE_SECONDS = 0.5
@@ -35,30 +33,13 @@ class PlannedSweep:
     operations: int
 
 
-def all_passes(asked: Sequence[Pass], final: Sequence[Pass]) -> Iterator[Pass]:
-    """What a prune does from its check to the final masks: what its top-up asks, and what that needs.
-
-    Args:
-        asked (`Sequence[Pass]`): by the top-up.
-        final (`Sequence[Pass]`): of the final pruning; none if it looks at no activations.
-    """
-    yield CheckPass("Check", 0)
-    dense_is_known = False
-    for step in asked:
-        if step.needs_dense and not dense_is_known:
-            dense_is_known = True
-            yield DensePass("Dense activations", 0)
-        yield step
-    yield from final
-
-
 def plan_sweeps(
     passes: Sequence[Pass], decoder: Decoder, tokens: int, samples: int, alignment: int
 ) -> tuple[PlannedSweep, ...]:
     """The cost of every pass, if no candidate is abandoned.
 
     Args:
-        passes (`Sequence[Pass]`): from [`all_passes`].
+        passes (`Sequence[Pass]`): from [`planned_passes`].
         decoder ([`Decoder`]): may be on the meta device.
         tokens (`int`): of a sequence.
         samples, alignment (`int`): all calibration sequences, and those that trials are measured on.

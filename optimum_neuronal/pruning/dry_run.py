@@ -17,15 +17,11 @@ from ..decoder.finding import find_decoder
 from ..decoder.loading import load_skeleton
 from ..decoder.placement import default_device
 from ..decoder.projections import Block, Decoder, Projection
-from ..engine.passes import Pass
-from ..methods import Methods
 from ..sparsity.bitmask import mask_length
 from ..sparsity.plan import row_counts
-from .cost import PlannedSweep, all_passes, hidden_sequences, measure_matmul_rate, plan_sweeps
-from .dense_targets import DenseTargetsPass
-from .final_pruning import PruningPass, needs_inputs
+from .cost import PlannedSweep, hidden_sequences, measure_matmul_rate, plan_sweeps
 from .plan_table import plan_table
-from .refit import RefitPass
+from .planned_passes import planned_passes
 from .solving_cost import SolvingCost, solving_cost
 
 
@@ -148,7 +144,7 @@ def plan_prune(
     methods = config.make_methods()
     methods.topup.check(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
-    passes = _passes(methods, config)
+    passes = planned_passes(methods, config)
     samples = config.num_samples, config.num_alignment_samples
     device = device or default_device()
     sequences = hidden_sequences(passes, *samples, len(decoder.blocks))
@@ -169,18 +165,6 @@ def plan_prune(
         operations_per_second=measure_matmul_rate(model.dtype, device),
         solved_per_second=measure_matmul_rate(torch.float32, device),
     )
-
-
-def _passes(methods: Methods, config: NeuronALConfig) -> list[Pass]:
-    """Everything that runs blocks, in order; nothing if no activations are looked at."""
-    if not methods.needs_calibration:
-        return []
-    final = []
-    if needs_inputs(methods.saliency, methods.topup.statistic):
-        final.append((DenseTargetsPass if methods.needs_dense_stream else PruningPass)("Pruning", 1))
-    if config.refit_epochs:
-        final.append(RefitPass("Refit", 0, times=config.refit_epochs))
-    return list(all_passes(methods.topup.passes_with(methods.saliency), final))
 
 
 def _skeleton(model_or_path: str | Path, dtype: str | torch.dtype, **options) -> PreTrainedModel:

@@ -16,6 +16,7 @@ from ..decoder.projections import Decoder, Projection
 from ..engine.applier import PlanApplier
 from ..engine.capture import inference
 from ..engine.engine import Engine
+from ..engine.progress import Progress
 from ..engine.records import Kept, StepRecords
 from ..engine.runner import BlockRunner
 from ..engine.sweep import Sweep
@@ -29,6 +30,7 @@ from ..sparsity.changes import Change
 from ..topup import Allocation
 from .dense_targets import DenseTargets
 from .final_pruning import FinalPruning
+from .planned_passes import planned_stages
 from .refit import Refit
 
 
@@ -92,22 +94,15 @@ def find_changes(
         `MemoryError`: too little memory, even with half the batch.
     """
     _warn_if_underdetermined(decoder, methods, ids)
-    topup = methods.topup
     check_first = methods.needs_calibration and not (shared and shared.checked)
 
     def find(batch_size: int) -> PruneOutcome:
-        engine = _engine(model, decoder, config, methods, ids, batch_size, journal, shared)
-        if check_first:
-            engine.check_replay()
-        allocation = topup.allocate(Sweep(engine), config.sparsity)
-        clock.lap("allocation")
-        refine = topup.refine if topup.refines else None
-        refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
-        final = DenseTargets if methods.needs_dense_stream else FinalPruning
-        pruning = final(engine, allocation.plan, refine, topup.statistic, refit)
-        changes = pruning.find()
-        clock.lap("pruning")
-        return PruneOutcome(allocation, changes, engine.runner.block_forwards, pruning.starved_experts)
+        stages = planned_stages(methods, config, decoder, ids.shape[1])
+        with Progress(stages, quiet=Processes.current().rank > 0) as progress:
+            engine = _engine(model, decoder, config, methods, ids, batch_size, journal, shared, progress)
+            if check_first:
+                engine.check_replay()
+            return _find(engine, config, methods, clock)
 
     with inference(model):
         batch_size = config.batch_size or max(1, TOKENS_PER_FORWARD // max(1, ids.shape[1]))
@@ -115,6 +110,19 @@ def find_changes(
     if shared is not None:
         shared.checked |= check_first
     return found
+
+
+def _find(engine: Engine, config: NeuronALConfig, methods: Methods, clock: Clock) -> PruneOutcome:
+    topup = methods.topup
+    allocation = topup.allocate(Sweep(engine), config.sparsity)
+    clock.lap("allocation")
+    refine = topup.refine if topup.refines else None
+    refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
+    final = DenseTargets if methods.needs_dense_stream else FinalPruning
+    pruning = final(engine, allocation.plan, refine, topup.statistic, refit)
+    changes = pruning.find()
+    clock.lap("pruning")
+    return PruneOutcome(allocation, changes, engine.runner.block_forwards, pruning.starved_experts)
 
 
 def _warn_if_underdetermined(decoder: Decoder, methods: Methods, ids: torch.Tensor) -> None:
@@ -140,14 +148,14 @@ def _engine(
     batch_size: int,
     journal: Journal | None,
     shared: Shared | None,
+    progress: Progress,
 ) -> Engine:
-    processes = Processes.current()
     device = execution_device(model.get_input_embeddings())
     return Engine(
-        BlockRunner(decoder, batch_size, device, config.max_hidden_bytes, quiet=processes.rank > 0),
+        BlockRunner(decoder, batch_size, device, config.max_hidden_bytes, progress),
         PlanApplier(methods.saliency, methods.pattern, config.min_expert_tokens),
         ids,
         config.num_alignment_samples,
-        StepRecords(journal, processes),
+        StepRecords(journal, Processes.current()),
         None if shared is None else shared.kept,
     )

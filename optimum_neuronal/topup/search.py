@@ -108,8 +108,11 @@ class Search(TopUp):
         levels = self.uses_levels(saliency)
         together = 16  # about as many candidates as a round has
         asked = AlignmentPass if self.objective == ALIGNMENT else OutputPass
-        search = asked(LABEL, together, times=-(-self._passes(levels) // together))
-        return (LevelsPass(LEVELS_LABEL, 0), search) if levels else (search,)
+        rounds, rest = divmod(self._passes(levels), together)
+        search = asked(LABEL, together, times=rounds) if rounds else None
+        last = asked(LABEL, rest) if rest else None
+        solve = LevelsPass(LEVELS_LABEL, 0) if levels else None
+        return tuple(step for step in (solve, search, last) if step is not None)
 
     def _passes(self, levels: bool) -> int:
         """How many passes it may take."""

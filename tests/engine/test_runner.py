@@ -83,14 +83,16 @@ def test_streams_beyond_the_limit_wait_in_cpu_memory(limit, moved, monkeypatch):
     assert asked == moved * [2]
 
 
-@pytest.mark.parametrize(
-    "label, quiet, shown", [("Pruning", False, True), (None, False, False), ("Pruning", True, False)]
-)
-def test_a_progress_bar_is_shown_unless_there_is_nothing_to_call_it(label, quiet, shown, monkeypatch):
-    bars = []
-    monkeypatch.setattr(module.logging, "tqdm", lambda items, **options: bars.append(options) or items)
-    make_runner(quiet=quiet).run(make_inputs(), 1, adding(1), label)
-    assert [(bar["desc"], bar["disable"]) for bar in bars] == [(label, not shown)]
+def test_its_progress_is_asked_which_blocks_to_visit():
+    asked = []
+
+    class Shown:
+        def over(self, blocks, label):
+            asked.append((blocks, label))
+            return blocks
+
+    make_runner(progress=Shown()).run(make_inputs(), 1, adding(1), "Pruning")
+    assert asked == [(range(3), "Pruning")]
 
 
 def test_forwards_are_counted_by_sequence(llama, ids):

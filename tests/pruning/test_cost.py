@@ -4,9 +4,8 @@ from conftest import make_model
 
 from optimum_neuronal.engine.alignment_errors import AlignmentPass
 from optimum_neuronal.engine.output_errors import OutputPass
-from optimum_neuronal.pruning.cost import all_passes, hidden_sequences, measure_matmul_rate
+from optimum_neuronal.pruning.cost import hidden_sequences, measure_matmul_rate
 from optimum_neuronal.pruning.dry_run import plan_prune
-from optimum_neuronal.pruning.final_pruning import PruningPass
 
 from .conftest import RATE, config_of, saved
 
@@ -38,13 +37,6 @@ def test_a_token_passes_through_its_own_experts_only(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_measured_rate(dtype):
     assert 1e6 < measure_matmul_rate(dtype, torch.device("cpu"), seconds=0.05) < 1e16
-
-
-def test_the_dense_models_pass_comes_once_before_the_first_that_needs_it():
-    asked = [AlignmentPass("first", 2, "sparse-stream"), OutputPass("second", 3), OutputPass("third", 1)]
-    labels = [step.label for step in all_passes(asked, [PruningPass("Pruning", 1)])]
-    assert labels == ["Check", "first", "Dense activations", "second", "third", "Pruning"]
-    assert [step.label for step in all_passes(asked[:1], [])] == ["Check", "first"]
 
 
 def test_hidden_states_are_those_of_the_greediest_pass():

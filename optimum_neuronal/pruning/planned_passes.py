@@ -1,0 +1,74 @@
+"""What a prune will do, pass by pass: a dry run tells it, and a prune shows how far it has come."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ..config import NeuronALConfig
+from ..decoder.projections import Decoder
+from ..engine.dense_pass import DensePass
+from ..engine.levels import LABEL as LEVELS
+from ..engine.passes import Pass
+from ..engine.progress import Stage
+from ..engine.replay_check import CheckPass
+from ..methods import Methods
+from .cost import plan_sweeps
+from .dense_targets import DenseTargetsPass
+from .final_pruning import PruningPass, needs_inputs
+from .refit import RefitPass
+from .solving_cost import solving_cost
+
+
+PRUNING, REFIT = "Pruning", "Refit"
+
+
+def planned_passes(methods: Methods, config: NeuronALConfig) -> list[Pass]:
+    """Everything that runs blocks, in order; nothing if no activations are looked at."""
+    if not methods.needs_calibration:
+        return []
+    final = []
+    if needs_inputs(methods.saliency, methods.topup.statistic):
+        final.append((DenseTargetsPass if methods.needs_dense_stream else PruningPass)(PRUNING, 1))
+    if config.refit_epochs:
+        final.append(RefitPass(REFIT, 0, times=config.refit_epochs))
+    return list(all_passes(methods.topup.passes_with(methods.saliency), final))
+
+
+def all_passes(asked: Sequence[Pass], final: Sequence[Pass]) -> Iterator[Pass]:
+    """What a prune does from its check to the final masks: what its top-up asks, and what that needs.
+
+    Args:
+        asked (`Sequence[Pass]`): by the top-up.
+        final (`Sequence[Pass]`): of the final pruning; none if it looks at no activations.
+    """
+    yield CheckPass("Check", 0)
+    dense_is_known = False
+    for step in asked:
+        if step.needs_dense and not dense_is_known:
+            dense_is_known = True
+            yield DensePass("Dense activations", 0)
+        yield step
+    yield from final
+
+
+def planned_stages(methods: Methods, config: NeuronALConfig, decoder: Decoder, tokens: int) -> dict[str, Stage]:
+    """Label of passes -> how many there will be, and their share of the work in floating-point operations.
+
+    Args:
+        methods ([`Methods`]), config ([`NeuronALConfig`]): of each other.
+        decoder ([`Decoder`]): whose blocks are run.
+        tokens (`int`): of a calibration sequence.
+    """
+    passes = planned_passes(methods, config)
+    if not passes:
+        return {}
+    sweeps = plan_sweeps(passes, decoder, tokens, config.num_samples, config.num_alignment_samples)
+    solving = solving_cost(decoder, replace(config, seq_length=tokens), methods)
+    shares = {LEVELS: 1 - 1 / solving.sparsities, PRUNING: 1 / solving.sparsities} if solving.sparsities else {}
+    stages: dict[str, Stage] = {}
+    for step, sweep in zip(passes, sweeps):
+        # Blocks are refitted while they are visited for the final pruning.
+        label, times = (PRUNING, 0) if step.label == REFIT else (step.label, step.times)
+        before = stages.get(label, Stage(0, 0))
+        solved = solving.operations * shares.get(step.label, 0)
+        stages[label] = Stage(before.passes + times, before.work + sweep.operations + solved)
+    return stages
