@@ -7,7 +7,7 @@ from typing import NamedTuple
 from transformers.utils import logging
 
 
-FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
+FORMAT = "{desc}{percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
 
 
 class Stage(NamedTuple):

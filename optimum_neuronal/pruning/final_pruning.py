@@ -20,7 +20,7 @@ from ..sparsity.bitmask import MASK, VALUES
 from ..sparsity.changes import Change
 from ..sparsity.packed import PackedMask, PackedWeight
 from ..sparsity.plan import SparsityPlan
-from .refit import Refit
+from .refit import RUNS, Refit
 
 
 Refine = Callable[[Projection, torch.Tensor, torch.Tensor, SquaredNorms | None], torch.Tensor]
@@ -96,6 +96,7 @@ class FinalPruning:
             changes = {p.name: stored_change(p, tensors) for p in block.pruned}
             expected = self.engine.runner.output(block, streams[-1], calls)
             fitted = self.refit.fit(block, changes, streams[0], expected, calls)
+            self.engine.runner.block_forwards += RUNS * self.refit.epochs * streams[0].sequences
             for projection in block.pruned:
                 kept = changes[projection.name].mask.unpack(projection.weight.device)
                 tensors[projection.name + VALUES] = fitted[projection.name][kept]

@@ -29,7 +29,7 @@ def planned_passes(methods: Methods, config: NeuronALConfig) -> list[Pass]:
     if needs_inputs(methods.saliency, methods.topup.statistic):
         final.append((DenseTargetsPass if methods.needs_dense_stream else PruningPass)(PRUNING, 1))
     if config.refit_epochs:
-        final.append(RefitPass(REFIT, 0, times=config.refit_epochs))
+        final.append(RefitPass(REFIT, 0, epochs=config.refit_epochs))
     return list(all_passes(methods.topup.passes_with(methods.saliency), final))
 
 

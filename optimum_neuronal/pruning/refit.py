@@ -25,11 +25,21 @@ HELD_OUT = 8  # one sequence of so many, from the last, is not learned from: the
 LAST_RATE = 0.1  # of the learning rate, at the end
 
 
+RUNS = 3  # of a block, for each sequence of an epoch: a gradient takes two
+
+
+@dataclass(frozen=True)
 class RefitPass(CalibrationPass):
-    """What an epoch of [`Refit.fit`] costs for all blocks: its `times` are the epochs."""
+    """What fitting all blocks costs.
+
+    Args:
+        epochs (`int`): of [`Refit`].
+    """
+
+    epochs: int = 1
 
     def runs(self, index: int, last: int) -> Runs:
-        return 3, 0, 0  # a gradient takes two
+        return 1 + RUNS * self.epochs, 0, 0  # one: what the block should put out
 
 
 @dataclass(frozen=True)

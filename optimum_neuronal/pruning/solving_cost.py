@@ -9,7 +9,7 @@ from ..methods import Methods
 
 
 FLOAT32 = 4
-SQUARES, OTHERS = 5, 7  # matrices of shape (in, in), and of shape (out, in), that a solver holds at a time
+SQUARES, OTHERS = 6, 12  # matrices of shape (in, in), and of shape (out, in), that exist while a weight is solved
 REFIT = 4  # float32 copies of a block's weights: masters, gradients, and Adam's two averages
 
 

@@ -12,7 +12,7 @@ from ..runtime.hyper_parameters import check_number, check_whole
 from ..sparsity.pattern import ColumnPattern
 from ..sparsity.plan import row_counts
 from .admm import PERIOD, Inverse, find_support, fit_support
-from .base import WeightUpdate, register_saliency
+from .base import WeightUpdate, check_asked, register_saliency
 from .dampening import DampenedHessian
 from .supports import OfGroups, OfParts, OfRows, OfWhole, Support
 
@@ -65,6 +65,8 @@ class ALPS(WeightUpdate):
         sparsities: Mapping[str, float | torch.Tensor],
         pattern: ColumnPattern | None = None,
     ) -> dict[str, torch.Tensor]:
+        for name, weight in weights.items():
+            check_asked(weight.shape, sparsities[name], pattern, name)
         rows = [len(weight) for weight in weights.values()]
         supports = [_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
         joined = torch.cat(list(weights.values()))

@@ -84,6 +84,9 @@ class WeightUpdate(Saliency):
 
         Returns:
             `Tensor`: float32, shape (out, in).
+
+        Raises:
+            `ValueError`: what is asked cannot be done, see [`check_asked`], or the Hessian is not finite.
         """
 
     def prune_together(
@@ -108,3 +111,28 @@ class WeightUpdate(Saliency):
     def operations(self, shape: tuple[int, int]) -> int:
         """Floating-point operations that [`prune`] takes for a weight of shape (out, in), about; 0 if not known."""
         return 0
+
+
+def check_asked(
+    shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None, name: str
+) -> None:
+    """Raises `ValueError` if a weight cannot be pruned so. Arguments: [`WeightUpdate.prune`]."""
+    asked = torch.as_tensor(sparsity, dtype=torch.float64)
+    if asked.ndim and asked.shape != (shape[0],):
+        raise ValueError(
+            f"{name} was given a sparsity of shape {list(asked.shape)}: expected a number, or one for each of its "
+            f"{shape[0]} rows."
+        )
+    if not bool(((asked >= 0) & (asked <= 1)).all()):
+        raise ValueError(f"{name} was given the sparsity {asked.min():g} to {asked.max():g}: expected one in [0, 1].")
+    if pattern is None:
+        return
+    if shape[1] % pattern.group:
+        raise ValueError(
+            f"{name} has {shape[1]} input features, not a multiple of {pattern.group} as {pattern} needs."
+        )
+    if len(asked.unique()) > 1:
+        raise ValueError(
+            f"{name} was given rows of unequal sparsity, but the pattern {pattern} prunes every row alike: give one of "
+            "the two."
+        )

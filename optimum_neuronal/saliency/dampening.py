@@ -82,7 +82,12 @@ def dense_target(
 
     Returns:
         `Tensor`: float32, shape (out, in).
+
+    Raises:
+        `ValueError`: C or H is not finite.
     """
+    if not bool(torch.isfinite(cross).all()):
+        raise ValueError(f"The inputs of {name} are not finite in the dense model: they overflow in its dtype.")
 
     def attempt(matrix: torch.Tensor) -> torch.Tensor | None:
         factor, failed = torch.linalg.cholesky_ex(matrix)

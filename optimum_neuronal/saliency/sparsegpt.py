@@ -8,7 +8,7 @@ import torch
 from ..runtime.hyper_parameters import check_number, check_whole
 from ..sparsity.cuts import prune_whole
 from ..sparsity.pattern import ColumnPattern, prune_columns
-from .base import WeightUpdate, register_saliency
+from .base import WeightUpdate, check_asked, register_saliency
 from .dampening import DampenedHessian
 
 
@@ -45,6 +45,7 @@ class SparseGPT(WeightUpdate):
     ) -> torch.Tensor:
         if isinstance(sparsity, torch.Tensor) and sparsity.ndim:
             raise ValueError(f"{name} was given a sparsity by row: SparseGPT updates all rows of a weight together.")
+        check_asked(weight.shape, sparsity, pattern, name)
         weight = weight.clone()
         diagonal = hessian.diagonal()
         weight[:, diagonal == 0] = 0  # inputs that are always zero

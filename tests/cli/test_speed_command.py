@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 from packed import make_zeroed
@@ -23,6 +24,8 @@ def test_a_table_and_a_figure(run, sparse, tmp_path):
 def test_json(run, sparse):
     found = json.loads(run("speed", "--model", sparse, *FEW, "--json"))
     assert len(found["timings"]) == 3 and found["packed_bytes"] < found["dense_bytes"]
+    if sys.platform == "linux":
+        assert found["resident"].keys() == {"dense", "packed"}, "measured by the system"
 
 
 def test_mistakes_are_found_before_loading(run, tmp_path):

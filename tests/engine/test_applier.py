@@ -119,3 +119,24 @@ def test_a_starved_experts_hessian_is_flat():
         change_of(expert)
     assert saliency.given[0][1] == [[1, 3], [3, 9]]
     assert torch.tensor(saliency.given[1][1]).flatten().tolist() == pytest.approx([5, 0, 0, 5])
+
+
+def test_projections_with_the_same_input_are_solved_together():
+    """One call for each input, in the order in which the inputs come; others have a Hessian of their own."""
+    module = nn.Module()
+    projections = []
+    for name, columns in (("q", 2), ("o", 3), ("k", 2)):
+        setattr(module, name, nn.Linear(columns, 2))
+        projections.append(Projection(name, name, getattr(module, name), False))
+    first, second = hessian_of([1.0, 2.0]), hessian_of([1.0, 2.0, 3.0])
+    together = []
+
+    @dataclass(frozen=True)
+    class Noted(Update):
+        def prune_together(self, weights, hessian, sparsities, pattern=None):
+            together.append((list(weights), hessian is first.hessian))
+            return super().prune_together(weights, hessian, sparsities, pattern)
+
+    norms = {"q": first, "o": second, "k": first}
+    found = PlanApplier(Noted([])).updated(projections, norms, {}, SparsityPlan(dict.fromkeys("qok", 0.5)))
+    assert together == [(["q", "k"], True), (["o"], False)] and set(found) == {"q", "o", "k"}

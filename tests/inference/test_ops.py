@@ -4,6 +4,7 @@ from test_packed_rows import bits, sparse
 
 from optimum_neuronal.inference import ops
 from optimum_neuronal.inference.packed_rows import DTYPES, PackedRows
+from optimum_neuronal.native.library import Kernel, find_kernel
 from optimum_neuronal.sparsity.packed import PackedWeight
 
 
@@ -36,6 +37,30 @@ def test_as_dense(dtype, lead, with_bias):
     y = ops.packed_linear(x, *packed(weight), bias)
     assert y.shape == (*lead, 37) and y.dtype == dtype
     assert not y.numel() or error(y, x, weight, bias) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_many_rows_of_x_are_multiplied_block_by_block(with_bias, monkeypatch):
+    """The weight is never unpacked as a whole, and the last block is shorter than the others."""
+    if find_kernel() is None:
+        pytest.skip("there are no compiled kernels")
+    monkeypatch.setattr(ops, "SCRATCH_ROWS", 16)
+    seen, unpack = [], Kernel.unpack
+    monkeypatch.setattr(Kernel, "unpack", lambda self, *args: seen.append(tuple(args[3].shape)) or unpack(self, *args))
+    weight, x = finite((37, 133), torch.float32), finite((40, 133), torch.float32, 1, 2)
+    bias = finite((37,), torch.float32, 1) if with_bias else None
+    y = ops.packed_linear(x, *packed(weight), bias)
+    assert seen == [(16, 133), (16, 133), (5, 133)] and error(y, x, weight, bias) < 1e-5
+
+
+def test_few_rows_of_x_unpack_nothing(monkeypatch):
+    if find_kernel() is None:
+        pytest.skip("there are no compiled kernels")
+    monkeypatch.setattr(Kernel, "unpack", lambda *_args: pytest.fail("unpacked"))
+    weight = finite((37, 133), torch.float32)
+    for count in range(1, ops.MAX_FUSED_ROWS + 1):
+        x = finite((count, 133), torch.float32, 1, 2)
+        assert error(ops.packed_linear(x, *packed(weight)), x, weight) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -92,7 +92,7 @@ def test_neither_threads_nor_other_rows_change_a_bit(dtype):
     for kernel in kernels():
         results = []
         try:
-            for threads in (1, 2, 5):
+            for threads in (1, 2, (os.cpu_count() or 1) + 3):
                 torch.set_num_threads(threads)
                 results.append(kernel.linear(x, *parts(weight), None))
         finally:
@@ -126,6 +126,21 @@ def test_dense_copies_are_bit_equal(out, columns, dtype, density, seed):
         assert kernel.unpack_flat(packed.mask.bits, packed.values, dense)
         assert torch.equal(bits(dense), bits(weight)), kernel.name
         assert not kernel.unpack_flat(packed.mask.bits, packed.values[1:], dense)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_behind_two_to_the_31(dtype, tmp_path):
+    """More values than 32 bits number, in a file that holds nothing but the last ones."""
+    far, weight, x = 2**31 + 5, make_weight(9, 200, dtype, 0.3), make_weight(3, 200, dtype, 1, 1)
+    mask, values, offsets = parts(weight)
+    many = torch.from_file(str(tmp_path / "values"), shared=True, size=far + len(values), dtype=dtype)
+    many[far:] = values
+    for kernel in kernels():
+        dense = torch.full_like(weight, 7)
+        kernel.unpack(mask, many, offsets + far, dense)
+        assert torch.equal(bits(dense), bits(weight)), kernel.name
+        near = kernel.linear(x, mask, values, offsets, None)
+        assert torch.equal(bits(kernel.linear(x, mask, many, offsets + far, None)), bits(near)), kernel.name
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])

@@ -81,6 +81,44 @@ def test_forwards_of_other_methods(fields, layers, tmp_path, ids, no_candidate_i
     assert_forwards(plan, pruner.report)
 
 
+ALPS = {"topup": "uniform", "saliency": "alps", "saliency_args": {"iterations": 2}}
+SPARSEGPT = {"topup": "uniform", "saliency": "sparsegpt"}
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize(
+    "fields, more",
+    [
+        ({**ALPS, "reconstruct": "block"}, 0),
+        (SPARSEGPT, 0),
+        ({**ALPS, "topup": "owl", "reconstruct": "block"}, 0),
+        ({**SPARSEGPT, "refit_epochs": 2, "num_samples": 16}, 0),
+        (ALPS, 3 * 2),
+        ({**ALPS, "refit_epochs": 1, "num_samples": 16}, 3 * 8),
+    ],
+    ids=str,
+)
+def test_forwards_of_methods_that_update_weights(fields, more, family, tmp_path):
+    """Toward the dense model, one batch of each of the three blocks more, which tells the order of projections."""
+    model, config = make_model(family), config_of(**fields, batch_size=2)
+    plan = plan_prune(saved(tmp_path, model)[0], config)
+    pruner = NeuronALPruner(config)
+    pruner.prune(model, dataset=torch.randint(0, 64, (config.num_samples, 16)))
+    assert pruner.report.block_forwards == plan.block_forwards + more
+    assert (config.refit_epochs > 0) == ("refit" in str(plan)) == (plan.sweeps[-1].label == "Refit")
+
+
+def test_forwards_of_a_search_with_levels(tmp_path, ids, llama):
+    """What rounds do not use of the budget is saved."""
+    config = config_of(**{**ALPS, "topup": "search", "topup_args": {"budget": 20}, "num_samples": 12})
+    plan = plan_prune(saved(tmp_path, llama)[0], config)
+    pruner = NeuronALPruner(config)
+    pruner.prune(llama, dataset=ids)
+    assert [sweep.label for sweep in plan.sweeps] == ["Check", "Levels", "Dense activations", "Search", "Pruning"]
+    assert plan.sweeps[1].block_forwards == 3 * (12 - 2), "but for the sequences that candidates are measured on"
+    assert plan.block_forwards / 2 < pruner.report.block_forwards <= plan.block_forwards + 3 * 12
+
+
 def test_candidates_abandoned_early_only_save_forwards(tmp_path, ids, llama):
     config = config_of(block_lambdas=(0.01, 0.05, 0.1, 0.2, 0.25))
     plan = plan_prune(saved(tmp_path, llama)[0], config)
@@ -194,6 +232,8 @@ def test_trial_weights_and_masks(family, tmp_path, ids, monkeypatch):
         ({"num_samples": 12}, 3),
         ({"num_samples": 12, "topup": "uniform"}, 2),
         ({"num_samples": 12, "topup": "uniform"}, 1),
+        ({"num_samples": 12, **ALPS}, 3),
+        ({"num_samples": 12, **ALPS, "reconstruct": "block"}, 3),
     ],
     ids=str,
 )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from trained import demo_layers, loss, reference_layers
 
+from optimum_neuronal.saliency import admm, alps
 from optimum_neuronal.saliency.alps import ALPS, QUICK
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.pattern import ColumnPattern
@@ -230,6 +231,39 @@ def test_projections_with_the_same_input_keep_their_own_sparsities():
     for name, weight in together.items():
         alone = ALPS().prune(weight, hessian, sparsities[name])
         assert loss(weight, found[name], hessian) == pytest.approx(loss(weight, alone, hessian), rel=0.03)
+
+
+def test_projections_with_the_same_input_share_the_factorisations(monkeypatch):
+    """As many for three of them as their penalties have values: not one for each projection and value."""
+    made, inverses, original = [], [], admm.Inverse.at
+    factorise = torch.linalg.cholesky_ex
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda *args, **kw: made.append(1) or factorise(*args, **kw))
+    monkeypatch.setattr(admm.Inverse, "at", lambda self, rho: inverses.append((self, rho)) or original(self, rho))
+    ALPS().prune_together({name: weights(16, 60) for name in "qkv"}, hessian_of(60), dict.fromkeys("qkv", 0.7))
+    assert len(made) == len(set(inverses)) == len({rho for _, rho in inverses}) < len(inverses)
+
+
+def test_progress_is_shown_where_a_projection_takes_longer_than_a_second(monkeypatch):
+    """A bar with the projection's name that appears after a second, and goes when it is solved, or fails."""
+    shown, closed = [], []
+
+    class Bar:
+        def __init__(self, steps, **options):
+            shown.append((len(steps), options))
+            self.steps = steps
+
+        def __iter__(self):
+            return iter(self.steps)
+
+        def close(self):
+            closed.append(1)
+
+    monkeypatch.setattr(alps.logging, "tqdm", Bar)
+    ALPS(iterations=9).prune(weights(3, 4), torch.eye(4), 0.5, name="fc1")
+    assert shown == [(9, {"desc": "fc1", "unit": "step", "leave": False, "delay": 1})] and closed == [1]
+    with pytest.raises(ValueError, match="cannot be inverted"):
+        ALPS().prune(weights(3, 4), -1e9 * torch.ones(4, 4) + torch.eye(4) * (1e9 + 1), 0.5, name="fc1")
+    assert len(closed) == len(shown) > 1
 
 
 def test_it_computes_in_float32_whatever_the_user_allows():

@@ -113,3 +113,10 @@ class TestDenseTarget:
         hessian[0, 0] = -0.05
         found = dense_target(weights(3, 4), hessian, hessian, 0.01, "fc1")
         assert torch.isfinite(found).all() and said[0].startswith("The Hessian of fc1 is close to singular")
+
+    @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+    def test_inputs_that_overflow_in_the_dense_model_are_an_error(self, bad):
+        cross = torch.eye(4)
+        cross[0, 1] = bad
+        with pytest.raises(ValueError, match="The inputs of fc1 are not finite in the dense model"):
+            dense_target(weights(3, 4), torch.eye(4), cross, 0.01, "fc1")

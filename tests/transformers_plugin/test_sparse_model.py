@@ -253,7 +253,7 @@ print((peak - before) / model.packing.dense_bytes, model.packing.packed_bytes / 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is not mapped from files")
 @pytest.mark.parametrize("format", ["packed", "dense"])
 def test_memory(saved, tmp_path, format):
-    """At most the packed model and few projections, of which there are so many that each is small."""
+    """At most the packed model and few projections, each of which is a sixtieth of the dense ones."""
     model = make_zeroed(
         "llama", sparsity=0.8, hidden_size=512, intermediate_size=1024, num_hidden_layers=12, num_attention_heads=8,
         num_key_value_heads=8,
@@ -263,4 +263,4 @@ def test_memory(saved, tmp_path, format):
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stderr[-2000:]
     peak, packed = map(float, result.stdout.split())
-    assert packed < 0.25 and packed < peak < packed + 0.2
+    assert packed < 0.25 and packed < peak < packed + 0.08
