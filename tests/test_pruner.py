@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal import pruner as pruner_module
 from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.runtime.work_directory import WorkDirectory
 
 
 FAST = {
@@ -121,6 +123,57 @@ def test_the_interface_of_optimum(tmp_path, ids):
     reloaded = AutoModelForCausalLM.from_pretrained(sparse)
     assert torch.equal(reloaded(ids).logits, model(ids).logits)
     assert NeuronALPruner.from_dict(pruner.to_dict()).config == pruner.config
+
+
+@pytest.fixture
+def from_disk(tmp_path):
+    """Makes a pruner of a model on disk; and tells whether it has pruned."""
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    fields = {"saliency": "magnitude", "topup": "uniform"}
+    return lambda: NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(**fields))
+
+
+@pytest.mark.parametrize("work, output", [("w", "w"), ("w", "w/model"), ("o/w", "o"), ("link", "w/model")])
+def test_a_work_directory_that_overlaps_the_output_is_refused_before_the_work(from_disk, tmp_path, work, output):
+    (tmp_path / "link").symlink_to("w")
+    pruner = from_disk()
+    with pytest.raises(ValueError, match="The work directory .* the output .*: name another"):
+        pruner.quantize(tmp_path / output, work_dir=tmp_path / work)
+    assert pruner.report is None and sorted(os.listdir(tmp_path)) == ["dense", "link"]
+
+
+@pytest.mark.parametrize("work", [".", "link"])
+def test_of_the_work_directory_only_its_own_is_removed(from_disk, tmp_path, monkeypatch, work):
+    """The working directory, or a link to another: the model is saved, and the user's files are where they were."""
+    (tmp_path / "w").mkdir()
+    (tmp_path / "link").symlink_to("w")
+    monkeypatch.chdir(tmp_path / "w" if work == "." else tmp_path)
+    pruner = from_disk()
+    monkeypatch.setattr(pruner, "save", lambda *args: (tmp_path / "w" / "notes").write_text("mine"))
+    pruner.quantize(tmp_path / "model", work_dir=work)
+    assert os.listdir(tmp_path / "w") == ["notes"] and (tmp_path / "link").is_symlink()
+
+
+def test_two_prunes_with_one_work_directory(llama, ids, tmp_path):
+    before = state(llama)
+    told = f"work is in use by process {os.getpid()} on "
+    with WorkDirectory(tmp_path / "work"), pytest.raises(BlockingIOError, match=told):
+        NeuronALPruner(config()).prune(llama, ids, tmp_path / "work")
+    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+    NeuronALPruner(config(topup="uniform")).prune(llama, ids, tmp_path / "work")
+
+
+def test_the_work_directory_is_held_until_the_model_is_saved(from_disk, tmp_path, monkeypatch):
+    pruner, refused = from_disk(), []
+
+    def second(*_args):
+        with pytest.raises(BlockingIOError) as caught:
+            from_disk().quantize(tmp_path / "other", work_dir=tmp_path / "work")
+        refused.append(caught.value)
+
+    monkeypatch.setattr(pruner, "save", second)
+    pruner.quantize(tmp_path / "model", work_dir=tmp_path / "work")
+    assert refused and not (tmp_path / "work").exists()
 
 
 def test_misuse_of_the_interface(llama, tmp_path):

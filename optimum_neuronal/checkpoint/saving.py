@@ -1,6 +1,5 @@
 """Saves a pruned model whole or not at all, with its tokenizer, its report and a model card; publishes it on the Hub."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,9 +16,10 @@ from ..decoder.architectures import find_architecture, is_of_experts
 from ..decoder.packed_modules import packed_modules
 from ..report import PruningReport
 from ..runtime.atomic import replaced_directory
+from ..runtime.directories import check_writable, nearest_existing
 from ..transformers_plugin import internals
 from .model_card import make_card
-from .names import CONFIG, GENERATION_CONFIG, MODEL_CARD, PACKED_INDEX, WEIGHT_FILES, is_of_weights
+from .names import CONFIG, FILES, GENERATION_CONFIG, MODEL_CARD, PACKED_INDEX, WEIGHT_FILES, is_of_weights
 
 
 # A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
@@ -31,21 +31,14 @@ def check_directory(directory: str | Path) -> Path:
     """Raises before long work what would keep a model from being saved in `directory`; creates nothing.
 
     Raises:
-        `NotADirectoryError`: the path, or one of its parents, is a file.
-        `PermissionError`: the directory, or the one it would be made in, cannot be written.
+        `ValueError`, `OSError`: the directory cannot be written, see [`check_writable`].
+        `FileExistsError`: it holds a folder where a file of a checkpoint belongs.
     """
-    path = Path(directory).absolute()
-    existing = _existing(path)
-    if not existing.is_dir():
-        raise NotADirectoryError(f"Cannot save to {directory}: {existing} is a file. Choose another directory.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise PermissionError(f"Cannot save to {directory}: no permission to write in {existing}.")
+    path = check_writable(directory, "save to")
+    for name in FILES:
+        if (path / name).is_dir():
+            raise FileExistsError(f"{path / name} is a folder in the way: rename it or choose another directory.")
     return path
-
-
-def _existing(path: Path) -> Path:
-    """The path, or the nearest of its parents that exists."""
-    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def save_pruned(
@@ -212,7 +205,7 @@ def check_space(model: PreTrainedModel, directory: str | Path) -> None:
 
 def check_free(path: Path, needed: int) -> None:
     """Raises `OSError` if the disk of a path, which may not exist yet, has no room for so many bytes."""
-    free = shutil.disk_usage(_existing(path)).free
+    free = shutil.disk_usage(nearest_existing(path)).free
     if free < needed:
         raise OSError(
             f"Saving to {path} needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free: free some space or choose "

@@ -93,6 +93,13 @@ def test_a_file_in_the_way_is_found_before_the_work(tmp_path):
     assert pruner.report is None and file.read_text() == "precious"
 
 
+@pytest.mark.parametrize("name", ["config.json", "README.md", "model.safetensors", "tokenizer.json"])
+def test_a_folder_in_the_way_is_found_before_the_work(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(FileExistsError, match=f"{name} is a folder in the way: rename it"):
+        saving.check_directory(tmp_path)
+
+
 def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(PermissionError, match="no permission to write"):
