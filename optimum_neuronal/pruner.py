@@ -24,6 +24,7 @@ from .evaluation.perplexity import evaluate_perplexity
 from .methods import Methods
 from .pruning.calibrating import draw_calibration
 from .pruning.checking import check
+from .pruning.exclusive import alone_with
 from .pruning.finding import find_changes
 from .pruning.reporting import make_report, versions, without_folders
 from .report import PruningReport
@@ -138,7 +139,7 @@ class NeuronALPruner(OptimumQuantizer):
         check_space(self.model, save_dir)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
-        with _work_directory(work_dir) as folder:
+        with _work_directory(work_dir) as folder, alone_with(self.model):
             before = self._perplexities(evaluate)
             model = self._prune(self.model, dataset, folder)
             after = self._perplexities(evaluate)
@@ -177,7 +178,7 @@ class NeuronALPruner(OptimumQuantizer):
             `BlockingIOError`: another prune uses the work directory; the message says which process.
             `RuntimeError`: another thread prunes the model.
         """
-        with _work_directory(work_dir) as folder:
+        with _work_directory(work_dir) as folder, alone_with(model):
             return self._prune(model, dataset, folder)
 
     def _prune(self, model: PreTrainedModel, dataset, folder: WorkDirectory) -> PreTrainedModel:
@@ -191,10 +192,11 @@ class NeuronALPruner(OptimumQuantizer):
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
         journal = self._journal(folder, model, decoder, ids)
         outcome = find_changes(model, decoder, self.config, methods, ids, clock, journal)
-        with deferred_interrupt():
+        report = make_report(decoder, self.config, calibration, outcome, clock.seconds)
+        sparsity_config = make_sparsity_config(decoder, report, names)
+        with deferred_interrupt():  # nothing that may fail from here on
             apply_changes(decoder, outcome.changes)
-            self.report = make_report(decoder, self.config, calibration, outcome, clock.seconds)
-            model.config.sparsity_config = make_sparsity_config(decoder, self.report, names)
+            self.report, model.config.sparsity_config = report, sparsity_config
             if self.config.format == "packed":
                 save_packed_by_default(model)
         return model

@@ -1,5 +1,6 @@
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -237,6 +238,48 @@ def test_half_precision(ids):
     pruner.prune(model, ids)
     assert pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
     assert model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dataset", ["a text " * 1000, "/unreadable/cal.txt"])
+def test_whatever_the_config_calls_its_dataset_ids_are_pruned_with(llama, ids, dataset, monkeypatch):
+    """Only the report tells the name; asking for a file of that name may raise."""
+    is_file = pathlib.Path.is_file
+
+    def refuse(self, **options):
+        if self.is_relative_to("/unreadable"):
+            raise PermissionError(13, "Permission denied", str(self))
+        return is_file(self, **options)
+
+    monkeypatch.setattr(pathlib.Path, "is_file", refuse)
+    pruner = NeuronALPruner(config(topup="uniform", dataset=dataset))
+    pruner.prune(llama, ids)
+    assert pruner.report.config["dataset"] == ("cal.txt" if dataset.startswith("/") else dataset)
+
+
+@pytest.mark.parametrize("what", ["make_report", "make_sparsity_config"])
+def test_a_prune_that_fails_at_its_end_changes_nothing(llama, ids, what, monkeypatch):
+    def fail(*_args):
+        raise OSError("stop")
+
+    monkeypatch.setattr(pruner_module, what, fail)
+    before, pruner = state(llama), NeuronALPruner(config(topup="uniform"))
+    with pytest.raises(OSError, match="stop"):
+        pruner.prune(llama, ids)
+    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+    assert pruner.report is None and not hasattr(llama.config, "sparsity_config")
+
+
+@pytest.mark.parametrize("how", ["inference", "expanded"])
+def test_weights_that_cannot_be_changed_are_refused_before_any_is(llama, ids, how):
+    """They would fail one after the other at the very end, with the blocks before them pruned."""
+    linear = llama.model.layers[1].mlp.up_proj
+    with torch.inference_mode(how == "inference"):
+        weight = torch.randn(1, 32).expand(48, 32) if how == "expanded" else torch.randn(48, 32)
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    before = state(llama)
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj cannot be changed in place"):
+        NeuronALPruner(config(saliency="magnitude", topup="uniform")).prune(llama)
+    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
 
 
 def test_ctrl_c_while_weights_change_waits_for_them(llama, ids, monkeypatch):
