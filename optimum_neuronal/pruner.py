@@ -136,7 +136,7 @@ class NeuronALPruner(OptimumQuantizer):
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         check_saveable(self.model)
-        check_space(self.model, save_dir)
+        check_space(self.model, save_dir, self.config.to_dict(), self.config.sparsity, self.config.format)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
         with _work_directory(work_dir) as folder, alone_with(self.model):

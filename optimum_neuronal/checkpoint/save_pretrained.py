@@ -82,6 +82,8 @@ def save_plainly(model: PreTrainedModel) -> None:
 class _PackedByDefault:
     """A model's `save_pretrained`. Unlike a bound method it goes along when the model is copied or pickled."""
 
+    format = "packed"  # what it writes if it is not told
+
     def __init__(self, model: PreTrainedModel):
         self.model = model
 

@@ -2,9 +2,10 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..decoder.architectures import find_architecture, is_of_experts
+from ..decoder.finding import find_decoder
 from ..decoder.packed_modules import packed_modules
 from ..report import PruningReport
 from ..runtime.atomic import replaced_directory
@@ -20,6 +22,7 @@ from ..runtime.directories import check_writable, nearest_existing
 from ..transformers_plugin import internals
 from .model_card import make_card
 from .names import CONFIG, FILES, GENERATION_CONFIG, MODEL_CARD, PACKED_INDEX, WEIGHT_FILES, is_of_weights
+from .packed_size import packed_size
 
 
 # A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
@@ -63,7 +66,7 @@ def save_pruned(
     """
     check_saveable(model)
     path = check_directory(directory)
-    check_space(model, path)
+    check_space(model, path, report.config, report.achieved_sparsity, default_format(model))
     with replaced_checkpoint(path, _is_replaced) as staging:
         _write(model, staging, report, tokenizer, title=path.name)
 
@@ -116,7 +119,7 @@ def push_pruned(
     check_saveable(model)
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, _explained(repo_id):
-        check_space(model, folder)
+        check_space(model, folder, report.config, report.achieved_sparsity, default_format(model))
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -197,10 +200,32 @@ def _has_experts(model: PreTrainedModel) -> bool:
     return any(is_of_experts(architecture.find_role(name)[1], weight.ndim) for name, weight in weights)
 
 
-def check_space(model: PreTrainedModel, directory: str | Path) -> None:
-    """Raises `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights."""
-    dense = sum(p.numel() * p.element_size() for p in model.parameters())
-    check_free(check_directory(directory), dense + sum(module.packed_bytes for _, module in packed_modules(model)))
+def default_format(model: PreTrainedModel) -> str:
+    """`"packed"` or `"dense"`: what `model.save_pretrained(directory)` writes."""
+    return getattr(model.save_pretrained, "format", "dense")
+
+
+def check_space(
+    model: PreTrainedModel, directory: str | Path, config: Mapping[str, Any], sparsity: float, format: str
+) -> None:
+    """Raises `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights.
+
+    Args:
+        model (`PreTrainedModel`): pruned, or about to be.
+        directory (`str` or `Path`): see [`check_directory`] for what else is raised.
+        config (`Mapping`): of the prune: `targets` and `ignore`.
+        sparsity (`float`): share of zeros in the weights that are pruned, in [0, 1).
+        format (`str`): `"packed"` or `"dense"`.
+    """
+    path, packed = check_directory(directory), [module for _, module in packed_modules(model)]
+    needed = sum(p.numel() * p.element_size() for p in model.parameters())
+    needed += sum(module.packed_bytes if format == "packed" else module.dense_bytes for module in packed)
+    offloaded = any(parameter.is_meta for parameter in model.parameters())  # written dense first, to be packed then
+    if format == "packed" and not packed and not offloaded:
+        decoder = find_decoder(model, config["targets"], config["ignore"])
+        size = packed_size(decoder, lambda p: int(sparsity * p.shape[0] * p.shape[1]))
+        needed -= size.dense - size.saved
+    check_free(path, needed)
 
 
 def check_free(path: Path, needed: int) -> None:
