@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from transformers.utils import logging
+
+from .notes import get_logger
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 IDENTITY = "identity.json"
 LOCK = ".lock"  # held by whoever uses the directory, see `WorkDirectory`

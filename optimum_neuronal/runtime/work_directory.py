@@ -6,14 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import logging
-
 from .directories import check_writable
 from .journal import IDENTITY, LOCK, OWN_FILE, Journal
 from .locking import hold, let_go
+from .notes import get_logger
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 
 class WorkDirectory:
