@@ -174,7 +174,7 @@ def _empty_levels(
     if not journal.has_room(size):
         raise ValueError(
             f"The projections at {len(sparsities)} sparsities take {size / 1e9:.1f} GB, more than the disk of "
-            f"{journal.directory} has free: name a larger one as work_dir, or set levels=False in topup_args."
+            f"{journal.directory or tempfile.gettempdir()} has free: name a larger one as work_dir, or set levels=False in topup_args."
         )
     return Levels(sparsities, journal=journal)
 
