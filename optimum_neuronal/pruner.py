@@ -1,10 +1,7 @@
 """`NeuronALPruner`: prunes a model as a `NeuronALConfig` says, from checks to report."""
 
-import shutil
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +24,22 @@ from .evaluation.perplexity import evaluate_perplexity
 from .methods import Methods
 from .pruning.calibrating import draw_calibration
 from .pruning.checking import check
+from .pruning.exclusive import alone_with
 from .pruning.finding import find_changes
 from .pruning.reporting import make_report, versions, without_folders
 from .report import PruningReport
 from .runtime.clock import Clock
+from .runtime.directories import check_apart
+from .runtime.interrupts import deferred_interrupt
 from .runtime.journal import RECORDS, Journal
 from .runtime.peak_memory import reset_peak_memory
 from .runtime.processes import Processes
+from .runtime.work_directory import WorkDirectory
 from .sparsity.changes import Change
 
 
-# Of the records of an unfinished prune. 1: packed masks marked what falls; 2: they mark what is kept.
-RECORDS_FORMAT = 2
+# Of the records of an unfinished prune. 1: packed masks marked what falls; 2: they mark what is kept; 3: checksums.
+RECORDS_FORMAT = 3
 MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
 
 
@@ -135,14 +136,16 @@ class NeuronALPruner(OptimumQuantizer):
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         check_saveable(self.model)
-        check_space(self.model, save_dir)
-        before = self._perplexities(evaluate)
-        model = self.prune(self.model, dataset, work_dir)
-        after = self._perplexities(evaluate)
-        self.report.evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
-        self.save(model, save_dir)
-        if work_dir is not None and Processes.current().rank == 0:
-            shutil.rmtree(work_dir)
+        check_space(self.model, save_dir, self.config.to_dict(), self.config.sparsity, self.config.format)
+        if work_dir is not None:
+            check_apart(work_dir, save_dir)
+        with _work_directory(work_dir) as folder, alone_with(self.model):
+            before = self._perplexities(evaluate)
+            model = self._prune(self.model, dataset, folder)
+            after = self._perplexities(evaluate)
+            self.report.evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
+            self.save(model, save_dir)
+            folder.remove()
         return model
 
     def _perplexities(self, datasets: Sequence[str]) -> dict[str, float]:
@@ -172,7 +175,13 @@ class NeuronALPruner(OptimumQuantizer):
         Raises:
             `ValueError`, `TypeError`: the model, the data and the config do not fit; the message says what to do.
             `MemoryError`: too little memory, even with half the batch.
+            `BlockingIOError`: another prune uses the work directory; the message says which process.
+            `RuntimeError`: another thread prunes the model.
         """
+        with _work_directory(work_dir) as folder, alone_with(model):
+            return self._prune(model, dataset, folder)
+
+    def _prune(self, model: PreTrainedModel, dataset, folder: WorkDirectory) -> PreTrainedModel:
         clock = Clock()
         methods = self.config.make_methods()
         decoder = check(model, self.config, methods)
@@ -181,12 +190,13 @@ class NeuronALPruner(OptimumQuantizer):
         calibration = dataset if isinstance(dataset, CalibrationSet) else self._draw(model, methods, dataset)
         clock.lap("calibration data")
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
-        journal = self._journal(work_dir, model, decoder, ids)
+        journal = self._journal(folder, model, decoder, ids)
         outcome = find_changes(model, decoder, self.config, methods, ids, clock, journal)
-        with _deferred_interrupt():
+        report = make_report(decoder, self.config, calibration, outcome, clock.seconds)
+        sparsity_config = make_sparsity_config(decoder, report, names)
+        with deferred_interrupt():  # nothing that may fail from here on
             apply_changes(decoder, outcome.changes)
-            self.report = make_report(decoder, self.config, calibration, outcome, clock.seconds)
-            model.config.sparsity_config = make_sparsity_config(decoder, self.report, names)
+            self.report, model.config.sparsity_config = report, sparsity_config
             if self.config.format == "packed":
                 save_packed_by_default(model)
         return model
@@ -210,12 +220,10 @@ class NeuronALPruner(OptimumQuantizer):
         calibration, self.tokenizer = draw_calibration(model, self.config, methods, self.tokenizer, dataset, revision)
         return calibration
 
-    def _journal(self, work_dir, model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> Journal:
-        if work_dir is None or Processes.current().rank > 0:
-            return Journal()
+    def _journal(self, folder: WorkDirectory, model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> Journal:
         config = {key: value for key, value in self.config.to_dict().items() if key not in MEMORY_KNOBS}
         begun = {RECORDS: RECORDS_FORMAT, **config, **identity(model, decoder, ids), "versions": versions()}
-        return Journal(work_dir, begun)
+        return folder.journal(begun)
 
     def save(self, model: PreTrainedModel, directory: str | Path) -> None:
         """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
@@ -246,6 +254,11 @@ class NeuronALPruner(OptimumQuantizer):
         return self.report
 
 
+def _work_directory(directory: str | Path | None) -> WorkDirectory:
+    """Of several processes, the first one records."""
+    return WorkDirectory(directory if Processes.current().rank == 0 else None)
+
+
 def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:
     """Makes the weights sparse, in place; offloaded ones whenever they are read from then on."""
     with torch.no_grad():
@@ -254,19 +267,3 @@ def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:
                 change_offloaded(projection, changes[name])
             else:
                 changes[name].apply_to(projection.weight)
-
-
-@contextmanager
-def _deferred_interrupt() -> Iterator[None]:
-    """Holds Ctrl-C back for the moment in which weights change, and raises it afterwards."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received = []
-    before = signal.signal(signal.SIGINT, lambda *_: received.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
-    if received:
-        raise KeyboardInterrupt

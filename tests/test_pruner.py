@@ -1,4 +1,6 @@
 import json
+import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal import pruner as pruner_module
 from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.runtime.work_directory import WorkDirectory
 
 
 FAST = {
@@ -123,6 +126,57 @@ def test_the_interface_of_optimum(tmp_path, ids):
     assert NeuronALPruner.from_dict(pruner.to_dict()).config == pruner.config
 
 
+@pytest.fixture
+def from_disk(tmp_path):
+    """Makes a pruner of a model on disk; and tells whether it has pruned."""
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    fields = {"saliency": "magnitude", "topup": "uniform"}
+    return lambda: NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(**fields))
+
+
+@pytest.mark.parametrize("work, output", [("w", "w"), ("w", "w/model"), ("o/w", "o"), ("link", "w/model")])
+def test_a_work_directory_that_overlaps_the_output_is_refused_before_the_work(from_disk, tmp_path, work, output):
+    (tmp_path / "link").symlink_to("w")
+    pruner = from_disk()
+    with pytest.raises(ValueError, match="The work directory .* the output .*: name another"):
+        pruner.quantize(tmp_path / output, work_dir=tmp_path / work)
+    assert pruner.report is None and sorted(os.listdir(tmp_path)) == ["dense", "link"]
+
+
+@pytest.mark.parametrize("work", [".", "link"])
+def test_of_the_work_directory_only_its_own_is_removed(from_disk, tmp_path, monkeypatch, work):
+    """The working directory, or a link to another: the model is saved, and the user's files are where they were."""
+    (tmp_path / "w").mkdir()
+    (tmp_path / "link").symlink_to("w")
+    monkeypatch.chdir(tmp_path / "w" if work == "." else tmp_path)
+    pruner = from_disk()
+    monkeypatch.setattr(pruner, "save", lambda *args: (tmp_path / "w" / "notes").write_text("mine"))
+    pruner.quantize(tmp_path / "model", work_dir=work)
+    assert os.listdir(tmp_path / "w") == ["notes"] and (tmp_path / "link").is_symlink()
+
+
+def test_two_prunes_with_one_work_directory(llama, ids, tmp_path):
+    before = state(llama)
+    told = f"work is in use by process {os.getpid()} on "
+    with WorkDirectory(tmp_path / "work"), pytest.raises(BlockingIOError, match=told):
+        NeuronALPruner(config()).prune(llama, ids, tmp_path / "work")
+    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+    NeuronALPruner(config(topup="uniform")).prune(llama, ids, tmp_path / "work")
+
+
+def test_the_work_directory_is_held_until_the_model_is_saved(from_disk, tmp_path, monkeypatch):
+    pruner, refused = from_disk(), []
+
+    def second(*_args):
+        with pytest.raises(BlockingIOError) as caught:
+            from_disk().quantize(tmp_path / "other", work_dir=tmp_path / "work")
+        refused.append(caught.value)
+
+    monkeypatch.setattr(pruner, "save", second)
+    pruner.quantize(tmp_path / "model", work_dir=tmp_path / "work")
+    assert refused and not (tmp_path / "work").exists()
+
+
 def test_misuse_of_the_interface(llama, tmp_path):
     pruner = NeuronALPruner(config())
     with pytest.raises(TypeError, match="config is a dict: expected a NeuronALConfig"):
@@ -184,6 +238,48 @@ def test_half_precision(ids):
     pruner.prune(model, ids)
     assert pruner.report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
     assert model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dataset", ["a text " * 1000, "/unreadable/cal.txt"])
+def test_whatever_the_config_calls_its_dataset_ids_are_pruned_with(llama, ids, dataset, monkeypatch):
+    """Only the report tells the name; asking for a file of that name may raise."""
+    is_file = pathlib.Path.is_file
+
+    def refuse(self, **options):
+        if self.is_relative_to("/unreadable"):
+            raise PermissionError(13, "Permission denied", str(self))
+        return is_file(self, **options)
+
+    monkeypatch.setattr(pathlib.Path, "is_file", refuse)
+    pruner = NeuronALPruner(config(topup="uniform", dataset=dataset))
+    pruner.prune(llama, ids)
+    assert pruner.report.config["dataset"] == ("cal.txt" if dataset.startswith("/") else dataset)
+
+
+@pytest.mark.parametrize("what", ["make_report", "make_sparsity_config"])
+def test_a_prune_that_fails_at_its_end_changes_nothing(llama, ids, what, monkeypatch):
+    def fail(*_args):
+        raise OSError("stop")
+
+    monkeypatch.setattr(pruner_module, what, fail)
+    before, pruner = state(llama), NeuronALPruner(config(topup="uniform"))
+    with pytest.raises(OSError, match="stop"):
+        pruner.prune(llama, ids)
+    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+    assert pruner.report is None and not hasattr(llama.config, "sparsity_config")
+
+
+@pytest.mark.parametrize("how", ["inference", "expanded"])
+def test_weights_that_cannot_be_changed_are_refused_before_any_is(llama, ids, how):
+    """They would fail one after the other at the very end, with the blocks before them pruned."""
+    linear = llama.model.layers[1].mlp.up_proj
+    with torch.inference_mode(how == "inference"):
+        weight = torch.randn(1, 32).expand(48, 32) if how == "expanded" else torch.randn(48, 32)
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    before = state(llama)
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj cannot be changed in place"):
+        NeuronALPruner(config(saliency="magnitude", topup="uniform")).prune(llama)
+    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
 
 
 def test_ctrl_c_while_weights_change_waits_for_them(llama, ids, monkeypatch):

@@ -22,6 +22,13 @@ DENSE_FILE = f"{DENSE}{SUFFIX}"  # if there is only one
 DENSE_INDEX = f"{DENSE}{INDEX_SUFFIX}"
 PACKED_INDEX = f"{PACKED}{INDEX_SUFFIX}"  # always there
 
+# What is always, or mostly, written: a folder of such a name would be in the way.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.json", "merges.txt", "tokenizer.model", "spiece.model",
+)  # fmt: skip
+FILES = (CONFIG, GENERATION_CONFIG, MODEL_CARD, REPORT_NAME, DENSE_FILE, DENSE_INDEX, PACKED_INDEX, *TOKENIZER_FILES)
+
 PACKED_SHARD = re.compile(rf"{PACKED}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}")
 LISTED_FILE = re.compile(rf"\w[\w.-]*{re.escape(SUFFIX)}")  # what an index may name: no path, no hidden file
 

@@ -1,7 +1,6 @@
 """`save_pretrained` of sparse models in either format, and models that are saved packed unless told otherwise."""
 
 import inspect
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from transformers.utils import logging
 
 from ..decoder.packed_modules import dense_state, packed_modules
 from ..decoder.weight_names import natural_order
+from ..runtime.scratch import scratch_directory
 from ..sparsity.stand_in import StandIn
 from ..transformers_plugin import internals
 from .converting import DenseWriter
@@ -81,6 +81,8 @@ def save_plainly(model: PreTrainedModel) -> None:
 
 class _PackedByDefault:
     """A model's `save_pretrained`. Unlike a bound method it goes along when the model is copied or pickled."""
+
+    format = "packed"  # what it writes if it is not told
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
@@ -155,9 +157,9 @@ def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs) -> None:
     """Packs weights that are on disk by way of dense files, which transformers alone can make of them."""
-    with tempfile.TemporaryDirectory(prefix=".dense.", dir=writer.folder) as dense:
+    with scratch_directory(writer.folder, ".dense") as dense:
         type(model).save_pretrained(model, dense, max_shard_size=max_shard_size, **kwargs)
-        for path in sorted(Path(dense).glob(f"*{SUFFIX}")):
+        for path in sorted(dense.glob(f"*{SUFFIX}")):
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
                     writer.add(name, file.get_tensor(name))

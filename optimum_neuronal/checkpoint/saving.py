@@ -1,11 +1,11 @@
 """Saves a pruned model whole or not at all, with its tokenizer, its report and a model card; publishes it on the Hub."""
 
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
@@ -14,12 +14,15 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..decoder.architectures import find_architecture, is_of_experts
+from ..decoder.finding import find_decoder
 from ..decoder.packed_modules import packed_modules
 from ..report import PruningReport
 from ..runtime.atomic import replaced_directory
+from ..runtime.directories import check_writable, nearest_existing
 from ..transformers_plugin import internals
 from .model_card import make_card
-from .names import CONFIG, GENERATION_CONFIG, MODEL_CARD, PACKED_INDEX, WEIGHT_FILES, is_of_weights
+from .names import CONFIG, FILES, GENERATION_CONFIG, MODEL_CARD, PACKED_INDEX, WEIGHT_FILES, is_of_weights
+from .packed_size import packed_size
 
 
 # A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
@@ -31,21 +34,14 @@ def check_directory(directory: str | Path) -> Path:
     """Raises before long work what would keep a model from being saved in `directory`; creates nothing.
 
     Raises:
-        `NotADirectoryError`: the path, or one of its parents, is a file.
-        `PermissionError`: the directory, or the one it would be made in, cannot be written.
+        `ValueError`, `OSError`: the directory cannot be written, see [`check_writable`].
+        `FileExistsError`: it holds a folder where a file of a checkpoint belongs.
     """
-    path = Path(directory).absolute()
-    existing = _existing(path)
-    if not existing.is_dir():
-        raise NotADirectoryError(f"Cannot save to {directory}: {existing} is a file. Choose another directory.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise PermissionError(f"Cannot save to {directory}: no permission to write in {existing}.")
+    path = check_writable(directory, "save to")
+    for name in FILES:
+        if (path / name).is_dir():
+            raise FileExistsError(f"{path / name} is a folder in the way: rename it or choose another directory.")
     return path
-
-
-def _existing(path: Path) -> Path:
-    """The path, or the nearest of its parents that exists."""
-    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def save_pruned(
@@ -70,7 +66,7 @@ def save_pruned(
     """
     check_saveable(model)
     path = check_directory(directory)
-    check_space(model, path)
+    check_space(model, path, report.config, report.achieved_sparsity, default_format(model))
     with replaced_checkpoint(path, _is_replaced) as staging:
         _write(model, staging, report, tokenizer, title=path.name)
 
@@ -123,7 +119,7 @@ def push_pruned(
     check_saveable(model)
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, _explained(repo_id):
-        check_space(model, folder)
+        check_space(model, folder, report.config, report.achieved_sparsity, default_format(model))
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -204,15 +200,37 @@ def _has_experts(model: PreTrainedModel) -> bool:
     return any(is_of_experts(architecture.find_role(name)[1], weight.ndim) for name, weight in weights)
 
 
-def check_space(model: PreTrainedModel, directory: str | Path) -> None:
-    """Raises `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights."""
-    dense = sum(p.numel() * p.element_size() for p in model.parameters())
-    check_free(check_directory(directory), dense + sum(module.packed_bytes for _, module in packed_modules(model)))
+def default_format(model: PreTrainedModel) -> str:
+    """`"packed"` or `"dense"`: what `model.save_pretrained(directory)` writes."""
+    return getattr(model.save_pretrained, "format", "dense")
+
+
+def check_space(
+    model: PreTrainedModel, directory: str | Path, config: Mapping[str, Any], sparsity: float, format: str
+) -> None:
+    """Raises `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights.
+
+    Args:
+        model (`PreTrainedModel`): pruned, or about to be.
+        directory (`str` or `Path`): see [`check_directory`] for what else is raised.
+        config (`Mapping`): of the prune: `targets` and `ignore`.
+        sparsity (`float`): share of zeros in the weights that are pruned, in [0, 1).
+        format (`str`): `"packed"` or `"dense"`.
+    """
+    path, packed = check_directory(directory), [module for _, module in packed_modules(model)]
+    needed = sum(p.numel() * p.element_size() for p in model.parameters())
+    needed += sum(module.packed_bytes if format == "packed" else module.dense_bytes for module in packed)
+    offloaded = any(parameter.is_meta for parameter in model.parameters())  # written dense first, to be packed then
+    if format == "packed" and not packed and not offloaded:
+        decoder = find_decoder(model, config["targets"], config["ignore"])
+        size = packed_size(decoder, lambda p: int(sparsity * p.shape[0] * p.shape[1]))
+        needed -= size.dense - size.saved
+    check_free(path, needed)
 
 
 def check_free(path: Path, needed: int) -> None:
     """Raises `OSError` if the disk of a path, which may not exist yet, has no room for so many bytes."""
-    free = shutil.disk_usage(_existing(path)).free
+    free = shutil.disk_usage(nearest_existing(path)).free
     if free < needed:
         raise OSError(
             f"Saving to {path} needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free: free some space or choose "

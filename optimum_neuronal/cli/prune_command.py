@@ -1,7 +1,7 @@
 """`optimum-cli neuronal prune`: from a dense model to a saved sparse one. Imports nothing heavy, see `command`."""
 
 import argparse
-import tempfile
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,15 +19,21 @@ def _offload_folder(args: argparse.Namespace) -> Iterator[str | None]:
     if not args.stream:
         yield None
         return
+    from ..runtime.scratch import scratch_directory
+
     beside = _beside(args.output, "weights")
     beside.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{beside.name}.", dir=beside.parent) as folder:
-        yield folder
+    with scratch_directory(beside.parent, beside.name) as folder:
+        yield str(folder)
+
+
+def _work_dir(args: argparse.Namespace) -> str | Path:
+    return _beside(args.output, "unfinished") if args.work_dir is None else args.work_dir
 
 
 def _beside(output: str, purpose: str) -> Path:
     """A hidden name on the same disk as the output directory."""
-    path = Path(output).absolute()
+    path = Path(os.path.abspath(output))
     return path.parent / f".{path.name}.{purpose}"
 
 
@@ -77,6 +83,7 @@ class PruneCommand(Command):
         from ..checkpoint.saving import check_directory
         from ..config import NeuronALConfig
         from ..pruner import NeuronALPruner
+        from ..runtime.directories import check_apart, check_writable
         from ..runtime.processes import process_group
 
         args = self.args
@@ -84,6 +91,8 @@ class PruneCommand(Command):
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
         if args.output is not None:
             check_directory(args.output)
+            check_writable(_work_dir(args), "record in --work-dir")
+            check_apart(_work_dir(args), args.output)
         config = NeuronALConfig.from_dict(recipe, **given)
         if args.dry_run:
             from ..pruning.dry_run import plan_prune
@@ -95,8 +104,7 @@ class PruneCommand(Command):
             pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
             if folder is None:
                 pruner.model.to(device_of(args))
-            work_dir = args.work_dir or _beside(args.output, "unfinished")
-            model = pruner.quantize(args.output, work_dir=work_dir, evaluate=args.evaluate)
+            model = pruner.quantize(args.output, work_dir=_work_dir(args), evaluate=args.evaluate)
             if processes.rank > 0:
                 return
             write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")
@@ -107,7 +115,6 @@ class PruneCommand(Command):
                 write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")
 
     def after_interrupt(self) -> str:
-        work_dir = self.args.work_dir or (self.args.output and _beside(self.args.output, "unfinished"))
-        if work_dir is None or not Path(work_dir).exists():
+        if not self.args.output or not Path(work_dir := _work_dir(self.args)).exists():
             return ""
         return f": the same command goes on from here; to begin anew, delete {work_dir}"

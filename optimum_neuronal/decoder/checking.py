@@ -30,7 +30,10 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 def check_weights(projections: Mapping[str, Projection]) -> None:
-    """Raises `ValueError` unless every projection holds finite floating-point weights of its own, in memory."""
+    """Raises `ValueError` unless every projection holds finite floating-point weights of its own, in memory, that can be changed.
+
+    What could only fail while weights change is found here: a model would be left half pruned.
+    """
     owners: dict[int, str] = {}
     for name, projection in projections.items():
         weight = projection.owner
@@ -45,6 +48,11 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
             )
         if not weight.is_floating_point():
             raise ValueError(f"The weights of {name} have dtype {weight.dtype}: load the model without quantization.")
+        if weight.is_inference() or any(size > 1 and not step for size, step in zip(weight.shape, weight.stride())):
+            raise ValueError(
+                f"The weights of {name} cannot be changed in place (made under torch.inference_mode(), or expanded): load "
+                "the model outside of it, or give it weights of their own."
+            )
         other = owners.setdefault(projection.weight.data_ptr(), name)
         if other != name:
             raise ValueError(f"{name} shares its weights with {other}: tied projections cannot be pruned.")

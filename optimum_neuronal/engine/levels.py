@@ -69,9 +69,19 @@ class Levels:
 
         Raises:
             `ValueError`: a plan has sparsities by row.
+            `OSError`: what was on disk is gone, or damaged.
         """
-        tensors = self.blocks[index] if self.blocks else self.journal.get(record_name(index))[1]
+        tensors = self.blocks[index] if self.blocks else self._read(index)
         return [partial(self._change, tensors, plan) for plan in plans]
+
+    def _read(self, index: int) -> dict[str, torch.Tensor]:
+        found = self.journal.get(record_name(index))
+        if found is None:
+            raise OSError(
+                f"{record_name(index)} cannot be read back from {self.journal.directory}, whose disk is full or fails: run "
+                "it again on another disk (work_dir), or set levels=False in topup_args."
+            )
+        return found[1]
 
     def _change(self, tensors: dict[str, torch.Tensor], plan: SparsityPlan, projection: Projection) -> NewWeight:
         sparsity = plan.sparsity[projection.name]
@@ -164,7 +174,7 @@ def _empty_levels(
     if not journal.has_room(size):
         raise ValueError(
             f"The projections at {len(sparsities)} sparsities take {size / 1e9:.1f} GB, more than the disk of "
-            f"{journal.directory} has free: name a larger one as work_dir, or set levels=False in topup_args."
+            f"{journal.directory or tempfile.gettempdir()} has free: name a larger one as work_dir, or set levels=False in topup_args."
         )
     return Levels(sparsities, journal=journal)
 

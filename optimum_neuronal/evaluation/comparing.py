@@ -6,6 +6,7 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..pruning.exclusive import alone_with
 from ..pruning.reporting import versions
 from ..runtime.notes import get_logger
 from ..runtime.processes import Processes
@@ -56,6 +57,7 @@ def compare(
 
     Raises:
         `ValueError`, `TypeError`: unknown methods, or a model and data that no combination can work with.
+        `RuntimeError`: another thread prunes the model.
     """
     if Processes.current().count > 1:
         raise ValueError("compare runs in one process; start it without torchrun or accelerate launch.")
@@ -69,7 +71,8 @@ def compare(
     trials = Trials(model, tokenizer, dataset, config, asked)
     trials.load_tests(evaluate, max_windows)
     trials.load_tasks(tasks, limit, include_path)
-    return _run(trials, ResultRecords(output, overwrite, trials.identity), asked, output)
+    with alone_with(model):
+        return _run(trials, ResultRecords(output, overwrite, trials.identity), asked, output)
 
 
 def _run(trials: "Trials", records: "ResultRecords", asked: Sequence[tuple], output: str | Path | None) -> Comparison:

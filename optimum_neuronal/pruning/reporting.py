@@ -1,5 +1,6 @@
-"""The report of a prune, told from the weights as they are now, sparse."""
+"""The report of a prune, told before a weight is changed: what may fail fails while the model is as it was."""
 
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,13 +28,13 @@ def make_report(
     """What was done.
 
     Args:
-        decoder ([`Decoder`]): of the model, whose weights are the sparse ones now.
+        decoder ([`Decoder`]): of the model, whose weights are still the dense ones.
         config ([`NeuronALConfig`]): how it was pruned.
         calibration ([`CalibrationSet`], *optional*): with which sequences; None if none were needed.
         outcome ([`PruneOutcome`]): what was found.
         seconds (`Mapping[str, float]`): phase -> seconds of wall time.
     """
-    achieved, blocks, projections = measure_sparsity(decoder)
+    achieved, blocks, projections = measure_sparsity(decoder, outcome.changes)
     values = config.to_dict()
     if config.dataset is not None:
         values["dataset"] = without_folders(config.dataset)
@@ -62,8 +63,9 @@ def without_folders(dataset: str) -> str:
     Args:
         dataset (`str`): a name, `ID:SPLIT:COLUMN`, `FILE` or `FILE:COLUMN`.
     """
-    is_file = Path(dataset).is_file() or Path(dataset.rpartition(":")[0]).is_file()  # FILE or FILE:COLUMN
-    return Path(dataset).name if is_file else dataset
+    # Whatever it is: os.path.isfile takes names that are too long or lie where nothing may be read for no files.
+    paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
+    return Path(dataset).name if any(os.path.isfile(path) or os.path.isabs(path) for path in paths) else dataset
 
 
 def versions() -> dict[str, str]:

@@ -5,7 +5,8 @@ exchange two directories in one step. Where the system or the disk cannot, two r
 between them leaves no directory under the name, and the next save puts the old one back before anything else.
 
 Some directories are not exchanged: a mount point, one whose parent may not be written, the working directory (a shell
-would be left in the old one), one that holds other disks, thousands of files or what may not be read. There the files
+would be left in the old one), one that holds other disks, thousands of files or what may not be read, one whose owner,
+group or extended attributes this process may not give to another. There the files
 are replaced one by one, a file without which the directory is nothing being taken away first and put back last: a kill
 meanwhile leaves a directory that is visibly incomplete, never a mixture of old and new that looks whole.
 """
@@ -13,23 +14,20 @@ meanwhile leaves a directory that is visibly incomplete, never a mixture of old 
 import ctypes
 import errno
 import os
-import re
 import shutil
+import stat
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from .locking import locked
+from .scratch import free_name, left_over, scratch_directory
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 CANNOT_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 MOST_ENTRIES = 10_000  # in a directory that is exchanged, since each gets a second name
-KIND = {"new": "saving", "old": "before"}
+SAVING, BEFORE = "saving", "before"  # what directories beside it are called: the new one, and the old one for a moment
 
 
 @contextmanager
@@ -42,8 +40,8 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
     Args:
         directory (`str` or `Path`): may exist or not; of a symbolic link, the directory that it points to.
         belongs (`Callable[[str], bool]`):
-            Whether a file's name is of what is replaced. All other files and folders of the old directory, the user's
-            own, are found in the new one too, unless it has some of the same name.
+            Whether a file's name is of what is replaced. All other files and all folders of the old directory, the
+            user's own, are found in the new one too, unless it has some of the same name.
         last (`str`): name of the file without which the directory is nothing.
 
     Raises:
@@ -51,34 +49,55 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
     """
     path = Path(os.path.realpath(directory))
     path.parent.mkdir(parents=True, exist_ok=True)
+    _put_back(path, path.parent)
     inside = path.is_dir() and not _can_be_exchanged(path)
-    place = path if inside else path.parent
-    _clean(path, place)
-    staging = _free_name(path, place, "new")
-    staging.mkdir()
-    try:
-        with _locked(staging):
-            yield staging
-            _to_disk(staging)
-            _check_kinds(staging, path)
-            if inside:
-                _replace_files(staging, path, belongs, last)
-            elif path.exists():
-                staging.chmod(path.stat().st_mode & 0o7777)
-                _keep_others(path, staging, belongs)
-                _directory_to_disk(staging)
-                _exchange(staging, path)
-            else:
-                staging.rename(path)
-            _directory_to_disk(path.parent)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)  # after an exchange, the old directory
+    with scratch_directory(path if inside else path.parent, _stem(path, SAVING)) as staging:
+        if path.exists() and not inside:
+            _make_alike(staging, path)  # first: the files in it may inherit a group or an access list
+        yield staging
+        _to_disk(staging)
+        _check_kinds(staging, path)
+        if inside:
+            _replace_files(staging, path, belongs, last)
+        elif path.exists():
+            _keep_others(path, staging, belongs)
+            _directory_to_disk(staging)
+            _exchange(staging, path)  # so that the context removes the old directory
+        else:
+            staging.rename(path)
+        _directory_to_disk(path.parent)
 
 
 def _can_be_exchanged(path: Path) -> bool:
     here = Path(os.path.realpath(os.curdir))
     writable = os.access(path.parent, os.W_OK | os.X_OK)
-    return writable and path not in (here, *here.parents) and not _is_mounted(path) and _can_be_linked(path)
+    free = writable and path not in (here, *here.parents) and not _is_mounted(path)
+    return free and _can_be_linked(path) and _can_be_made_alike(path)
+
+
+def _can_be_made_alike(path: Path) -> bool:
+    """Whether a directory made anew may get the owner, the group, the mode and the extended attributes of this one."""
+    with suppress(OSError), scratch_directory(path.parent, _stem(path, SAVING)) as trial:
+        _make_alike(trial, path)
+        return _manner(trial) == _manner(path)
+    return False
+
+
+def _make_alike(new: Path, old: Path) -> None:
+    """Raises `OSError` where the owner or the group may not be given."""
+    if hasattr(os, "chown"):
+        about = old.stat()
+        os.chown(new, about.st_uid, about.st_gid)
+    shutil.copystat(old, new)
+
+
+def _manner(directory: Path) -> tuple:
+    """Owner, group, mode and extended attributes, access lists among them."""
+    about, attributes = directory.stat(), {}
+    if hasattr(os, "listxattr"):
+        with suppress(OSError):  # a disk that has none
+            attributes = {name: os.getxattr(directory, name) for name in os.listxattr(directory)}
+    return about.st_uid, about.st_gid, stat.S_IMODE(about.st_mode), attributes
 
 
 def _can_be_linked(path: Path) -> bool:
@@ -105,57 +124,18 @@ def _is_mounted(path: Path) -> bool:
     return os.path.ismount(path)
 
 
-def _free_name(path: Path, place: Path, kind: str) -> Path:
-    return place / f".{path.name}.{KIND[kind]}-{uuid.uuid4().hex[:8]}"
-
-
-def _left_over(path: Path, place: Path, kind: str) -> list[Path]:
-    """Directories that an earlier save has left: no other name is ever touched."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.{KIND[kind]}-[0-9a-f]{{8}}")
-    with suppress(PermissionError):
-        found = [entry.path for entry in list(os.scandir(place)) if pattern.fullmatch(entry.name)]
-        return [Path(entry) for entry in found if os.path.isdir(entry) and not os.path.islink(entry)]
-    return []
-
-
-def _clean(path: Path, place: Path) -> None:
-    """Puts back what a save was killed over, and removes what killed saves have left."""
-    for before in _left_over(path, place, "old"):
-        with _locked(before) as free:
+def _put_back(path: Path, place: Path) -> None:
+    """Puts back what a save was killed over between its two renamings, or removes it."""
+    for before in left_over(place, _stem(path, BEFORE)):
+        with locked(before) as free:
             if free is not False and not path.exists():
-                before.rename(path)  # killed between its two renamings
+                before.rename(path)
             elif free:
                 shutil.rmtree(before, ignore_errors=True)
-    for staging in _left_over(path, place, "new"):
-        with _locked(staging) as free:
-            if free:
-                shutil.rmtree(staging, ignore_errors=True)
 
 
-@contextmanager
-def _locked(directory: Path) -> Iterator[bool | None]:
-    """Holds a directory's lock, which the system releases when a process dies.
-
-    Yields whether it was free; None where directories cannot be locked, so that nobody knows.
-    """
-    handle, free = None, None
-    try:
-        if fcntl is not None:
-            with suppress(OSError):
-                handle = os.open(directory, os.O_RDONLY)
-                free = _lock(handle)
-        yield free
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _stem(path: Path, kind: str) -> str:
+    return f".{path.name}.{kind}"
 
 
 def _check_kinds(new: Path, old: Path) -> None:
@@ -171,9 +151,10 @@ def _keep_others(old: Path, new: Path, belongs: Callable[[str], bool]) -> None:
     """Brings what is not replaced into the new directory: as further names of the same files, else as copies."""
     for entry in list(os.scandir(old)):
         target = new / entry.name
-        if belongs(entry.name) or os.path.lexists(target):
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if os.path.lexists(target) or (belongs(entry.name) and not is_folder):
             continue
-        if entry.is_dir(follow_symlinks=False):
+        if is_folder:
             shutil.copytree(entry.path, target, symlinks=True, copy_function=_link)
         elif entry.is_symlink():
             target.symlink_to(os.readlink(entry.path))
@@ -192,8 +173,8 @@ def _exchange(new: Path, old: Path) -> None:
     """Exchanges two directories, in one step where the system can."""
     if _exchange_at_once(new, old):
         return
-    before = _free_name(old, old.parent, "old")
-    with _locked(old):
+    before = free_name(old.parent, _stem(old, BEFORE))
+    with locked(old):
         old.rename(before)
         try:
             new.rename(old)

@@ -41,7 +41,8 @@ def _largest_resident_size() -> int:
     import resource
 
     with suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        # The process's name stands there too, in whatever bytes it was given.
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024

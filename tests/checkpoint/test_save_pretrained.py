@@ -126,6 +126,9 @@ def test_a_model_on_disk(tmp_path):
     assert names(tmp_path / "disk") == names(tmp_path / "memory") >= {FILE, INDEX, "README.md", "neuronal_report.json"}
     memory, disk = (AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("memory", "disk"))
     assert all(torch.equal(disk[name], value) for name, value in memory.items())
+    (tmp_path / "again" / ".dense-0123abcd").mkdir(parents=True)  # as a kill in such a save leaves it
+    model.save_pretrained(tmp_path / "again")
+    assert FILE in names(tmp_path / "again") and not list((tmp_path / "again").glob(".dense*"))
 
 
 def test_what_has_no_packed_format(tmp_path):

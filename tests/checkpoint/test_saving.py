@@ -9,8 +9,9 @@ import pytest
 import torch
 from conftest import make_model
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, sparsify
 from optimum_neuronal.checkpoint import saving
+from optimum_neuronal.checkpoint.save_pretrained import save_plainly
 
 
 RELOAD = """
@@ -93,6 +94,13 @@ def test_a_file_in_the_way_is_found_before_the_work(tmp_path):
     assert pruner.report is None and file.read_text() == "precious"
 
 
+@pytest.mark.parametrize("name", ["config.json", "README.md", "model.safetensors", "tokenizer.json"])
+def test_a_folder_in_the_way_is_found_before_the_work(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(FileExistsError, match=f"{name} is a folder in the way: rename it"):
+        saving.check_directory(tmp_path)
+
+
 def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(PermissionError, match="no permission to write"):
@@ -105,6 +113,24 @@ def test_too_little_space_is_said_before_writing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="needs 0.1 MB, and 0.0 MB are free: free some space"):
         pruner.save(model, tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+def test_packed_weights_ask_for_the_room_that_they_take(tmp_path, monkeypatch):
+    """A little more than the files, and far less than dense ones; before the prune as after it."""
+    asked = []
+    monkeypatch.setattr(saving, "check_free", lambda path, needed: asked.append(needed))
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    fields = {"saliency": "magnitude", "topup": "uniform", "format": "packed"}
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=NeuronALConfig(0.7, **fields))
+    model = pruner.quantize(tmp_path / "packed")
+    dense = sum(p.numel() * p.element_size() for p in model.parameters())
+    packed = sum(path.stat().st_size for path in (tmp_path / "packed").glob("*.safetensors"))
+    assert len(asked) == 2 and all(0.5 * packed < needed <= packed < 0.8 * dense for needed in asked)
+    sparsify(model)
+    pruner.save(model, tmp_path / "again")
+    save_plainly(model)
+    pruner.save(model, tmp_path / "unpacked")
+    assert asked[2] < 0.8 * dense and asked[3] == dense
 
 
 @pytest.mark.parametrize("existing", [False, True])

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 import torch
@@ -144,6 +145,46 @@ def test_an_output_that_is_a_file_is_refused_before_loading(run, tmp_path):
     with pytest.raises(SystemExit, match="file is a file. Choose another directory"):
         run("prune", "--model", "./never-looked-at", "--output", file, "--sparsity", 0.7)
     assert file.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--output", ""), "the name is empty"),
+        (("--output", "out", "--work-dir", ""), "Cannot record in --work-dir '': the name is empty"),
+        (("--output", "out", "--work-dir", "out"), "The work directory out is also the output out: name another"),
+        (("--output", "w/model", "--work-dir", "w"), "The work directory w holds the output w/model"),
+        (("--output", "out", "--work-dir", "file"), "record in --work-dir file: .*file is a file"),
+        (("--output", "taken"), "taken/config.json is a folder in the way: rename it or choose another directory"),
+        (("--output", os.fsdecode(b"\xff")), "the name is not UTF-8"),
+    ],
+)
+def test_directories_that_cannot_be_used_are_refused_before_loading(run, tmp_path, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "taken" / "config.json").mkdir(parents=True)
+    with pytest.raises(SystemExit, match=message) as stop:
+        run("prune", "--model", "./never-looked-at", "--sparsity", 0.7, *flags)
+    str(stop.value.code).encode()
+    assert sorted(os.listdir(tmp_path)) == ["file", "taken"]
+
+
+def test_a_work_directory_whose_parent_cannot_be_written_is_refused_before_loading(run, tmp_path, monkeypatch):
+    closed, access = tmp_path / "closed", os.access
+    closed.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(closed) and access(path, mode))
+    with pytest.raises(SystemExit, match="record in --work-dir .*work: no permission to write in .*closed"):
+        run("prune", "--model", "./never-looked-at", "--sparsity", 0.7, "--output", tmp_path / "o", "--work-dir",
+            closed / "work")  # fmt: skip
+
+
+def test_what_a_killed_stream_has_left_is_removed(run, dense, tmp_path):
+    left = tmp_path / ".o.weights-0123abcd"
+    left.mkdir()
+    (left / "weights.dat").write_text("large")
+    run("prune", "--model", dense, "--output", tmp_path / "o", "--sparsity", 0.5, "--saliency", "magnitude", "--topup",
+        "uniform", "--stream", "--device", "cpu")  # fmt: skip
+    assert not list(tmp_path.glob(".*")) and (tmp_path / "o" / "model.safetensors").exists()
 
 
 def test_methods_with_hyper_parameters_on_the_command_line(run, dense, tmp_path):

@@ -220,6 +220,14 @@ def test_a_disk_without_room_is_told_before_the_work(recorded, llama, ids, tmp_p
         Solved(llama, ids, max_hidden_bytes=0, **options)
 
 
+def test_levels_that_a_disk_has_lost_are_told(llama, ids, tmp_path):
+    solved = Solved(llama, ids, journal=Journal(tmp_path), max_hidden_bytes=0)
+    lost = next(tmp_path.glob("levels-00001*"))
+    lost.write_bytes(lost.read_bytes()[:-9])
+    with pytest.raises(OSError, match="levels-00001 cannot be read back from .*: run it again on another disk"):
+        solved.all_weights(0.63)
+
+
 def test_trials_take_fewer_iterations_than_the_final_pruning(ids, monkeypatch):
     seen, original = [], ALPS.prune_together
     monkeypatch.setattr(ALPS, "prune_together", lambda self, *args: seen.append(self) or original(self, *args))

@@ -72,10 +72,10 @@ def test_the_record_of_the_run_is_dropped_when_the_step_is_finished(tmp_path):
 
     with pytest.raises(ConnectionError):
         records.once([HALF], ("kl",), measure)
-    assert [path.name.endswith("-unfinished.safetensors") for path in tmp_path.glob("step-*")] == [True]
+    assert [path.name.endswith("-unfinished.record.safetensors") for path in tmp_path.glob("step-*")] == [True]
     journal.put("fail", True)
     assert records.once([HALF], ("kl",), measure)[0] == 1
-    assert [path.name.endswith("-unfinished.safetensors") for path in tmp_path.glob("step-*")] == [False]
+    assert [path.name.endswith("-unfinished.record.safetensors") for path in tmp_path.glob("step-*")] == [False]
 
 
 def test_of_several_processes_the_first_records(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import random
 import time
 
@@ -14,6 +15,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.engine import unfinished
 from optimum_neuronal.engine.engine import Engine
+from optimum_neuronal.runtime import journal
 from optimum_neuronal.runtime.journal import IDENTITY
 from optimum_neuronal.topup.neuronal import LAMBDAS
 
@@ -166,7 +168,7 @@ def test_records_of_an_earlier_release_are_refused(ids, tmp_path):
     """Their packed masks have the other polarity: read as they are now, they would keep what falls."""
     _, expected = prune("llama", ids, tmp_path / "new")
     begun = json.loads((tmp_path / "new" / IDENTITY).read_text())
-    assert begun.pop("records") == 2
+    assert begun.pop("records") == 3
     aliases = {"steps": "both", "reference": "sparse-stream", "alignment_scope": "sequence", **begun["topup_args"]}
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / IDENTITY).write_text(json.dumps({**begun, "topup_args": {}, **aliases}, indent=2))
@@ -204,3 +206,37 @@ def test_a_full_disk_does_not_stop_a_prune(ids, tmp_path, often, monkeypatch):
     _, result = prune("llama", ids, tmp_path)
     assert equal(expected, result)
     assert not list(tmp_path.glob("*unfinished*")) and list(tmp_path.glob("step-*")) and list(tmp_path.glob("block-*"))
+
+
+def test_damaged_records_are_measured_anew(ids, tmp_path, monkeypatch):
+    """Flipped bits and cut files: the result is the undisturbed one to the bit, and every damaged file is named."""
+    said = []
+    monkeypatch.setattr(journal.logger, "warning", said.append)
+    _, expected = prune("llama", ids, tmp_path)
+    records = sorted(tmp_path.glob("*.record.safetensors"))
+    assert len(records) >= 5
+    for number, path in enumerate(records):
+        content = bytearray(path.read_bytes())
+        content[-1 - number] ^= 1
+        path.write_bytes(content[: len(content) // 2] if number % 2 else content)
+    _, result = prune("llama", ids, tmp_path)
+    assert equal(expected, result)
+    assert all(any(f"{path} is damaged" in text for text in said) for path in records)
+
+
+def test_a_disk_that_fills_up_does_not_stop_a_prune(ids, tmp_path, often, monkeypatch):
+    said, sync, left = [], os.fsync, iter(range(6))
+    monkeypatch.setattr(journal.logger, "warning", said.append)
+    _, expected = prune("llama", ids)
+
+    def full(handle):
+        if next(left, None) is None:
+            raise OSError(28, "No space left on device")
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        _, result = prune("llama", ids, tmp_path)
+    assert equal(expected, result) and len(said) == 1 and "the prune goes on" in said[0]
+    assert {path.name for path in tmp_path.glob(".*")} == {".lock"}, "no temporary file is left"
+    assert equal(expected, prune("llama", ids, tmp_path)[1])

@@ -50,7 +50,12 @@ def test_a_file_is_told_by_its_name(tmp_path, column):
     assert without_folders(f"{tmp_path}/own.jsonl{column}") == f"own.jsonl{column}"
 
 
-@pytest.mark.parametrize("dataset", ["wikitext2", "allenai/c4:train:text", "no/such/file.txt"])
+@pytest.mark.parametrize("column", ["", ":text"])
+def test_a_file_that_cannot_be_seen_is_told_by_its_name_too(column):
+    assert without_folders(f"/no/such/folder/own.jsonl{column}") == f"own.jsonl{column}"
+
+
+@pytest.mark.parametrize("dataset", ["wikitext2", "allenai/c4:train:text", "no/such/file.txt", "a text " * 1000])
 def test_what_is_no_file_is_told_as_it_is(dataset):
     assert without_folders(dataset) == dataset
 

@@ -133,6 +133,46 @@ def test_the_working_directory_stays_where_it_is(directory, monkeypatch):
     assert content(directory) == NEW and directory.stat().st_ino == before and Path.cwd() == directory / "runs"
 
 
+def test_extended_attributes_stay(directory):
+    try:
+        os.setxattr(directory, "user.note", b"mine")
+    except (AttributeError, OSError):
+        pytest.skip("has no extended attributes")
+    write(directory, "new")
+    assert content(directory) == NEW and os.listxattr(directory) == ["user.note"]
+    assert os.getxattr(directory, "user.note") == b"mine"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives directories away")
+def test_owner_and_group_stay_and_new_files_inherit_the_group(directory):
+    os.chown(directory, 1234, 5678)
+    directory.chmod(0o2775)
+    write(directory, "new")
+    about = directory.stat()
+    assert (about.st_uid, about.st_gid, stat.S_IMODE(about.st_mode)) == (1234, 5678, 0o2775)
+    assert content(directory) == NEW and (directory / "model.safetensors").stat().st_gid == 5678
+
+
+def test_a_directory_that_cannot_be_given_away_is_kept(directory, monkeypatch):
+    """Files are then replaced one by one, so that its owner stays."""
+    number = os.stat(directory).st_ino
+
+    def refuse(*_args):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(os, "chown", refuse)
+    write(directory, "new")
+    assert content(directory) == NEW and os.stat(directory).st_ino == number
+    assert os.listdir(directory.parent) == [directory.name]
+
+
+def test_a_folder_that_is_called_like_weights_stays(directory):
+    (directory / "old.safetensors").mkdir()
+    (directory / "old.safetensors" / "notes").write_text("mine")
+    write(directory, "new")
+    assert (directory / "old.safetensors" / "notes").read_text() == "mine"
+
+
 @pytest.mark.parametrize("what", ["many files", "another disk", "not to be read"])
 def test_what_cannot_be_linked_is_left_where_it_is(directory, monkeypatch, what):
     """Files are then replaced one by one."""

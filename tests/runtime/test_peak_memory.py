@@ -1,4 +1,5 @@
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,17 @@ def test_what_was_needed_since_the_last_reset():
     assert peak_memory()["host"] - before > 60 * MB, "a peak stays"
     reset_peak_memory()
     assert peak_memory()["host"] - before < 32 * MB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the name beside the memory")
+def test_a_process_may_be_called_anything():
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    try:
+        name.write_bytes("prüfen".encode())
+        assert peak_memory()["host"] > MB
+    finally:
+        name.write_bytes(before)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="its memory is told too")
