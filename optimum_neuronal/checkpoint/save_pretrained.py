@@ -33,7 +33,7 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
     ```
 
     Args:
-        model (`PreTrainedModel`): however it was made.
+        model (`PreTrainedModel`): however it was made; what torch.compile returned for one is saved as that one.
         save_directory (`str` or `Path`): created if missing; weights of another save are removed from it.
         format (`str`):
             `"packed"`: the non-zero values and bitmasks, see docs/format.md; `"dense"`: ordinary safetensors with zeros.
@@ -42,8 +42,10 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
             held in memory while it is written; with `format="packed"` there is no `state_dict`, `variant` and `push_to_hub`.
 
     Raises:
+        `TypeError`: no model of transformers.
         `ValueError`: another format, or an argument or a model with which there is no packed format.
     """
+    model = _uncompiled(model)
     if format == "dense":
         if _is_packed(model):
             _save_unpacked(model, Path(save_directory), **kwargs)
@@ -77,6 +79,24 @@ def save_plainly(model: PreTrainedModel) -> None:
     """Takes back [`save_packed_by_default`]."""
     if saves_packed_by_default(model):
         del model.save_pretrained
+
+
+def _uncompiled(model: PreTrainedModel) -> PreTrainedModel:
+    """The model that torch.compile was given, whose weights have names of their own in what it returns."""
+    model = model._orig_mod if "_orig_mod" in getattr(model, "_modules", {}) else model
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"save_pretrained got a {type(model).__name__}: expected a transformers PreTrainedModel. Pass the one that is "
+            "inside of it; adapters are merged first (merge_and_unload), or saved by their own save_pretrained."
+        )
+    compiled = next((name for name, _ in model.named_modules() if name.rpartition(".")[2] == "_orig_mod"), None)
+    if compiled is not None:
+        place = compiled.rpartition(".")[0]
+        raise ValueError(
+            f"{place} was replaced by what torch.compile returned, so that its weights have other names: put "
+            f"{place}._orig_mod back before saving, or compile it in place, with {place}.compile()."
+        )
+    return model
 
 
 class _PackedByDefault:

@@ -67,7 +67,7 @@ def make_sparsity_config(
     return {
         "version": VERSION,
         "quant_method": "neuronal",
-        "format": report.config["format"],
+        "format": "dense",  # as the model is in memory; who writes packed files writes "packed" into theirs
         "sparsity": report.requested_sparsity,
         "achieved_sparsity": report.achieved_sparsity,
         "block_sparsity": dict(report.blocks),

@@ -16,9 +16,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..checkpoint.names import PACKED_INDEX
 from ..checkpoint.packed_index import check_shapes, open_checkpoint, read_index
 from ..checkpoint.packed_reading import VERSION, PackedFile
-from ..checkpoint.packed_writing import QUANTIZATION_CONFIG
+from ..checkpoint.packed_writing import QUANTIZATION_CONFIG, dense_config
 from ..checkpoint.save_pretrained import save_packed_by_default
-from ..checkpoint.sparsity_config import read_sparsity_config
+from ..checkpoint.sparsity_config import KEY, read_sparsity_config
 from . import internals
 from .packed_opening import PackedOpening
 
@@ -113,6 +113,8 @@ class PackedQuantizer(internals.EarlyQuantizer):
                 "This release of transformers reads checkpoints in a new way, which is not supported yet."
             )
         internals.forget_quantization(model)
+        if getattr(model.config, KEY, None):  # shared with the model's parts, which save themselves dense
+            setattr(model.config, KEY, dense_config({KEY: getattr(model.config, KEY)})[KEY])
         save_packed_by_default(model)
         return model
 

@@ -1,14 +1,16 @@
 import copy
 import filecmp
 import json
+import pickle
 
+import peft
 import pytest
 import torch
 from conftest import make_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, inspect_checkpoint, save_pretrained
 from optimum_neuronal.checkpoint import shards
 from optimum_neuronal.checkpoint.save_pretrained import checkpoint_tensors
 
@@ -45,7 +47,7 @@ def test_size_and_files(tmp_path):
     model.save_pretrained(tmp_path)
     assert names(tmp_path) == {"config.json", "generation_config.json", FILE, INDEX}
     assert format_told(tmp_path) == ("packed", {"quant_method": "neuronal", "format": "packed", "version": 1})
-    assert not hasattr(model.config, "quantization_config") and model.config.sparsity_config["format"] == "packed"
+    assert not hasattr(model.config, "quantization_config") and model.config.sparsity_config["format"] == "dense"
     stored = load_file(tmp_path / FILE)
     packed = {name: part for name, part in stored.items() if "_proj" in name}
     projections = [weight for name, weight in model.named_parameters() if "_proj" in name]
@@ -113,6 +115,44 @@ def test_a_copy_saves_itself(tmp_path):
     other.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.dtype == torch.float16 and not loaded.lm_head.weight.any()
+
+
+def test_parts_and_copies_say_how_they_are_stored(tmp_path):
+    """Dense weights never lie beside a config that calls them packed, whoever saves what of the model."""
+    model = pruned()
+    model.save_pretrained(tmp_path / "packed")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "packed")
+    torch.save(loaded, tmp_path / "model.pt")
+    copies = {
+        "pickled": pickle.loads(pickle.dumps(loaded)),
+        "saved by torch": torch.load(tmp_path / "model.pt", weights_only=False),
+        "copied": copy.deepcopy(loaded),
+    }
+    for name, other in {"pruned": model, "loaded": loaded, **copies}.items():
+        other.model.save_pretrained(tmp_path / f"{name}, a part")
+        type(other).save_pretrained(other, tmp_path / f"{name}, plainly")
+        other.save_pretrained(tmp_path / name)
+        for saved, format in ((name, "packed"), (f"{name}, a part", "dense"), (f"{name}, plainly", "dense")):
+            assert format_told(tmp_path / saved)[0] == format, saved
+            found = inspect_checkpoint(tmp_path / saved)
+            assert found.format == format and not found.problems, saved
+
+
+@pytest.mark.parametrize("format", ["packed", "dense"])
+def test_compiled_models(format, tmp_path):
+    """Saved is what was compiled, under its own names; a model of which a part was replaced is refused."""
+    model = pruned()
+    save_pretrained(model, tmp_path / "plain", format=format)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "plain").iterdir()}
+    save_pretrained(torch.compile(model), tmp_path / "compiled", format=format)
+    assert before == {file.name: file.read_bytes() for file in (tmp_path / "compiled").iterdir()}
+    model.model.layers[1] = torch.compile(model.model.layers[1])
+    with pytest.raises(ValueError, match=r"model.layers.1 was replaced by .*put model.layers.1._orig_mod back"):
+        save_pretrained(model, tmp_path / "plain", format=format)
+    with pytest.raises(TypeError, match="got a PeftModel: expected a transformers PreTrainedModel"):
+        adapted = peft.get_peft_model(make_model("llama"), peft.LoraConfig(target_modules=["q_proj"]))
+        save_pretrained(adapted, tmp_path / "plain", format=format)
+    assert before == {file.name: file.read_bytes() for file in (tmp_path / "plain").iterdir()}
 
 
 def test_a_model_on_disk(tmp_path):

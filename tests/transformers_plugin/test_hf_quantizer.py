@@ -28,7 +28,7 @@ assert "torch" not in sys.modules and "transformers" not in sys.modules
 from transformers import AutoModelForCausalLM
 import torch
 packed = AutoModelForCausalLM.from_pretrained("me/packed")
-assert packed.config.sparsity_config["format"] == "packed" and not hasattr(packed.config, "quantization_config")
+assert packed.config.sparsity_config["format"] == "dense" and not hasattr(packed.config, "quantization_config")
 from optimum_neuronal import NeuronALConfig
 cfg = NeuronALConfig(0.7, topup="uniform", dataset=sys.argv[1], num_samples=4, num_alignment_samples=2, seq_length=16, saliency="wanda")
 pruned = AutoModelForCausalLM.from_pretrained("me/dense", quantization_config=cfg, revision="main")
