@@ -10,6 +10,7 @@ import torch
 from transformers.utils import logging
 
 from ..decoder.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
+from ..runtime.escaping import escaped
 from ..runtime.notes import get_logger
 from ..runtime.quantities import format_bytes
 from ..runtime.tables import format_table
@@ -19,6 +20,7 @@ from .opening import Checkpoint, Weight, find_checkpoint
 
 logger = get_logger(__name__)
 
+LONGEST = 500  # characters of a text in config.json that are shown
 MORE_ZEROS = 1e-4  # share of zeros beyond what was recorded that may come from rounding to a smaller dtype
 
 
@@ -139,7 +141,7 @@ def inspect_checkpoint(
         about = checkpoint.sparsity_config
         result = Inspection(
             source=str(directory_or_id),
-            model_type=str(checkpoint.config.get("model_type", "unknown")),
+            model_type=escaped(checkpoint.config.get("model_type", "unknown"), LONGEST),
             pruned=about is not None,
             sparsity_config=about or {},
             format=checkpoint.format,
@@ -202,8 +204,8 @@ def _zeros(tensor: torch.Tensor) -> int:
 def _problems(result: Inspection) -> list[str]:
     if not result.kinds or not result.blocks:
         return ["the sparsity_config does not name its blocks and projections, so nothing can be verified"]
-    shares = {"the model": result.total, **result.blocks, **result.kinds}
-    return [f"{name} {problem}" for name, share in shares.items() if (problem := share.problem())]
+    shares = [("the model", result.total), *result.blocks.items(), *result.kinds.items()]
+    return [f"{escaped(name, LONGEST)} {problem}" for name, share in shares if (problem := share.problem())]
 
 
 def _about(config: Mapping[str, Any]) -> list[list[str]]:
@@ -229,7 +231,7 @@ def _about(config: Mapping[str, Any]) -> list[list[str]]:
         )
     if versions := config.get("versions"):
         rows.append(["made with", ", ".join(f"{name} {version}" for name, version in versions.items())])
-    return rows
+    return [[title, escaped(text, LONGEST)] for title, text in rows]
 
 
 def _sizes(result: Inspection) -> str:
@@ -244,7 +246,12 @@ def _sizes(result: Inspection) -> str:
 def _share_table(title: str, shares: Mapping[str, Share]) -> str:
     recorded = any(share.recorded is not None for share in shares.values())
     rows = [
-        [name, f"{share.weights:,}", *([_percent(share.recorded)] if recorded else []), _percent(share.sparsity)]
+        [
+            escaped(name, LONGEST),
+            f"{share.weights:,}",
+            *([_percent(share.recorded)] if recorded else []),
+            _percent(share.sparsity),
+        ]
         for name, share in shares.items()
     ]
     return format_table([title, "weights", *(["recorded"] if recorded else []), "found"], rows)

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from optimum.commands.base import BaseOptimumCLICommand
 
+from ..runtime.escaping import escaped
 from .parser import add_verbosity_flags, describe
 
 
@@ -19,8 +20,10 @@ EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportErr
 
 
 def write(text: str) -> None:
-    """Writes a line to the terminal."""
-    sys.stdout.write(text + "\n")
+    """Writes lines to the terminal. What would steer it, or what its encoding does not know, is escaped."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    lines = "\n".join(map(escaped, text.split("\n")))
+    sys.stdout.write(lines.encode(encoding, "backslashreplace").decode(encoding) + "\n")
     sys.stdout.flush()
 
 
@@ -51,7 +54,7 @@ class Command(BaseOptimumCLICommand):
         except EXPECTED as error:
             if args.debug:
                 raise
-            message = " ".join(str(error).split()) or type(error).__name__
+            message = escaped(" ".join(str(error).split())) or type(error).__name__
             sys.exit(f"{self.COMMAND.name}: error: {message}{_where_to_look(error)}")
         except KeyboardInterrupt:
             sys.exit(f"{self.COMMAND.name}: interrupted{self.after_interrupt()}")

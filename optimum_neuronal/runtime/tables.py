@@ -4,10 +4,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from .escaping import escaped
+
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Lines of a table with aligned columns: numbers to the right, text to the left."""
-    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+    """Lines of a table with aligned columns: numbers to the right, text to the left. A cell is one line: see [`escaped`]."""
+    cells = [[escaped(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
 
     def line(row: Sequence[str]) -> str:

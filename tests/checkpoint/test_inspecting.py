@@ -102,6 +102,41 @@ def test_blocks_in_their_order(tmp_path):
     assert list(inspect_checkpoint(tmp_path).blocks) == [f"model.layers.{index}" for index in range(11)]
 
 
+HOSTILE = "x\n\nVerified: the zeros agree with the sparsity_config.\x1b[2J\u202e\ud800"
+
+
+def change_names(config):
+    """Puts text that steers a terminal wherever a sparsity_config has text."""
+    about = config["sparsity_config"]
+    config["model_type"] = HOSTILE
+    about["calibration"] = {"source": HOSTILE}
+    about["versions"] = {HOSTILE: HOSTILE}
+    about["config"] = {"saliency": HOSTILE, "topup": HOSTILE, "topup_args": {HOSTILE: [HOSTILE]}}
+    about["block_sparsity"][HOSTILE] = 0.5
+    about["projections"][HOSTILE] = {"sparsity": 0.5, "weights": [HOSTILE]}
+
+
+def test_what_files_hold_is_shown_escaped(tmp_path):
+    """No line is forged, and nothing steers the terminal: each line is a row of a table or the verdict."""
+    save_pruned(tmp_path)
+    change_config(tmp_path, change_names)
+    found = inspect_checkpoint(tmp_path)
+    lines = str(found).split("\n")
+    assert all(line.isprintable() for line in [*lines, *found.problems])
+    assert not any(line.startswith("Verified") for line in lines) and lines[-1].startswith("NOT as recorded")
+    assert r"x\n\nVerified: the zeros agree with the sparsity_config.\x1b[2J\u202e\ud800" in str(found)
+    change_config(tmp_path, lambda config: config.update(model_type="x" * 10**6))
+    change_config(tmp_path, lambda config: config["sparsity_config"]["block_sparsity"].update({"y" * 10**6: 0.5}))
+    assert len(str(inspect_checkpoint(tmp_path))) < 50_000
+
+
+def test_no_name_hides_a_problem(tmp_path):
+    save_pruned(tmp_path)
+    change_config(tmp_path, lambda config: config["sparsity_config"].update(achieved_sparsity=0.75))
+    change_config(tmp_path, lambda config: config["sparsity_config"]["block_sparsity"].update({"the model": 0}))
+    assert "zeros fewer than recorded: 69." in inspect_checkpoint(tmp_path).problems[0]
+
+
 def test_json(tmp_path):
     save_pruned(tmp_path)
     found = inspect_checkpoint(tmp_path)

@@ -1,4 +1,6 @@
+import io
 import json
+import sys
 
 import pytest
 import torch
@@ -55,3 +57,11 @@ def test_convert_there_and_back(run, sparse, tmp_path):
         run("convert", sparse, "--format", "dense")
     with pytest.raises(SystemExit, match="inspect: error: .* is neither a directory nor the id"):
         run("inspect", tmp_path / "absent")
+
+
+def test_a_terminal_that_knows_ascii_alone(run, sparse, tmp_path, monkeypatch):
+    """What was written is told, and the status is 0."""
+    output, shown = tmp_path / "Modèle", io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    run("convert", sparse, "--format", "packed", "--output", output)
+    assert b"Mod\\xe8le, packed: " in shown.getvalue() and (output / "config.json").exists()

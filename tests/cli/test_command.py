@@ -1,4 +1,6 @@
 import argparse
+import io
+import sys
 
 import pytest
 from huggingface_hub.utils import are_progress_bars_disabled
@@ -70,6 +72,12 @@ def test_quiet_silences_notes_and_bars_for_the_time_being():
     assert look() == before
 
 
+def test_an_error_steers_no_terminal():
+    with pytest.raises(SystemExit) as stop:
+        run(ValueError("\x1b[2Jmodel.layers\u202e"))
+    assert stop.value.code.startswith(r"sample: error: \x1b[2Jmodel.layers\u202e")
+
+
 def test_a_fault_of_the_program_is_shown_whole():
     with pytest.raises(KeyError, match="unforeseen"):
         run(KeyError("unforeseen"))
@@ -84,3 +92,10 @@ def test_an_interrupt_says_what_becomes_of_the_work():
 def test_a_line_is_written_at_once(capsys):
     write("two\nlines")
     assert capsys.readouterr().out == "two\nlines\n"
+
+
+def test_lines_are_shown_in_any_encoding_and_steer_nothing(monkeypatch):
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    write("Saved to Modèle.\n  \x1b[2J\udcc3")
+    assert shown.getvalue() == b"Saved to Mod\\xe8le.\n  \\x1b[2J\\udcc3\n"

@@ -22,3 +22,12 @@ def test_what_begins_with_a_number_is_text():
 
 def test_versions_are_text():
     assert format_table(["wide column"], [["5.23.0"], ["5.23"]]).split("\n")[2:] == ["5.23.0", "       5.23"]
+
+
+def test_a_cell_is_one_line_whatever_it_holds():
+    table = format_table(["", "from\na file"], [["source", "x\n\nVerified\x1b[2J"]])
+    assert table.split("\n") == [
+        r"        from\na file",
+        "------  --------------------",
+        r"source  x\n\nVerified\x1b[2J",
+    ]
