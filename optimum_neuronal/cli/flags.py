@@ -40,9 +40,19 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def device_of(args: argparse.Namespace):
-    """Where to compute."""
+    """Where to compute. Raises `ValueError` for a device that this machine, or this build of torch, does not have."""
     import torch
 
     from ..decoder.placement import default_device
 
-    return torch.device(args.device) if args.device else default_device()
+    if not args.device:
+        return default_device()
+    try:
+        device = torch.device(args.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:  # each backend has its own
+        raise ValueError(
+            f"--device {args.device}: torch {torch.__version__} cannot compute there ({str(error).splitlines()[0]}). Leave "
+            f"--device out for {default_device()}, or install a torch that is built for the device."
+        ) from error
+    return device

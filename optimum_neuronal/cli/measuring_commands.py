@@ -41,12 +41,12 @@ class EvaluateCommand(Command):
         from ..evaluation.perplexity import evaluate_perplexity
         from ..runtime.tables import format_table
 
-        args, options = self.args, load_options(self.args)
+        args, options, device = self.args, load_options(self.args), device_of(self.args)
         if args.tasks:
             from ..evaluation.tasks import check_tasks
 
             check_tasks(args.tasks, args.include_path)
-        model = AutoModelForCausalLM.from_pretrained(args.model, **options).to(device_of(args))
+        model = AutoModelForCausalLM.from_pretrained(args.model, **options).to(device)
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
         rows = []
@@ -134,8 +134,8 @@ class CompareCommand(Command):
             from ..evaluation.plots import check_matplotlib
 
             check_matplotlib()
-        options = load_options(args)
-        model = AutoModelForCausalLM.from_pretrained(args.model, **options).to(device_of(args))
+        options, device = load_options(args), device_of(args)
+        model = AutoModelForCausalLM.from_pretrained(args.model, **options).to(device)
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
         lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities"}

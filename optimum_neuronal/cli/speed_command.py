@@ -60,9 +60,10 @@ class SpeedCommand(Command):
         from ..evaluation.speed import prefill_seconds
         from ..runtime.peak_memory import resident_memory
 
+        device = device_of(self.args)
         models, resident, before = [], {}, resident_memory()
         for name, loader in (("dense", AutoModelForCausalLM), ("packed", SparseModelForCausalLM)):
-            model = loader.from_pretrained(self.args.model, **load_options(self.args)).to(device_of(self.args))
+            model = loader.from_pretrained(self.args.model, **load_options(self.args)).to(device)
             prefill_seconds(model, 8)  # what is mapped from disk is read when it is used
             models.append(model)
             now = resident_memory()

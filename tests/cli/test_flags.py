@@ -25,6 +25,15 @@ def test_a_device_is_the_one_that_was_named_or_the_default():
     assert device_of(parse()) == default_device()
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="one of them is there")
+@pytest.mark.parametrize("device", ["cuda", "cuda:99", "mps", "xpu", "no-such-device", "cpu:x"])
+def test_a_device_that_is_not_there(device):
+    with pytest.raises(
+        ValueError, match=f"--device {device}: torch .* cannot compute there .*Leave --device out for cpu"
+    ):
+        device_of(parse("--device", device))
+
+
 def test_tasks_are_several_and_their_limit_a_number():
     given = parse("--tasks", "boolq", "rte", "--limit", "40")
     assert (given.tasks, given.limit, given.include_path) == (["boolq", "rte"], 40, None)

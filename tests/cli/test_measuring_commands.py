@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.measuring_commands import task_rows
@@ -87,3 +88,13 @@ def test_the_mean_of_tasks_comes_last():
         "rte": TaskResult(accuracy=0.75, stderr=None, metric="acc", samples=1),
     }
     assert task_rows(results) == [["boolq", "50.00%", "2.50%"], ["rte", "75.00%", "-"], ["mean", "62.50%", ""]]
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the device may be there")
+@pytest.mark.parametrize("command", ["evaluate", "compare", "speed", "prune"])
+def test_a_device_that_is_not_there_is_told_before_any_work(run, tmp_path, command):
+    """Before the model is looked for, which is not there either."""
+    output = ("--output", tmp_path / "out", "--sparsity", 0.5) if command == "prune" else ()
+    with pytest.raises(SystemExit, match=f"{command}: error: --device cuda: torch .* cannot compute there"):
+        run(command, "--model", tmp_path / "absent", "--device", "cuda", *output)
+    assert not list(tmp_path.iterdir())
