@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from transformers.utils import logging
 from ..config_fields import FORMATS
 from ..runtime.notes import get_logger
 from ..transformers_plugin import internals
+from .files import check_file, read_bytes
 from .model_card import with_format
 from .names import (
     CONFIG,
@@ -23,7 +25,7 @@ from .names import (
     WEIGHT_SUFFIXES,
     is_of_weights,
 )
-from .opening import Checkpoint, Weight, check_file
+from .opening import Checkpoint, Weight
 from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
 from .saving import check_directory, check_free, replaced_checkpoint
 from .shards import ShardWriter
@@ -72,11 +74,9 @@ def convert_checkpoint(
             with PackedWriter(staging, size) if format == "packed" else DenseWriter(staging, size) as writer:
                 for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
                     writer.add(weight.name, _read(weight))
-            for path in others:
-                if path.is_dir():
-                    shutil.copytree(path, staging / path.name, symlinks=True)
-                else:
-                    shutil.copyfile(path, staging / path.name)
+            for name in others:
+                (staging / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(check_file(source, name), staging / name)
             _adapt(source, staging, checkpoint, format)
     return target
 
@@ -143,16 +143,24 @@ def _read(weight: Weight) -> torch.Tensor:
         raise ValueError(f"{weight.name} cannot be read: {error}") from error
 
 
-def _others(source: Path) -> list[Path]:
-    """The files that come along: all but hidden ones, folders and weights, of other tools too: these are not converted."""
+def _others(source: Path) -> list[str]:
+    """Names of the files that come along, each of which may be opened: those beside the weights, and a tokenizer's folders.
+
+    Hidden ones, all other folders, and weights do not, of other tools too: these are not converted.
+    """
     found = []
     for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
-        hidden_or_weights = entry.name.startswith(".") or entry.name.endswith(WEIGHT_SUFFIXES)
         if entry.is_dir(follow_symlinks=False) and entry.name in TOKENIZER_FOLDERS:
-            found.append(Path(entry.path))
-        elif not entry.is_dir() and not hidden_or_weights and entry.name != CONFIG:
-            found.append(check_file(source, entry.name))
+            found += [f"{entry.name}/{name}" for name in _files(entry.path)]
+    found += [name for name in _files(source) if not name.endswith(WEIGHT_SUFFIXES) and name != CONFIG]
+    for name in found:
+        check_file(source, name)
     return found
+
+
+def _files(folder: str | Path) -> list[str]:
+    """Names of all that is no folder, in order, but for hidden ones."""
+    return sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir() and not entry.name.startswith("."))
 
 
 def _adapt(source: Path, staging: Path, checkpoint: Checkpoint, format: str) -> None:
@@ -160,8 +168,10 @@ def _adapt(source: Path, staging: Path, checkpoint: Checkpoint, format: str) -> 
     change = packed_config if format == "packed" else dense_config
     _write_json(staging / CONFIG, change(checkpoint.config))
     if (source / MODEL_CARD).exists():
-        card = check_file(source, MODEL_CARD).read_text(encoding="utf-8")
-        (staging / MODEL_CARD).write_text(with_format(card, format), encoding="utf-8")
+        card = read_bytes(source, MODEL_CARD)
+        with suppress(UnicodeDecodeError):  # a card of another make stays as it is, in whatever encoding
+            card = with_format(card.decode("utf-8"), format).encode("utf-8")
+        (staging / MODEL_CARD).write_bytes(card)
 
 
 def _write_json(path: Path, value: Mapping) -> None:

@@ -1,6 +1,8 @@
 """The model card of a pruned model: where it comes from, how to load it, what it lost, how to make it again."""
 
+import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +14,7 @@ from transformers import PreTrainedModel
 from ..decoder.finding import find_decoder
 from ..decoder.projections import Projection
 from ..report import PruningReport
+from ..runtime.escaping import escaped
 from ..runtime.quantities import format_bytes
 from ..runtime.tables import format_table
 from .packed_size import PackedSize, packed_size
@@ -55,7 +58,7 @@ LOADING = {
 ```python
 from transformers import AutoModelForCausalLM
 
-model = AutoModelForCausalLM.from_pretrained("{title}")
+model = AutoModelForCausalLM.from_pretrained({quoted})
 ```""",
     "packed": """Stored are the weights that are not zero, and where they belong. `import optimum_neuronal` makes transformers
 understand that, and the result is an ordinary model:
@@ -64,13 +67,13 @@ understand that, and the result is an ordinary model:
 import optimum_neuronal
 from transformers import AutoModelForCausalLM
 
-model = AutoModelForCausalLM.from_pretrained("{title}")
+model = AutoModelForCausalLM.from_pretrained({quoted})
 ```
 
 For tools that know plain checkpoints alone, write a dense one, bit for bit the same weights:
 
 ```sh
-optimum-cli neuronal convert {local} --format dense --output {local}-dense
+optimum-cli neuronal convert {local} --format dense --output {dense}
 ```""",
 }
 
@@ -84,7 +87,7 @@ def make_card(model: PreTrainedModel, report: PruningReport, title: str, format:
         title (`str`): how the model is called: its repository or its directory.
         format (`str`): `"dense"` or `"packed"`: how the weights are stored.
     """
-    base = _base_model(model)
+    base, title = _base_model(model), escaped(title)
     card = CARD.format(
         metadata=_metadata(base, report).to_yaml(),
         title=title,
@@ -106,15 +109,19 @@ def make_card(model: PreTrainedModel, report: PruningReport, title: str, format:
 
 def with_format(card: str, format: str) -> str:
     """The text of a card whose section on use is that of another format; a card of another make stays as it is."""
-    title = re.search(r"^# (\S+)$", card, re.M)
-    if title is None:
+    title = re.search(r"^# (.+)$", card, re.M)
+    before, use, rest = card.partition("\n## Use\n\n")
+    _, sparsity, after = rest.partition("\n\n## Sparsity\n")
+    if title is None or not sparsity:
         return card
-    text = _loading(title[1], format)
-    return re.sub(r"(?<=\n## Use\n\n).*?(?=\n\n## Sparsity\n)", lambda _: text, card, count=1, flags=re.S)
+    return before + use + _loading(title[1], format) + sparsity + after
 
 
 def _loading(title: str, format: str) -> str:
-    return LOADING[format].format(title=title, local=title.rpartition("/")[2])
+    local = title.rpartition("/")[2]
+    return LOADING[format].format(
+        quoted=json.dumps(title, ensure_ascii=False), local=shlex.quote(local), dense=shlex.quote(f"{local}-dense")
+    )
 
 
 def _metadata(base: str | None, report: PruningReport) -> ModelCardData:

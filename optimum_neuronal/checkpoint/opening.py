@@ -3,7 +3,6 @@
 A checkpoint may come from anywhere, so nothing that its files say is believed before it was compared with what is there.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,13 +15,16 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
-from .names import CONFIG, DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, WEIGHT_FILES, is_of_weights
-from .packed_index import open_checkpoint, read_index
+from ..runtime.escaping import escaped
+from .dense_index import dense_files
+from .files import check_names, read_json
+from .names import CONFIG, DENSE_INDEX, WEIGHT_FILES, is_of_weights
+from .packed_index import open_checkpoint
 from .packed_reading import DTYPES, PackedFile
 from .sparsity_config import read_sparsity_config
+from .stored_format import stored_format
 
 
-LARGEST_JSON = 50 * 10**6  # bytes; an index of half a million tensors
 PIECE = 2**24  # elements that are read at a time
 
 
@@ -97,9 +99,9 @@ class Checkpoint:
         self.config = read_json(self.directory, CONFIG)
         try:
             self.sparsity_config = read_sparsity_config(self.config)
+            self.format = stored_format(self.config, self.sparsity_config)
         except ValueError as error:
             raise ValueError(f"{self.directory / CONFIG}: {error}") from error
-        self.format = self._format()
         self._open = ExitStack()
         with ExitStack() as opened:
             pairs = self._packed() if self.format == "packed" else self._dense(opened)
@@ -113,21 +115,7 @@ class Checkpoint:
     def __exit__(self, *_) -> None:
         self._open.close()
 
-    def _format(self) -> str:
-        quantization = self.config.get("quantization_config")
-        packed = isinstance(quantization, dict) and quantization.get("quant_method") == "neuronal"
-        found = "packed" if packed else "dense"
-        if self.sparsity_config and self.sparsity_config["format"] != found:
-            raise ValueError(
-                f"{self.directory / CONFIG} contradicts itself: sparsity_config.format is "
-                f"{self.sparsity_config['format']!r}, but its quantization_config is that of a {found} checkpoint."
-            )
-        return found
-
     def _packed(self) -> list[tuple[Path, list[Weight]]]:
-        check_file(self.directory, PACKED_INDEX)
-        for name in sorted(set(read_index(self.directory / PACKED_INDEX).values())):
-            check_file(self.directory, name)
         return [
             (
                 file.path,
@@ -144,13 +132,14 @@ class Checkpoint:
 
     def _dense(self, opened: ExitStack) -> list[tuple[Path, list[Weight]]]:
         pairs = []
-        for name, expected in self._dense_files().items():
-            path = check_file(self.directory, name)
+        for name, expected in dense_files(self.directory).items():
+            path = self.directory / name
             try:
                 file = opened.enter_context(safe_open(path, framework="pt"))
             except SafetensorError as error:
-                raise ValueError(f"{path} is damaged, or no safetensors file: {error}") from error
+                raise ValueError(f"{path} is damaged, or no safetensors file: {escaped(error)}") from error
             names = set(file.keys())
+            check_names(path, names)
             if expected is not None and (different := names ^ expected):
                 raise ValueError(
                     f"{self.directory / DENSE_INDEX} and {path} do not name the same tensors: {min(different)!r} is in one of "
@@ -158,25 +147,6 @@ class Checkpoint:
                 )
             pairs.append((path, [self._dense_weight(path, file, key) for key in sorted(names)]))
         return pairs
-
-    def _dense_files(self) -> dict[str, set[str] | None]:
-        """Name of a file -> names of its tensors, as far as they are told."""
-        if (self.directory / DENSE_FILE).exists() or not (self.directory / DENSE_INDEX).exists():
-            return {DENSE_FILE: None}
-        weight_map = read_json(self.directory, DENSE_INDEX).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ValueError(
-                f"{self.directory / DENSE_INDEX} is damaged: its 'weight_map' is no object with names of tensors."
-            )
-        files: dict[str, set[str] | None] = {}
-        for key, name in weight_map.items():
-            if not isinstance(name, str) or not LISTED_FILE.fullmatch(name):
-                raise ValueError(
-                    f"{self.directory / DENSE_INDEX} says that {key!r} lies in {name!r}: expected the name of a .safetensors file "
-                    "in the same directory."
-                )
-            files.setdefault(name, set()).add(key)
-        return files
 
     @staticmethod
     def _dense_weight(path: Path, file: Any, name: str) -> Weight:
@@ -190,39 +160,6 @@ class Checkpoint:
 def stored_size(directory: str | Path) -> int:
     """Bytes of all files of weights in a directory."""
     return sum(entry.stat().st_size for entry in Path(directory).glob("*") if is_of_weights(entry.name))
-
-
-def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """The object that a JSON file of a checkpoint holds. Raises `ValueError` if it is damaged or absurdly large."""
-    path = check_file(directory, name)
-    if path.stat().st_size > LARGEST_JSON:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, more than any such file needs: it is damaged.")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: it is no JSON text ({error}).") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is damaged: it holds no object.")
-    return value
-
-
-def check_file(directory: Path, name: str) -> Path:
-    """The path of a checkpoint's file.
-
-    Raises:
-        `FileNotFoundError`: there is none.
-        `ValueError`: it is no file, or a link out of the directory. (In the Hub's cache files are links to its blobs.)
-    """
-    path, home = directory / name, Path(directory).resolve()
-    if not path.exists():
-        raise FileNotFoundError(f"{directory} has no file {name}: expected a model saved with save_pretrained.")
-    place = path.resolve()
-    in_cache = home.parent.name == "snapshots" and place.parent == home.parent.parent / "blobs"
-    if not in_cache and home not in place.parents:
-        raise ValueError(f"{path} is a link to {place}, outside of the directory: put the file itself there.")
-    if not place.is_file():
-        raise ValueError(f"{path} is no file.")
-    return path
 
 
 def find_checkpoint(directory_or_id: str | Path, revision: str | None = None, token: str | None = None) -> Path:

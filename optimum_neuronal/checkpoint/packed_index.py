@@ -1,13 +1,13 @@
 """The files of a packed checkpoint (docs/format.md) together: compared with their index, with each other, and with a model."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ..runtime.schema import short
+from .files import check_file, check_names, read_json
 from .names import PACKED, PACKED_INDEX, PACKED_SHARD, shard
 from .packed_reading import PackedFile
 
@@ -32,10 +32,10 @@ def open_checkpoint(folder: str | Path) -> list[PackedFile]:
             raise ValueError(
                 f"{index} and {file.path} do not name the same tensors: {min(different)!r} is in one of them only."
             )
-    total, found = _read_json(index)["metadata"]["total_size"], sum(file.nbytes for file in files)
+    total, found = _read_index(index)["metadata"]["total_size"], sum(file.nbytes for file in files)
     if total != found:
         raise ValueError(
-            f"{index} tells of {total!r} bytes of tensors, but its files hold {found}: tensors are missing."
+            f"{index} tells of {short(total)} bytes of tensors, but its files hold {found}: tensors are missing."
         )
     return files
 
@@ -66,9 +66,10 @@ def read_index(path: str | Path) -> dict[str, str]:
     """The index of a packed checkpoint: name of every stored tensor -> name of its file, beside the index.
 
     Raises:
-        `ValueError`: it is damaged, or names files that a packed checkpoint does not have.
+        `ValueError`: it is damaged, or names files that a packed checkpoint does not have, or that are none.
+        `FileNotFoundError`: a file is missing.
     """
-    index = _read_json(path)
+    index = _read_index(path)
     try:
         weight_map, _ = index["weight_map"], index["metadata"]["total_size"]
         files = set(weight_map.values())
@@ -76,17 +77,17 @@ def read_index(path: str | Path) -> dict[str, str]:
         raise ValueError(f"{path} is damaged: it is no index with a 'weight_map' and a 'total_size'.") from error
     if not files:
         raise ValueError(f"{path} is damaged: it names no tensor.")
+    check_names(Path(path), weight_map)
     for name, file in weight_map.items():
         if not isinstance(file, str) or not PACKED_SHARD.fullmatch(file):
-            raise ValueError(f"{path} says that {name!r} lies in {file!r}: expected {shard(PACKED, 1, 1)!r}.")
+            raise ValueError(f"{path} says that {name!r} lies in {short(file)}: expected {shard(PACKED, 1, 1)!r}.")
     expected = {shard(PACKED, number, len(files)) for number in range(1, len(files) + 1)}
     if files != expected:
         raise ValueError(f"{path} names the files {sorted(files)}: expected {sorted(expected)}.")
+    for name in sorted(files):
+        check_file(Path(path).parent, name)
     return weight_map
 
 
-def _read_json(path: str | Path) -> Any:
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: it is no JSON text.") from error
+def _read_index(path: str | Path) -> dict:
+    return read_json(Path(path).parent, Path(path).name)

@@ -16,8 +16,11 @@ from typing import Any, BinaryIO, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ..runtime.escaping import escaped
+from ..runtime.schema import short
 from ..sparsity.bitmask import MASK, VALUES, Values, check_headers, check_mask, checksum_seed, unpack
 from ..sparsity.packed import PackedMask, PackedWeight
+from .files import check_file, check_names
 
 
 VERSION = 1
@@ -77,7 +80,7 @@ class PackedFile:
         """Takes a weight's tensors out of those that are stored."""
         if not isinstance(facts, dict) or not re.fullmatch("[0-9a-f]{8}", str(facts.get("crc32"))):
             raise ValueError(
-                f"{self.path}: the metadata of {name!r} is {facts!r}: expected a 'crc32' of 8 hex digits."
+                f"{self.path}: the metadata of {name!r} is {short(facts)}: expected a 'crc32' of 8 hex digits."
             )
         checksum = int(facts["crc32"], 16)
         parts = [name] if "shape" not in facts else [name + MASK, name + VALUES]
@@ -220,9 +223,11 @@ class _FileValues(Values):
 def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     """The tensors of a file by name, and what its metadata tells of every weight."""
     try:
-        safe_open(path, framework="pt")  # compares all sizes and offsets with each other and with the file's size
+        safe_open(
+            check_file(path.parent, path.name), framework="pt"
+        )  # compares all sizes and offsets with each other and with the file's size
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged, or no safetensors file: {error}") from error
+        raise ValueError(f"{path} is damaged, or no safetensors file: {escaped(error)}") from error
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -234,10 +239,11 @@ def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
         raise ValueError(
             f"{path} is no file of a packed checkpoint: its metadata lack {METADATA!r}, or it is damaged."
         ) from error
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:
         raise ValueError(
-            f"{path} has version {version!r} of the packed format, but this optimum_neuronal reads {VERSION}: install a newer one."
+            f"{path} has version {short(version)} of the packed format, but this optimum_neuronal reads {VERSION}: install a newer one."
         )
+    check_names(path, [*header, *weights])
     stored = {}
     for name, entry in header.items():
         if entry["dtype"] not in DTYPES:

@@ -16,10 +16,10 @@ from ..transformers_plugin import internals
 from .names import PACKED, PACKED_INDEX
 from .packed_reading import DTYPES, METADATA, VERSION
 from .shards import ShardWriter
+from .stored_format import QUANTIZATION_CONFIG
 
 
 SHARD_SIZE = "2GB"  # at most, since a file's content is held in memory until it is written
-QUANTIZATION_CONFIG = {"quant_method": "neuronal", "format": "packed", "version": VERSION}
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -54,7 +54,7 @@ def _check_object(value: dict, schema: Mapping[str, Any], where: str) -> None:
         if key in known:
             check(item, known[key], f"{where}.{key}")
         elif "additionalProperties" in schema:
-            check(item, schema["additionalProperties"], f"{where}[{_short(key)}]")
+            check(item, schema["additionalProperties"], f"{where}[{short(key)}]")
 
 
 def _is(value: Any, kind: str) -> bool:
@@ -74,10 +74,10 @@ def _range(schema: Mapping[str, Any]) -> str:
 
 
 def _refuse(value: Any, where: str, expected: str) -> None:
-    raise ValueError(f"{where} is {_short(value)}: expected {expected}.")
+    raise ValueError(f"{where} is {short(value)}: expected {expected}.")
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     """What came, at a length that fits a message."""
     if isinstance(value, (dict, list)):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"

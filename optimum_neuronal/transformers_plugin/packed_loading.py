@@ -7,18 +7,21 @@ memory together. Instead transformers is given files that look dense, see [`Pack
 checkpoint it does with this one.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..checkpoint.files import check_config_file
 from ..checkpoint.names import PACKED_INDEX
 from ..checkpoint.packed_index import check_shapes, open_checkpoint, read_index
-from ..checkpoint.packed_reading import VERSION, PackedFile
-from ..checkpoint.packed_writing import QUANTIZATION_CONFIG, dense_config
+from ..checkpoint.packed_reading import PackedFile
+from ..checkpoint.packed_writing import dense_config
 from ..checkpoint.save_pretrained import save_packed_by_default
 from ..checkpoint.sparsity_config import KEY, read_sparsity_config
+from ..checkpoint.stored_format import QUANTIZATION_CONFIG, check_agreement, check_packed
 from . import internals
 from .packed_opening import PackedOpening
 
@@ -32,12 +35,7 @@ class PackedConfig(QuantizationConfigMixin):
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs):
         """Raises `ValueError` if the checkpoint is of a format or a version that this package does not know."""
-        found = config_dict.get("format"), config_dict.get("version")
-        if found != ("packed", VERSION):
-            raise ValueError(
-                f"The checkpoint's quantization_config has format {found[0]!r}, version {found[1]!r}, but this optimum_neuronal "
-                f"reads 'packed', version {VERSION}: install a newer one."
-            )
+        check_packed(config_dict)
         return (cls(), kwargs) if return_unused_kwargs else cls()
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,21 +80,19 @@ class PackedQuantizer(internals.EarlyQuantizer):
             raise ValueError("The checkpoint is not packed: load it without quantization_config=PackedConfig().")
 
     def see_config(self, config: PreTrainedConfig) -> None:
-        """Names the file that transformers is to look for."""
-        sparsity_config = read_sparsity_config(config)
-        if sparsity_config and sparsity_config["format"] != "packed":
-            raise ValueError(
-                f"The checkpoint's config.json contradicts itself: sparsity_config.format is {sparsity_config['format']!r}, but "
-                "its quantization_config is that of a packed checkpoint."
-            )
+        """Names the file that transformers is to look for, and checks that it and those that it names may be opened."""
+        check_agreement(read_sparsity_config(config), "packed")
         internals.look_for_weights(config, PACKED_INDEX)
         index = Path(config.name_or_path or "", PACKED_INDEX)
-        if index.is_file():  # else on the Hub
+        if os.path.lexists(index):  # else in a subfolder, or on the Hub
+            check_config_file(index.parent)
             read_index(index)
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str], **_) -> None:
         """Checks all headers before a weight is read, and has transformers read the files by [`PackedFile`]."""
-        files = open_checkpoint(Path(checkpoint_files[0]).parent)
+        folder = Path(checkpoint_files[0]).parent
+        check_config_file(folder)
+        files = open_checkpoint(folder)
         check_shapes(files, model.state_dict())
         self._opening = PackedOpening(self.readers(files), owner=self)
         checkpoint_files[:] = self._opening.paths

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..checkpoint.dense_index import check_dense, check_listed
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..pruner import NeuronALPruner
@@ -38,9 +39,11 @@ class PruningQuantizer(internals.EarlyQuantizer):
                 f"{config.name_or_path or 'The model'} is sparse already (its config has a sparsity_config). Load the dense "
                 "model; or, to prune further, from_pretrained(..., quantization_config=..., sparsity_config=None)."
             )
+        check_dense(config.name_or_path)
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
         """Finds what is wrong before the weights are read, and draws the calibration sequences."""
+        check_listed(checkpoint_files or ())
         internals.forget_quantization(model)
         config = self.quantization_config
         methods = config.make_methods()

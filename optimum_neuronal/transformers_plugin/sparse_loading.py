@@ -12,8 +12,10 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..checkpoint.dense_index import check_dense, check_listed
 from ..checkpoint.packed_reading import DTYPES, PackedFile, StoredWeight
 from ..checkpoint.sparsity_config import read_sparsity_config
+from ..checkpoint.stored_format import check_agreement
 from ..inference.arriving import finish_arriving, pack_arriving
 from ..inference.packed_rows import DTYPES as COMPUTED
 from ..inference.packed_tensor import PackedTensor
@@ -130,8 +132,11 @@ class PackingQuantizer(_IntoPacked):
 
     def see_config(self, config: PreTrainedConfig) -> None:
         """Any will do: whether the model is sparse its weights tell."""
+        check_agreement(read_sparsity_config(config), "dense")
+        check_dense(config.name_or_path)
 
-    def preprocess_model(self, model: PreTrainedModel, **_) -> None:
+    def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
+        check_listed(checkpoint_files or ())
         internals.forget_quantization(model)
         sparsity_config = read_sparsity_config(model.config) or {"achieved_sparsity": 0.0}
         self.pack(model, {}, 1 - sparsity_config["achieved_sparsity"])

@@ -71,6 +71,43 @@ def test_a_card_of_another_make_stays(tmp_path):
     assert (tmp_path / "model" / "README.md").read_text() == "# My model\n\n## Use\n\nAs you like.\n"
 
 
+def test_a_card_in_another_encoding_stays(tmp_path):
+    save_pruned(tmp_path / "model")
+    card = "# Modèle\n\n## Use\n\nx\n\n## Sparsity\n".encode("latin-1")
+    (tmp_path / "model" / "README.md").write_bytes(card)
+    assert (convert_checkpoint(tmp_path / "model", "packed", tmp_path / "new") / "README.md").read_bytes() == card
+    assert (convert_checkpoint(tmp_path / "model", "packed") / "README.md").read_bytes() == card
+
+
+def test_a_directory_with_a_space(tmp_path):
+    """The card tells how to use the new format, in a line that a shell takes for what it is."""
+    save_pruned(tmp_path / "my model")
+    before = (tmp_path / "my model" / "README.md").read_bytes()
+    card = (convert_checkpoint(tmp_path / "my model", "packed") / "README.md").read_text()
+    assert "import optimum_neuronal\n" in card and 'from_pretrained("my model")' in card
+    assert "neuronal convert 'my model' --format dense --output 'my model-dense'" in card
+    assert (convert_checkpoint(tmp_path / "my model", "dense") / "README.md").read_bytes() == before
+
+
+def test_a_tokenizers_folder_out_of_the_hubs_cache(tmp_path):
+    """Its files come along, not the links to them; and nothing that lies elsewhere."""
+    save_pruned(tmp_path / "model")
+    blobs, commit = tmp_path / "models--me--llama" / "blobs", tmp_path / "models--me--llama" / "snapshots" / "c0"
+    (commit / "additional_chat_templates").mkdir(parents=True)
+    blobs.mkdir()
+    for file in (tmp_path / "model").iterdir():
+        file.rename(blobs / file.name)
+        (commit / file.name).symlink_to(f"../../blobs/{file.name}")
+    (blobs / "template").write_text("{{ messages }}")
+    (commit / "additional_chat_templates" / "tool.jinja").symlink_to("../../../blobs/template")
+    packed = convert_checkpoint(commit, "packed", tmp_path / "packed")
+    assert not inspect_checkpoint(packed).problems and not any(path.is_symlink() for path in packed.rglob("*"))
+    assert (packed / "additional_chat_templates" / "tool.jinja").read_text() == "{{ messages }}"
+    (commit / "additional_chat_templates" / "other.jinja").symlink_to("/etc/hostname")
+    with pytest.raises(ValueError, match="additional_chat_templates/other.jinja is a link to /etc/hostname"):
+        convert_checkpoint(commit, "packed", tmp_path / "again")
+
+
 @pytest.mark.parametrize(
     "change, arguments, message",
     [

@@ -1,4 +1,7 @@
+import ast
 import re
+import shlex
+import time
 
 import pytest
 from huggingface_hub import ModelCard
@@ -68,3 +71,27 @@ def test_it_tells_the_memory_of_packed_weights(pruned):
     summary = model.packing
     told = (summary.packed_bytes, summary.dense_bytes, packed, dense)
     assert found == tuple(format_bytes(size) for size in told)
+
+
+@pytest.mark.parametrize("title", ["my model", "it's; rm -rf ~ $(x) {0}", 'a"b', "Modèle"])
+def test_a_title_is_quoted_for_python_and_for_the_shell(pruned, title):
+    pruner, model = pruned
+    dense, packed = (str(make_card(model, pruner.report, title, format)) for format in ("dense", "packed"))
+    (line,) = re.findall(r"^optimum-cli .*$", packed, re.M)
+    assert shlex.split(line)[3:] == [title, "--format", "dense", "--output", f"{title}-dense"]
+    (code,) = re.findall(r"^model = AutoModelForCausalLM.from_pretrained\((.*)\)$", packed, re.M)[:1]
+    assert ast.literal_eval(code) == title
+    assert with_format(dense, "packed") == packed and with_format(packed, "dense") == dense
+
+
+def test_a_title_is_one_line_of_text(pruned):
+    pruner, model = pruned
+    card = str(make_card(model, pruner.report, "a\n\x1b[2J\udcff"))
+    assert r"# a\n\x1b[2J\udcff" in card and card.encode("utf-8")
+
+
+def test_a_long_card_of_another_make_takes_no_time():
+    card = "# Mine\n" + "\n## Use\n\n" * 200_000
+    start = time.perf_counter()
+    assert with_format(card, "packed") == card
+    assert time.perf_counter() - start < 1

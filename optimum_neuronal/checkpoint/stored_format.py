@@ -1,0 +1,48 @@
+"""Which format the weights of a checkpoint have, told by its config.json: one answer for all who read it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..runtime.schema import short
+from .packed_reading import VERSION
+
+
+QUANTIZATION_CONFIG = {"quant_method": "neuronal", "format": "packed", "version": VERSION}
+
+
+def stored_format(config: Mapping[str, Any], sparsity_config: Mapping[str, Any] | None) -> str:
+    """`"dense"` or `"packed"`.
+
+    Args:
+        config (`Mapping`): what config.json holds.
+        sparsity_config (`Mapping`, *optional*): from [`read_sparsity_config`].
+
+    Raises:
+        `ValueError`: packed in a way that this release does not read, or config.json contradicts itself.
+    """
+    quantization = config.get("quantization_config")
+    found = "dense"
+    if isinstance(quantization, dict) and quantization.get("quant_method") == "neuronal":
+        check_packed(quantization)
+        found = "packed"
+    check_agreement(sparsity_config, found)
+    return found
+
+
+def check_packed(quantization_config: Mapping[str, Any]) -> None:
+    """Raises `ValueError` if the `quantization_config` of a checkpoint is of a format or a version that is not known."""
+    format, version = quantization_config.get("format"), quantization_config.get("version")
+    if format != "packed" or type(version) is not int or version != VERSION:
+        raise ValueError(
+            f"The checkpoint's quantization_config has format {short(format)}, version {short(version)}, but this optimum_neuronal "
+            f"reads 'packed', version {VERSION}: install a newer one."
+        )
+
+
+def check_agreement(sparsity_config: Mapping[str, Any] | None, found: str) -> None:
+    """Raises `ValueError` if the sparsity_config tells of another format than the weights have."""
+    if sparsity_config and sparsity_config["format"] != found:
+        raise ValueError(
+            f"The checkpoint's config.json contradicts itself: sparsity_config.format is {sparsity_config['format']!r}, but "
+            f"its quantization_config is that of a {found} checkpoint."
+        )
