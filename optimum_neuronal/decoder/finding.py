@@ -1,7 +1,8 @@
 """Finds a model's decoder blocks and their prunable projections, and refuses what it does not understand."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 from transformers import Conv1D, PreTrainedModel
@@ -9,6 +10,7 @@ from transformers import Conv1D, PreTrainedModel
 from ..transformers_plugin import internals
 from .architectures import Architecture, find_architecture, is_of_experts, with_gates_in_turns
 from .projections import Block, Decoder, Experts, Projection
+from .selection import Patterns, Recorded
 
 
 def find_decoder(
@@ -32,53 +34,38 @@ def find_decoder(
     Raises:
         `ValueError`: no blocks, a weight that is not understood, or a pattern that matches nothing.
     """
+    return _find(model, lambda _: Patterns(targets, ignore))
+
+
+def find_pruned_decoder(model: PreTrainedModel, sparsity_config: Mapping[str, Any] | None) -> Decoder:
+    """[`find_decoder`] of a sparse model, whose pruned projections its `sparsity_config` names.
+
+    The patterns in it may be anyone's, and searching could take for ever: names are compared instead.
+
+    Args:
+        model (`PreTrainedModel`): the sparse model.
+        sparsity_config (`Mapping`, *optional*):
+            From `read_sparsity_config`. Without it, or if it names no projections, all of them are taken.
+
+    Raises:
+        `ValueError`: no blocks, a weight that is not understood, or names of other projections than the model has.
+    """
+    if sparsity_config is None or not {"block_sparsity", "projections"} <= sparsity_config.keys():
+        return find_decoder(model)
+    return _find(model, lambda blocks: Recorded(sparsity_config, blocks))
+
+
+def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) -> Decoder:
+    """The decoder, with the projections that are meant by a selection made for the name of its list of blocks."""
     config = model.config.get_text_config(decoder=True)
     architecture = find_architecture(config.model_type)
     list_name, modules = _block_list(model, config, architecture)
-    wanted = _Selection(targets, ignore)
+    wanted = select(list_name)
     blocks = [
         _make_block(f"{list_name}.{index}", module, architecture, wanted) for index, module in enumerate(modules)
     ]
-    wanted.check_matches(model)
-    if not any(block.pruned for block in blocks):
-        raise ValueError(f"targets={targets} and ignore={ignore} leave no projection to prune.")
+    wanted.check(model, sum(len(block.pruned) for block in blocks))
     return Decoder(_innermost_model(model, list_name), blocks, architecture, config, model)
-
-
-class _Selection:
-    """The user's `targets` and `ignore`, with a note of the patterns that matched something."""
-
-    def __init__(self, targets: Sequence[str] | None, ignore: Sequence[str] | None):
-        self.targets, self.ignore = targets, ignore or ()
-        self.unmatched = {*(targets or ()), *self.ignore}
-
-    def ignores(self, name: str) -> bool:
-        """Whether the user leaves the projection out."""
-        return self._matches(self.ignore, name)
-
-    def targets_it(self, name: str) -> bool:
-        """Whether the user named the projection."""
-        return self.targets is not None and self._matches(self.targets, name)
-
-    def takes(self, name: str) -> bool:
-        """Whether the projection is to be pruned."""
-        targeted = self.targets is None or self.targets_it(name)
-        return not self.ignores(name) and targeted
-
-    def _matches(self, patterns: Sequence[str], name: str) -> bool:
-        matching = [pattern for pattern in patterns if re.search(pattern, name)]
-        self.unmatched.difference_update(matching)
-        return bool(matching)
-
-    def check_matches(self, model: nn.Module) -> None:
-        """Raises `ValueError` if one of the patterns matched nothing: most likely it is mistyped."""
-        for name, _ in model.named_modules():  # leaving out what is left out anyway (a router, lm_head) is no mistake
-            self._matches(self.ignore, name)
-        if self.unmatched:
-            raise ValueError(
-                f"These patterns of targets and ignore match no projection: {sorted(self.unmatched)}. They are "
-                "regular expressions over full names such as 'model.layers.0.self_attn.q_proj'."
-            )
 
 
 def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> tuple[str, nn.ModuleList]:
@@ -110,7 +97,7 @@ def _innermost_model(model: PreTrainedModel, name: str) -> nn.Module:
     return next((module for module in modules if isinstance(module, PreTrainedModel)), model)
 
 
-def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted: _Selection) -> Block:
+def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted: Patterns | Recorded) -> Block:
     projections: list[Projection] = []
     experts: dict[str, Experts] = {}
     for local, child in module.named_modules():
@@ -132,7 +119,7 @@ def _is_no_projection(module: nn.Module, parameter: str) -> bool:
 
 
 def _find_projections(
-    full: str, local: str, module: nn.Module, key: str, architecture: Architecture, wanted: _Selection
+    full: str, local: str, module: nn.Module, key: str, architecture: Architecture, wanted: Patterns | Recorded
 ) -> list[Projection]:
     """The projections in the parameter `key` of a module: one, one for every expert, or none if it is left out."""
     weight = getattr(module, key)

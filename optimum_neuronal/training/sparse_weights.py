@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
-from ..decoder.finding import find_decoder
+from ..decoder.finding import find_pruned_decoder
 from ..decoder.packed_modules import check_dense
 from ..decoder.projections import Block, Decoder, Projection
 from ..runtime.notes import get_logger
@@ -172,9 +172,8 @@ def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | 
         )
     check_dense(model, "to train it")
     recorded = read_sparsity_config(model.config)
-    config = {} if recorded is None else recorded["config"]
     with without_adapters(model):
-        return find_decoder(model, config.get("targets"), config.get("ignore")), recorded
+        return find_pruned_decoder(model, recorded), recorded
 
 
 def _check_access(model: nn.Module) -> None:

@@ -40,6 +40,33 @@ def test_single_experts():
     assert shares == pytest.approx([0, 0.7, 0.7, 0], abs=1e-2)
 
 
+def test_patterns_of_a_checkpoint_are_not_run(monkeypatch):
+    """One that backtracks for ever, and some that are none: the masks are those of the names that were recorded."""
+    model = make_model("llama")
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform", targets=["mlp"], ignore=["layers.0."])
+    NeuronALPruner(config).prune(model)
+    expected = found(model)
+    for patterns in (["([a-z0-9._]+)+#"], ["("], None, ["nothing"]):
+        model.config.sparsity_config["config"].update(ignore=patterns, targets=patterns)
+        masks = found(model)
+        assert masks.keys() == expected.keys() and all(torch.equal(masks[name], expected[name]) for name in masks)
+    del model.config.sparsity_config["config"]
+    assert found(model).keys() == expected.keys()
+    body = found(model.model)
+    assert {f"model.{name}" for name in body} == expected.keys(), "without its head it has other names"
+
+
+@pytest.mark.parametrize("value", [3, "mlp", [3], {"mlp": 1}, [["mlp"]]])
+@pytest.mark.parametrize("key", ["targets", "ignore"])
+def test_patterns_that_are_none(key, value):
+    model = make_sparse()
+    model.config.sparsity_config["config"][key] = value
+    with pytest.raises(
+        ValueError, match=rf"sparsity_config.config.{key}(\[0\])? is .*: expected (a list or null|text)"
+    ):
+        find_sparse_weights(model)
+
+
 def test_a_model_that_was_pruned_elsewhere(monkeypatch):
     said = []
     monkeypatch.setattr("optimum_neuronal.training.sparse_weights.logger.warning", said.append)
