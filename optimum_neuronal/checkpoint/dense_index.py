@@ -1,12 +1,16 @@
-"""Which files hold the weights of a dense checkpoint, told by its index, if it has one."""
+"""The files with the weights of a dense checkpoint: which they are, by its index, if it has one, and how they are opened."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
+from ..runtime.escaping import escaped
 from ..runtime.schema import short
 from .files import check_config_file, check_file, check_names, read_json
-from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE
+from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, SUFFIX
 
 
 def dense_files(directory: Path) -> dict[str, set[str] | None]:
@@ -20,6 +24,16 @@ def dense_files(directory: Path) -> dict[str, set[str] | None]:
     for name in files:
         check_file(directory, name)
     return files
+
+
+def open_dense(path: Path) -> Any:
+    """A file's `safe_open`, whose header was checked. Raises `ValueError` if it is damaged."""
+    try:
+        file = safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged, or no safetensors file: {escaped(error)}") from error
+    check_names(path, file.keys())
+    return file
 
 
 def _listed(directory: Path) -> dict[str, set[str] | None]:
@@ -52,7 +66,10 @@ def check_dense(directory: str | Path) -> None:
 
 
 def check_listed(paths: Sequence[str | Path]) -> None:
-    """The same of the files that transformers is about to read, wherever it has found them."""
+    """Checks the files that transformers is about to read, wherever it has found them, and the headers of safetensors."""
     for path in map(Path, paths):
         check_config_file(path.parent)
         check_file(path.parent, path.name)
+        if path.suffix == SUFFIX:
+            with open_dense(path):
+                pass

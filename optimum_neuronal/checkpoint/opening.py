@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError, safe_open
 
-from ..runtime.escaping import escaped
-from .dense_index import dense_files
-from .files import check_names, read_json
+from .dense_index import dense_files, open_dense
+from .files import read_json
 from .names import CONFIG, DENSE_INDEX, WEIGHT_FILES, is_of_weights
 from .packed_index import open_checkpoint
 from .packed_reading import DTYPES, PackedFile
@@ -134,12 +132,8 @@ class Checkpoint:
         pairs = []
         for name, expected in dense_files(self.directory).items():
             path = self.directory / name
-            try:
-                file = opened.enter_context(safe_open(path, framework="pt"))
-            except SafetensorError as error:
-                raise ValueError(f"{path} is damaged, or no safetensors file: {escaped(error)}") from error
+            file = opened.enter_context(open_dense(path))
             names = set(file.keys())
-            check_names(path, names)
             if expected is not None and (different := names ^ expected):
                 raise ValueError(
                     f"{self.directory / DENSE_INDEX} and {path} do not name the same tensors: {min(different)!r} is in one of "

@@ -43,7 +43,6 @@ class PruningQuantizer(internals.EarlyQuantizer):
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
         """Finds what is wrong before the weights are read, and draws the calibration sequences."""
-        check_listed(checkpoint_files or ())
         internals.forget_quantization(model)
         config = self.quantization_config
         methods = config.make_methods()
@@ -52,6 +51,7 @@ class PruningQuantizer(internals.EarlyQuantizer):
             revision = _revision(checkpoint_files)
             self._calibration, tokenizer = draw_calibration(model, config, methods, revision=revision)
         self._pruner = NeuronALPruner(config, tokenizer)
+        check_listed(checkpoint_files or ())
 
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
         internals.forget_quantization(model)

@@ -35,6 +35,14 @@ def test_what_transformers_may_open(tmp_path):
         check_dense(tmp_path)
 
 
+def test_damaged_headers_are_told_before_transformers_reads_them(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match="model.safetensors is damaged, or no safetensors file"):
+        check_listed([tmp_path / "model.safetensors"])
+    (tmp_path / "pytorch_model.bin").write_bytes(b"of another kind")
+    check_listed([tmp_path / "pytorch_model.bin"])
+
+
 def test_names_that_steer_a_terminal(tmp_path):
     index(tmp_path, **{"x\x1b[2J": "b.safetensors"})
     with pytest.raises(ValueError, match=r"index.json is damaged: it names a tensor"):
