@@ -13,7 +13,7 @@ import time
 import torch
 from transformers.utils import logging
 
-from optimum_neuronal.pruning.cost import measure_matmul_rate
+from optimum_neuronal.pruning.rates import measure_matmul_rate
 from optimum_neuronal.runtime.peak_memory import peak_memory, reset_peak_memory
 from optimum_neuronal.runtime.tables import format_table
 from optimum_neuronal.saliency.alps import ALPS

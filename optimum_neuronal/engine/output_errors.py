@@ -29,6 +29,10 @@ class OutputPass(Pass):
     def needs_dense(self) -> bool:
         return True
 
+    @property
+    def distributions(self) -> int:
+        return self.plans + 1  # the dense model's, for every run anew
+
     def runs(self, index: int, last: int) -> Runs:
         again = 0 if self.reference == "dense" else 1 if index == 0 else self.plans
         return self.plans, again, 0

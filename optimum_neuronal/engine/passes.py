@@ -18,6 +18,9 @@ class Pass(ABC):
         reference (`str`): where dense activations and saliency come from: `"sparse-stream"` or `"dense"`.
         sequences (`int`, *optional*): on how many of the alignment sequences; all if not given.
         times (`int`): how often it is asked.
+        by_score (`bool`):
+            Whether a saliency that updates weights solves nothing for these plans: they fall by score alone, or take
+            what was solved before.
     """
 
     label: str
@@ -25,6 +28,7 @@ class Pass(ABC):
     reference: str = "dense"
     sequences: int | None = None
     times: int = 1
+    by_score: bool = False
 
     @abstractmethod
     def runs(self, index: int, last: int) -> Runs:
@@ -34,6 +38,16 @@ class Pass(ABC):
     def needs_dense(self) -> bool:
         """Whether the dense model's own pass over the alignment sequences must have been made."""
         return self.reference == "dense"
+
+    @property
+    def distributions(self) -> int:
+        """How many models' next-token distributions are computed and compared, for each sequence."""
+        return 0
+
+    @property
+    def rankings(self) -> int:
+        """How often the weights of every row are sorted by saliency: for every plan, if each has a stream of its own."""
+        return self.plans if self.reference == "sparse-stream" else min(self.plans, 1)
 
     def count_sequences(self, samples: int, alignment: int) -> int:
         """How many sequences each of its runs is of.

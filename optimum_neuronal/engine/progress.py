@@ -35,7 +35,7 @@ class Progress:
     def __init__(self, stages: Mapping[str, Stage], quiet: bool = False):
         self.stages, self.quiet = dict(stages), quiet
         self._passes = dict.fromkeys(stages, 0)
-        self._bar = None
+        self._bar, self._done = None, 0.0
 
     def __enter__(self) -> "Progress":
         total = sum(stage.work for stage in self.stages.values())
@@ -81,5 +81,6 @@ class Progress:
         return before, work / passes
 
     def _advance(self, work: float) -> None:
-        if self._bar is not None and work > self._bar.n:
-            self._bar.update(work - self._bar.n)
+        if self._bar is not None and work > self._done:
+            self._bar.update(work - self._done)
+            self._done = work

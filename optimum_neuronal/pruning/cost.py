@@ -1,17 +1,14 @@
 """What running blocks costs: in floating-point operations, in hidden states, in time on this machine."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
 
 from ..decoder.architectures import ATTENTION, experts_per_token
 from ..decoder.projections import Block, Decoder
 from ..engine.passes import Pass
 
 
-MEASURE_SECONDS = 0.5
+WIDEST = 3  # outputs of the widest projections that exist together: gate, up, and their product
 
 Costs = tuple[int, int, int]  # floating-point operations of a block on one sequence, for each entry of `Runs`
 
@@ -24,13 +21,18 @@ class PlannedSweep:
         label (`str`): what the progress bar calls it.
         plans (`int`): how many sparsity plans it tries; 0 if it runs the dense model only.
         block_forwards (`int`): how often it runs a block on one sequence, counted as `PruningReport` does.
-        operations (`int`): floating-point operations of these runs.
+        operations (`int`): floating-point operations of these runs, and of the head where logits are compared.
+        compared (`int`): logits that are compared with the dense model's.
+        ranked, masked (`int`): weights that are sorted by saliency, and weights that a mask is made for.
     """
 
     label: str
     plans: int
     block_forwards: int
     operations: int
+    compared: int = 0
+    ranked: int = 0
+    masked: int = 0
 
 
 def plan_sweeps(
@@ -45,14 +47,29 @@ def plan_sweeps(
         samples, alignment (`int`): all calibration sequences, and those that trials are measured on.
     """
     costs = [block_operations(decoder, block, tokens) for block in decoder.blocks]
+    weights = sum(p.shape[0] * p.shape[1] for block in decoder.blocks for p in block.pruned)
     planned = []
     for step in passes:
         sequences = step.count_sequences(samples, alignment) * step.times
         runs = [step.runs(index, len(costs) - 1) for index in range(len(costs))]
-        operations = sum(count * cost for block in zip(runs, costs) for count, cost in zip(*block))
-        forwards = sequences * sum(map(sum, runs))
-        planned.append(PlannedSweep(step.label, step.plans * step.times, forwards, sequences * operations))
+        operations = sequences * sum(count * cost for block in zip(runs, costs) for count, cost in zip(*block))
+        logits = sequences * tokens * _vocabulary(decoder) * step.distributions
+        planned.append(
+            PlannedSweep(
+                step.label,
+                step.plans * step.times,
+                block_forwards=sequences * sum(map(sum, runs)),
+                operations=operations + 2 * decoder.config.hidden_size * logits,
+                compared=logits,
+                ranked=weights * step.rankings * step.times,
+                masked=weights * step.plans * step.times,
+            )
+        )
     return tuple(planned)
+
+
+def _vocabulary(decoder: Decoder) -> int:
+    return getattr(decoder.config, "vocab_size", 0) or 0
 
 
 def hidden_sequences(passes: Sequence[Pass], samples: int, alignment: int, blocks: int) -> int:
@@ -80,29 +97,13 @@ def block_operations(decoder: Decoder, block: Block, tokens: int) -> Costs:
     return projections + attention, inner + attention, attention
 
 
-def measure_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = MEASURE_SECONDS) -> float:
-    """The best rate of square matrix products seen in about so many seconds, in floating-point operations per second.
+def forward_bytes(decoder: Decoder, tokens: int, itemsize: int) -> int:
+    """What a block's forward holds beside its inputs and outputs: about what its widest projections put out.
 
     Args:
-        dtype (`torch.dtype`): of the matrices.
-        device (`torch.device`): where they lie.
-        seconds (`float`): how long to measure; one product is always finished.
+        decoder ([`Decoder`]): may be on the meta device.
+        tokens (`int`): of a batch.
+        itemsize (`int`): bytes of a value.
     """
-    size, best, end = 128, 0.0, time.perf_counter() + seconds
-    matrix = torch.ones(size, size, dtype=dtype, device=device)
-    while not best or time.perf_counter() < end:
-        _wait_for(device)
-        start = time.perf_counter()
-        matrix @ matrix
-        _wait_for(device)
-        elapsed = time.perf_counter() - start
-        best = max(best, 2 * size**3 / elapsed)
-        if elapsed < seconds / 100 and size < 8192:  # large enough to keep the device busy, small enough to repeat
-            size *= 2
-            matrix = torch.ones(size, size, dtype=dtype, device=device)
-    return best
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+    widest = max((p.shape[0] for p in decoder.projections.values()), default=0)
+    return tokens * itemsize * WIDEST * max(widest, decoder.config.hidden_size)

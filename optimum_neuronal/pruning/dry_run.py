@@ -1,5 +1,6 @@
 """Tells what a prune would do and cost, from the model's config alone: no weight and no text is read."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,12 +18,20 @@ from ..decoder.finding import find_decoder
 from ..decoder.loading import load_skeleton
 from ..decoder.placement import default_device
 from ..decoder.projections import Block, Decoder, Projection
+from ..engine.output_errors import piece_length
+from ..engine.passes import Pass
 from ..sparsity.bitmask import mask_length
 from ..sparsity.plan import row_counts
-from .cost import PlannedSweep, hidden_sequences, measure_matmul_rate, plan_sweeps
+from .cost import PlannedSweep, forward_bytes, hidden_sequences, plan_sweeps
+from .finding import TOKENS_PER_FORWARD
 from .plan_table import plan_table
 from .planned_passes import planned_passes
-from .solving_cost import SolvingCost, solving_cost
+from .rates import Rates, measure_rates
+from .solving_cost import FLOAT32, SolvingCost, solving_cost
+
+
+RANKING = 4  # float32 copies of the largest weight while its mask is made: as it is, scored, sorted, pruned
+COMPARING = 5  # of the logits that are compared: dense ones, their probabilities, sparse ones, what is made of them
 
 
 @dataclass(frozen=True)
@@ -47,12 +56,12 @@ class PrunePlan:
         outside_bytes (`int`): the part of the model outside its blocks, in memory: embeddings, head.
         trial_bytes (`int`): the second copy of a block's pruned weights that a trial computes with, at its largest.
         hidden_bytes (`int`): hidden states of calibration sequences, at their most.
+        working_bytes (`int`): what exists for a moment: inside a block's forward, or of logits that are compared.
         mask_bytes (`int`): the masks, one bit per pruned weight.
         solving ([`SolvingCost`]): what reconstructing weights takes beside the passes.
         sweeps (`tuple[PlannedSweep, ...]`): passes over the blocks in their order; none if nothing is measured.
-        device (`str`): where the rate was measured.
-        operations_per_second (`float`): measured rate of matrix products in this dtype on this device.
-        solved_per_second (`float`): the same in float32, in which weights are reconstructed.
+        device (`str`): where the rates were measured.
+        rates ([`Rates`]): measured there.
     """
 
     config: dict[str, Any]
@@ -72,18 +81,19 @@ class PrunePlan:
     outside_bytes: int
     trial_bytes: int
     hidden_bytes: int
+    working_bytes: int
     mask_bytes: int
     solving: SolvingCost
     sweeps: tuple[PlannedSweep, ...]
     device: str
-    operations_per_second: float
-    solved_per_second: float
+    rates: Rates
 
     @property
     def memory_bytes(self) -> int:
-        """Model, trial weights, hidden states, masks, and what solving takes: at least this much is needed."""
+        """Model, trial weights, hidden states, masks, what solving takes and what exists for a moment, at their most."""
         solving = self.solving.solver_bytes + max(self.solving.levels_bytes, self.solving.waiting_bytes)
-        return self.model_bytes + self.trial_bytes + self.hidden_bytes + self.mask_bytes + solving
+        beside = max(solving, self.working_bytes)  # at different times
+        return self.model_bytes + self.trial_bytes + self.hidden_bytes + self.mask_bytes + beside
 
     @property
     def streamed_bytes(self) -> int:
@@ -98,14 +108,23 @@ class PrunePlan:
 
     @property
     def operations(self) -> int:
-        """Floating-point operations of all block forwards."""
+        """Floating-point operations of all block forwards, and of the head."""
         return sum(sweep.operations for sweep in self.sweeps)
 
     @property
     def seconds(self) -> float:
-        """Time of these operations at the measured rates: a lower bound, unless candidates are abandoned early."""
-        solving = self.solving.operations / self.solved_per_second
-        return self.operations / self.operations_per_second + solving
+        """Time of all that is counted, at the measured rates."""
+        rates = self.rates
+        return self.operations / rates.products + self.solving.operations / rates.solved + self.choosing_seconds
+
+    @property
+    def choosing_seconds(self) -> float:
+        """The part of it in which weights are ranked, masks made and logits compared."""
+        return sum(
+            sweep.compared / self.rates.compared
+            + (sweep.ranked / self.rates.ranked + sweep.masked / self.rates.masked)
+            for sweep in self.sweeps
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """All of it with the totals, JSON-serialisable."""
@@ -159,12 +178,25 @@ def plan_prune(
         **_weight_bytes(model, decoder, config.sparsity),
         trial_bytes=max(_trial_bytes(block) for block in decoder.blocks) if passes else 0,
         hidden_bytes=sequences * tokens * decoder.config.hidden_size * model.dtype.itemsize,
+        working_bytes=_working_bytes(decoder, config, passes, tokens, device) if passes else 0,
         solving=solving_cost(decoder, replace(config, seq_length=tokens), methods),
         sweeps=plan_sweeps(passes, decoder, tokens, *samples),
         device=str(device),
-        operations_per_second=measure_matmul_rate(model.dtype, device),
-        solved_per_second=measure_matmul_rate(torch.float32, device),
+        rates=measure_rates(model.dtype, device, decoder.config.vocab_size),
     )
+
+
+def _working_bytes(
+    decoder: Decoder, config: NeuronALConfig, passes: Sequence[Pass], tokens: int, device: torch.device
+) -> int:
+    batch = tokens * (config.batch_size or max(1, TOKENS_PER_FORWARD // tokens))
+    first = next(iter(decoder.projections.values())).owner
+    forward = forward_bytes(decoder, batch, first.dtype.itemsize)
+    largest = max(_weights(projection) for projection in decoder.projections.values())
+    vocabulary = decoder.config.vocab_size
+    logits = min(piece_length(vocabulary, device), tokens) * vocabulary
+    comparing = any(step.distributions for step in passes)
+    return max(forward, RANKING * largest * FLOAT32, COMPARING * logits * FLOAT32 if comparing else 0)
 
 
 def _skeleton(model_or_path: str | Path, dtype: str | torch.dtype, **options) -> PreTrainedModel:

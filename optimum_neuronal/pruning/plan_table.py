@@ -34,14 +34,15 @@ def _memory_rows(plan: "PrunePlan") -> Rows:
     solving = plan.solving
     parts = {"solving": solving.solver_bytes, "levels": solving.levels_bytes, "kept weights": solving.waiting_bytes}
     return [
-        ["memory", f"at least {format_bytes(plan.memory_bytes)}, of which"],
+        ["memory", f"about {format_bytes(plan.memory_bytes)}, of which"],
         ["  model", f"{format_bytes(plan.model_bytes)} (largest block {format_bytes(plan.block_bytes)})"],
         ["  trial weights", format_bytes(plan.trial_bytes)],
         ["  hidden states", format_bytes(plan.hidden_bytes)],
         ["  masks", format_bytes(plan.mask_bytes)],
+        ["  for a moment", format_bytes(plan.working_bytes)],
         *([f"  {name}", format_bytes(size)] for name, size in parts.items() if size),
         ["to run it", f"{format_bytes(plan.model_bytes)}, packed {format_bytes(plan.packed_model_bytes)} (sparsify)"],
-        ["memory, blocks on disk", f"at least {format_bytes(plan.streamed_bytes)} (--stream)"],
+        ["memory, blocks on disk", f"about {format_bytes(plan.streamed_bytes)} (--stream)"],
     ]
 
 
@@ -54,14 +55,19 @@ def _work_rows(plan: "PrunePlan") -> Rows:
         ["calibration", f"{samples}, the first {config['num_alignment_samples']} for the top-up"],
         ["passes over the blocks", f"{len(plan.sweeps)}, {format_count(plan.block_forwards)} block forwards"],
     ]
-    for sweep in plan.sweeps:
-        plans = f", {sweep.plans} plan{'s' if sweep.plans > 1 else ''}" if sweep.plans else ""
-        rows.append([f"  {sweep.label.lower()}", f"{format_count(sweep.block_forwards)} block forwards{plans}"])
+    for label in dict.fromkeys(sweep.label for sweep in plan.sweeps):
+        alike = [sweep for sweep in plan.sweeps if sweep.label == label]
+        count = sum(sweep.plans for sweep in alike)
+        plans = f", {count} plan{'s' if count > 1 else ''}" if count else ""
+        forwards = format_count(sum(sweep.block_forwards for sweep in alike))
+        rows.append([f"  {label.lower()}", f"{forwards} block forwards{plans}"])
     if solving.operations:
         times = f"at {solving.sparsities} sparsities" if solving.sparsities > 1 else "once"
-        rate = f"{solving.operations:.2e} operations at {plan.solved_per_second:.2e} per second"
+        rate = f"{solving.operations:.2e} operations at {plan.rates.solved:.2e} per second"
         rows.append(["weights solved", f"{times}: {rate}, in float32"])
-    rate = f"{plan.operations:.2e} operations at the {plan.operations_per_second:.2e} per second measured"
-    rows.append(["time", f"at least {format_duration(plan.seconds)}: {rate} on {plan.device}"])
-    rows.append(["", "not counted: scoring, reading, saving; candidates that are abandoned early save some"])
+    if plan.choosing_seconds:
+        rows.append(["masks and logits", f"{format_duration(plan.choosing_seconds)} to make and to compare them"])
+    rate = f"{plan.operations:.2e} operations at the {plan.rates.products:.2e} per second measured"
+    rows.append(["time", f"about {format_duration(plan.seconds)}: {rate} on {plan.device}"])
+    rows.append(["", "not counted: reading, saving; candidates that are abandoned early save some"])
     return rows

@@ -18,7 +18,7 @@ class SolvingCost:
     """All zero for a saliency that leaves the weights that stay as they are.
 
     Args:
-        sparsities (`int`): at how many sparsities each projection is solved, that of the final pruning among them.
+        sparsities (`int`): how often each projection is solved: for levels, for candidates, and at the end.
         operations (`int`): floating-point operations, about.
         solver_bytes (`int`): the largest projection's Hessians, and what a solver holds; or the refit's, if larger.
         levels_bytes (`int`): the levels that candidates are made of.
@@ -33,11 +33,11 @@ class SolvingCost:
 
 
 def solving_cost(decoder: Decoder, config: NeuronALConfig, methods: Methods) -> SolvingCost:
-    """What a config's saliency and top-up solve.
+    """What a config's saliency and top-up solve, if no candidate is abandoned.
 
     Args:
         decoder ([`Decoder`]): may be on the meta device.
-        config ([`NeuronALConfig`]), methods ([`Methods`]): of each other.
+        config ([`NeuronALConfig`]), methods ([`Methods`]): of each other; `config.seq_length` is given.
     """
     if not methods.saliency.updates_weights:
         return SolvingCost()
@@ -48,9 +48,13 @@ def solving_cost(decoder: Decoder, config: NeuronALConfig, methods: Methods) -> 
     solved = sum(methods.saliency.operations(shape) for shape in shapes)
     refitted = REFIT * max(map(_weights, decoder.blocks)) * FLOAT32 if config.refit_epochs else 0
     kept = 1 - config.sparsity
+    asked = methods.topup.passes_with(methods.saliency)
+    candidates = sum(step.plans * step.times for step in asked if not step.by_score)
+    times = 1 + len(levels) + candidates
+    trial_tokens = candidates * config.num_alignment_samples / config.num_samples  # as a share of all tokens
     return SolvingCost(
-        sparsities=1 + len(levels),
-        operations=(1 + len(levels)) * solved + (2 if levels else 1) * gathered,
+        sparsities=times,
+        operations=times * solved + int(((2 if levels else 1) + trial_tokens) * gathered),
         solver_bytes=max(refitted, *(FLOAT32 * (SQUARES * n * n + OTHERS * m * n) for m, n in shapes)),
         levels_bytes=sum(levels_bytes(block, levels) for block in decoder.blocks),
         waiting_bytes=int(sum(kept * _weights(block) * _itemsize(block) for block in decoder.blocks)),

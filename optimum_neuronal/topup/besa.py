@@ -39,6 +39,10 @@ class TrainingPass(Pass):
     def runs(self, index: int, last: int) -> Runs:
         return 1 + self.plans + (index < last), 1, 0
 
+    @property
+    def rankings(self) -> int:
+        return 1
+
     def streams(self, deep: bool) -> int:
         return 4 if deep else 2
 

@@ -109,8 +109,8 @@ class Search(TopUp):
         together = 16  # about as many candidates as a round has
         asked = AlignmentPass if self.objective == ALIGNMENT else OutputPass
         rounds, rest = divmod(self._passes(levels), together)
-        search = asked(LABEL, together, times=rounds) if rounds else None
-        last = asked(LABEL, rest) if rest else None
+        search = asked(LABEL, together, times=rounds, by_score=True) if rounds else None
+        last = asked(LABEL, rest, by_score=True) if rest else None
         solve = LevelsPass(LEVELS_LABEL, 0) if levels else None
         return tuple(step for step in (solve, search, last) if step is not None)
 

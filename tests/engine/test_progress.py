@@ -1,4 +1,5 @@
 import pytest
+from transformers.utils import logging
 
 import optimum_neuronal.engine.progress as module
 from optimum_neuronal.engine.progress import Progress, Stage
@@ -76,6 +77,15 @@ def test_nothing_is_shown(bars, quiet, label):
     with Progress(STAGES if quiet else {}, quiet) as progress:
         assert visited(progress, label) == [0, 1]
     assert not bars
+
+
+def test_whoever_wants_no_bars_of_transformers_has_none():
+    logging.disable_progress_bar()
+    try:
+        with Progress(STAGES) as progress:
+            assert visited(progress, "Search") == [0, 1]
+    finally:
+        logging.enable_progress_bar()
 
 
 def test_an_error_closes_the_line(bars):

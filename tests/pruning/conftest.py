@@ -4,6 +4,7 @@ import pytest
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.pruning import dry_run
+from optimum_neuronal.pruning.rates import Rates
 
 
 SMALL = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1}
@@ -13,8 +14,8 @@ RATE = 1e6  # operations per second
 
 @pytest.fixture
 def known_rate(monkeypatch):
-    """A dry run measures nothing and finds `RATE`."""
-    monkeypatch.setattr(dry_run, "measure_matmul_rate", lambda dtype, device: RATE)
+    """A dry run measures nothing and finds `RATE`, and that masks and comparisons take no time."""
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(RATE, RATE, *3 * [float("inf")]))
 
 
 def saved(tmp_path, model):

@@ -114,7 +114,8 @@ def test_forwards_of_a_search_with_levels(tmp_path, ids, llama):
     plan = plan_prune(saved(tmp_path, llama)[0], config)
     pruner = NeuronALPruner(config)
     pruner.prune(llama, dataset=ids)
-    assert [sweep.label for sweep in plan.sweeps] == ["Check", "Levels", "Dense activations", "Search", "Pruning"]
+    labels = list(dict.fromkeys(sweep.label for sweep in plan.sweeps))
+    assert labels == ["Check", "Levels", "Dense activations", "Search", "Pruning"]
     assert plan.sweeps[1].block_forwards == 3 * (12 - 2), "but for the sequences that candidates are measured on"
     assert plan.block_forwards / 2 < pruner.report.block_forwards <= plan.block_forwards + 3 * 12
 
@@ -278,7 +279,7 @@ def test_the_table_and_the_dict_tell_the_same(tmp_path, llama):
     assert values["block_forwards"] == plan.block_forwards and values["seconds"] == plan.operations / RATE
     assert sum(sweep["operations"] for sweep in values["sweeps"]) == values["operations"]
     text = str(plan)
-    for part in ("21 projections in 3 blocks", f"{plan.block_forwards:,} block forwards", "row step", "at least"):
+    for part in ("21 projections in 3 blocks", f"{plan.block_forwards:,} block forwards", "row step", "about"):
         assert part in text
     assert max(map(len, text.split("\n"))) < 120
 

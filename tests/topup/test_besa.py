@@ -15,6 +15,7 @@ from optimum_neuronal.engine.engine import Engine
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.changes import NewWeight
 from optimum_neuronal.topup import besa
@@ -205,7 +206,7 @@ def test_an_interrupted_prune_goes_on(ids, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_it_costs_what_it_tells(layers, tmp_path, ids, monkeypatch):
-    monkeypatch.setattr(dry_run, "measure_matmul_rate", lambda dtype, device: 1e6)
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [1e6]))
     model = make_model("llama", num_hidden_layers=layers)
     model.save_pretrained(tmp_path)
     config = NeuronALConfig(

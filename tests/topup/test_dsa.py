@@ -8,6 +8,7 @@ from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.dsa import DSA
 from optimum_neuronal.topup.dsa_functions import PRE, REDUCE, Function
@@ -77,7 +78,7 @@ def test_blocks_left_out_take_no_part(ids):
 
 
 def test_it_costs_at_most_what_it_tells(tmp_path, ids, llama, monkeypatch):
-    monkeypatch.setattr(dry_run, "measure_matmul_rate", lambda dtype, device: 1e6)
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [1e6]))
     llama.save_pretrained(tmp_path)
     arguments = {"population": 3, "generations": 2, "offspring": 2}
     config = NeuronALConfig(

@@ -10,6 +10,7 @@ from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.evopress import EvoPress, mutants, units_of
@@ -146,7 +147,7 @@ def test_fewer_sequences_use_the_saliency_of_all(llama, ids):
 
 
 def test_it_costs_at_most_what_it_tells(tmp_path, ids, llama, monkeypatch):
-    monkeypatch.setattr(dry_run, "measure_matmul_rate", lambda dtype, device: 1e6)
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [1e6]))
     llama.save_pretrained(tmp_path)
     arguments = {"generations": 3, "offspring": 4, "sequences": (1,)}
     config = NeuronALConfig(

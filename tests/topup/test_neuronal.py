@@ -11,6 +11,7 @@ from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.sweep import Deviation, Sweep
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
@@ -163,7 +164,7 @@ def test_the_schedule_reaches_the_candidates(llama):
 @pytest.mark.parametrize("metric", ["cosine", "kl", "reconstruction"])
 def test_every_metric_decides_and_costs_what_it_tells(metric, reference, ids, tmp_path, monkeypatch):
     monkeypatch.setattr(Sweep, "can_abandon", False)
-    monkeypatch.setattr(dry_run, "measure_matmul_rate", lambda dtype, device: 1e6)
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [1e6]))
     model = make_model("llama")
     model.save_pretrained(tmp_path)
     lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1, 0.2)}

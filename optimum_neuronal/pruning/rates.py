@@ -1,0 +1,101 @@
+"""How fast this machine does what a prune consists of, measured in about a second."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..engine.output_errors import piece_length
+from ..metrics.output_errors import kl
+from ..sparsity.cuts import apply_cut, find_cut, sort_rows
+
+
+MEASURE_SECONDS = 0.4
+MASKED = (1024, 2048)  # shape of the weights that masks are timed on
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Per second.
+
+    Args:
+        products (`float`): floating-point operations of matrix products in the dtype that the model computes in.
+        solved (`float`): the same in float32, in which weights are reconstructed.
+        compared (`float`): logits, where next-token distributions are compared.
+        ranked (`float`): weights, where those of a row are sorted by saliency.
+        masked (`float`): weights, where a mask is made of a ranking.
+    """
+
+    products: float
+    solved: float
+    compared: float
+    ranked: float
+    masked: float
+
+
+def measure_rates(dtype: torch.dtype, device: torch.device, vocabulary: int) -> Rates:
+    """Measures all of them on a device.
+
+    Args:
+        dtype (`torch.dtype`): of the model.
+        device (`torch.device`): where it computes.
+        vocabulary (`int`): logits of a position.
+    """
+    products = measure_matmul_rate(dtype, device)
+    solved = products if dtype == torch.float32 else measure_matmul_rate(torch.float32, device)
+    return Rates(products, solved, _compared(vocabulary, device), *_masked(device))
+
+
+def measure_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = MEASURE_SECONDS) -> float:
+    """The best rate of square matrix products seen in about so many seconds, in floating-point operations per second.
+
+    Args:
+        dtype (`torch.dtype`): of the matrices.
+        device (`torch.device`): where they lie.
+        seconds (`float`): how long to measure; one product is always finished.
+    """
+    size, best, end = 128, 0.0, time.perf_counter() + seconds
+    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    while not best or time.perf_counter() < end:
+        elapsed = _time(lambda: matrix @ matrix, device)  # noqa: B023 (called at once)
+        best = max(best, 2 * size**3 / elapsed)
+        if elapsed < seconds / 100 and size < 8192:  # large enough to keep the device busy, small enough to repeat
+            size *= 2
+            matrix = torch.ones(size, size, dtype=dtype, device=device)
+    return best
+
+
+def _compared(vocabulary: int, device: torch.device) -> float:
+    """As it is done: pieces of the same size, what depends on the dense model alone left out."""
+    logits = torch.zeros(piece_length(vocabulary, device), vocabulary, device=device)
+    following = torch.zeros(len(logits), dtype=torch.int64, device=device)
+    compare = kl(logits)
+    return logits.numel() / _best(lambda: compare(logits, following), device)
+
+
+def _masked(device: torch.device) -> tuple[float, float]:
+    saliency = torch.rand(MASKED, generator=torch.Generator().manual_seed(0)).to(device)
+    counts = torch.full(MASKED[:1], MASKED[1] // 2)
+    ranked = sort_rows(saliency)
+    ranking = _best(lambda: sort_rows(saliency), device)
+    masking = _best(lambda: saliency.masked_fill(apply_cut(saliency * 2, find_cut(ranked * 2, counts)), 0), device)
+    return saliency.numel() / ranking, saliency.numel() / masking
+
+
+def _best(work: Callable, device: torch.device, times: int = 3) -> float:
+    """Seconds of the fastest run but for the first, which warms up."""
+    return min([_time(work, device) for _ in range(1 + times)][1:])
+
+
+def _time(work: Callable, device: torch.device) -> float:
+    _wait_for(device)
+    start = time.perf_counter()
+    work()
+    _wait_for(device)
+    return time.perf_counter() - start
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
