@@ -14,7 +14,7 @@ from ..checkpoint.saving import check_directory
 from ..config import NeuronALConfig
 from ..evaluation.perplexity import evaluate_perplexity
 from ..pruner import NeuronALPruner
-from ..runtime.tables import format_table
+from ..runtime.tables import GrowingTable
 
 
 TINY_MODEL = Path(__file__).parent / "tiny_model"
@@ -30,6 +30,10 @@ METHODS = {  # what is compared -> fields of the config
 }
 BASELINE, PAPER, OURS = "Wanda, uniform", "Wanda, NeuronAL", "default"
 BEST = {"best": {"effort": "best"}}  # for the model that is saved: it takes minutes
+
+HEADER = ("sparsity", "method", "perplexity", "seconds", "lambda block / row")
+LONGEST = ("60.00%", max(METHODS, key=len), "9999.99", "999.9", "0.25 / 0.25")
+DURATION = "about six minutes on two cores, longer while they are busy; a third of it is the row best"
 
 # Run in a process of its own, which never imports this package: what a user of plain transformers sees.
 RELOAD = """
@@ -68,20 +72,19 @@ def run_demo(output: str | Path, write: Callable[[str], None]) -> None:
         "Perplexity is measured on modules that it never saw."
     )
     reference = _perplexity(dense, tokenizer)
-    write(f"Dense perplexity: {reference:.2f}\n")
-    rows, perplexities = [], {}
+    write(f"Dense perplexity: {reference:.2f}. What follows takes {DURATION}.\n")
+    table, perplexities = GrowingTable(HEADER, LONGEST, write), {}
     for sparsity in SPARSITIES:
         for label, fields in (METHODS | BEST if sparsity == SAVED else METHODS).items():
             model, pruner, seconds = _prune(dense, tokenizer, sparsity, fields)
             perplexity = perplexities[sparsity, label] = _perplexity(model, tokenizer)
             report = pruner.report
             lambdas = [f"{lam:g}" for lam in (report.block_lambda, report.row_lambda) if lam is not None]
-            rows.append(
+            table.add(
                 [f"{report.achieved_sparsity:.2%}", label, f"{perplexity:.2f}", f"{seconds:.1f}", " / ".join(lambdas)]
             )
             if label in BEST:
                 pruner.save(model.to(torch.bfloat16), output)
-    write("\n" + format_table(["sparsity", "method", "perplexity", "seconds", "lambda block / row"], rows))
     write("\n" + _verdict(perplexities, reference))
     write(
         f"\nThe {SAVED:.0%} sparse model ({next(iter(BEST))}) is saved in {output}. Plain transformers, in a new process:\n"

@@ -1,4 +1,4 @@
-from optimum_neuronal.runtime.tables import format_table
+from optimum_neuronal.runtime.tables import GrowingTable, format_table
 
 
 def test_columns_are_aligned_numbers_to_the_right():
@@ -31,3 +31,13 @@ def test_a_cell_is_one_line_whatever_it_holds():
         "------  --------------------",
         r"source  x\n\nVerified\x1b[2J",
     ]
+
+
+def test_a_table_that_grows_looks_like_one_that_is_whole():
+    rows, lines = [["60%", "Wanda", "39.08"], ["70%", "a long one", "5.1"]], []
+    header = ("sparsity", "method", "perplexity")
+    table = GrowingTable(header, ("60%", "a long one", "39.08"), lines.append)
+    for number, row in enumerate(rows):
+        assert len(lines) == 2 + number
+        table.add(row)
+    assert "\n".join(lines) == format_table(header, rows)
