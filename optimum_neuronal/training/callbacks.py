@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import torch
+from torch import nn
 from transformers import TrainerCallback
 
 from ..checkpoint.sparsity_config import KEY, make_sparsity_config
@@ -24,6 +25,7 @@ from ..transformers_plugin import internals
 from .keeping import SparsityKeeper, keep_sparsity
 from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness
+from .under_way import Training
 
 
 logger = get_logger(__name__)
@@ -32,39 +34,54 @@ logger = get_logger(__name__)
 class SparsityCallback(TrainerCallback):
     """Keeps every zero of a sparse model while it is trained, and raises at the end if one was lost.
 
-    Masks are made when training begins, so from the checkpoint if it resumes from one. With a model that carries PEFT
-    adapters, merging them keeps the zeros afterwards. See [`keep_sparsity`] for what it raises.
+    Masks are made when training begins, so from the checkpoint if it resumes from one, and hold until it ends, with an
+    error or without. With a model that carries PEFT adapters, merging them keeps the zeros afterwards. One callback may
+    serve several Trainers, also at the same time. See [`keep_sparsity`] for what it raises.
     """
 
     def __init__(self):
-        self.keeper: SparsityKeeper | None = None
+        self._guarded: dict[nn.Module, tuple[SparsityKeeper, Training]] = {}  # by the unwrapped model
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self._keep(model)
+        self._keep(model, Training(state))
 
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        if self.keeper is not None:
-            self.keeper.mask_gradients()
+    @property
+    def keeper(self) -> SparsityKeeper | None:
+        """What keeps the zeros of the model whose training began last; None before, and of a dense model."""
+        return next((keeper for keeper, _ in reversed(self._guarded.values())), None)
 
-    def on_optimizer_step(self, args, state, control, **kwargs):
-        if self.keeper is not None:
-            self.keeper.apply()
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        for keeper in self._keepers(model):
+            keeper.mask_gradients()
 
-    def on_train_end(self, args, state, control, **kwargs):
-        if self.keeper is not None:
-            self.keeper.release()
-            self.keeper.verify()
+    def on_optimizer_step(self, args, state, control, model=None, **kwargs):
+        for keeper in self._keepers(model):
+            keeper.apply()
 
-    def _keep(self, model) -> None:
-        self._forget()
-        self.keeper = keep_sparsity(model)
-        self.keeper.mask_from_now_on()
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        for keeper in self._keepers(model):
+            keeper.release()
+            keeper.verify()
 
-    def _forget(self) -> None:
-        """Lets go of earlier masks, which may be those of a training that failed."""
-        if self.keeper is not None:
-            self.keeper.release()
-        self.keeper = None
+    def _keepers(self, model) -> list[SparsityKeeper]:
+        """Of a model that is being trained, if it is sparse; of all if the event names none."""
+        if model is None:
+            return [keeper for keeper, _ in self._guarded.values()]
+        return [self._guarded[found][0]] if (found := unwrap(model)) in self._guarded else []
+
+    def _keep(self, model, training: Training) -> SparsityKeeper:
+        self._forget(model)
+        keeper = keep_sparsity(model)
+        keeper.mask_from_now_on(training.is_under_way)
+        self._guarded[unwrap(model)] = keeper, training
+        return keeper
+
+    def _forget(self, model) -> None:
+        """Lets go of earlier masks of the model, and of those of trainings that have ended, if only with an error."""
+        for other, (keeper, training) in list(self._guarded.items()):
+            if other is unwrap(model) or not training.is_under_way():
+                keeper.release()
+                del self._guarded[other]
 
 
 class NeuronALCallback(SparsityCallback, internals.exportable_state()):
@@ -74,7 +91,7 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
     what the optimizer remembers of the pruned weights is cleared, and the best checkpoint is sought anew, so that
     `load_best_model_at_end` brings back a model of the last sparsity. Under DDP the processes share the work. What was
     zero before stays zero, so that the sparsity reached can be above the one asked for. Training that resumes from a
-    checkpoint goes on with the schedule where it was.
+    checkpoint goes on with the schedule where it was. A callback is for one training at a time.
 
     Args:
         config ([`NeuronALConfig`] or `dict`): how to prune. `dataset` is not used; `sparsity` is, with `at_step`.
@@ -103,6 +120,7 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
         self.sparsity_config: dict | None = None
         self.ids = torch.empty(0, 0, dtype=torch.int64)
+        self._training: Training | None = None
 
     def state(self) -> dict:
         """What a checkpoint remembers."""
@@ -111,6 +129,10 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         return {"args": {"config": self.config.to_dict(), "schedule": schedule}, "attributes": attributes}
 
     def on_train_begin(self, args, state, control, model=None, train_dataloader=None, optimizer=None, **kwargs):
+        if self._training is not None and self._training.is_under_way() and not self._training.is_of(state):
+            raise ValueError(
+                "This NeuronALCallback prunes in a training that is under way: make one for each Trainer."
+            )
         model = unwrap(model)
         beyond = [step for step in self.schedule if step > state.max_steps]
         if beyond:
@@ -120,14 +142,19 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         if any(is_spread(parameter) for parameter in model.parameters()):
             raise ValueError("Under FSDP the weights are spread over processes, which pruning cannot read: use DDP.")
         self._check(model, train_dataloader)
-        self._forget()
+        self._training = Training(state)
+        self._forget(model)
         with suppress(DenseModelError):
-            self._keep(model)
+            self._keep(model, self._training)
         if not state.global_step:
             self._prune_if_due(model, optimizer, state)
 
     def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
         self._prune_if_due(unwrap(model), optimizer, state)
+
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        self._training = None
+        super().on_train_end(args, state, control, model=model, **kwargs)
 
     def _resume(self, model, state) -> None:
         """Gives the model, which has the checkpoint's weights, the checkpoint's sparsity_config as well."""
@@ -153,14 +180,14 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         pruner = NeuronALPruner(stage)
         with _as_if_dense(model), untouched_randomness():
             pruner.prune(model, self.ids)
-        if self.keeper is not None:
-            self.keeper.apply()  # some saliencies update the other weights, those that were zero already among them
+        for keeper in self._keepers(model):
+            keeper.apply()  # some saliencies update the other weights, those that were zero already among them
             _record_anew(model, pruner.report)
         self.sparsity_config = getattr(model.config, KEY)
-        self._keep(model)
-        self.keeper.clear_state(optimizer)
+        keeper = self._keep(model, self._training)
+        keeper.clear_state(optimizer)
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
-        logger.warning(f"Pruned after step {state.global_step}: {self.keeper.sparsity:.2%} of the weights are zero.")
+        logger.warning(f"Pruned after step {state.global_step}: {keeper.sparsity:.2%} of the weights are zero.")
 
 
 @contextmanager
