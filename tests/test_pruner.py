@@ -1,3 +1,4 @@
+import copy
 import json
 import os
 import pathlib
@@ -9,8 +10,9 @@ import pytest
 import torch
 from conftest import make_model
 from optimum.quantization_base import OptimumQuantizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils import prune
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal import pruner as pruner_module
@@ -175,6 +177,75 @@ def test_the_work_directory_is_held_until_the_model_is_saved(from_disk, tmp_path
     monkeypatch.setattr(pruner, "save", second)
     pruner.quantize(tmp_path / "model", work_dir=tmp_path / "work")
     assert refused and not (tmp_path / "work").exists()
+
+
+def saved_with_own_tokenizer(folder, offset):
+    """A dense checkpoint with a tokenizer of its own, in which the word "w7" is another id."""
+    make_model("llama", vocab_size=256).save_pretrained(folder)
+    words = {f"w{i}": (i + offset) % 255 for i in range(255)} | {"<unk>": 255}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_every_model_has_its_own_tokenizer(tmp_path):
+    text, fields = [" ".join(f"w{i % 60}" for i in range(400))], {"topup": "uniform", "seq_length": 16}
+    first, second = (saved_with_own_tokenizer(tmp_path / f"{offset}", offset) for offset in (0, 5))
+    expected = NeuronALPruner(config(**fields))
+    expected.prune(copy.deepcopy(second), text)
+    pruner = NeuronALPruner(config(**fields))
+    for model in (first, second):
+        pruner.prune(model, text)
+    assert pruner.report.calibration == expected.report.calibration
+    assert pruner.tokenizer.get_vocab()["w7"] == 12
+    pruner.save(second, tmp_path / "second sparse")
+    pruner.save(first, tmp_path / "first sparse")  # though the other one was pruned since
+    found = [
+        AutoTokenizer.from_pretrained(tmp_path / f"{name} sparse").get_vocab()["w7"] for name in ("first", "second")
+    ]
+    assert found == [7, 12]
+    untold = make_model("llama")
+    pruner.prune(untold, torch.zeros(12, 16, dtype=torch.int64))
+    assert pruner.tokenizer is None
+    loaded = NeuronALPruner.from_pretrained(tmp_path / "0", config=config(**fields))
+    assert loaded.tokenizer.get_vocab()["w7"] == 7
+    loaded.prune(AutoModelForCausalLM.from_pretrained(tmp_path / "5"), text)
+    assert loaded.tokenizer.get_vocab()["w7"] == 12
+
+
+def test_saved_is_only_what_was_pruned_here(tmp_path, ids):
+    """The report, and so the model card, are those of the model that is saved."""
+    pruner, first, second = (
+        NeuronALPruner(config(0.5, topup="uniform")),
+        make_model("llama"),
+        make_model("llama", seed=1),
+    )
+    pruner.prune(first, ids)
+    for other in (second, NeuronALPruner(config(0.7, topup="uniform")).prune(second, ids)):
+        with pytest.raises(ValueError, match="not as this pruner has left it"):
+            pruner.save(other, tmp_path / "other")
+        with pytest.raises(ValueError, match="not as this pruner has left it"):
+            pruner.push_to_hub(other, "me/other")
+    assert not (tmp_path / "other").exists()
+    of_first, third = pruner.report, pruner.prune(make_model("llama", seed=2), ids.flip(0))
+    for model, report in ((third, pruner.report), (first, of_first), (copy.deepcopy(first), of_first)):
+        pruner.save(model, tmp_path / "saved")
+        saved = json.loads((tmp_path / "saved" / "neuronal_report.json").read_text())
+        assert saved == json.loads(json.dumps(report.to_dict()))
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_config_shared_by_two_models_is_not_written_to(family, ids):
+    first = make_model(family)
+    second = type(first)(first.config).eval()
+    assert second.config is first.config
+    expected = second(ids).logits
+    NeuronALPruner(config(topup="uniform")).prune(first, ids)
+    assert first.config.sparsity_config["sparsity"] == 0.7 and not hasattr(second.config, "sparsity_config")
+    assert all(module.config is first.config for module in first.modules() if hasattr(module, "config"))
+    assert torch.equal(second(ids).logits, expected)
+    NeuronALPruner(config(topup="uniform")).prune(second, ids)
 
 
 def test_misuse_of_the_interface(llama, tmp_path):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-from ..checkpoint.sparsity_config import KEY, make_sparsity_config
+from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
 from ..config import NeuronALConfig
 from ..decoder.weight_names import stored_names
 from ..pruner import NeuronALPruner
@@ -162,7 +162,7 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         stored = stored[-1] if isinstance(stored, list) else stored
         self.sparsity_config = stored.get("attributes", {}).get("sparsity_config")
         if self.sparsity_config is not None:
-            setattr(model.config, KEY, self.sparsity_config)
+            record_sparsity(model, self.sparsity_config)
 
     def _check(self, model, loader) -> None:
         """Finds out before training what would stop it at a later step, and draws the calibration sequences."""
@@ -206,7 +206,7 @@ def _record_anew(model, report: PruningReport) -> None:
     decoder, _ = find_sparse_decoder(model)
     achieved, blocks, projections = measure_sparsity(decoder)
     report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)
-    setattr(model.config, KEY, make_sparsity_config(decoder, report, stored_names(model, decoder)))
+    record_sparsity(model, make_sparsity_config(decoder, report, stored_names(model, decoder)))
 
 
 def _checked(schedule: dict[int, float]) -> dict[int, float]:
