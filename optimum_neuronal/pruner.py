@@ -21,13 +21,14 @@ from .decoder.projections import Decoder
 from .decoder.weight_names import stored_names
 from .engine.offload import change_offloaded
 from .evaluation.perplexity import evaluate_perplexity
+from .evaluation.test_sets import name_test_sets
 from .methods import Methods
 from .pruning.calibrating import draw_calibration
 from .pruning.checking import check
 from .pruning.exclusive import alone_with
 from .pruning.finding import find_changes
 from .pruning.pruned_models import Pruned, PrunedModels, Tokenizers
-from .pruning.reporting import make_report, versions, without_folders
+from .pruning.reporting import make_report, versions
 from .report import PruningReport
 from .runtime.clock import Clock
 from .runtime.directories import check_apart
@@ -148,21 +149,22 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
+        tests = name_test_sets(evaluate)
         check_saveable(self.model)
         check_space(self.model, save_dir, self.config.to_dict(), self.config.sparsity, self.config.format)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
         with _work_directory(work_dir) as folder, alone_with(self.model):
-            before = self._perplexities(evaluate)
+            before = self._perplexities(tests)
             model = self._prune(self.model, dataset, folder)
-            after = self._perplexities(evaluate)
+            after = self._perplexities(tests)
             self.report.evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
             self.save(model, save_dir)
             folder.remove()
         return model
 
-    def _perplexities(self, datasets: Sequence[str]) -> dict[str, float]:
-        return {without_folders(name): evaluate_perplexity(self.model, self.tokenizer, name) for name in datasets}
+    def _perplexities(self, tests: Mapping[str, Any]) -> dict[str, float]:
+        return {name: evaluate_perplexity(self.model, self.tokenizer, test) for name, test in tests.items()}
 
     def prune(self, model: PreTrainedModel, dataset=None, work_dir: str | Path | None = None) -> PreTrainedModel:
         """Sets weights of the model to zero, in place.

@@ -214,6 +214,20 @@ def test_every_model_has_its_own_tokenizer(tmp_path):
     assert loaded.tokenizer.get_vocab()["w7"] == 12
 
 
+def test_quantize_tells_of_test_files_of_the_same_name(tmp_path, ids):
+    saved_with_own_tokenizer(tmp_path / "dense", 0)
+    for folder, count in (("a", 3), ("b", 60)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test.txt").write_text(" ".join(f"w{i % count}" for i in range(64)))
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(topup="uniform", seq_length=16))
+    files = (tmp_path / folder / "test.txt" for folder in ("a", "b"))
+    with pytest.raises(TypeError, match="evaluate is 'wikitext2': expected a list"):
+        pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate="wikitext2")
+    pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate=files)
+    first, second = (pruner.report.evaluation[name] for name in ("test.txt", "test.txt (2)"))
+    assert first["dense"] != second["dense"] and first["pruned"] != second["pruned"]
+
+
 def test_saved_is_only_what_was_pruned_here(tmp_path, ids):
     """The report, and so the model card, are those of the model that is saved."""
     pruner, first, second = (
