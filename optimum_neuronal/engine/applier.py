@@ -44,7 +44,8 @@ class PlanApplier:
 
     def score(self, projection: Projection, activations: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Saliency of a projection's weights: float32, shape (out, in)."""
-        return self.saliency.score(projection.weight.float(), activations.get(projection.name))
+        activation = activations.get(projection.name)
+        return self.saliency.score(_copied(projection.weight), None if activation is None else activation.clone())
 
     def mask(self, projection: Projection, score: torch.Tensor, plan: SparsityPlan) -> torch.Tensor:
         """The mask that the plan, or the pattern, makes of a projection's saliency."""
@@ -75,7 +76,7 @@ class PlanApplier:
             first = members[0]
             enough = first.expert is None or statistic.tokens >= self.min_expert_tokens
             hessian = statistic.hessian if enough else torch.diag(activations[first.name].square())
-            weights = {p.name: p.weight.float() for p in members}
+            weights = {p.name: _copied(p.weight) for p in members}
             if statistic.cross is not None:
                 weights = {
                     name: self.saliency.toward(weight, hessian, statistic.cross, name)
@@ -118,3 +119,8 @@ class PlanApplier:
 
     def _cut_by(self, index: int, cuts: Mapping[str, list[Cut]], activations: Mapping[str, torch.Tensor]) -> ChangeOf:
         return lambda p: Zeros(apply_cut(self.score(p, activations), cuts[p.name][index]))
+
+
+def _copied(weight: torch.Tensor) -> torch.Tensor:
+    """In float32, and never the weight itself: a saliency, which may be anyone's, may compute in place."""
+    return weight.to(torch.float32, copy=True)

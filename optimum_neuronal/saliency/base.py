@@ -40,7 +40,7 @@ class Saliency(ABC):
         """Saliency of every weight. Within each row, the least salient weights are pruned.
 
         Args:
-            weight (`Tensor` of float32, shape (out, in)): the projection's weight.
+            weight (`Tensor` of float32, shape (out, in)): a copy of the projection's weight.
             activation (`Tensor` of float32, shape (in,)):
                 L2 norm of every input feature: `sqrt(mean over calibration sequences of sum over tokens of x_j^2)`. None if
                 the method declares `uses_activations = False`.
