@@ -14,10 +14,6 @@ from ..sparsity.pattern import ColumnPattern
 from .dampening import DAMPENING, dense_target
 
 
-SALIENCIES = Registry("saliency", __package__)
-register_saliency = SALIENCIES.register
-
-
 @dataclass(frozen=True)
 class Saliency(ABC):
     """Scores the weights of a projection. The fields of a subclass are its hyper-parameters (`saliency_args`).
@@ -48,6 +44,10 @@ class Saliency(ABC):
         Returns:
             `Tensor`: float32, shape (out, in), non-negative.
         """
+
+
+SALIENCIES = Registry("saliency", __package__, Saliency)
+register_saliency = SALIENCIES.register
 
 
 @dataclass(frozen=True)
