@@ -8,6 +8,7 @@ Trainer(model, arguments, train_dataset=data, callbacks=[SparsityCallback()]).tr
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from numbers import Integral, Real
 
 import torch
 from torch import nn
@@ -116,7 +117,7 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         if (at_step is None) == (schedule is None):
             raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
         schedule = {at_step: self.config.sparsity} if schedule is None else schedule
-        self.schedule = _checked({int(step): float(sparsity) for step, sparsity in schedule.items()})
+        self.schedule = _checked(schedule)
         self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
         self.sparsity_config: dict | None = None
         self.ids = torch.empty(0, 0, dtype=torch.int64)
@@ -209,12 +210,28 @@ def _record_anew(model, report: PruningReport) -> None:
     record_sparsity(model, make_sparsity_config(decoder, report, stored_names(model, decoder)))
 
 
-def _checked(schedule: dict[int, float]) -> dict[int, float]:
-    """The schedule in the order of its steps. Raises `ValueError` unless steps and sparsities rise together."""
-    steps = sorted(schedule)
-    sparsities = [schedule[step] for step in steps]
-    if not steps or steps[0] < 0 or any(later <= earlier for earlier, later in zip(sparsities, sparsities[1:])):
+def _checked(schedule: Mapping[int, float]) -> dict[int, float]:
+    """The schedule in the order of its steps. Raises `TypeError` or `ValueError` unless they and the sparsities rise."""
+    if not isinstance(schedule, Mapping):
+        raise TypeError(f"schedule is {schedule!r}: expected step -> sparsity, {{0: 0.5, 100: 0.7}}.")
+    sparsity_at = {_whole(step): sparsity for step, sparsity in schedule.items()}
+    for sparsity in sparsity_at.values():
+        if isinstance(sparsity, bool) or not isinstance(sparsity, Real):
+            raise TypeError(f"schedule holds the sparsity {sparsity!r}: expected a number in [0, 1), such as 0.7.")
+    steps = sorted(sparsity_at)
+    sparsities = [float(sparsity_at[step]) for step in steps]
+    rising = all(later > earlier for earlier, later in zip(sparsities, sparsities[1:]))
+    if not steps or steps[0] < 0 or not rising or len(steps) < len(schedule):
         raise ValueError(
-            f"schedule is {schedule}: expected steps from 0 on with rising sparsities: {{0: 0.5, 100: 0.7}}."
+            f"schedule is {dict(schedule)}: expected steps from 0 on with rising sparsities: {{0: 0.5, 100: 0.7}}."
         )
-    return {step: schedule[step] for step in steps}
+    return dict(zip(steps, sparsities))
+
+
+def _whole(step: int | str) -> int:
+    """A step, which checkpoints hold as text."""
+    if isinstance(step, str) and step.isdecimal():
+        return int(step)
+    if isinstance(step, bool) or not isinstance(step, Integral):
+        raise TypeError(f"Expected the number of a step to prune after, a whole one such as 100, but it is {step!r}.")
+    return int(step)

@@ -3,6 +3,7 @@ import os
 import random
 import socket
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_model
@@ -292,9 +293,22 @@ def test_bad_schedules(tmp_path, data, llama):
         ({"at_step": -1}, "steps from 0 on"),
         ({"schedule": {0: 0.7, 5: 0.5}}, "rising sparsities"),
         ({"schedule": {0: 1.5}}, r"expected a share in \[0, 1\)"),
+        ({"schedule": {0: float("nan"), 1: 0.5}}, "rising sparsities"),
+        ({"schedule": {1: 0.4, "1": 0.5}}, "rising sparsities"),
     ]:
         with pytest.raises(ValueError, match=message):
             NeuronALCallback(config, **fields)
+    for fields, message in [
+        ({"schedule": {0.0: 0.3, 0.5: 0.7}}, "a whole one such as 100, but it is 0.0"),
+        ({"at_step": 1.7}, "a whole one such as 100, but it is 1.7"),
+        ({"at_step": True}, "but it is True"),
+        ({"schedule": {"first": 0.5}}, "but it is 'first'"),
+        ({"schedule": {0: "0.7"}}, "schedule holds the sparsity '0.7': expected a number"),
+        ({"schedule": [(0, 0.5)]}, "schedule is .*: expected step -> sparsity"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            NeuronALCallback(config, **fields)
+    assert NeuronALCallback(config, schedule={"2": 0.7, np.int64(1): np.float32(0.5)}).schedule == {1: 0.5, 2: 0.7}
     with pytest.raises(TypeError, match="config is a float"):
         NeuronALCallback(0.7, at_step=1)
     for callback, message in [
