@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import distributed
-from transformers.utils import logging
+
+from .notes import get_logger
 
 
-logger = logging.get_logger(__name__)
+logger = get_logger(__name__)
 
 PATIENCE = 10.0  # seconds after which it is said that other processes are waited for
 LEFT = "If no torchrun has started this process, take its variables away: unset WORLD_SIZE RANK LOCAL_RANK."
