@@ -22,7 +22,8 @@ ALTERNATIVES = "a local .txt, .jsonl or .parquet file, a list of strings, or tok
 
 @dataclass(frozen=True)
 class Documents(Sequence):
-    """Texts, read when they are asked for. An entry that is no string raises `TypeError` with its index.
+    """Texts, read when they are asked for. An entry that is no string raises `TypeError` with its index, a lone surrogate
+    `ValueError`.
 
     Args:
         texts (`Sequence[str]`): a list, or the column of a `datasets.Dataset`.
@@ -55,6 +56,13 @@ class Documents(Sequence):
         if not isinstance(text, str):
             kind = type(text).__name__
             raise TypeError(f"Document {index} of {self.source} is of type {kind}: every document has to be a string.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # JSON admits half of a pair as an escape
+            raise ValueError(
+                f"Document {index} of {self.source} is no text that tokenizers read: at character {error.start} is a lone "
+                f"surrogate, {text[error.start]!r}. Take it out."
+            ) from error
         return text
 
 
@@ -214,6 +222,10 @@ def _read_jsonl(path: str, column: str | None) -> Documents:
             continue
         try:
             record = json.loads(line)
+        except RecursionError as error:
+            raise ValueError(
+                f"Line {number} of {path!r} is nested too deeply: expected one object with text."
+            ) from error
         except ValueError as error:
             raise ValueError(f"Line {number} of {path!r} is not JSON: {error}. One object per line.") from error
         if not isinstance(record, dict) or column not in record:

@@ -43,9 +43,22 @@ class PlanApplier:
         return projection_activations(chosen, norms, self.min_expert_tokens)
 
     def score(self, projection: Projection, activations: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Saliency of a projection's weights: float32, shape (out, in)."""
+        """Saliency of a projection's weights: float32, shape (out, in).
+
+        Raises:
+            `TypeError`, `ValueError`: the saliency, which may be anyone's, has returned something else.
+        """
         activation = activations.get(projection.name)
-        return self.saliency.score(_copied(projection.weight), None if activation is None else activation.clone())
+        score = self.saliency.score(_copied(projection.weight), None if activation is None else activation.clone())
+        if not isinstance(score, torch.Tensor):
+            kind = type(score).__name__
+            raise TypeError(f"{type(self.saliency).__name__}.score returned a {kind}: expected a tensor.")
+        if score.shape != projection.shape:
+            raise ValueError(
+                f"{type(self.saliency).__name__}.score returned the shape {tuple(score.shape)} for {projection.name}: "
+                f"expected {tuple(projection.shape)}, a number for every weight."
+            )
+        return score
 
     def mask(self, projection: Projection, score: torch.Tensor, plan: SparsityPlan) -> torch.Tensor:
         """The mask that the plan, or the pattern, makes of a projection's saliency."""
@@ -124,3 +137,10 @@ class PlanApplier:
 def _copied(weight: torch.Tensor) -> torch.Tensor:
     """In float32, and never the weight itself: a saliency, which may be anyone's, may compute in place."""
     return weight.to(torch.float32, copy=True)
+
+
+def not_finite(name: str) -> ValueError:
+    """The error for a projection whose saliency holds NaN or infinity."""
+    return ValueError(
+        f"The saliency of {name} is not finite: its inputs overflow in the model's dtype, or it computes NaN."
+    )

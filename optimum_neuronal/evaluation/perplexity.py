@@ -37,9 +37,11 @@ def evaluate_perplexity(
         `ValueError`: less text than one window, ids outside the vocabulary, a length that the model does not admit, a
             model without a language-model head or with weights on the meta device; a loss that is NaN or infinite;
             and what [`load_documents`] raises.
-        `TypeError`: a count that is no whole number.
+        `TypeError`: no model, or a count that is no whole number.
     """
     _check_count("batch_size", batch_size, 1)
+    if not hasattr(model, "get_input_embeddings"):
+        raise TypeError(f"model is {model!r:.80}: expected a causal language model of transformers.")
     embeddings = model.get_input_embeddings().weight
     if embeddings.is_meta and not internals.has_device_map(model):
         raise ValueError("The model's weights are on the meta device: load them before evaluating it.")

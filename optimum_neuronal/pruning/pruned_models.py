@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.calibration import CalibrationSet
@@ -67,10 +68,11 @@ class PrunedModels:
 
     def __init__(self):
         self._pruned: WeakKeyDictionary[PreTrainedModel, Pruned] = WeakKeyDictionary()
+        self._any = False
 
     def add(self, model: PreTrainedModel, pruned: Pruned) -> None:
         """Remembers how a model was pruned."""
-        self._pruned[model] = pruned
+        self._pruned[model], self._any = pruned, True
 
     def find(self, model: PreTrainedModel, sparsity_config: Mapping[str, Any] | None) -> Pruned:
         """How a model, or the one that it is a copy of, was pruned.
@@ -81,9 +83,12 @@ class PrunedModels:
 
         Raises:
             `ValueError`: it was not pruned here, or otherwise since.
+            `TypeError`: no model.
         """
-        if not self._pruned:
+        if not self._any:
             raise ValueError("This pruner has pruned nothing yet: call prune(model) first.")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Expected the model that prune(model) returned, got {type(model).__name__}.")
         own = self._pruned.get(model)
         for pruned in reversed(list(self._pruned.values())) if own is None else [own]:
             if pruned.sparsity_config == sparsity_config:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from .sparse_weights import SparseWeight, adapter_layers, find_sparse_weights
+from .sparse_weights import SparseWeight, adapter_layers, find_sparse_weights, unwrap
 
 
 def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
@@ -36,9 +36,11 @@ def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
 
     Raises:
         `ImportError`: peft is not installed.
+        `TypeError`: no model.
         `ValueError`: no adapters, merged adapters, a dense model, or with `exact` an adapter that is not understood.
     """
     check_peft()
+    unwrap(model)  # or what is no model would carry no adapters
     layers = list(_all_layers(model))
     if not layers:
         raise ValueError("The model carries no adapters: call keep_lora_sparse on what peft.get_peft_model returns.")

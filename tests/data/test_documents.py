@@ -32,6 +32,8 @@ class TestFiles:
         "line, message",
         [
             ("{", "Line 2 .* is not JSON"),
+            ("[" * 100_000, "Line 2 .* is nested too deeply"),
+            ('{"text": "\\ud800"}', r"Document 1 of data.jsonl .* at character 0 is a lone surrogate, '.ud800'"),
             ("[1]", "no object with the key 'text', it is: list"),
             ('{"x": 1}', "keys x"),
         ],

@@ -178,3 +178,19 @@ def test_a_saliency_that_computes_in_place_changes_nothing(saliency, dtype):
     changes = own.changes(block, norms, [plan(0.5)])
     changes[0](projection)
     assert torch.equal(projection.weight, before) and torch.equal(activations[projection.name], kept)
+
+
+@pytest.mark.parametrize(
+    "returned, error, message",
+    [
+        (None, TypeError, "Wrong.score returned a NoneType: expected a tensor"),
+        (torch.ones(2), ValueError, r"Wrong.score returned the shape \(2,\) for block.0: expected \(2, 2\)"),
+    ],
+)
+def test_a_saliency_that_scores_something_else(block, returned, error, message):
+    class Wrong(Magnitude):
+        def score(self, weight, activation):
+            return returned
+
+    with pytest.raises(error, match=message):
+        PlanApplier(Wrong()).changes(block, NORMS, [plan(0.5), plan(0.1)])

@@ -37,3 +37,12 @@ def test_models_are_found_by_what_they_are():
     ):
         with pytest.raises(ValueError, match="not as this pruner has left it"):
             pruned.find(model, sparsity_config)
+
+
+def test_what_is_no_model():
+    pruned = PrunedModels()
+    pruned.add(make_model("llama"), Pruned(None, {}, None))  # which is gone already
+    with pytest.raises(ValueError, match="not as this pruner has left it"):
+        pruned.find(make_model("llama"), {"sparsity": 0.7})
+    with pytest.raises(TypeError, match="Expected the model that prune.model. returned, got NoneType"):
+        pruned.find(None, None)
