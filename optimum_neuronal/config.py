@@ -53,7 +53,10 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
         num_alignment_samples (`int`): how many of them, from the first, the top-up measures its candidates on.
         seq_length (`int`, *optional*): tokens per sequence. None: the smaller of 2048 and what the model admits.
         batch_size (`int`, *optional*):
-            Sequences per forward; changes memory and speed, not the result. None: what makes about 2048 tokens.
+            Sequences per forward; changes memory and speed, and the result by rounding at most. A forward of a few
+            tokens rounds otherwise than one of many; a saliency that updates weights passes that on to their values, and
+            where tokens are fewer than input features, so that its fit is undetermined, to the choice of weights too.
+            None: what makes about 2048 tokens.
         max_hidden_bytes (`int`, *optional*):
             Hidden states of the calibration sequences beyond this many bytes wait in CPU memory while they are not
             needed; changes memory and speed, not the result. None: they stay on the device.

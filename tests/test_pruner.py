@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+from dataclasses import fields as fields_of
 
 import pytest
 import torch
@@ -78,6 +79,23 @@ def test_the_same_seed_gives_the_same_masks(ids, tokenizer, tmp_path):
         results.append(state(model))
     assert all(torch.equal(value, results[1][key]) for key, value in results[0].items())
     assert any(not torch.equal(value, results[2][key]) for key, value in results[0].items())
+
+
+@pytest.mark.parametrize("seq_length", [2, 16])
+def test_of_the_batch_size_values_know_by_rounding_at_most(ids, seq_length):
+    """A forward of two tokens rounds otherwise than one of many, which is what is promised, and no more."""
+    results = []
+    for batch_size in (1, 3, 12):
+        model = make_model("llama")
+        fields = {"saliency": "sparsegpt", "topup": "uniform", "batch_size": batch_size}
+        NeuronALPruner(config(**fields)).prune(model, ids[:, :seq_length])
+        results.append(state(model))
+    for found in results[1:]:
+        for key, value in found.items():
+            torch.testing.assert_close(value, results[0][key], rtol=1e-3, atol=1e-4)
+            assert torch.equal(value == 0, results[0][key] == 0)
+    (told,) = (entry.metadata["help"] for entry in fields_of(NeuronALConfig) if entry.name == "batch_size")
+    assert "rounding at most" in told and "rounding at most" in NeuronALConfig.__doc__
 
 
 def test_the_report_tells_everything(llama, ids):
