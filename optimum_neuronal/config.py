@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .config_aliases import as_json, merge_saved, understands_aliases
+from .config_aliases import as_arguments, as_json, merge_saved, understands_aliases
 from .config_fields import ALIASES, FORMATS, ConfigFields, check_sparsity
 from .config_files import read_config_file
 from .efforts import EFFORTS
@@ -53,7 +53,10 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
         num_alignment_samples (`int`): how many of them, from the first, the top-up measures its candidates on.
         seq_length (`int`, *optional*): tokens per sequence. None: the smaller of 2048 and what the model admits.
         batch_size (`int`, *optional*):
-            Sequences per forward; changes memory and speed, not the result. None: what makes about 2048 tokens.
+            Sequences per forward; changes memory and speed, and the result by rounding at most. A forward of a few
+            tokens rounds otherwise than one of many; a saliency that updates weights passes that on to their values, and
+            where tokens are fewer than input features, so that its fit is undetermined, to the choice of weights too.
+            None: what makes about 2048 tokens.
         max_hidden_bytes (`int`, *optional*):
             Hidden states of the calibration sequences beyond this many bytes wait in CPU memory while they are not
             needed; changes memory and speed, not the result. None: they stay on the device.
@@ -90,6 +93,9 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
     quant_method: ClassVar[str] = "neuronal"
 
     def __post_init__(self):
+        for entry in fields(self):
+            if entry.name != "dataset":
+                setattr(self, entry.name, as_json(getattr(self, entry.name)))
         check_sparsity(self.sparsity)
         self._fill_in()
         positive = ("num_samples", "num_alignment_samples", "min_expert_tokens")
@@ -117,7 +123,8 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
                 f"reconstruct is {self.reconstruct!r}: expected one of {', '.join(map(repr, RECONSTRUCT))}, or None."
                 f"{did_you_mean(self.reconstruct, list(RECONSTRUCT))}"
             )
-        self.saliency_args, self.topup_args = as_json(self.saliency_args), as_json(self.topup_args)
+        for name in ("saliency_args", "topup_args"):
+            setattr(self, name, as_arguments(name, getattr(self, name)))
         methods = self.make_methods()
         methods.check_together(self.sparsity)
         check_number("refit_learning_rate", self.refit_learning_rate, 0, above=True)
@@ -133,15 +140,17 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
 
     def _fill_in(self) -> None:
         """What is not given is as the effort says, if it goes together with what is given."""
-        if self.effort not in EFFORTS:
+        if not isinstance(self.effort, str) or self.effort not in EFFORTS:
             known = list(EFFORTS)
             raise ValueError(
                 f"effort is {self.effort!r}: expected one of {', '.join(map(repr, known))}."
                 f"{did_you_mean(self.effort, known)}"
             )
         meant = EFFORTS[self.effort]
-        self.topup = self.topup or (UNIFORM if self.pattern is not None else meant["topup"])
-        self.saliency = self.saliency or (WANDA if TOPUPS.get(self.topup).needs_fixed_weights else meant["saliency"])
+        if self.topup is None:
+            self.topup = UNIFORM if self.pattern is not None else meant["topup"]
+        if self.saliency is None:
+            self.saliency = WANDA if TOPUPS.get(self.topup).needs_fixed_weights else meant["saliency"]
         if self.refit_epochs is None:
             updates = SALIENCIES.get(self.saliency).updates_weights
             self.refit_epochs = meant["refit_epochs"] if updates else 0

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import wraps
+from numbers import Real
 from typing import Any, TypeVar
 
 from .config_fields import ALIASES, ConfigFields
@@ -36,7 +37,7 @@ def understands_aliases(cls: Config) -> Config:
         if given:
             call = parameters.bind(self, *args, **values)
             topup = call.arguments.get("topup") or EFFORTS["default"]["topup"]
-            topup_args = call.arguments.get("topup_args", {})
+            topup_args = call.arguments.get("topup_args")
             call.arguments["topup_args"] = resolve_aliases(topup, topup_args, given)
             args, values = call.args[1:], call.kwargs
         init(self, *args, **values)
@@ -64,19 +65,19 @@ def _reading(name: str) -> property:
     return property(value_in_force, refuse, doc=f"The value in force of a hyper-parameter of {owners}.")
 
 
-def resolve_aliases(topup: str, topup_args: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_aliases(topup: str, topup_args: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """`topup_args` with those aliases that belong to the top-up. The others are checked, and said to have no effect.
 
     Args:
         topup (`str`): name of the top-up.
-        topup_args (`Mapping[str, Any]`): its hyper-parameters.
+        topup_args (`Mapping[str, Any]`, *optional*): its hyper-parameters.
         given (`Mapping[str, Any]`): alias -> value.
 
     Raises:
         `ValueError`: there is no such top-up, a value is given twice and differently, or a top-up refuses it.
     """
     TOPUPS.get(topup)
-    resolved = as_json(topup_args)
+    resolved = as_arguments("topup_args", topup_args)
     for name, value in as_json(given).items():
         if topup not in ALIASES[name].topups:
             _warn_if_unused(name, value, topup)
@@ -112,22 +113,53 @@ def merge_saved(values: Mapping[str, Any], overriding: Mapping[str, Any]) -> dic
     """
     values, replaced = dict(values), ALIASES.keys() & overriding.keys()
     if "topup_args" in values:
-        values["topup_args"] = {name: value for name, value in values["topup_args"].items() if name not in replaced}
+        topup_args = as_arguments("topup_args", values["topup_args"])
+        values["topup_args"] = {name: value for name, value in topup_args.items() if name not in replaced}
     merged = values | dict(overriding)
     saved_before = ALIASES.keys() <= values.keys()
-    settled = ALIASES.keys() & merged.get("topup_args", {}).keys() if saved_before else ()
+    settled = ALIASES.keys() & as_arguments("topup_args", merged.get("topup_args")).keys() if saved_before else ()
     return {name: value for name, value in merged.items() if name not in settled}
 
 
+def as_arguments(name: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Hyper-parameters as JSON has them.
+
+    Args:
+        name (`str`): of the field that holds them, for messages.
+        values (`Mapping[str, Any]`, *optional*): hyper-parameter -> value. None: none are given.
+
+    Raises:
+        `TypeError`: no mapping of names, or a value that JSON has not.
+    """
+    if values is not None and not isinstance(values, Mapping):
+        raise TypeError(f"{name} is {values!r}: expected a dict of hyper-parameters, or None.")
+    arguments = as_json(values or {})
+    for key, value in arguments.items():
+        if not _is_json(value):
+            raise TypeError(f"{name} holds {key}={value!r}: expected numbers, text, or lists of these.")
+    return arguments
+
+
 def as_json(value: Any) -> Any:
-    """A value as it comes back from JSON: lists instead of arrays, tuples and iterators, at any depth.
+    """A value as it comes back from JSON: lists instead of arrays, tuples and iterators, at any depth; numbers of any
+    kind as Python's own.
 
     So a config equals the one that is made of its saved dict, and an iterator is read once.
     """
     if isinstance(value, Mapping):
         return {key: as_json(part) for key, part in value.items()}
-    if hasattr(value, "tolist"):  # arrays and their scalars
+    if hasattr(value, "tolist"):  # arrays, tensors and their scalars
         return value.tolist()
+    if isinstance(value, Real) and not isinstance(value, (int, float)):
+        return float(value)
     if isinstance(value, (list, tuple, range, Iterator)):
         return [as_json(part) for part in value]
     return value
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(part) for key, part in value.items())
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, (bool, int, float, str))

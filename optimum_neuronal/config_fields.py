@@ -74,7 +74,7 @@ class ConfigFields:
     batch_size: int | None = field(
         default=None,
         metadata={
-            "help": "sequences per forward: memory and speed, not the result",
+            "help": "sequences per forward: memory and speed, and the result by rounding at most",
             "default": "what makes about 2048 tokens",
         },
     )

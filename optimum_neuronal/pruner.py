@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from .checkpoint.save_pretrained import save_packed_by_default
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
-from .checkpoint.sparsity_config import make_sparsity_config
+from .checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .decoder.identity import identity
@@ -21,12 +21,14 @@ from .decoder.projections import Decoder
 from .decoder.weight_names import stored_names
 from .engine.offload import change_offloaded
 from .evaluation.perplexity import evaluate_perplexity
+from .evaluation.test_sets import name_test_sets
 from .methods import Methods
 from .pruning.calibrating import draw_calibration
 from .pruning.checking import check
 from .pruning.exclusive import alone_with
 from .pruning.finding import find_changes
-from .pruning.reporting import make_report, versions, without_folders
+from .pruning.pruned_models import Pruned, PrunedModels, Tokenizers
+from .pruning.reporting import make_report, versions
 from .report import PruningReport
 from .runtime.clock import Clock
 from .runtime.directories import check_apart
@@ -55,10 +57,11 @@ class NeuronALPruner(OptimumQuantizer):
     Args:
         config ([`NeuronALConfig`]): how to prune.
         tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*):
-            For calibration text, and saved with the model. None: the one of the model's own checkpoint.
+            For calibration text, and saved with the model. None: the one of each model's own checkpoint.
 
     Attributes:
         model (`PreTrainedModel`): what `from_pretrained` loaded; None otherwise.
+        tokenizer (`PreTrainedTokenizerBase`): the one given; else that of the model that came last, None if it has none.
         report ([`PruningReport`]): of the last prune; None before.
     """
 
@@ -67,9 +70,20 @@ class NeuronALPruner(OptimumQuantizer):
         if not isinstance(config, NeuronALConfig):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
         self.config = config
-        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self._tokenizers = Tokenizers(
+            AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        )
+        self._models = PrunedModels()
         self.report: PruningReport | None = None
         self.model: PreTrainedModel | None = None
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        return self._tokenizers.current
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self._tokenizers.given = tokenizer
 
     @classmethod
     def from_pretrained(
@@ -108,7 +122,7 @@ class NeuronALPruner(OptimumQuantizer):
                 key: model_kwargs[key] for key in ("revision", "trust_remote_code", "token") if key in model_kwargs
             }
             with suppress(OSError, ValueError):  # a model may come without one; only calibration text needs it
-                pruner.tokenizer = AutoTokenizer.from_pretrained(model_or_path, **shared)
+                pruner._tokenizers.keep(pruner.model, AutoTokenizer.from_pretrained(model_or_path, **shared))
         return pruner
 
     def quantize(
@@ -135,21 +149,22 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
+        tests = name_test_sets(evaluate)
         check_saveable(self.model)
         check_space(self.model, save_dir, self.config.to_dict(), self.config.sparsity, self.config.format)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
         with _work_directory(work_dir) as folder, alone_with(self.model):
-            before = self._perplexities(evaluate)
+            before = self._perplexities(tests)
             model = self._prune(self.model, dataset, folder)
-            after = self._perplexities(evaluate)
+            after = self._perplexities(tests)
             self.report.evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
             self.save(model, save_dir)
             folder.remove()
         return model
 
-    def _perplexities(self, datasets: Sequence[str]) -> dict[str, float]:
-        return {without_folders(name): evaluate_perplexity(self.model, self.tokenizer, name) for name in datasets}
+    def _perplexities(self, tests: Mapping[str, Any]) -> dict[str, float]:
+        return {name: evaluate_perplexity(self.model, self.tokenizer, test) for name, test in tests.items()}
 
     def prune(self, model: PreTrainedModel, dataset=None, work_dir: str | Path | None = None) -> PreTrainedModel:
         """Sets weights of the model to zero, in place.
@@ -187,7 +202,7 @@ class NeuronALPruner(OptimumQuantizer):
         decoder = check(model, self.config, methods)
         names = stored_names(model, decoder)
         reset_peak_memory()
-        calibration = dataset if isinstance(dataset, CalibrationSet) else self._draw(model, methods, dataset)
+        calibration = self._draw(model, methods, dataset)
         clock.lap("calibration data")
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
         journal = self._journal(folder, model, decoder, ids)
@@ -196,7 +211,9 @@ class NeuronALPruner(OptimumQuantizer):
         sparsity_config = make_sparsity_config(decoder, report, names)
         with deferred_interrupt():  # nothing that may fail from here on
             apply_changes(decoder, outcome.changes)
-            self.report, model.config.sparsity_config = report, sparsity_config
+            self.report = report
+            record_sparsity(model, sparsity_config)
+            self._models.add(model, Pruned(report, sparsity_config, self.tokenizer))
             if self.config.format == "packed":
                 save_packed_by_default(model)
         return model
@@ -217,7 +234,12 @@ class NeuronALPruner(OptimumQuantizer):
 
     def _draw(self, model, methods: Methods, dataset=None, revision: str | None = None) -> CalibrationSet | None:
         """The calibration sequences; the tokenizer that was loaded for them is kept, to be saved with the model."""
-        calibration, self.tokenizer = draw_calibration(model, self.config, methods, self.tokenizer, dataset, revision)
+        if isinstance(dataset, CalibrationSet):
+            calibration, tokenizer = dataset, self._tokenizers.of(model, dataset)
+        else:
+            tokenizer = self._tokenizers.of(model)
+            calibration, tokenizer = draw_calibration(model, self.config, methods, tokenizer, dataset, revision)
+        self._tokenizers.keep(model, tokenizer, calibration)
         return calibration
 
     def _journal(self, folder: WorkDirectory, model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> Journal:
@@ -229,15 +251,20 @@ class NeuronALPruner(OptimumQuantizer):
         """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
 
         Of several processes, the first one saves.
+
+        Raises:
+            `ValueError`: this pruner did not prune the model, or another one did so since.
         """
-        report, processes = self._own_report(), Processes.current()
+        report, tokenizer = self._find(model)
+        processes = Processes.current()
         if processes.rank == 0:
-            save_pruned(model, directory, report, self.tokenizer)
+            save_pruned(model, directory, report, tokenizer)
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs) -> str:
         """Publishes a model that this pruner pruned. Arguments and return value: see [`push_pruned`]."""
-        return push_pruned(model, repo_id, self._own_report(), self.tokenizer, **kwargs)
+        report, tokenizer = self._find(model)
+        return push_pruned(model, repo_id, report, tokenizer, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """The config as a JSON-serialisable dict."""
@@ -248,10 +275,10 @@ class NeuronALPruner(OptimumQuantizer):
         """Makes a pruner of what [`~NeuronALPruner.to_dict`] returned."""
         return cls(NeuronALConfig.from_dict(dict(config_dict)), tokenizer)
 
-    def _own_report(self) -> PruningReport:
-        if self.report is None:
-            raise ValueError("This pruner has pruned nothing yet: call prune(model) first.")
-        return self.report
+    def _find(self, model: PreTrainedModel) -> tuple[PruningReport, PreTrainedTokenizerBase | None]:
+        """The report of a model that was pruned here, and its tokenizer. Raises `ValueError` if there is none."""
+        pruned = self._models.find(model, getattr(getattr(model, "config", None), KEY, None))
+        return pruned.report, pruned.tokenizer if self._tokenizers.given is None else self._tokenizers.given
 
 
 def _work_directory(directory: str | Path | None) -> WorkDirectory:

@@ -1,7 +1,11 @@
 import json
 from dataclasses import fields
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 
 from optimum_neuronal import NeuronALConfig
 
@@ -180,3 +184,58 @@ def test_patterns_and_hyper_parameters_may_come_from_generators():
     )
     with pytest.raises(TypeError, match="ignore is 5: expected a list of regular expressions"):
         NeuronALConfig(0.5, ignore=5, saliency="wanda")
+
+
+NUMBERS = [np.float32(0.5), np.float64(0.5), torch.tensor(0.5), Fraction(1, 2)]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=[type(value).__name__ for value in NUMBERS])
+def test_numbers_of_any_kind_become_pythons_own(value):
+    config = NeuronALConfig(
+        value, "ria", {"power": value}, "neuronal", {"block_lambdas": [value, 0.1]}, refit_learning_rate=value
+    )
+    stored = json.loads(json.dumps(config.to_dict()))
+    assert NeuronALConfig.from_dict(stored) == config
+    numbers = [config.sparsity, config.refit_learning_rate, config.saliency_args["power"], config.block_lambdas[0]]
+    assert numbers == [0.5] * 4 and {type(number) for number in numbers} == {float}
+    assert "float" not in f"{config.to_dict()}" and "tensor" not in f"{config.to_dict()}"
+
+
+def test_whole_numbers_of_any_kind():
+    config = NeuronALConfig(0.5, num_samples=np.int64(32), seq_length=torch.tensor(16), seed=np.int32(3))
+    assert (config.num_samples, config.seq_length, config.seed) == (32, 16, 3)
+    assert json.loads(json.dumps(config.to_dict()))["seed"] == 3
+
+
+def test_no_hyper_parameters():
+    expected = NeuronALConfig(0.5)
+    assert NeuronALConfig(0.5, saliency_args=None, topup_args=None).to_dict() == expected.to_dict()
+    assert NeuronALConfig.from_dict({"sparsity": 0.5, "topup_args": None, "saliency_args": None}) == expected
+    config = NeuronALConfig(0.5, "wanda", topup="neuronal", topup_args=None, steps="block")
+    assert config.topup_args == {"steps": "block"}
+    assert NeuronALConfig.from_dict({**config.to_dict(), "topup_args": None}, steps="block") == config
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"topup_args": 5}, "topup_args is 5: expected a dict of hyper-parameters"),
+        ({"saliency_args": ["power"]}, "saliency_args is .*: expected a dict"),
+        (
+            {"topup_args": {"block_lambdas": [Decimal("0.1")]}},
+            "topup_args holds block_lambdas=.*expected numbers, text",
+        ),
+        ({"topup_args": {"block_lambdas": {0.1}}}, "topup_args holds block_lambdas=.*expected numbers, text"),
+        ({"block_lambdas": [object]}, "topup_args holds block_lambdas=.*expected numbers, text"),
+    ],
+)
+def test_hyper_parameters_that_cannot_be_saved(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        NeuronALConfig(0.5, "wanda", topup="neuronal", **arguments)
+
+
+@pytest.mark.parametrize("name", ["effort", "saliency", "topup", "format", "reconstruct"])
+@pytest.mark.parametrize("value", [5, ["wanda"], {"a": 1}, ""])
+def test_names_that_are_none(name, value):
+    with pytest.raises(ValueError, match=f"{name} is|Unknown"):
+        NeuronALConfig(0.5, **{name: value})

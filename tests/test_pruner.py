@@ -1,16 +1,19 @@
+import copy
 import json
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+from dataclasses import fields as fields_of
 
 import pytest
 import torch
 from conftest import make_model
 from optimum.quantization_base import OptimumQuantizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils import prune
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal import pruner as pruner_module
@@ -76,6 +79,23 @@ def test_the_same_seed_gives_the_same_masks(ids, tokenizer, tmp_path):
         results.append(state(model))
     assert all(torch.equal(value, results[1][key]) for key, value in results[0].items())
     assert any(not torch.equal(value, results[2][key]) for key, value in results[0].items())
+
+
+@pytest.mark.parametrize("seq_length", [2, 16])
+def test_of_the_batch_size_values_know_by_rounding_at_most(ids, seq_length):
+    """A forward of two tokens rounds otherwise than one of many, which is what is promised, and no more."""
+    results = []
+    for batch_size in (1, 3, 12):
+        model = make_model("llama")
+        fields = {"saliency": "sparsegpt", "topup": "uniform", "batch_size": batch_size}
+        NeuronALPruner(config(**fields)).prune(model, ids[:, :seq_length])
+        results.append(state(model))
+    for found in results[1:]:
+        for key, value in found.items():
+            torch.testing.assert_close(value, results[0][key], rtol=1e-3, atol=1e-4)
+            assert torch.equal(value == 0, results[0][key] == 0)
+    (told,) = (entry.metadata["help"] for entry in fields_of(NeuronALConfig) if entry.name == "batch_size")
+    assert "rounding at most" in told and "rounding at most" in NeuronALConfig.__doc__
 
 
 def test_the_report_tells_everything(llama, ids):
@@ -175,6 +195,89 @@ def test_the_work_directory_is_held_until_the_model_is_saved(from_disk, tmp_path
     monkeypatch.setattr(pruner, "save", second)
     pruner.quantize(tmp_path / "model", work_dir=tmp_path / "work")
     assert refused and not (tmp_path / "work").exists()
+
+
+def saved_with_own_tokenizer(folder, offset):
+    """A dense checkpoint with a tokenizer of its own, in which the word "w7" is another id."""
+    make_model("llama", vocab_size=256).save_pretrained(folder)
+    words = {f"w{i}": (i + offset) % 255 for i in range(255)} | {"<unk>": 255}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_every_model_has_its_own_tokenizer(tmp_path):
+    text, fields = [" ".join(f"w{i % 60}" for i in range(400))], {"topup": "uniform", "seq_length": 16}
+    first, second = (saved_with_own_tokenizer(tmp_path / f"{offset}", offset) for offset in (0, 5))
+    expected = NeuronALPruner(config(**fields))
+    expected.prune(copy.deepcopy(second), text)
+    pruner = NeuronALPruner(config(**fields))
+    for model in (first, second):
+        pruner.prune(model, text)
+    assert pruner.report.calibration == expected.report.calibration
+    assert pruner.tokenizer.get_vocab()["w7"] == 12
+    pruner.save(second, tmp_path / "second sparse")
+    pruner.save(first, tmp_path / "first sparse")  # though the other one was pruned since
+    found = [
+        AutoTokenizer.from_pretrained(tmp_path / f"{name} sparse").get_vocab()["w7"] for name in ("first", "second")
+    ]
+    assert found == [7, 12]
+    untold = make_model("llama")
+    pruner.prune(untold, torch.zeros(12, 16, dtype=torch.int64))
+    assert pruner.tokenizer is None
+    loaded = NeuronALPruner.from_pretrained(tmp_path / "0", config=config(**fields))
+    assert loaded.tokenizer.get_vocab()["w7"] == 7
+    loaded.prune(AutoModelForCausalLM.from_pretrained(tmp_path / "5"), text)
+    assert loaded.tokenizer.get_vocab()["w7"] == 12
+
+
+def test_quantize_tells_of_test_files_of_the_same_name(tmp_path, ids):
+    saved_with_own_tokenizer(tmp_path / "dense", 0)
+    for folder, count in (("a", 3), ("b", 60)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test.txt").write_text(" ".join(f"w{i % count}" for i in range(64)))
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(topup="uniform", seq_length=16))
+    files = (tmp_path / folder / "test.txt" for folder in ("a", "b"))
+    with pytest.raises(TypeError, match="evaluate is 'wikitext2': expected a list"):
+        pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate="wikitext2")
+    pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate=files)
+    first, second = (pruner.report.evaluation[name] for name in ("test.txt", "test.txt (2)"))
+    assert first["dense"] != second["dense"] and first["pruned"] != second["pruned"]
+
+
+def test_saved_is_only_what_was_pruned_here(tmp_path, ids):
+    """The report, and so the model card, are those of the model that is saved."""
+    pruner, first, second = (
+        NeuronALPruner(config(0.5, topup="uniform")),
+        make_model("llama"),
+        make_model("llama", seed=1),
+    )
+    pruner.prune(first, ids)
+    for other in (second, NeuronALPruner(config(0.7, topup="uniform")).prune(second, ids)):
+        with pytest.raises(ValueError, match="not as this pruner has left it"):
+            pruner.save(other, tmp_path / "other")
+        with pytest.raises(ValueError, match="not as this pruner has left it"):
+            pruner.push_to_hub(other, "me/other")
+    assert not (tmp_path / "other").exists()
+    of_first, third = pruner.report, pruner.prune(make_model("llama", seed=2), ids.flip(0))
+    for model, report in ((third, pruner.report), (first, of_first), (copy.deepcopy(first), of_first)):
+        pruner.save(model, tmp_path / "saved")
+        saved = json.loads((tmp_path / "saved" / "neuronal_report.json").read_text())
+        assert saved == json.loads(json.dumps(report.to_dict()))
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_config_shared_by_two_models_is_not_written_to(family, ids):
+    first = make_model(family)
+    second = type(first)(first.config).eval()
+    assert second.config is first.config
+    expected = second(ids).logits
+    NeuronALPruner(config(topup="uniform")).prune(first, ids)
+    assert first.config.sparsity_config["sparsity"] == 0.7 and not hasattr(second.config, "sparsity_config")
+    assert all(module.config is first.config for module in first.modules() if hasattr(module, "config"))
+    assert torch.equal(second(ids).logits, expected)
+    NeuronALPruner(config(topup="uniform")).prune(second, ids)
 
 
 def test_misuse_of_the_interface(llama, tmp_path):

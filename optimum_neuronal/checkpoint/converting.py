@@ -61,7 +61,7 @@ def convert_checkpoint(
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
-    size, source = _bytes(max_shard_size), Path(directory)
+    size, source = internals.bytes_of(max_shard_size), Path(directory)
     target = check_directory(directory if output is None else output)
     with Checkpoint(source) as checkpoint:
         _check(checkpoint, format)
@@ -102,16 +102,6 @@ class DenseWriter(ShardWriter):
     def finish(self, count: int, index: dict) -> None:
         if count > 1:
             _write_json(self.folder / DENSE_INDEX, index)
-
-
-def _bytes(size: int | str) -> int:
-    try:
-        count = internals.bytes_of(size)
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise ValueError(f"max_shard_size is {size!r}: expected bytes, or text such as '500MB'.")
-    return count
 
 
 def _check(checkpoint: Checkpoint, format: str) -> None:

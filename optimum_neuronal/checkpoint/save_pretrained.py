@@ -46,6 +46,8 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
         `ValueError`: another format, or an argument or a model with which there is no packed format.
     """
     model = _uncompiled(model)
+    if "max_shard_size" in kwargs:
+        internals.bytes_of(kwargs["max_shard_size"])
     if format == "dense":
         if _is_packed(model):
             _save_unpacked(model, Path(save_directory), **kwargs)

@@ -3,13 +3,14 @@
 Its format is documented in docs/format.md and by sparsity_config.schema.json beside this file.
 """
 
+import copy
 import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..decoder.projections import Decoder
 from ..decoder.weight_names import every_projection, kind_of
@@ -85,6 +86,22 @@ def make_sparsity_config(
         "config": report.config,
         "versions": report.versions,
     }
+
+
+def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) -> None:
+    """Writes into a model's config how it was pruned.
+
+    Another model may have been made with the same config object and be dense: this one gets a config of its own.
+
+    Args:
+        model (`PreTrainedModel`): that was pruned.
+        sparsity_config (`Mapping[str, Any]`): what [`make_sparsity_config`] made.
+    """
+    shared, own = model.config, copy.copy(model.config)
+    setattr(own, KEY, sparsity_config)
+    for module in model.modules():  # blocks read how they attend from the model's config
+        if module.__dict__.get("config") is shared:
+            module.config = own
 
 
 def _sparsity_by_kind(decoder: Decoder, report: PruningReport) -> dict[str, float]:

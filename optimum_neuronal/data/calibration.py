@@ -145,7 +145,15 @@ def _random_window(ids: list[int], length: int, rng: random.Random) -> list[int]
 
 
 def tokenize(text: str, tokenizer) -> list[int]:
-    """Token ids of a text of any length, with the special tokens that the tokenizer adds, and without its warnings."""
+    """Token ids of a text of any length, with the special tokens that the tokenizer adds, and without its warnings.
+
+    Raises:
+        `TypeError`: the tokenizer is none, but its name, for example.
+    """
+    if not callable(tokenizer):
+        raise TypeError(
+            f"tokenizer is {tokenizer!r}: expected a tokenizer, such as AutoTokenizer.from_pretrained(...)."
+        )
     return tokenizer(text, truncation=False, verbose=False)["input_ids"]
 
 

@@ -9,70 +9,21 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from .hub_datasets import CALIBRATION_DATASETS, HubDataset
 
 
 ALTERNATIVES = "a local .txt, .jsonl or .parquet file, a list of strings, or token ids of shape (N, L)"
 
 
 @dataclass(frozen=True)
-class HubDataset:
-    """Where a text dataset lies on the Hub, and how the field uses it.
-
-    Args:
-        hub_id, config, revision (`str`): as `datasets.load_dataset` takes them.
-        train_split, test_split (`str`): the splits to calibrate with and to evaluate on.
-        train_file, test_file (`str`): load only this file of the repository as that split.
-        column (`str`): the column that holds the text.
-        separator (`str`): put between documents where they are joined.
-        joined (`bool`): the documents are lines or paragraphs, and only mean something joined.
-        test_documents, test_windows (`int`): evaluate on the first so many documents, and windows of them.
-    """
-
-    hub_id: str
-    config: str | None = None
-    revision: str | None = None
-    train_split: str = "train"
-    test_split: str = "test"
-    train_file: str | None = None
-    test_file: str | None = None
-    column: str = "text"
-    separator: str = "\n\n"
-    joined: bool = False
-    test_documents: int | None = None
-    test_windows: int | None = None
-
-
-CALIBRATION_DATASETS: dict[str, HubDataset] = {
-    "c4": HubDataset(
-        "allenai/c4",
-        test_split="validation",
-        train_file="en/c4-train.00000-of-01024.json.gz",
-        test_file="en/c4-validation.00000-of-00008.json.gz",
-        separator=" ",
-        test_documents=1100,
-        test_windows=256,
-    ),
-    "wikitext2": HubDataset("Salesforce/wikitext", "wikitext-2-raw-v1", joined=True),
-    # Its own repository holds a loading script, which datasets no longer runs; the Hub's conversion holds the data.
-    "ptb": HubDataset(
-        "ptb-text-only/ptb_text_only",
-        revision="refs/convert/parquet",
-        train_file="penn_treebank/train/0000.parquet",
-        test_file="penn_treebank/test/0000.parquet",
-        column="sentence",
-        separator=" ",
-        joined=True,
-    ),
-}
-
-
-@dataclass(frozen=True)
 class Documents(Sequence):
-    """Texts, read when they are asked for. An entry that is no string raises `TypeError` with its index.
+    """Texts, read when they are asked for. An entry that is no string raises `TypeError` with its index, a lone surrogate
+    `ValueError`.
 
     Args:
         texts (`Sequence[str]`): a list, or the column of a `datasets.Dataset`.
@@ -105,6 +56,13 @@ class Documents(Sequence):
         if not isinstance(text, str):
             kind = type(text).__name__
             raise TypeError(f"Document {index} of {self.source} is of type {kind}: every document has to be a string.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # JSON admits half of a pair as an escape
+            raise ValueError(
+                f"Document {index} of {self.source} is no text that tokenizers read: at character {error.start} is a lone "
+                f"surrogate, {text[error.start]!r}. Take it out."
+            ) from error
         return text
 
 
@@ -233,12 +191,18 @@ def _from_dataset(data, column: str | None, source: str) -> Documents:
             f"A dataset of type {type(data).__name__} is not supported. Pass a name, {ALTERNATIVES}, or one split "
             "of a datasets.Dataset."
         )
-    if column is None:
-        strings = [name for name, kind in data.features.items() if getattr(kind, "dtype", "").endswith("string")]
-        column = strings[0] if len(strings) == 1 else "text"
-    if column not in data.column_names:
-        raise ValueError(f"The dataset ({source}) has no column {column!r}, it has: {', '.join(data.column_names)}.")
+    column = _text_column(data.features, column, source)
     return Documents(data[column], f"{source}, column {column}")
+
+
+def _text_column(features: Mapping, column: str | None, source: str) -> str:
+    """The column that was asked for; else the only one of strings, or `text`."""
+    if column is None:
+        strings = [name for name, kind in features.items() if getattr(kind, "dtype", "").endswith("string")]
+        column = strings[0] if len(strings) == 1 else "text"
+    if column not in features:
+        raise ValueError(f"The dataset ({source}) has no column {column!r}, it has: {', '.join(features)}.")
+    return column
 
 
 def _read_txt(path: str, column: str | None) -> Documents:
@@ -258,6 +222,10 @@ def _read_jsonl(path: str, column: str | None) -> Documents:
             continue
         try:
             record = json.loads(line)
+        except RecursionError as error:
+            raise ValueError(
+                f"Line {number} of {path!r} is nested too deeply: expected one object with text."
+            ) from error
         except ValueError as error:
             raise ValueError(f"Line {number} of {path!r} is not JSON: {error}. One object per line.") from error
         if not isinstance(record, dict) or column not in record:
@@ -268,13 +236,28 @@ def _read_jsonl(path: str, column: str | None) -> Documents:
 
 
 def _read_parquet(path: str, column: str | None) -> Documents:
-    from datasets import Dataset
+    """Of this very file, as it is now: `datasets` would take its name for a pattern, and its time for its content."""
+    from datasets import Dataset, Features
+    from datasets.table import InMemoryTable
+    from pyarrow.parquet import ParquetFile
 
-    try:
-        data = Dataset.from_parquet(path)
-    except Exception as error:  # pyarrow's and datasets' own, and OSError
-        raise ValueError(f"The file {path!r} could not be read as parquet: {error}.") from error
-    return _from_dataset(data, column, Path(path).name)
+    name = Path(path).name
+    with open(path, "rb") as file:
+        try:
+            parquet = ParquetFile(file)
+            features = Features.from_arrow_schema(parquet.schema_arrow)
+        except Exception as error:  # pyarrow's and datasets' own, and OSError
+            raise _not_parquet(path, error) from error
+        column = _text_column(features, column, name)
+        try:
+            data = Dataset(InMemoryTable(parquet.read([column])))
+        except Exception as error:
+            raise _not_parquet(path, error) from error
+    return _from_dataset(data, column, name)
+
+
+def _not_parquet(path: str, error: Exception) -> ValueError:
+    return ValueError(f"The file {path!r} could not be read as parquet: {error}.")
 
 
 _READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

@@ -16,7 +16,8 @@ from .projections import Projection
 def check_model(model: PreTrainedModel) -> None:
     """Raises `TypeError` or `ValueError` for a model of a kind that cannot be pruned.
 
-    Those are models with adapters, quantized ones, ones that compute with packed weights, encoder-decoder models, and what is no model of transformers.
+    Those are models with adapters, quantized ones, ones that compute with packed weights or are compiled in part,
+    encoder-decoder models, and what is no model of transformers.
     """
     if hasattr(model, "peft_config"):
         raise ValueError("The model carries PEFT adapters: merge them first with model.merge_and_unload().")
@@ -27,6 +28,9 @@ def check_model(model: PreTrainedModel) -> None:
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"{type(model).__name__} is an encoder-decoder model: only decoder models can be pruned.")
+    for name, module in model.named_modules():
+        if name and module._compiled_call_impl is not None:  # then nobody sees what the modules in it receive
+            raise ValueError(f"{name} is compiled in place (compile()): prune the model first, then compile it.")
 
 
 def check_weights(projections: Mapping[str, Projection]) -> None:
@@ -46,6 +50,7 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
                 f"The weights of {name} are on the meta device: load them with from_pretrained, which can leave them on "
                 "disk (device_map, offload_folder)."
             )
+        check_changeable(name, weight)
         if not weight.is_floating_point():
             raise ValueError(f"The weights of {name} have dtype {weight.dtype}: load the model without quantization.")
         if weight.is_inference() or any(size > 1 and not step for size, step in zip(weight.shape, weight.stride())):
@@ -58,6 +63,15 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
             raise ValueError(f"{name} shares its weights with {other}: tied projections cannot be pruned.")
         if not bool(torch.isfinite(projection.weight).all()):
             raise ValueError(f"The weights of {name} contain NaN or infinity: the checkpoint is damaged.")
+
+
+def check_changeable(name: str, weight: torch.Tensor) -> None:
+    """Raises `ValueError` for a weight that torch lets nobody change. `name` is the projection's."""
+    if weight.is_inference():
+        raise ValueError(
+            f"The weights of {name} were made under torch.inference_mode(), where they stay as they are: load the model "
+            "outside of it; torch.no_grad() does no harm."
+        )
 
 
 def check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:

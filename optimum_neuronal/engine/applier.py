@@ -43,8 +43,22 @@ class PlanApplier:
         return projection_activations(chosen, norms, self.min_expert_tokens)
 
     def score(self, projection: Projection, activations: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Saliency of a projection's weights: float32, shape (out, in)."""
-        return self.saliency.score(projection.weight.float(), activations.get(projection.name))
+        """Saliency of a projection's weights: float32, shape (out, in).
+
+        Raises:
+            `TypeError`, `ValueError`: the saliency, which may be anyone's, has returned something else.
+        """
+        activation = activations.get(projection.name)
+        score = self.saliency.score(_copied(projection.weight), None if activation is None else activation.clone())
+        if not isinstance(score, torch.Tensor):
+            kind = type(score).__name__
+            raise TypeError(f"{type(self.saliency).__name__}.score returned a {kind}: expected a tensor.")
+        if score.shape != projection.shape:
+            raise ValueError(
+                f"{type(self.saliency).__name__}.score returned the shape {tuple(score.shape)} for {projection.name}: "
+                f"expected {tuple(projection.shape)}, a number for every weight."
+            )
+        return score
 
     def mask(self, projection: Projection, score: torch.Tensor, plan: SparsityPlan) -> torch.Tensor:
         """The mask that the plan, or the pattern, makes of a projection's saliency."""
@@ -75,7 +89,7 @@ class PlanApplier:
             first = members[0]
             enough = first.expert is None or statistic.tokens >= self.min_expert_tokens
             hessian = statistic.hessian if enough else torch.diag(activations[first.name].square())
-            weights = {p.name: p.weight.float() for p in members}
+            weights = {p.name: _copied(p.weight) for p in members}
             if statistic.cross is not None:
                 weights = {
                     name: self.saliency.toward(weight, hessian, statistic.cross, name)
@@ -118,3 +132,15 @@ class PlanApplier:
 
     def _cut_by(self, index: int, cuts: Mapping[str, list[Cut]], activations: Mapping[str, torch.Tensor]) -> ChangeOf:
         return lambda p: Zeros(apply_cut(self.score(p, activations), cuts[p.name][index]))
+
+
+def _copied(weight: torch.Tensor) -> torch.Tensor:
+    """In float32, and never the weight itself: a saliency, which may be anyone's, may compute in place."""
+    return weight.to(torch.float32, copy=True)
+
+
+def not_finite(name: str) -> ValueError:
+    """The error for a projection whose saliency holds NaN or infinity."""
+    return ValueError(
+        f"The saliency of {name} is not finite: its inputs overflow in the model's dtype, or it computes NaN."
+    )

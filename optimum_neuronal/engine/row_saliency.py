@@ -3,6 +3,7 @@
 import torch
 
 from ..sparsity.plan import SparsityPlan
+from .applier import not_finite
 from .engine import Engine
 
 
@@ -11,6 +12,9 @@ def row_saliency(engine: Engine, plan: SparsityPlan, label: str | None) -> dict[
 
     Returns:
         `dict[str, Tensor]`: projection name -> float64 on the CPU, shape (out,).
+
+    Raises:
+        `ValueError`: a saliency is not finite.
     """
 
     def measure(_) -> tuple[None, dict[str, torch.Tensor]]:
@@ -22,6 +26,8 @@ def row_saliency(engine: Engine, plan: SparsityPlan, label: str | None) -> dict[
                 for projection in block.pruned:
                     score = engine.applier.score(projection, activations)
                     rows[projection.name] = score.double().sum(dim=1).cpu()
+                    if not bool(torch.isfinite(rows[projection.name]).all()):
+                        raise not_finite(projection.name)
         return None, rows
 
     return engine.processes.from_first(engine.records.once([plan], ("row saliency", label), measure))[1]

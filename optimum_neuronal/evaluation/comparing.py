@@ -6,6 +6,7 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..config_aliases import as_json
 from ..pruning.exclusive import alone_with
 from ..pruning.reporting import versions
 from ..runtime.notes import get_logger
@@ -61,6 +62,7 @@ def compare(
     """
     if Processes.current().count > 1:
         raise ValueError("compare runs in one process; start it without torchrun or accelerate launch.")
+    saliencies, topups, sparsities, config = as_json([saliencies, topups, sparsities, config])  # each is read again
     _check_names(saliencies, topups)
     asked = [(s, saliency, topup) for s in sparsities for saliency in saliencies for topup in topups]
     if not asked:
@@ -94,5 +96,7 @@ def _run(trials: "Trials", records: "ResultRecords", asked: Sequence[tuple], out
 
 def _check_names(saliencies: Sequence[str], topups: Sequence[str]) -> None:
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
+        if isinstance(methods, str):
+            raise TypeError(f"Expected a list of methods (of the kind {registry.kind}), such as [{methods!r}].")
         for method in methods:
             registry.get(parse_method(method)[0])

@@ -37,14 +37,11 @@ def evaluate_perplexity(
         `ValueError`: less text than one window, ids outside the vocabulary, a length that the model does not admit, a
             model without a language-model head or with weights on the meta device; a loss that is NaN or infinite;
             and what [`load_documents`] raises.
+        `TypeError`: no model, or a count that is no whole number.
     """
-    for name, value, least in (
-        ("seq_length", seq_length, 2),
-        ("max_windows", max_windows, 1),
-        ("batch_size", batch_size, 1),
-    ):
-        if value is not None and value < least:
-            raise ValueError(f"{name}={value} has to be at least {least}.")
+    _check_count("batch_size", batch_size, 1)
+    if not hasattr(model, "get_input_embeddings"):
+        raise TypeError(f"model is {model!r:.80}: expected a causal language model of transformers.")
     embeddings = model.get_input_embeddings().weight
     if embeddings.is_meta and not internals.has_device_map(model):
         raise ValueError("The model's weights are on the meta device: load them before evaluating it.")
@@ -60,6 +57,9 @@ def evaluate_perplexity(
 
 def load_windows(model_config, tokenizer, dataset, seq_length: int | None, max_windows: int | None) -> torch.Tensor:
     """Windows to evaluate on: int64, shape (windows, seq_length), on the CPU. Arguments: [`evaluate_perplexity`]."""
+    for name, value, least in (("seq_length", seq_length, 2), ("max_windows", max_windows, 1)):
+        if value is not None:
+            _check_count(name, value, least)
     ids = as_token_ids(dataset, seq_length)
     if ids is not None:
         if ids.shape[1] < 2:
@@ -79,6 +79,13 @@ def load_windows(model_config, tokenizer, dataset, seq_length: int | None, max_w
         )
     windows = stream[: count * seq_length].view(count, seq_length)
     return windows[: documents.max_windows if max_windows is None else max_windows]
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}: expected a whole number of at least {least}.")
+    if value < least:
+        raise ValueError(f"{name}={value} has to be at least {least}.")
 
 
 def _mean_nll(model, windows: torch.Tensor, batch_size: int, device) -> float:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import NeuronALConfig
 from ..config_fields import ALIASES
-from ..data.calibration import CalibrationSet
+from ..data.calibration import CalibrationSet, as_token_ids
 from ..decoder.identity import identity
 from ..decoder.placement import is_offloaded
 from ..decoder.projections import Decoder
@@ -30,6 +30,7 @@ from ..topup import TOPUPS
 from .perplexity import evaluate_perplexity, load_windows
 from .results import DENSE, Result
 from .tasks import check_tasks, evaluate_tasks
+from .test_sets import name_test_sets
 
 
 BINS = 64  # enough for a picture
@@ -116,13 +117,10 @@ class Trials:
 
     def load_tests(self, evaluate, max_windows: int | None) -> None:
         """Token ids of every test set, once for all."""
-        named = (
-            evaluate if isinstance(evaluate, dict) else {_name(entry, n): entry for n, entry in enumerate(evaluate)}
-        )
         config = self.configs[next(iter(self.methods))]
         self.windows = {}
-        for name, entry in named.items():
-            if isinstance(entry, str):
+        for name, entry in name_test_sets(evaluate).items():
+            if as_token_ids(entry) is None:
                 self.tokenizer = self.tokenizer or own_tokenizer(self.model)
             self.windows[name] = load_windows(self.model.config, self.tokenizer, entry, config.seq_length, max_windows)
 
@@ -204,10 +202,3 @@ class Trials:
             results = evaluate_tasks(self.model, self.tokenizer, self.tasks, **self.task_options)
             accuracy = {name: asdict(result) for name, result in results.items()}
         return {"perplexity": perplexity, "accuracy": accuracy}
-
-
-def _name(entry, number: int) -> str:
-    """How a test set is called in tables: a file by its name."""
-    if not isinstance(entry, str):
-        return f"test {number + 1}"
-    return Path(entry).name if Path(entry.rpartition(":")[0] or entry).is_file() or Path(entry).is_file() else entry

@@ -9,6 +9,7 @@ import torch
 from ..decoder.placement import is_offloaded
 from ..decoder.projections import Block, Projection
 from ..decoder.trial import trial_weights
+from ..engine.applier import not_finite
 from ..engine.calls import Call
 from ..engine.engine import Engine
 from ..engine.passes import CalibrationPass, Runs
@@ -160,7 +161,7 @@ def _check_finite(finite: Mapping[str, torch.Tensor]) -> None:
     """Waits for the device once for a whole block."""
     for name, is_finite in zip(finite, torch.stack(list(finite.values())).tolist() if finite else ()):
         if not is_finite:
-            raise ValueError(f"The saliency of {name} is not finite: its inputs overflow in the model's dtype.")
+            raise not_finite(name)
 
 
 def _waiting_device(projection: Projection) -> torch.device:

@@ -8,10 +8,19 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Timer
 from typing import Any
 
 import torch
 from torch import distributed
+
+from .notes import get_logger
+
+
+logger = get_logger(__name__)
+
+PATIENCE = 10.0  # seconds after which it is said that other processes are waited for
+LEFT = "If no torchrun has started this process, take its variables away: unset WORLD_SIZE RANK LOCAL_RANK."
 
 
 @dataclass(frozen=True)
@@ -82,15 +91,45 @@ def process_group() -> Iterator[Processes]:
     """Joins the processes that torchrun or `accelerate launch` has started, if it has, while the context lasts.
 
     The backend is gloo on CPUs and the accelerator's own elsewhere; every process takes the accelerator of its number.
+    A warning tells if the others do not come.
+
+    Raises:
+        `ValueError`: the environment variables that torchrun sets are there in part only, or hold no numbers.
     """
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not distributed.is_initialized()
-    if not several:
+    if distributed.is_initialized() or _variable("WORLD_SIZE", "1") == 1:
         yield Processes.current()
         return
+    rank, count, port = (_variable(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    if not os.environ.get("MASTER_ADDR") or not 0 <= rank < count:
+        raise ValueError(
+            f"RANK is {rank} of WORLD_SIZE {count}, MASTER_ADDR is {os.environ.get('MASTER_ADDR')!r}. {LEFT}"
+        )
     if torch.accelerator.is_available():
-        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
-    distributed.init_process_group()
+        torch.accelerator.set_device_index(_variable("LOCAL_RANK", "0"))
+    with _told_of_waiting(f"process {rank} waits at {os.environ['MASTER_ADDR']}:{port} for the {count - 1} others"):
+        distributed.init_process_group()
     try:
         yield Processes.current()
     finally:
         distributed.destroy_process_group()
+
+
+def _variable(name: str, default: str | None = None) -> int:
+    """An environment variable of torchrun's."""
+    value = os.environ.get(name, default)
+    if value is None or not value.isdecimal():
+        raise ValueError(f"The environment variable {name} is {value!r}, where torchrun sets a number. {LEFT}")
+    return int(value)
+
+
+@contextmanager
+def _told_of_waiting(what: str) -> Iterator[None]:
+    """Warns if the context lasts longer than processes take to start."""
+    message = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}: {what}, which have not come yet. {LEFT}"
+    timer = Timer(PATIENCE, logger.warning, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

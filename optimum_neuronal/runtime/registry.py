@@ -4,6 +4,7 @@ import ast
 import difflib
 import importlib
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -56,21 +57,38 @@ class Registry:
     Args:
         kind (`str`): what the methods are, for error messages: `"saliency"`.
         package (`str`): the dotted name of the package whose modules hold the methods.
+        base (`type`): what every method derives from.
     """
 
-    def __init__(self, kind: str, package: str):
+    def __init__(self, kind: str, package: str, base: type = object):
         self.kind = kind
         self.package = package
+        self.base = base
         self._classes: dict[str, type] = {}
         self._discovered = False
 
     def register(self, name: str) -> Callable[[type], type]:
-        """Class decorator: makes the class known as `name`. A name that is taken raises `ValueError`."""
+        """Class decorator: makes the class known as `name`. To run a class statement again replaces the class.
+
+        Raises:
+            `ValueError`: the name is taken, or could not be told from a hyper-parameter in `NAME:KEY=VALUE`.
+            `TypeError`: the name is no text, or what is decorated is no class of such methods.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"A {self.kind} was registered as {name!r}: expected a name, as in @register('my-own').")
+        if not re.fullmatch(r"[\w.+-]+", name):
+            raise ValueError(f"The {self.kind} name {name!r} has to consist of letters, digits and any of _ . + -")
 
         def decorate(cls: type) -> type:
+            if not (isinstance(cls, type) and issubclass(cls, self.base)):
+                raise TypeError(f"The {self.kind} {name!r} is {cls!r}: expected a subclass of {self.base.__name__}.")
+            if not cls.__module__.startswith(f"{self.package}."):
+                self._discover()  # so that no name of ours is free for others
             taken = self._classes.get(name)
-            if taken is not None and taken.__qualname__ != cls.__qualname__:
-                raise ValueError(f"The {self.kind} name {name!r} is taken by {taken.__qualname__}: choose another.")
+            if taken is not None and _place(taken) != _place(cls):
+                raise ValueError(
+                    f"The {self.kind} name {name!r} is taken by {'.'.join(_place(taken))}: choose another."
+                )
             cls.name = name
             self._classes[name] = cls
             return cls
@@ -95,3 +113,8 @@ class Registry:
             for module in pkgutil.iter_modules(sys.modules[self.package].__path__):
                 importlib.import_module(f"{self.package}.{module.name}")
             self._discovered = True
+
+
+def _place(cls: type) -> tuple[str, str]:
+    """Where a class is defined: a class statement that runs again makes another class of the same place."""
+    return cls.__module__, cls.__qualname__

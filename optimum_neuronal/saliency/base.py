@@ -14,10 +14,6 @@ from ..sparsity.pattern import ColumnPattern
 from .dampening import DAMPENING, dense_target
 
 
-SALIENCIES = Registry("saliency", __package__)
-register_saliency = SALIENCIES.register
-
-
 @dataclass(frozen=True)
 class Saliency(ABC):
     """Scores the weights of a projection. The fields of a subclass are its hyper-parameters (`saliency_args`).
@@ -40,7 +36,7 @@ class Saliency(ABC):
         """Saliency of every weight. Within each row, the least salient weights are pruned.
 
         Args:
-            weight (`Tensor` of float32, shape (out, in)): the projection's weight.
+            weight (`Tensor` of float32, shape (out, in)): a copy of the projection's weight.
             activation (`Tensor` of float32, shape (in,)):
                 L2 norm of every input feature: `sqrt(mean over calibration sequences of sum over tokens of x_j^2)`. None if
                 the method declares `uses_activations = False`.
@@ -48,6 +44,10 @@ class Saliency(ABC):
         Returns:
             `Tensor`: float32, shape (out, in), non-negative.
         """
+
+
+SALIENCIES = Registry("saliency", __package__, Saliency)
+register_saliency = SALIENCIES.register
 
 
 @dataclass(frozen=True)

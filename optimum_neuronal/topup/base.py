@@ -16,10 +16,6 @@ from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
 
 
-TOPUPS = Registry("top-up", __package__)
-register_topup = TOPUPS.register
-
-
 @dataclass(frozen=True)
 class Allocation:
     """What a top-up decided.
@@ -98,3 +94,7 @@ class TopUp(ABC):
             statistic ([`SquaredNorms`], *optional*): of the class's `statistic`; None if nothing was calibrated.
         """
         return mask
+
+
+TOPUPS = Registry("top-up", __package__, TopUp)
+register_topup = TOPUPS.register

@@ -8,11 +8,13 @@ Trainer(model, arguments, train_dataset=data, callbacks=[SparsityCallback()]).tr
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from numbers import Integral, Real
 
 import torch
+from torch import nn
 from transformers import TrainerCallback
 
-from ..checkpoint.sparsity_config import KEY, make_sparsity_config
+from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
 from ..config import NeuronALConfig
 from ..decoder.weight_names import stored_names
 from ..pruner import NeuronALPruner
@@ -24,6 +26,7 @@ from ..transformers_plugin import internals
 from .keeping import SparsityKeeper, keep_sparsity
 from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness
+from .under_way import Training
 
 
 logger = get_logger(__name__)
@@ -32,39 +35,54 @@ logger = get_logger(__name__)
 class SparsityCallback(TrainerCallback):
     """Keeps every zero of a sparse model while it is trained, and raises at the end if one was lost.
 
-    Masks are made when training begins, so from the checkpoint if it resumes from one. With a model that carries PEFT
-    adapters, merging them keeps the zeros afterwards. See [`keep_sparsity`] for what it raises.
+    Masks are made when training begins, so from the checkpoint if it resumes from one, and hold until it ends, with an
+    error or without. With a model that carries PEFT adapters, merging them keeps the zeros afterwards. One callback may
+    serve several Trainers, also at the same time. See [`keep_sparsity`] for what it raises.
     """
 
     def __init__(self):
-        self.keeper: SparsityKeeper | None = None
+        self._guarded: dict[nn.Module, tuple[SparsityKeeper, Training]] = {}  # by the unwrapped model
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self._keep(model)
+        self._keep(model, Training(state))
 
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        if self.keeper is not None:
-            self.keeper.mask_gradients()
+    @property
+    def keeper(self) -> SparsityKeeper | None:
+        """What keeps the zeros of the model whose training began last; None before, and of a dense model."""
+        return next((keeper for keeper, _ in reversed(self._guarded.values())), None)
 
-    def on_optimizer_step(self, args, state, control, **kwargs):
-        if self.keeper is not None:
-            self.keeper.apply()
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        for keeper in self._keepers(model):
+            keeper.mask_gradients()
 
-    def on_train_end(self, args, state, control, **kwargs):
-        if self.keeper is not None:
-            self.keeper.release()
-            self.keeper.verify()
+    def on_optimizer_step(self, args, state, control, model=None, **kwargs):
+        for keeper in self._keepers(model):
+            keeper.apply()
 
-    def _keep(self, model) -> None:
-        self._forget()
-        self.keeper = keep_sparsity(model)
-        self.keeper.mask_from_now_on()
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        for keeper in self._keepers(model):
+            keeper.release()
+            keeper.verify()
 
-    def _forget(self) -> None:
-        """Lets go of earlier masks, which may be those of a training that failed."""
-        if self.keeper is not None:
-            self.keeper.release()
-        self.keeper = None
+    def _keepers(self, model) -> list[SparsityKeeper]:
+        """Of a model that is being trained, if it is sparse; of all if the event names none."""
+        if model is None:
+            return [keeper for keeper, _ in self._guarded.values()]
+        return [self._guarded[found][0]] if (found := unwrap(model)) in self._guarded else []
+
+    def _keep(self, model, training: Training) -> SparsityKeeper:
+        self._forget(model)
+        keeper = keep_sparsity(model)
+        keeper.mask_from_now_on(training.is_under_way)
+        self._guarded[unwrap(model)] = keeper, training
+        return keeper
+
+    def _forget(self, model) -> None:
+        """Lets go of earlier masks of the model, and of those of trainings that have ended, if only with an error."""
+        for other, (keeper, training) in list(self._guarded.items()):
+            if other is unwrap(model) or not training.is_under_way():
+                keeper.release()
+                del self._guarded[other]
 
 
 class NeuronALCallback(SparsityCallback, internals.exportable_state()):
@@ -74,7 +92,7 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
     what the optimizer remembers of the pruned weights is cleared, and the best checkpoint is sought anew, so that
     `load_best_model_at_end` brings back a model of the last sparsity. Under DDP the processes share the work. What was
     zero before stays zero, so that the sparsity reached can be above the one asked for. Training that resumes from a
-    checkpoint goes on with the schedule where it was.
+    checkpoint goes on with the schedule where it was. A callback is for one training at a time.
 
     Args:
         config ([`NeuronALConfig`] or `dict`): how to prune. `dataset` is not used; `sparsity` is, with `at_step`.
@@ -99,10 +117,11 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         if (at_step is None) == (schedule is None):
             raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
         schedule = {at_step: self.config.sparsity} if schedule is None else schedule
-        self.schedule = _checked({int(step): float(sparsity) for step, sparsity in schedule.items()})
+        self.schedule = _checked(schedule)
         self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
         self.sparsity_config: dict | None = None
         self.ids = torch.empty(0, 0, dtype=torch.int64)
+        self._training: Training | None = None
 
     def state(self) -> dict:
         """What a checkpoint remembers."""
@@ -111,6 +130,10 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         return {"args": {"config": self.config.to_dict(), "schedule": schedule}, "attributes": attributes}
 
     def on_train_begin(self, args, state, control, model=None, train_dataloader=None, optimizer=None, **kwargs):
+        if self._training is not None and self._training.is_under_way() and not self._training.is_of(state):
+            raise ValueError(
+                "This NeuronALCallback prunes in a training that is under way: make one for each Trainer."
+            )
         model = unwrap(model)
         beyond = [step for step in self.schedule if step > state.max_steps]
         if beyond:
@@ -120,14 +143,19 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         if any(is_spread(parameter) for parameter in model.parameters()):
             raise ValueError("Under FSDP the weights are spread over processes, which pruning cannot read: use DDP.")
         self._check(model, train_dataloader)
-        self._forget()
+        self._training = Training(state)
+        self._forget(model)
         with suppress(DenseModelError):
-            self._keep(model)
+            self._keep(model, self._training)
         if not state.global_step:
             self._prune_if_due(model, optimizer, state)
 
     def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
         self._prune_if_due(unwrap(model), optimizer, state)
+
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        self._training = None
+        super().on_train_end(args, state, control, model=model, **kwargs)
 
     def _resume(self, model, state) -> None:
         """Gives the model, which has the checkpoint's weights, the checkpoint's sparsity_config as well."""
@@ -135,7 +163,7 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         stored = stored[-1] if isinstance(stored, list) else stored
         self.sparsity_config = stored.get("attributes", {}).get("sparsity_config")
         if self.sparsity_config is not None:
-            setattr(model.config, KEY, self.sparsity_config)
+            record_sparsity(model, self.sparsity_config)
 
     def _check(self, model, loader) -> None:
         """Finds out before training what would stop it at a later step, and draws the calibration sequences."""
@@ -153,14 +181,14 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         pruner = NeuronALPruner(stage)
         with _as_if_dense(model), untouched_randomness():
             pruner.prune(model, self.ids)
-        if self.keeper is not None:
-            self.keeper.apply()  # some saliencies update the other weights, those that were zero already among them
+        for keeper in self._keepers(model):
+            keeper.apply()  # some saliencies update the other weights, those that were zero already among them
             _record_anew(model, pruner.report)
         self.sparsity_config = getattr(model.config, KEY)
-        self._keep(model)
-        self.keeper.clear_state(optimizer)
+        keeper = self._keep(model, self._training)
+        keeper.clear_state(optimizer)
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
-        logger.warning(f"Pruned after step {state.global_step}: {self.keeper.sparsity:.2%} of the weights are zero.")
+        logger.warning(f"Pruned after step {state.global_step}: {keeper.sparsity:.2%} of the weights are zero.")
 
 
 @contextmanager
@@ -179,15 +207,31 @@ def _record_anew(model, report: PruningReport) -> None:
     decoder, _ = find_sparse_decoder(model)
     achieved, blocks, projections = measure_sparsity(decoder)
     report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)
-    setattr(model.config, KEY, make_sparsity_config(decoder, report, stored_names(model, decoder)))
+    record_sparsity(model, make_sparsity_config(decoder, report, stored_names(model, decoder)))
 
 
-def _checked(schedule: dict[int, float]) -> dict[int, float]:
-    """The schedule in the order of its steps. Raises `ValueError` unless steps and sparsities rise together."""
-    steps = sorted(schedule)
-    sparsities = [schedule[step] for step in steps]
-    if not steps or steps[0] < 0 or any(later <= earlier for earlier, later in zip(sparsities, sparsities[1:])):
+def _checked(schedule: Mapping[int, float]) -> dict[int, float]:
+    """The schedule in the order of its steps. Raises `TypeError` or `ValueError` unless they and the sparsities rise."""
+    if not isinstance(schedule, Mapping):
+        raise TypeError(f"schedule is {schedule!r}: expected step -> sparsity, {{0: 0.5, 100: 0.7}}.")
+    sparsity_at = {_whole(step): sparsity for step, sparsity in schedule.items()}
+    for sparsity in sparsity_at.values():
+        if isinstance(sparsity, bool) or not isinstance(sparsity, Real):
+            raise TypeError(f"schedule holds the sparsity {sparsity!r}: expected a number in [0, 1), such as 0.7.")
+    steps = sorted(sparsity_at)
+    sparsities = [float(sparsity_at[step]) for step in steps]
+    rising = all(later > earlier for earlier, later in zip(sparsities, sparsities[1:]))
+    if not steps or steps[0] < 0 or not rising or len(steps) < len(schedule):
         raise ValueError(
-            f"schedule is {schedule}: expected steps from 0 on with rising sparsities: {{0: 0.5, 100: 0.7}}."
+            f"schedule is {dict(schedule)}: expected steps from 0 on with rising sparsities: {{0: 0.5, 100: 0.7}}."
         )
-    return {step: schedule[step] for step in steps}
+    return dict(zip(steps, sparsities))
+
+
+def _whole(step: int | str) -> int:
+    """A step, which checkpoints hold as text."""
+    if isinstance(step, str) and step.isdecimal():
+        return int(step)
+    if isinstance(step, bool) or not isinstance(step, Integral):
+        raise TypeError(f"Expected the number of a step to prune after, a whole one such as 100, but it is {step!r}.")
+    return int(step)

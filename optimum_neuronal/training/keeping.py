@@ -14,8 +14,8 @@ optimizers change weights whose gradients are zero. Under FSDP2 gradients are ma
 clipping has been done already: there the norm is that of all gradients.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 
 import torch
 from torch import nn
@@ -57,8 +57,8 @@ def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
 class SparsityKeeper(AbstractContextManager):
     """Holds weights at zero. Made by [`keep_sparsity`].
 
-    As a context manager it masks the gradients, sets the pruned weights to zero after every step of any optimizer of
-    torch (or one that accelerate has wrapped), and verifies at the end.
+    As a context manager it masks the gradients, sets the pruned weights that an optimizer of torch (or one that
+    accelerate has wrapped) trains to zero after each of its steps, and verifies at the end.
 
     Args:
         weights (`list[SparseWeight]`): with their masks, one bit per weight.
@@ -75,22 +75,37 @@ class SparsityKeeper(AbstractContextManager):
         return sum(int((~weight.mask.unpack()).sum()) for weight in self.weights) / total
 
     @torch.no_grad()
-    def apply(self) -> None:
+    def apply(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Sets the pruned weights to zero: call it after each step of an optimizer that is not torch's.
 
         Weights that are not trained (`requires_grad` is False) are left alone.
+
+        Args:
+            optimizer (`torch.optim.Optimizer`, *optional*):
+                What made the step: weights that it does not train are left alone, since autograd may still need them as
+                they are. None: all weights.
         """
-        for weight in self.weights:
+        for weight in self._trained_by(optimizer):
             if weight.owner.requires_grad:
                 weight.apply()
 
     @torch.no_grad()
-    def mask_gradients(self) -> None:
-        """Sets the gradients of pruned weights to zero where that could not be done as they came: under FSDP2."""
-        for weight in self.weights:
+    def mask_gradients(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Sets the gradients of pruned weights to zero where that could not be done as they came: under FSDP2.
+
+        Args:
+            optimizer (`torch.optim.Optimizer`, *optional*): whose weights' gradients. None: those of all weights.
+        """
+        for weight in self._trained_by(optimizer):
             gradient = weight.owner.grad
             if gradient is not None and is_spread(gradient):
                 weight.apply_to(gradient)
+
+    def _trained_by(self, optimizer: torch.optim.Optimizer | None) -> list[SparseWeight]:
+        if optimizer is None:
+            return self.weights
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return [weight for weight in self.weights if id(weight.owner) in trained]
 
     def clear_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Sets to zero what an optimizer remembers of pruned weights: momentum, second moments.
@@ -114,12 +129,27 @@ class SparsityKeeper(AbstractContextManager):
                 "relied on them."
             )
 
-    def mask_from_now_on(self) -> None:
-        """Masks the gradients of the weights that are trained as they come, until [`~SparsityKeeper.release`]."""
+    def mask_from_now_on(self, under_way: Callable[[], bool] | None = None) -> None:
+        """Masks the gradients of the weights that are trained as they come, until [`~SparsityKeeper.release`].
+
+        Args:
+            under_way (`Callable`, *optional*):
+                Whether what they are masked for goes on; the first gradient after it has ended releases. None: it does.
+        """
+
+        def masking(weight: SparseWeight) -> Callable[[nn.Parameter], None]:
+            @torch.no_grad()
+            def mask(parameter: nn.Parameter) -> None:
+                if under_way is None or under_way():
+                    weight.apply_to(parameter.grad)
+                else:
+                    self.release()
+
+            return mask
+
         for weight in self.weights:
             if weight.owner.requires_grad and not is_spread(weight.owner):
-                hook = partial(_mask_gradient, weight)
-                self._handles.append(weight.owner.register_post_accumulate_grad_hook(hook))
+                self._handles.append(weight.owner.register_post_accumulate_grad_hook(masking(weight)))
 
     def release(self) -> None:
         """Removes everything that was registered."""
@@ -128,16 +158,11 @@ class SparsityKeeper(AbstractContextManager):
 
     def __enter__(self) -> "SparsityKeeper":
         self.mask_from_now_on()
-        self._handles.append(register_optimizer_step_pre_hook(lambda *_: self.mask_gradients()))
-        self._handles.append(register_optimizer_step_post_hook(lambda *_: self.apply()))
+        self._handles.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self.mask_gradients(optimizer)))
+        self._handles.append(register_optimizer_step_post_hook(lambda optimizer, *_: self.apply(optimizer)))
         return self
 
     def __exit__(self, kind, *_) -> None:
         self.release()
         if kind is None:
             self.verify()
-
-
-@torch.no_grad()
-def _mask_gradient(weight: SparseWeight, parameter: nn.Parameter) -> None:
-    weight.apply_to(parameter.grad)

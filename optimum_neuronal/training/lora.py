@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from .sparse_weights import SparseWeight, adapter_layers, find_sparse_weights
+from .sparse_weights import SparseWeight, adapter_layers, find_sparse_weights, unwrap
 
 
 def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
@@ -36,9 +36,11 @@ def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
 
     Raises:
         `ImportError`: peft is not installed.
+        `TypeError`: no model.
         `ValueError`: no adapters, merged adapters, a dense model, or with `exact` an adapter that is not understood.
     """
     check_peft()
+    unwrap(model)  # or what is no model would carry no adapters
     layers = list(_all_layers(model))
     if not layers:
         raise ValueError("The model carries no adapters: call keep_lora_sparse on what peft.get_peft_model returns.")
@@ -48,6 +50,7 @@ def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
     if exact:
         for layer in _layers_of(layers, weights):
             _check_understood(layer)
+        _check_own_weights(layers)
     guard_merging(model, weights, _ExactLora if exact else _GuardedMerge)
     return model
 
@@ -95,7 +98,14 @@ def _parameter(layer: nn.Module) -> str:
 @functools.lru_cache
 def _subclass(kind: type, own: type) -> type:
     """PEFT's class with our methods before its own, so that a layer stays an instance of it."""
-    return type(f"Sparse{own.__name__}", (kind, own), {"peft_class": own, "__module__": own.__module__})
+    members = {"kind": kind, "peft_class": own, "__module__": own.__module__}
+    return type(f"Sparse{own.__name__}", (kind, own), members)
+
+
+def _new_layer(kind: type, own: type) -> nn.Module:
+    """A layer without attributes, for a pickle: the class of such a layer cannot be found by its name."""
+    cls = _subclass(kind, own)
+    return cls.__new__(cls)
 
 
 class _GuardedMerge:
@@ -105,6 +115,10 @@ class _GuardedMerge:
     """
 
     sparse_weight: SparseWeight
+
+    def __reduce_ex__(self, protocol):
+        _, _, *state = super().__reduce_ex__(protocol)
+        return _new_layer, (self.kind, self.peft_class), *state
 
     def merge(self, *args, **kwargs) -> None:
         super().merge(*args, **kwargs)
@@ -189,4 +203,16 @@ def _check_understood(layer: nn.Module) -> None:
             raise ValueError(
                 f"Of LoRA's variants only DoRA and rsLoRA are understood, but the adapter {name!r} is a "
                 f"{type(variant).__name__}: call keep_lora_sparse(model, exact=False)."
+            )
+
+
+def _check_own_weights(layers: list[nn.Module]) -> None:
+    """Raises `ValueError` if two adapter layers update the same weight: merging adds both updates to it."""
+    modules: dict[int, nn.Module] = {}
+    for layer in layers:
+        base = layer.get_base_layer()
+        if modules.setdefault(id(getattr(base, _parameter(layer))), base) is not base:
+            raise ValueError(
+                "Several layers share their weights (layer_replication), so that merging adds the updates of all to each: "
+                "replicate the layers of the model itself; or call keep_lora_sparse(model, exact=False), and do not merge."
             )

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
+from ..decoder.checking import check_changeable
 from ..decoder.finding import find_pruned_decoder
 from ..decoder.packed_modules import check_dense
 from ..decoder.projections import Block, Decoder, Projection
@@ -104,7 +105,15 @@ def is_spread(tensor: torch.Tensor) -> bool:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside of DistributedDataParallel, torch.compile and PEFT's `PeftModel`."""
+    """The model inside of DistributedDataParallel, torch.compile and PEFT's `PeftModel`.
+
+    Raises:
+        `TypeError`: no `nn.Module`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {type(model).__name__}."
+        )
     while True:
         if type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
             model = model.module
@@ -126,14 +135,25 @@ def adapter_layers(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
+def trained_copies(model: nn.Module) -> dict[str, nn.Module]:
+    """PEFT's wrappers of modules of which it trains a copy (`modules_to_save`), by the name of what they replace."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "original_module") and hasattr(module, "modules_to_save")
+    }
+
+
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """While the context lasts, the model's modules are those that PEFT's layers replaced."""
-    layers = adapter_layers(model)
-    parents = {name: model.get_submodule(name.rpartition(".")[0]) for name in layers}
+    replaced = {name: layer.get_base_layer() for name, layer in adapter_layers(model).items()}
+    replaced |= {name: wrapper.original_module for name, wrapper in trained_copies(model).items()}
+    parents = {name: model.get_submodule(name.rpartition(".")[0]) for name in replaced}
+    layers = {name: parents[name]._modules[name.rpartition(".")[2]] for name in replaced}
     try:
-        for name, layer in layers.items():
-            parents[name]._modules[name.rpartition(".")[2]] = layer.get_base_layer()
+        for name, module in replaced.items():
+            parents[name]._modules[name.rpartition(".")[2]] = module
         yield
     finally:
         for name, layer in layers.items():
@@ -172,8 +192,16 @@ def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | 
         )
     check_dense(model, "to train it")
     recorded = read_sparsity_config(model.config)
+    copied = {part for wrapper in trained_copies(model).values() for part in wrapper.original_module.modules()}
     with without_adapters(model):
-        return find_pruned_decoder(model, recorded), recorded
+        decoder = find_pruned_decoder(model, recorded)
+    for name, projection in decoder.projections.items():
+        if projection.module in copied:
+            raise ValueError(
+                f"PEFT trains a copy of {name} (modules_to_save), whose zeros are not kept: leave it out of modules_to_save, "
+                "and train it by an adapter (target_modules)."
+            )
+    return decoder, recorded
 
 
 def _check_access(model: nn.Module) -> None:
@@ -200,6 +228,7 @@ def _weights_of(block: Block) -> list[SparseWeight]:
         if owner.is_meta or not owner.is_floating_point():
             state = "not in memory" if owner.is_meta else f"of dtype {owner.dtype}"
             raise ValueError(f"The weights of {name} are {state}: load the model whole and without quantization.")
+        check_changeable(name, owner)
         pruned = local_part(owner.detach()) == 0
         if members[0].expert is not None and len(members) < len(owner):
             pruned = _of_experts(pruned, owner, members, name)

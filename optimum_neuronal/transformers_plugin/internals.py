@@ -161,8 +161,17 @@ def saves_offloaded_experts() -> bool:
 
 
 def bytes_of(size: int | str) -> int:
-    """What `save_pretrained` takes for `max_shard_size`, bytes or `"500MB"`, in bytes. Raises `ValueError` for other text."""
-    return convert_file_size_to_int(size)
+    """What `save_pretrained` takes for `max_shard_size`, bytes or `"500MB"`, in bytes. Raises `ValueError` for all else."""
+    message = f"max_shard_size is {size!r}: expected bytes, or text such as '500MB'"
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise ValueError(f"{message}.")
+    try:
+        count = convert_file_size_to_int(size)
+    except ValueError as error:
+        raise ValueError(f"{message}: {error}") from error
+    if count < 1:
+        raise ValueError(f"{message}.")
+    return count
 
 
 # What a model tells of itself.

@@ -162,3 +162,8 @@ def test_resolve_seq_length():
     for bad in (0, 513):
         with pytest.raises(ValueError, match=f"seq_length={bad}, but this model admits 1 to 512"):
             resolve_seq_length(LlamaConfig(max_position_embeddings=512), bad)
+
+
+def test_the_name_of_a_tokenizer_is_none():
+    with pytest.raises(TypeError, match="tokenizer is 'gpt2': expected a tokenizer, such as"):
+        draw(MIXED, "gpt2")

@@ -1,3 +1,5 @@
+import os
+
 import datasets
 import pytest
 import torch
@@ -30,6 +32,8 @@ class TestFiles:
         "line, message",
         [
             ("{", "Line 2 .* is not JSON"),
+            ("[" * 100_000, "Line 2 .* is nested too deeply"),
+            ('{"text": "\\ud800"}', r"Document 1 of data.jsonl .* at character 0 is a lone surrogate, '.ud800'"),
             ("[1]", "no object with the key 'text', it is: list"),
             ('{"x": 1}', "keys x"),
         ],
@@ -40,8 +44,22 @@ class TestFiles:
         with pytest.raises(ValueError, match=message):
             load_documents(path)
 
-    def test_parquet(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    @pytest.mark.parametrize("name", ["a[1].parquet", "b*.parquet", "b?.parquet", "**.parquet", "{a,b}.parquet"])
+    def test_a_parquet_file_is_the_one_named(self, tmp_path, name):
+        for other in ("a1.parquet", "b1.parquet", "b2.parquet", name):
+            datasets.Dataset.from_dict({"text": [f"of {other}"]}).to_parquet(tmp_path / other)
+        assert list(load_documents(tmp_path / name)) == [f"of {name}"]
+        assert load_documents(tmp_path / name).source == f"{name}, column text"
+
+    def test_a_parquet_file_is_read_anew(self, tmp_path):
+        path, times = tmp_path / "data.parquet", []
+        for text in ("old", "new"):
+            datasets.Dataset.from_dict({"text": [text], "more": [1]}).to_parquet(path)
+            times = times or [path.stat().st_atime_ns, path.stat().st_mtime_ns]
+            os.utime(path, ns=tuple(times))
+            assert list(load_documents(path)) == [text]
+
+    def test_parquet(self, tmp_path):
         path = str(tmp_path / "data.parquet")
         datasets.Dataset.from_dict({"text": ["a", "b"], "code": ["c", "d"]}).to_parquet(path)
         assert list(load_documents(path)) == ["a", "b"]

@@ -140,3 +140,57 @@ def test_projections_with_the_same_input_are_solved_together():
     norms = {"q": first, "o": second, "k": first}
     found = PlanApplier(Noted([])).updated(projections, norms, {}, SparsityPlan(dict.fromkeys("qok", 0.5)))
     assert together == [(["q", "k"], True), (["o"], False)] and set(found) == {"q", "o", "k"}
+
+
+@dataclass(frozen=True)
+class InPlace(Magnitude):
+    """Computes where its arguments lie."""
+
+    def score(self, weight, activation):
+        return weight.abs_().mul_(activation.add_(1))
+
+
+@dataclass(frozen=True)
+class UpdateInPlace(WeightUpdate):
+    def score(self, weight, activation):
+        return weight.square_()
+
+    def prune(self, weight, hessian, sparsity, pattern=None, name=""):
+        return weight.zero_()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("saliency", [InPlace(), UpdateInPlace()])
+def test_a_saliency_that_computes_in_place_changes_nothing(saliency, dtype):
+    block = make_block([[3, -1], [1, -2]])
+    (projection,) = block.pruned
+    projection.module.to(dtype)
+    before = projection.weight.clone()
+    inputs = torch.tensor([[[1.0, 2.0]]])
+    norms = {projection.name: SquaredNorms.of(torch.tensor([[1.0, 4.0]]), tokens=3)}
+    if saliency.updates_weights:
+        norms[projection.name] = Hessian()
+        norms[projection.name].update(inputs, sequences=1)
+    own = PlanApplier(saliency)
+    activations, _ = own.activations(block, norms)
+    kept = activations[projection.name].clone()
+    own.score(projection, activations)
+    changes = own.changes(block, norms, [plan(0.5)])
+    changes[0](projection)
+    assert torch.equal(projection.weight, before) and torch.equal(activations[projection.name], kept)
+
+
+@pytest.mark.parametrize(
+    "returned, error, message",
+    [
+        (None, TypeError, "Wrong.score returned a NoneType: expected a tensor"),
+        (torch.ones(2), ValueError, r"Wrong.score returned the shape \(2,\) for block.0: expected \(2, 2\)"),
+    ],
+)
+def test_a_saliency_that_scores_something_else(block, returned, error, message):
+    class Wrong(Magnitude):
+        def score(self, weight, activation):
+            return returned
+
+    with pytest.raises(error, match=message):
+        PlanApplier(Wrong()).changes(block, NORMS, [plan(0.5), plan(0.1)])

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from forward import squared_norms
 from sweeps import make_sweep, uniform
@@ -5,6 +6,7 @@ from sweeps import make_sweep, uniform
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.row_saliency import row_saliency
 from optimum_neuronal.metrics.statistics import activation
+from optimum_neuronal.saliency.wanda import Wanda
 
 
 def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(llama, ids):
@@ -30,3 +32,14 @@ def test_one_run_of_the_plans_stream_is_all_that_it_costs(llama, ids):
         before = sweep.engine.runner.block_forwards
         sweep.row_saliency(plan, None)
     assert sweep.engine.runner.block_forwards == before
+
+
+def test_a_saliency_that_is_nan_is_named(llama, ids, monkeypatch):
+    """It would be a plan of NaN otherwise, of which nobody could tell where it came from."""
+    monkeypatch.setattr(Wanda, "score", lambda self, weight, activation: weight * torch.nan)
+    with (
+        inference(llama),
+        pytest.raises(ValueError, match=r"saliency of model.layers.0.self_attn.q_proj is not finite"),
+    ):
+        sweep = make_sweep(llama, ids)
+        row_saliency(sweep.engine, uniform(sweep), None)

@@ -108,3 +108,32 @@ def test_rows_by_alps_and_none_by_sparsegpt(llama, others):
     by_name = {result.saliency: result for result in comparison.results}
     assert by_name["alps"].row_lambda is not None and by_name["sparsegpt"].row_lambda is None
     assert all(result.block_lambda is not None for result in comparison.results)
+
+
+def test_test_files_of_the_same_name_and_counts(llama, ids, tokenizer, tmp_path):
+    for folder, step in (("a", 3), ("b", 5)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test.txt").write_text(" ".join(f"w{i * step % 60}" for i in range(64)))
+    model = make_model("llama", vocab_size=256)
+    files = [tmp_path / folder / "test.txt" for folder in ("a", "b")]
+    fields = {"saliencies": ["magnitude"], "topups": ["uniform"], "sparsities": [0.5], "seq_length": 16}
+    comparison = compare(model, tokenizer, **fields, evaluate=(file for file in files))
+    expected = [evaluate_perplexity(model, tokenizer, file, 16) for file in files]
+    assert comparison.dense.perplexity == pytest.approx(dict(zip(("test.txt", "test.txt (2)"), expected)), rel=1e-5)
+    for count in (0, -1):
+        with pytest.raises(ValueError, match=f"max_windows={count} has to be at least 1"):
+            compare(model, tokenizer, **fields, evaluate=files, max_windows=count)
+    with pytest.raises(TypeError, match="max_windows is 1.5: expected a whole number"):
+        compare(model, tokenizer, **fields, evaluate=files, max_windows=1.5)
+
+
+def test_what_is_given_may_come_from_generators(llama, ids, others):
+    given = {**others, "sparsities": [0.5], "evaluate": {"test": ids[6:]}, "targets": ["mlp"], "ignore": ["down_proj"]}
+    listed = compare(llama, saliencies=["magnitude", "wanda"], topups=["uniform"], **given)
+    given |= {name: (value for value in given[name]) for name in ("sparsities", "targets", "ignore")}
+    saliencies = (name for name in ("magnitude", "wanda"))
+    generated = compare(llama, saliencies=saliencies, topups=iter(["uniform"]), **given)
+    assert [result.perplexity for result in generated.results] == [result.perplexity for result in listed.results]
+    assert [result.config["ignore"] for result in generated.results] == [["down_proj"]] * 2
+    with pytest.raises(TypeError, match="Expected a list of methods"):
+        compare(llama, saliencies="wanda", **others)

@@ -172,3 +172,9 @@ class TestErrors:
     def test_weights_on_meta(self, model):
         with pytest.raises(ValueError, match="on the meta device"):
             evaluate_perplexity(model.to("meta"), None, random_ids(2, 8))
+
+
+@pytest.mark.parametrize("model", [None, "llama", 5])
+def test_what_is_no_model(model, ids):
+    with pytest.raises(TypeError, match=f"model is {model!r}: expected a causal language model"):
+        evaluate_perplexity(model, None, ids)

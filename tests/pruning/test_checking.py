@@ -1,6 +1,7 @@
 import pytest
 import torch
 import transformers
+from conftest import make_model
 from families import FAMILIES
 
 from optimum_neuronal import NeuronALConfig
@@ -59,3 +60,18 @@ def test_a_sparse_model_is_refused_without_weights():
     )
     with pytest.raises(ValueError, match="is sparse already .* del model.config.sparsity_config"):
         check_structure(model, *config())
+
+
+def test_weights_that_nobody_can_change(ids):
+    with torch.inference_mode():
+        model = make_model("llama")
+    with pytest.raises(ValueError, match=r"q_proj were made under torch.inference_mode\(\).*load the model outside"):
+        check(model, *config())
+    with torch.no_grad():
+        check(make_model("llama"), *config())
+
+
+def test_blocks_that_are_compiled_in_place(llama):
+    llama.model.layers[1].mlp.compile(backend="eager")
+    with pytest.raises(ValueError, match=r"model.layers.1.mlp is compiled in place .*prune the model first"):
+        check(llama, *config())

@@ -2,6 +2,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from several_processes import in_processes
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.runtime import processes
 from optimum_neuronal.runtime.processes import Processes
 
 
@@ -33,14 +35,62 @@ def test_candidates_are_dealt_and_sequences_are_parted():
     assert Processes().collect([1, 2]) == [1, 2] and Processes().from_first("mine") == "mine"
 
 
+def variables(monkeypatch, **values):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_waiting_for_processes_that_do_not_come_is_told(monkeypatch):
+    """As if a shell kept torchrun's variables: the process would wait for half an hour, silently."""
+    variables(monkeypatch, WORLD_SIZE="3", RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    said, told = [], threading.Event()
+    monkeypatch.setattr(processes, "PATIENCE", 0.01)
+    monkeypatch.setattr(processes.logger, "warning", lambda message: said.append(message) or told.set())
+
+    def wait():
+        assert told.wait(10)
+        raise TimeoutError
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", wait)
+    with pytest.raises(TimeoutError), processes.process_group():
+        pass
+    assert len(said) == 1
+    assert "process 0 waits at 127.0.0.1:1 for the 2 others" in said[0] and "unset WORLD_SIZE" in said[0]
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"WORLD_SIZE": "two"}, "variable WORLD_SIZE is 'two'"),
+        ({"WORLD_SIZE": "2"}, "variable RANK is None"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "variable MASTER_PORT is None"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "1"}, "MASTER_ADDR is None"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_PORT": "1", "MASTER_ADDR": "x"}, "RANK is 2 of WORLD_SIZE 2"),
+    ],
+)
+def test_half_of_torchruns_variables(monkeypatch, values, message):
+    variables(monkeypatch, **values)
+    with pytest.raises(ValueError, match=f"{message}.*unset WORLD_SIZE"), processes.process_group():
+        pass
+
+
+@pytest.mark.parametrize("values", [{}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}])
+def test_alone(monkeypatch, values):
+    variables(monkeypatch, **values)
+    with processes.process_group() as alone:
+        assert alone == Processes()
+
+
 def _exchange(rank, count, folder):
-    processes, length = Processes.current(), 8
-    assert processes == Processes(rank, count)
-    assert processes.collect([letter * 2 for letter in processes.deal("abcdefgh")]) == [c * 2 for c in "abcdefgh"]
+    own, length = Processes.current(), 8
+    assert own == Processes(rank, count)
+    assert own.collect([letter * 2 for letter in own.deal("abcdefgh")]) == [c * 2 for c in "abcdefgh"]
     rows = torch.arange(length * 3, dtype=torch.float32).view(length, 3)
-    assert torch.equal(processes.join(rows[processes.part(length)].clone(), length), rows)
-    assert torch.equal(processes.join(rows[:2], 2) if count > 2 else rows[:2], rows[:2])
-    assert processes.from_first(rank) == 0
+    assert torch.equal(own.join(rows[own.part(length)].clone(), length), rows)
+    assert torch.equal(own.join(rows[:2], 2) if count > 2 else rows[:2], rows[:2])
+    assert own.from_first(rank) == 0
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -3,6 +3,7 @@ import os
 import random
 import socket
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_model
@@ -126,6 +127,62 @@ def test_a_failed_training_leaves_nothing_behind_that_the_next_one_minds(tmp_pat
     )
 
 
+class Nested(TrainerCallback):
+    """Runs something after the second step."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            self.run()
+
+
+def test_one_callback_serves_two_trainings_at_the_same_time(tmp_path, data):
+    first, second, callback = make_sparse(), make_sparse("gpt2"), SparsityCallback()
+    zeros = zeros_of(first), zeros_of(second)
+    inner = make_trainer(second, tmp_path, data, callback)
+    make_trainer(first, tmp_path, data, callback, Nested(inner.train)).train()
+    assert same_zeros(first, zeros[0]) and same_zeros(second, zeros[1])
+    for model in (first, second):
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_a_pruning_callback_is_for_one_training_at_a_time(tmp_path, data):
+    callback = pruning()
+    inner = make_trainer(make_model("llama"), tmp_path, data, callback)
+    with pytest.raises(ValueError, match="make one for each Trainer"):
+        make_trainer(make_model("llama"), tmp_path, data, callback, Nested(inner.train)).train()
+    inner.train()  # the other one has ended, with that error
+    assert inner.model.config.sparsity_config["sparsity"] == 0.7
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["between steps", "within a step"])
+def test_an_interrupted_training_lets_go_of_the_weights(tmp_path, data, where):
+    """Dense training afterwards is as if there had been no callback, from its first gradient on."""
+    model = make_sparse()
+    trainer = make_trainer(model, tmp_path, data, SparsityCallback(), Nested(interrupt))
+    if where == "within a step":
+        trainer.callback_handler.pop_callback(Nested)
+        model.model.layers[0].register_forward_pre_hook(lambda *_: interrupt())
+    with pytest.raises(KeyboardInterrupt) as held:  # with its traceback, and so with the Trainer's frames
+        trainer.train()
+    model.model.layers[0]._forward_pre_hooks.clear()
+    model.zero_grad()
+    unguarded = copy.deepcopy(model)
+    for parameter in unguarded.parameters():
+        parameter._post_accumulate_grad_hooks = None
+    for each in (model, unguarded):
+        make_trainer(each, tmp_path, data, max_steps=1, max_grad_norm=0.1).train()
+    assert all(torch.equal(value, unguarded.state_dict()[key]) for key, value in model.state_dict().items())
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    assert held.type is KeyboardInterrupt
+
+
 class Record(TrainerCallback):
     """Sparsity, and the optimizer's memory of the pruned weights, after every step."""
 
@@ -236,9 +293,22 @@ def test_bad_schedules(tmp_path, data, llama):
         ({"at_step": -1}, "steps from 0 on"),
         ({"schedule": {0: 0.7, 5: 0.5}}, "rising sparsities"),
         ({"schedule": {0: 1.5}}, r"expected a share in \[0, 1\)"),
+        ({"schedule": {0: float("nan"), 1: 0.5}}, "rising sparsities"),
+        ({"schedule": {1: 0.4, "1": 0.5}}, "rising sparsities"),
     ]:
         with pytest.raises(ValueError, match=message):
             NeuronALCallback(config, **fields)
+    for fields, message in [
+        ({"schedule": {0.0: 0.3, 0.5: 0.7}}, "a whole one such as 100, but it is 0.0"),
+        ({"at_step": 1.7}, "a whole one such as 100, but it is 1.7"),
+        ({"at_step": True}, "but it is True"),
+        ({"schedule": {"first": 0.5}}, "but it is 'first'"),
+        ({"schedule": {0: "0.7"}}, "schedule holds the sparsity '0.7': expected a number"),
+        ({"schedule": [(0, 0.5)]}, "schedule is .*: expected step -> sparsity"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            NeuronALCallback(config, **fields)
+    assert NeuronALCallback(config, schedule={"2": 0.7, np.int64(1): np.float32(0.5)}).schedule == {1: 0.5, 2: 0.7}
     with pytest.raises(TypeError, match="config is a float"):
         NeuronALCallback(0.7, at_step=1)
     for callback, message in [

@@ -24,6 +24,19 @@ OPTIMIZERS = {
 }
 
 
+def test_an_optimizers_step_leaves_other_models_to_autograd(ids):
+    """What one model's backward still needs, another one's step does not touch."""
+    first, second = make_sparse(), make_sparse("gpt2")
+    zeros = zeros_of(first), zeros_of(second)
+    optimizers = [Restless(model.parameters(), lr=0.1) for model in (first, second)]
+    with keep_sparsity(first), keep_sparsity(second):
+        loss = first(input_ids=ids[:2], labels=ids[:2]).loss
+        step(second, optimizers[1], ids[:2])
+        loss.backward()
+        optimizers[0].step()
+    assert same_zeros(first, zeros[0]) and same_zeros(second, zeros[1])
+
+
 class Restless(torch.optim.SGD):
     """Changes weights whose gradients are zero too, as Muon does."""
 

@@ -1,4 +1,6 @@
 import copy
+import io
+import pickle
 import sys
 
 import pytest
@@ -12,6 +14,7 @@ from torch.nn.functional import linear
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, inspect_checkpoint, keep_lora_sparse, keep_sparsity
 from optimum_neuronal.training.lora import check_peft
+from optimum_neuronal.training.sparse_weights import adapter_layers
 
 
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
@@ -170,6 +173,36 @@ def test_several_adapters(ids):
     model.unmerge_adapter()
     with pytest.raises(ValueError, match="batches of several adapters"):
         model(input_ids=ids[:2], adapter_names=["default", "other"])
+
+
+@pytest.mark.parametrize("case", ["lora", "dora", "experts"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_it_goes_through_a_pickle(case, exact, ids):
+    model = keep_lora_sparse(adapted(case, init_lora_weights=False), exact=exact).eval()
+    zeros, trained = zeros_of(model), logits(model, ids)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for again in (pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False), copy.deepcopy(model)):
+        assert torch.equal(logits(again, ids), trained)
+        with torch.no_grad():
+            layers = list(adapter_layers(again).values())
+            assert [type(layer) for layer in layers] == [type(layer) for layer in adapter_layers(model).values()]
+            assert all(layer.sparse_weight.owner is not None for layer in layers)
+        merged = again.merge_and_unload()
+        assert same_zeros(merged, zeros)
+        if exact:
+            torch.testing.assert_close(logits(merged, ids), trained, rtol=0, atol=1e-5)
+    assert torch.equal(logits(model, ids), trained), "it shares nothing with its copies"
+
+
+def test_replicated_layers_are_refused(ids):
+    """They share their weights, so that merging would add the updates of all to each."""
+    model = adapted("lora", layer_replication=[[0, 2], [1, 3]])
+    with pytest.raises(ValueError, match=r"share their weights \(layer_replication\)"):
+        keep_lora_sparse(model)
+    before = logits(model, ids)
+    assert torch.equal(logits(keep_lora_sparse(model, exact=False), ids), before)
 
 
 def test_what_is_refused(llama, monkeypatch):

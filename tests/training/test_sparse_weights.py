@@ -5,7 +5,7 @@ from peft import LoraConfig, get_peft_model
 from sparse import make_sparse, zeros_of
 from torch import nn
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, keep_lora_sparse, keep_sparsity
 from optimum_neuronal.training.sparse_weights import find_sparse_weights, without_adapters
 
 
@@ -132,3 +132,37 @@ def test_weights_that_hide_their_zeros():
     flat.module = make_sparse()
     with pytest.raises(ValueError, match="use FSDP2"):
         find_sparse_weights(flat)
+
+
+@pytest.mark.parametrize("what", [None, 5, "llama", nn.Linear])
+@pytest.mark.parametrize("keep", [keep_sparsity, keep_lora_sparse, find_sparse_weights])
+def test_what_is_no_model(keep, what):
+    with pytest.raises(TypeError, match=f"Expected a transformers PreTrainedModel, .* got {type(what).__name__}"):
+        keep(what)
+
+
+def test_weights_that_nobody_can_change():
+    with torch.inference_mode():
+        model = make_model("llama")
+    with pytest.raises(ValueError, match="made under torch.inference_mode"):
+        keep_sparsity(model)
+
+
+@pytest.mark.parametrize("saved", ["up_proj", "mlp"])
+def test_a_copy_of_a_projection_that_peft_trains(saved):
+    model = make_sparse()
+    copied = get_peft_model(model, LoraConfig(target_modules=["q_proj"], modules_to_save=[saved]))
+    for keep in (keep_sparsity, keep_lora_sparse):
+        with pytest.raises(ValueError, match=r"a copy of model.layers.0.mlp.\w+ \(modules_to_save\)"):
+            keep(copied)
+
+
+def test_a_copy_of_anything_else_is_no_matter():
+    model = make_sparse()
+    expected = found(model)
+    fields = {"modules_to_save": ["lm_head", "norm", "embed_tokens"]}
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"], **fields))
+    names = [name for name, _ in adapted.named_modules()]
+    masks = found(adapted)
+    assert all(torch.equal(masks[name], mask) for name, mask in expected.items())
+    assert [name for name, _ in adapted.named_modules()] == names
