@@ -50,14 +50,9 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
                 f"The weights of {name} are on the meta device: load them with from_pretrained, which can leave them on "
                 "disk (device_map, offload_folder)."
             )
-        check_changeable(name, weight)
         if not weight.is_floating_point():
             raise ValueError(f"The weights of {name} have dtype {weight.dtype}: load the model without quantization.")
-        if weight.is_inference() or any(size > 1 and not step for size, step in zip(weight.shape, weight.stride())):
-            raise ValueError(
-                f"The weights of {name} cannot be changed in place (made under torch.inference_mode(), or expanded): load "
-                "the model outside of it, or give it weights of their own."
-            )
+        check_changeable(name, weight)
         other = owners.setdefault(projection.weight.data_ptr(), name)
         if other != name:
             raise ValueError(f"{name} shares its weights with {other}: tied projections cannot be pruned.")
@@ -66,11 +61,11 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
 
 
 def check_changeable(name: str, weight: torch.Tensor) -> None:
-    """Raises `ValueError` for a weight that torch lets nobody change. `name` is the projection's."""
-    if weight.is_inference():
+    """Raises `ValueError` for a weight that torch lets nobody change in place. `name` is the projection's."""
+    if weight.is_inference() or any(size > 1 and not step for size, step in zip(weight.shape, weight.stride())):
         raise ValueError(
-            f"The weights of {name} were made under torch.inference_mode(), where they stay as they are: load the model "
-            "outside of it; torch.no_grad() does no harm."
+            f"The weights of {name} cannot be changed in place (made under torch.inference_mode(), or expanded): load "
+            "the model outside of it, or give it weights of their own."
         )
 
 
