@@ -1,7 +1,7 @@
 """`NeuronALConfig`: everything that decides how a model is pruned."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -109,6 +109,8 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
                 f"num_alignment_samples is {self.num_alignment_samples}, more than num_samples={self.num_samples}: the "
                 "top-up's sequences are the first of the calibration sequences."
             )
+        if self.dataset == "":
+            raise ValueError("dataset is empty: expected a name or a path, or None for data in memory.")
         if self.dataset is not None and not isinstance(self.dataset, str):
             raise TypeError(
                 f"dataset is a {type(self.dataset).__name__}: the config holds a name or a path. Pass text or token "
@@ -186,7 +188,7 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
         return cls.from_dict(read_config_file(path))
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs):
+    def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs):
         """Makes a config from the dict that `to_dict` returns, or did in an earlier release.
 
         Args:
@@ -201,6 +203,10 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             `ValueError`: the dict is another method's, or has keys that are not fields.
         """
         known = [*(entry.name for entry in fields(cls)), *ALIASES]
+        if not isinstance(config_dict, Mapping):
+            raise TypeError(
+                f"config_dict is a {type(config_dict).__name__}: expected what to_dict() returned, a dict."
+            )
         values = dict(config_dict)
         method = values.pop("quant_method", cls.quant_method)
         if method != cls.quant_method:

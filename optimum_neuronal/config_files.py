@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .runtime.arguments import check_path
+
 
 YAML = (".yaml", ".yml")
 
@@ -20,7 +22,9 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
         `ValueError`: the file is none of these.
         `OSError`: it cannot be read.
     """
-    path = Path(path)
+    path = Path(check_path("path", path))
+    if not path.is_file():
+        raise FileNotFoundError(f"The recipe {str(path)!r} does not exist: check its path.")
     text = path.read_bytes()
     try:
         found = _parse(text.decode("utf-8"), path.suffix.lower())

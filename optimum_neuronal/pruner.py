@@ -14,6 +14,7 @@ from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pr
 from .checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
+from .decoder.checking import check_model
 from .decoder.identity import identity
 from .decoder.loading import load_streamed
 from .decoder.placement import default_device, is_offloaded
@@ -27,9 +28,10 @@ from .pruning.calibrating import draw_calibration
 from .pruning.checking import check
 from .pruning.exclusive import alone_with
 from .pruning.finding import find_changes
-from .pruning.pruned_models import Pruned, PrunedModels, Tokenizers
+from .pruning.pruned_models import Pruned, PrunedModels, Tokenizers, check_tokenizer
 from .pruning.reporting import make_report, versions
 from .report import PruningReport
+from .runtime.arguments import check_path
 from .runtime.clock import Clock
 from .runtime.directories import check_apart
 from .runtime.interrupts import deferred_interrupt
@@ -69,6 +71,7 @@ class NeuronALPruner(OptimumQuantizer):
         super().__init__()
         if not isinstance(config, NeuronALConfig):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
+        check_tokenizer(tokenizer)
         self.config = config
         self._tokenizers = Tokenizers(
             AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
@@ -112,6 +115,7 @@ class NeuronALPruner(OptimumQuantizer):
         """
         if file_name is not None:
             raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
+        check_path("model_or_path", model_or_path)
         pruner = cls(config, tokenizer)
         if stream_to is None:
             pruner.model = AutoModelForCausalLM.from_pretrained(model_or_path, **model_kwargs)
@@ -230,6 +234,7 @@ class NeuronALPruner(OptimumQuantizer):
         Returns:
             [`CalibrationSet`], *optional*: None if saliency and top-up look at weights alone.
         """
+        check_model(model)
         return self._draw(model, self.config.make_methods(), dataset, revision)
 
     def _draw(self, model, methods: Methods, dataset=None, revision: str | None = None) -> CalibrationSet | None:
@@ -273,7 +278,7 @@ class NeuronALPruner(OptimumQuantizer):
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], tokenizer=None) -> "NeuronALPruner":
         """Makes a pruner of what [`~NeuronALPruner.to_dict`] returned."""
-        return cls(NeuronALConfig.from_dict(dict(config_dict)), tokenizer)
+        return cls(NeuronALConfig.from_dict(config_dict), tokenizer)
 
     def _find(self, model: PreTrainedModel) -> tuple[PruningReport, PreTrainedTokenizerBase | None]:
         """The report of a model that was pruned here, and its tokenizer. Raises `ValueError` if there is none."""

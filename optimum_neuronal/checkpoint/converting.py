@@ -11,6 +11,7 @@ import torch
 from transformers.utils import logging
 
 from ..config_fields import FORMATS
+from ..runtime.arguments import check_path
 from ..runtime.notes import get_logger
 from ..transformers_plugin import internals
 from .files import check_file, read_bytes
@@ -61,7 +62,7 @@ def convert_checkpoint(
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
-    size, source = internals.bytes_of(max_shard_size), Path(directory)
+    size, source = internals.bytes_of(max_shard_size), Path(check_path("directory", directory))
     target = check_directory(directory if output is None else output)
     with Checkpoint(source) as checkpoint:
         _check(checkpoint, format)

@@ -14,6 +14,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from ..runtime.arguments import check_path
 from .dense_index import dense_files, open_dense
 from .files import read_json
 from .names import CONFIG, DENSE_INDEX, WEIGHT_FILES, is_of_weights
@@ -163,6 +164,7 @@ def find_checkpoint(directory_or_id: str | Path, revision: str | None = None, to
         `ValueError`: neither a directory nor the id of a repository.
         `OSError`: it does not exist, may not be read, or the network fails.
     """
+    check_path("directory_or_id", directory_or_id)
     if Path(directory_or_id).is_dir():
         return Path(directory_or_id)
     try:

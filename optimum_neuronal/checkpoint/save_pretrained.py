@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from ..decoder.packed_modules import dense_state, packed_modules
 from ..decoder.weight_names import natural_order
+from ..runtime.arguments import check_path
 from ..runtime.scratch import scratch_directory
 from ..sparsity.stand_in import StandIn
 from ..transformers_plugin import internals
@@ -45,6 +46,7 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
         `TypeError`: no model of transformers.
         `ValueError`: another format, or an argument or a model with which there is no packed format.
     """
+    check_path("save_directory", save_directory)
     model = _uncompiled(model)
     if "max_shard_size" in kwargs:
         internals.bytes_of(kwargs["max_shard_size"])

@@ -103,6 +103,20 @@ DEFAULT_ROLES: dict[str, str | None] = {
 }
 
 
+def _check_types(architecture: "Architecture") -> None:
+    """Raises `TypeError` for fields that a typing error made into something else."""
+    roles, parallel = architecture.roles, architecture.parallel
+    if not isinstance(roles, Mapping) or not all(isinstance(name, str) for name in roles):
+        raise TypeError(f"roles is {roles!r}: expected names of projections -> roles, such as {{'q_proj': 'query'}}.")
+    names = isinstance(parallel, tuple) and all(isinstance(name, str) for name in parallel)
+    if not (isinstance(parallel, bool) or names):
+        raise TypeError(f"parallel is {parallel!r}: expected True, False, or a tuple of names of config fields.")
+    if not isinstance(architecture.stacked_experts, bool):
+        raise TypeError(f"stacked_experts is {architecture.stacked_experts!r}: expected True or False.")
+    if architecture.blocks is not None and not (isinstance(architecture.blocks, str) and architecture.blocks):
+        raise TypeError(f"blocks is {architecture.blocks!r}: expected the name of a module, such as 'model.layers'.")
+
+
 @dataclass(frozen=True)
 class Architecture:
     """What a model family does differently from the default.
@@ -127,6 +141,7 @@ class Architecture:
     blocks: str | None = None
 
     def __post_init__(self):
+        _check_types(self)
         for name, role in self.roles.items():
             if role is not None and role not in FEEDS:
                 raise ValueError(f"Projection {name!r} has the role {role!r}: expected one of {', '.join(FEEDS)}.")
@@ -194,6 +209,8 @@ def register_architecture(model_type: str, architecture: Architecture) -> None:
         model_type (`str`): `model.config.get_text_config().model_type` of the family.
         architecture ([`Architecture`]): what differs from the default.
     """
+    if not isinstance(model_type, str) or not model_type:
+        raise TypeError(f"model_type is {model_type!r}: expected a family's name, such as 'llama'.")
     if not isinstance(architecture, Architecture):
         raise TypeError(f"register_architecture expects an Architecture, got {type(architecture).__name__}.")
     _ARCHITECTURES[model_type] = architecture

@@ -9,6 +9,7 @@ from transformers.utils import logging
 from ..config_aliases import as_json
 from ..pruning.exclusive import alone_with
 from ..pruning.reporting import versions
+from ..runtime.arguments import check_several, check_texts
 from ..runtime.notes import get_logger
 from ..runtime.processes import Processes
 from ..runtime.registry import parse_method
@@ -62,7 +63,9 @@ def compare(
     """
     if Processes.current().count > 1:
         raise ValueError("compare runs in one process; start it without torchrun or accelerate launch.")
-    saliencies, topups, sparsities, config = as_json([saliencies, topups, sparsities, config])  # each is read again
+    saliencies = check_texts("saliencies", saliencies, "['wanda']")
+    topups = check_texts("topups", topups, "['search']")
+    sparsities, config = check_several("sparsities", sparsities, "[0.6, 0.7]"), as_json(config)
     _check_names(saliencies, topups)
     asked = [(s, saliency, topup) for s in sparsities for saliency in saliencies for topup in topups]
     if not asked:
@@ -96,7 +99,5 @@ def _run(trials: "Trials", records: "ResultRecords", asked: Sequence[tuple], out
 
 def _check_names(saliencies: Sequence[str], topups: Sequence[str]) -> None:
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
-        if isinstance(methods, str):
-            raise TypeError(f"Expected a list of methods (of the kind {registry.kind}), such as [{methods!r}].")
         for method in methods:
             registry.get(parse_method(method)[0])

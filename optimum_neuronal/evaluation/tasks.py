@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..engine.capture import inference
+from ..pruning.pruned_models import check_tokenizer
+from ..runtime.arguments import check_path, check_texts
+from ..runtime.hyper_parameters import check_whole
 from ..runtime.registry import did_you_mean
 from ..transformers_plugin import internals
 
@@ -70,13 +73,16 @@ def evaluate_tasks(
             the meta device; a log-likelihood that is NaN.
         `OSError`: a task's data cannot be downloaded. Like an unknown task, this is found before the model runs.
     """
-    for name, value in (("limit", limit), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value} has to be at least 1.")
-    if include_path is not None and not Path(include_path).is_dir():
+    check_whole("batch_size", batch_size, 1)
+    if limit is not None:
+        check_whole("limit", limit, 1)
+    if include_path is not None and not Path(check_path("include_path", include_path)).is_dir():
         raise ValueError(f"include_path={str(include_path)!r} is not a folder of task files.")
-    if tokenizer is None:
-        raise ValueError("Zero-shot tasks are text and need a tokenizer: pass it.")
+    if tokenizer is None or isinstance(tokenizer, str):
+        raise ValueError(
+            "Zero-shot tasks are text and need a tokenizer: pass what AutoTokenizer.from_pretrained returns."
+        )
+    check_tokenizer(tokenizer)
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has no bos_token and no eos_token; the harness needs one: set it.")
     _check_model(model)
@@ -100,7 +106,7 @@ def _check_model(model) -> None:
 
 def _expand(tasks: Sequence[str]) -> list[str]:
     """The names with this package's own groups resolved, each once."""
-    names = [tasks] if isinstance(tasks, str) else list(tasks)
+    names = [tasks] if isinstance(tasks, str) and tasks else check_texts("tasks", tasks, "['boolq']")
     if not names:
         raise ValueError('tasks is empty: name at least one, for instance "paper".')
     return list(dict.fromkeys(task for name in names for task in GROUPS.get(name, (name,))))

@@ -1,7 +1,7 @@
 """Tells what a prune would do and cost, from the model's config alone: no weight and no text is read."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,7 @@ def plan_prune(
         trial_bytes=max(_trial_bytes(block) for block in decoder.blocks) if passes else 0,
         hidden_bytes=sequences * tokens * decoder.config.hidden_size * model.dtype.itemsize,
         working_bytes=_working_bytes(decoder, config, passes, tokens, device) if passes else 0,
-        solving=solving_cost(decoder, replace(config, seq_length=tokens), methods),
+        solving=solving_cost(decoder, config, methods, tokens),
         sweeps=plan_sweeps(passes, decoder, tokens, *samples),
         device=str(device),
         rates=measure_rates(model.dtype, device, decoder.config.vocab_size),

@@ -1,7 +1,6 @@
 """What a prune will do, pass by pass: a dry run tells it, and a prune shows how far it has come."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from ..config import NeuronALConfig
 from ..decoder.projections import Decoder
@@ -62,7 +61,7 @@ def planned_stages(methods: Methods, config: NeuronALConfig, decoder: Decoder, t
     if not passes:
         return {}
     sweeps = plan_sweeps(passes, decoder, tokens, config.num_samples, config.num_alignment_samples)
-    solving = solving_cost(decoder, replace(config, seq_length=tokens), methods)
+    solving = solving_cost(decoder, config, methods, tokens)
     shares = {LEVELS: 1 - 1 / solving.sparsities, PRUNING: 1 / solving.sparsities} if solving.sparsities else {}
     stages: dict[str, Stage] = {}
     for step, sweep in zip(passes, sweeps):

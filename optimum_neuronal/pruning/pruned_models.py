@@ -27,6 +27,17 @@ class Pruned:
     tokenizer: PreTrainedTokenizerBase | None
 
 
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises `TypeError` unless a tokenizer is one, or where to load it from, or None."""
+    one = (
+        callable(tokenizer) and hasattr(tokenizer, "save_pretrained") and not isinstance(tokenizer, (type, nn.Module))
+    )
+    if not (one or tokenizer is None or isinstance(tokenizer, str)):
+        raise TypeError(
+            f"tokenizer is a {type(tokenizer).__name__}: expected what AutoTokenizer.from_pretrained returns, or a name."
+        )
+
+
 class Tokenizers:
     """The tokenizers of models: one for all, or each model's own.
 

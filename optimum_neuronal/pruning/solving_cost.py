@@ -32,19 +32,19 @@ class SolvingCost:
     waiting_bytes: int = 0
 
 
-def solving_cost(decoder: Decoder, config: NeuronALConfig, methods: Methods) -> SolvingCost:
+def solving_cost(decoder: Decoder, config: NeuronALConfig, methods: Methods, tokens: int) -> SolvingCost:
     """What a config's saliency and top-up solve, if no candidate is abandoned.
 
     Args:
         decoder ([`Decoder`]): may be on the meta device.
-        config ([`NeuronALConfig`]), methods ([`Methods`]): of each other; `config.seq_length` is given.
+        config ([`NeuronALConfig`]), methods ([`Methods`]): of each other.
+        tokens (`int`): of a calibration sequence.
     """
     if not methods.saliency.updates_weights:
         return SolvingCost()
     levels = level_sparsities(config.sparsity) if methods.topup.uses_levels(methods.saliency) else ()
-    tokens = config.num_samples * (config.seq_length or 0)
     shapes = [p.shape for p in decoder.projections.values()]
-    gathered = sum(2 * tokens * columns**2 for _, columns in shapes)
+    gathered = sum(2 * config.num_samples * tokens * columns**2 for _, columns in shapes)
     solved = sum(methods.saliency.operations(shape) for shape in shapes)
     refitted = REFIT * max(map(_weights, decoder.blocks)) * FLOAT32 if config.refit_epochs else 0
     kept = 1 - config.sparsity

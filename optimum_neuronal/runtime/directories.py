@@ -4,6 +4,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from .arguments import check_path
+
 
 LONGEST_TAIL = len(".") + len(".weights-12345678")  # what is put around its name for directories beside it
 
@@ -24,9 +26,9 @@ def check_writable(directory: str | Path, purpose: str) -> Path:
         `PermissionError`: the directory, or the one it would be made in, cannot be written.
         `OSError`: the name is too long.
     """
-    if not os.fspath(directory):
+    if directory == "":
         raise ValueError(f"Cannot {purpose} '': the name is empty. Name a directory, or '.' for this one.")
-    path = Path(directory).absolute()
+    path = Path(check_path(f"the directory to {purpose}", directory)).absolute()
     try:
         str(path).encode()
     except UnicodeEncodeError as error:

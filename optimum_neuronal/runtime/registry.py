@@ -77,7 +77,7 @@ class Registry:
         if not isinstance(name, str):
             raise TypeError(f"A {self.kind} was registered as {name!r}: expected a name, as in @register('my-own').")
         if not re.fullmatch(r"[\w.+-]+", name):
-            raise ValueError(f"The {self.kind} name {name!r} has to consist of letters, digits and any of _ . + -")
+            raise ValueError(f"The {self.kind} name {name!r} is none: expected letters, digits and any of _.+- alone.")
 
         def decorate(cls: type) -> type:
             if not (isinstance(cls, type) and issubclass(cls, self.base)):

@@ -116,7 +116,7 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
         if (at_step is None) == (schedule is None):
             raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
-        schedule = {at_step: self.config.sparsity} if schedule is None else schedule
+        schedule = {_whole(at_step): self.config.sparsity} if schedule is None else schedule
         self.schedule = _checked(schedule)
         self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
         self.sparsity_config: dict | None = None

@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from ..runtime.arguments import check_path
 from .sparse_loading import PackingConfig, is_packed
 from .staying_packed import keeping_packed
 
@@ -52,6 +53,7 @@ class SparseModelForCausalLM:
                 with packed weights.
             `OSError`: there is no such checkpoint.
         """
+        check_path("directory_or_id", directory_or_id)
         for name, why in REFUSED.items():
             if kwargs.get(name) is not None:
                 raise ValueError(f"SparseModelForCausalLM.from_pretrained takes no {name}: {why}.")

@@ -135,5 +135,5 @@ def test_what_is_given_may_come_from_generators(llama, ids, others):
     generated = compare(llama, saliencies=saliencies, topups=iter(["uniform"]), **given)
     assert [result.perplexity for result in generated.results] == [result.perplexity for result in listed.results]
     assert [result.config["ignore"] for result in generated.results] == [["down_proj"]] * 2
-    with pytest.raises(TypeError, match="Expected a list of methods"):
+    with pytest.raises(TypeError, match="saliencies is .wanda.: expected several"):
         compare(llama, saliencies="wanda", **others)

@@ -140,7 +140,7 @@ class TestNothingElseChanges:
 class TestErrors:
     @pytest.mark.parametrize("name", ["limit", "batch_size"])
     def test_numbers(self, llama, tokenizer, name):
-        with pytest.raises(ValueError, match=f"{name}=0 has to be at least 1"):
+        with pytest.raises(ValueError, match=f"{name} is 0: expected a whole number of at least 1"):
             evaluate(llama, tokenizer, **{name: 0})
 
     def test_no_task(self, llama, tokenizer):

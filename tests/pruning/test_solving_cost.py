@@ -25,7 +25,7 @@ ITERATIONS = {"saliency": "alps", "saliency_args": {"iterations": 6, "refinement
 
 def cost_of(model, **fields) -> SolvingCost:
     config = config_of(**fields)
-    return solving_cost(find_decoder(model), config, config.make_methods())
+    return solving_cost(find_decoder(model), config, config.make_methods(), config.seq_length)
 
 
 def test_nothing_is_solved_where_weights_stay_as_they_are(llama, tmp_path):
@@ -65,7 +65,7 @@ def test_a_refit_holds_a_block_four_times(llama):
 def test_the_plan_counts_all_of_it(llama, tmp_path):
     plan = plan_prune(saved(tmp_path, llama)[0], config_of(topup="search", **ITERATIONS))
     solving = plan.solving
-    assert plan.seconds == (plan.operations + solving.operations) / RATE
+    assert plan.seconds == pytest.approx((plan.operations + solving.operations) / RATE)
     rest = plan.model_bytes + plan.trial_bytes + plan.hidden_bytes + plan.mask_bytes
     assert plan.memory_bytes == rest + solving.solver_bytes + max(solving.levels_bytes, solving.waiting_bytes)
     text = str(plan)

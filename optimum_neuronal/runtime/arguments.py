@@ -1,0 +1,46 @@
+"""Checks of what users hand in, for every public function: the same words for the same mistake."""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+
+def check_path(name: str, value: Any) -> str:
+    """The text of a path; `TypeError` if it is neither text nor a path, `ValueError` if it is empty."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a {type(value).__name__}: expected a path, as text or pathlib.Path.")
+    if not value:
+        raise ValueError(f"{name} is empty: expected a path, such as '.' for this folder.")
+    return value
+
+
+def check_several(name: str, value: Any, example: str) -> list:
+    """The entries of a list, tuple, array or iterator; `TypeError` for anything else, and for a single text.
+
+    Args:
+        name (`str`): of the argument, for the message.
+        value: what came.
+        example (`str`): of what is expected, for the message.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (str, bytes, dict, type)) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} is {_shown(value)}: expected several, such as {example}.")
+    return list(value)
+
+
+def check_texts(name: str, value: Any, example: str) -> list[str]:
+    """The same, if every entry is text."""
+    entries = check_several(name, value, example)
+    for entry in entries:
+        if not isinstance(entry, str):
+            raise TypeError(f"{name} holds {_shown(entry)}: expected text, such as {example}.")
+    return entries
+
+
+def _shown(value: Any) -> str:
+    """A value in an error's message: itself if it is short, else its type."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 and "\n" not in shown else f"a {type(value).__name__}"

@@ -1,0 +1,30 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optimum_neuronal.runtime.arguments import check_path, check_several, check_texts
+
+
+def test_paths():
+    assert (check_path("output", "a/b"), check_path("output", Path("a/b"))) == ("a/b", "a/b")
+    with pytest.raises(TypeError, match="output is a bytes: expected a path"):
+        check_path("output", b"a")
+    with pytest.raises(ValueError, match="output is empty"):
+        check_path("output", "")
+
+
+def test_several_of_anything_that_holds_some():
+    assert check_several("sparsities", np.array([0.5, 0.6]), "[0.6]") == [0.5, 0.6]
+    assert check_several("sparsities", (s / 10 for s in (5, 6)), "[0.6]") == [0.5, 0.6]
+    for value in (0.5, "0.5", {"a": 1}, dict, None):
+        with pytest.raises(TypeError, match=r"sparsities is .*: expected several, such as \[0.6\]"):
+            check_several("sparsities", value, "[0.6]")
+
+
+def test_texts_are_texts_and_long_values_are_not_shown():
+    assert check_texts("tasks", ("boolq", "rte"), "['boolq']") == ["boolq", "rte"]
+    with pytest.raises(TypeError, match="tasks holds 3: expected text"):
+        check_texts("tasks", ["boolq", 3], "['boolq']")
+    with pytest.raises(TypeError, match="tasks holds a list: expected text"):
+        check_texts("tasks", [list(range(100))], "['boolq']")
