@@ -28,7 +28,7 @@ from .names import (
     is_of_weights,
 )
 from .opening import Checkpoint, Weight
-from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
+from .packed_writing import SHARD_SIZE, PackedWriter, add_hint, dense_config, packed_config
 from .saving import check_directory, check_free, replaced_checkpoint
 from .shards import ShardWriter
 
@@ -162,6 +162,8 @@ def _adapt(source: Path, staging: Path, checkpoint: Checkpoint, format: str) -> 
     """Writes config.json and the model cards as they are to be in the format."""
     change = packed_config if format == "packed" else dense_config
     _write_json(staging / CONFIG, change(checkpoint.config))
+    if format == "packed":
+        add_hint(staging)
     for name in (MODEL_CARD, SPARE_MODEL_CARD):
         if (source / name).exists():
             card = read_bytes(source, name)
