@@ -85,6 +85,9 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             How the model is saved: `"dense"`, ordinary safetensors with zeros; or `"packed"`, the non-zero values and
             bitmasks, which load in processes that have imported this package only (docs/format.md).
 
+    A method's name may come with hyper-parameters, as on the command line: `topup="owl:half_width=0.1"` means
+    `topup="owl", topup_args={"half_width": 0.1}`.
+
     What follows `topup_args` is given by name. `steps`, `reference`, `alignment_scope`, `block_lambdas` and `row_lambdas`
     are understood as well: they were fields once and go to `topup_args` of NeuronAL, see [`NeuronAL`]. To read one gives
     the value in force; with another top-up it raises `AttributeError`.

@@ -1,7 +1,8 @@
-"""Old names of hyper-parameters, given to the config as if they were its fields: `NeuronALConfig(steps="block")`.
+"""Other ways to give hyper-parameters: with the method's name, `NeuronALConfig(topup="owl:half_width=0.1")`, as on the
+command line; and by old names, as if they were fields of the config, `NeuronALConfig(steps="block")`.
 
-They are sorted into `topup_args` of the top-up that they belong to before the config is made, so that nothing else knows
-of them. Which there are is told by `ALIASES` in `config_fields`.
+They are sorted into `saliency_args` and `topup_args` before the config is made, so that nothing else knows of them. Which
+old names there are is told by `ALIASES` in `config_fields`.
 """
 
 import inspect
@@ -15,6 +16,7 @@ from .config_fields import ALIASES, ConfigFields
 from .efforts import EFFORTS
 from .methods import make_method
 from .runtime.notes import get_logger
+from .runtime.registry import parse_method
 from .topup import TOPUPS
 
 
@@ -24,7 +26,8 @@ Config = TypeVar("Config", bound=type[ConfigFields])
 
 
 def understands_aliases(cls: Config) -> Config:
-    """Class decorator: the config takes aliases as keyword arguments, and reading one gives the value in force.
+    """Class decorator: the config takes aliases as keyword arguments, and reading one gives the value in force. Names of
+    methods may come with hyper-parameters.
 
     They are no fields, so that `dataclasses.replace` and `asdict` know `topup_args` alone.
     """
@@ -34,8 +37,13 @@ def understands_aliases(cls: Config) -> Config:
     @wraps(init)
     def __init__(self, *args, **values):
         given = {name: values.pop(name) for name in ALIASES if name in values}
-        if given:
+        with_arguments = any(isinstance(value, str) and ":" in value for value in (*args, *values.values()))
+        if given or with_arguments:
             call = parameters.bind(self, *args, **values)
+            for kind in ("saliency", "topup"):
+                _split_method(kind, call.arguments)
+            args, values = call.args[1:], call.kwargs
+        if given:
             topup = call.arguments.get("topup") or EFFORTS["default"]["topup"]
             topup_args = call.arguments.get("topup_args")
             call.arguments["topup_args"] = resolve_aliases(topup, topup_args, given)
@@ -46,6 +54,30 @@ def understands_aliases(cls: Config) -> Config:
     for name in ALIASES:
         setattr(cls, name, _reading(name))
     return cls
+
+
+def _split_method(kind: str, arguments: dict[str, Any]) -> None:
+    """Moves hyper-parameters that come with a method's name to the others, in place.
+
+    Raises:
+        `ValueError`: one is given twice and differently, or the text is none of `NAME:KEY=VALUE,...`.
+    """
+    method, place = arguments.get(kind), f"{kind}_args"
+    if not isinstance(method, str) or ":" not in method:
+        return
+    arguments[kind], own = parse_method(method)
+    resolved = as_arguments(place, arguments.get(place))
+    for name, value in as_json(own).items():
+        _give(resolved, name, value, f"{kind}={method!r}", place)
+    arguments[place] = resolved
+
+
+def _give(resolved: dict[str, Any], name: str, value: Any, told: str, place: str) -> None:
+    """Adds a hyper-parameter, in place. Raises `ValueError` if it is there already, with another value."""
+    if resolved.setdefault(name, value) != value:
+        raise ValueError(
+            f"{name} is given twice and differently: {told}, but {place} holds {resolved[name]!r}. Leave one of them out."
+        )
 
 
 def _reading(name: str) -> property:
@@ -81,11 +113,8 @@ def resolve_aliases(topup: str, topup_args: Mapping[str, Any] | None, given: Map
     for name, value in as_json(given).items():
         if topup not in ALIASES[name].topups:
             _warn_if_unused(name, value, topup)
-        elif resolved.setdefault(name, value) != value:
-            raise ValueError(
-                f"{name} is given twice and differently: {name}={value!r}, but topup_args holds {resolved[name]!r}. "
-                "Leave one of them out."
-            )
+        else:
+            _give(resolved, name, value, f"{name}={value!r}", "topup_args")
     return resolved
 
 

@@ -9,6 +9,7 @@ import torch
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from .checkpoint.own_files import check_not_own
 from .checkpoint.save_pretrained import save_packed_by_default
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
 from .checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
@@ -155,6 +156,7 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         tests = name_test_sets(evaluate)
         check_saveable(self.model)
+        check_not_own(self.model, save_dir)
         check_space(self.model, save_dir, self.config.to_dict(), self.config.sparsity, self.config.format)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
@@ -259,8 +261,10 @@ class NeuronALPruner(OptimumQuantizer):
 
         Raises:
             `ValueError`: this pruner did not prune the model, or another one did so since.
+            `FileExistsError`: the model was read from this directory, and would take the place of its dense weights.
         """
         report, tokenizer = self._find(model)
+        check_not_own(model, directory)
         processes = Processes.current()
         if processes.rank == 0:
             save_pruned(model, directory, report, tokenizer)

@@ -1,6 +1,7 @@
 """What was decided and what it cost: the report of a prune, as JSON and as a table."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,16 @@ class PruningReport:
         """The whole report, JSON-serialisable."""
         return asdict(self)
 
-    def save(self, directory: str | Path) -> Path:
-        """Writes `neuronal_report.json` into an existing directory and returns its path."""
+    def save(self, directory: str | Path, files: Iterable[str] = ()) -> Path:
+        """Writes `neuronal_report.json` into an existing directory and returns its path.
+
+        Args:
+            directory (`str` or `Path`): where to.
+            files (`Iterable[str]`): names of what was saved together with it, which a later save may replace.
+        """
         path = Path(directory) / REPORT_NAME
-        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        content = {**self.to_dict(), "files": sorted({*files, REPORT_NAME})}
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         return path
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from conftest import make_model, make_tokenizer
-from huggingface_hub import ModelCard
+from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.utils import get_session
 from transformers import AutoModelForCausalLM
 
@@ -95,6 +95,11 @@ break_uploads(-1)
 outcome["untouched"] = same(other, "me/llama-70")
 third_pruner.push_to_hub(third, "me/llama-70", commit_message="Repeated")
 outcome["repeated"] = same(third, "me/llama-70")
+
+pruner.push_to_hub(model, "me/edited")
+edited = b"---\ntags: [mine]\n---\n\n# Edited\n"
+HfApi().upload_file(path_or_fileobj=edited, path_in_repo="README.md", repo_id="me/edited")
+pruner.push_to_hub(model, "me/edited")
 
 pruner.push_to_hub(model, "me/secret", private=True)
 del os.environ["HF_TOKEN"]

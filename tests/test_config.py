@@ -220,6 +220,7 @@ def test_no_hyper_parameters():
     "arguments, message",
     [
         ({"topup_args": 5}, "topup_args is 5: expected a dict of hyper-parameters"),
+        ({"topup_args": "budget=12"}, "topup_args is 'budget=12': expected a dict of hyper-parameters"),
         ({"saliency_args": ["power"]}, "saliency_args is .*: expected a dict"),
         (
             {"topup_args": {"block_lambdas": [Decimal("0.1")]}},
@@ -239,3 +240,30 @@ def test_hyper_parameters_that_cannot_be_saved(arguments, message):
 def test_names_that_are_none(name, value):
     with pytest.raises(ValueError, match=f"{name} is|Unknown"):
         NeuronALConfig(0.5, **{name: value})
+
+
+def test_a_methods_name_with_hyper_parameters_means_what_it_does_on_the_command_line():
+    config = NeuronALConfig(0.5, "ria:power=1.0", topup="owl:half_width=0.1", dataset="me/text:train:column")
+    assert (config.saliency, config.saliency_args) == ("ria", {"power": 1.0})
+    assert (config.topup, config.topup_args) == ("owl", {"half_width": 0.1})
+    assert config == NeuronALConfig.from_dict({**config.to_dict(), "topup": "owl:half_width=0.1"})
+    both = NeuronALConfig(0.5, "wanda", topup="neuronal:block_lambdas=(0.1, 0.2)", topup_args={"steps": "block"})
+    assert both.topup_args == {"steps": "block", "block_lambdas": [0.1, 0.2]}
+    assert both == NeuronALConfig(0.5, "wanda", topup="neuronal:block_lambdas=[0.1,0.2]", steps="block")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            {"topup": "owl:half_width=0.1", "topup_args": {"half_width": 0.2}},
+            "half_width is given twice and differently: topup='owl:half_width=0.1', but topup_args holds 0.2",
+        ),
+        ({"topup": "neuronal:steps=block", "steps": "row"}, "steps is given twice and differently"),
+        ({"topup": "owl:half_width"}, "'owl:half_width' is no method: expected NAME or NAME:KEY=VALUE"),
+        ({"topup": "owl:half_widht=0.1"}, "topup_args holds 'half_widht'.*Did you mean 'half_width'"),
+    ],
+)
+def test_hyper_parameters_of_a_name_that_cannot_be_meant(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        NeuronALConfig(0.5, "wanda", **arguments)

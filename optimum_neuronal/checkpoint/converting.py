@@ -14,6 +14,7 @@ from ..config_fields import FORMATS
 from ..runtime.arguments import check_path
 from ..runtime.notes import get_logger
 from ..transformers_plugin import internals
+from .card_file import changed, name_for_card
 from .files import check_file, read_bytes
 from .model_card import with_format
 from .names import (
@@ -22,12 +23,13 @@ from .names import (
     DENSE_FILE,
     DENSE_INDEX,
     MODEL_CARD,
+    SPARE_MODEL_CARD,
     TOKENIZER_FOLDERS,
     WEIGHT_SUFFIXES,
     is_of_weights,
 )
 from .opening import Checkpoint, Weight
-from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
+from .packed_writing import SHARD_SIZE, PackedWriter, add_hint, dense_config, packed_config
 from .saving import check_directory, check_free, replaced_checkpoint
 from .shards import ShardWriter
 
@@ -58,7 +60,8 @@ def convert_checkpoint(
 
     Raises:
         `ValueError`: the checkpoint is damaged, not pruned, or has that format already.
-        `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
+        `OSError`: it cannot be read, or the output cannot be written; nothing is changed. A README.md in the output that
+            is not a card as this package wrote it stays; the new one is written beside it.
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
@@ -69,7 +72,7 @@ def convert_checkpoint(
         in_place = os.path.realpath(target) == os.path.realpath(source)
         if in_place and any(path.is_symlink() for path in checkpoint.files):
             raise ValueError(f"The files of {directory} are links, as in the Hub's cache: name another output.")
-        others = [] if in_place else _others(source)
+        others, card = ([], MODEL_CARD) if in_place else (_others(source), name_for_card(target))
         check_free(target, _needed(checkpoint, format))
         with replaced_checkpoint(target, is_of_weights) as staging:
             with PackedWriter(staging, size) if format == "packed" else DenseWriter(staging, size) as writer:
@@ -79,6 +82,8 @@ def convert_checkpoint(
                 (staging / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(check_file(source, name), staging / name)
             _adapt(source, staging, checkpoint, format)
+            if card != MODEL_CARD and (staging / MODEL_CARD).exists():  # there is one in the target, which stays
+                os.replace(staging / MODEL_CARD, staging / card)
     return target
 
 
@@ -155,14 +160,17 @@ def _files(folder: str | Path) -> list[str]:
 
 
 def _adapt(source: Path, staging: Path, checkpoint: Checkpoint, format: str) -> None:
-    """Writes config.json and the model card as they are to be in the format."""
+    """Writes config.json and the model cards as they are to be in the format."""
     change = packed_config if format == "packed" else dense_config
     _write_json(staging / CONFIG, change(checkpoint.config))
-    if (source / MODEL_CARD).exists():
-        card = read_bytes(source, MODEL_CARD)
-        with suppress(UnicodeDecodeError):  # a card of another make stays as it is, in whatever encoding
-            card = with_format(card.decode("utf-8"), format).encode("utf-8")
-        (staging / MODEL_CARD).write_bytes(card)
+    if format == "packed":
+        add_hint(staging)
+    for name in (MODEL_CARD, SPARE_MODEL_CARD):
+        if (source / name).exists():
+            card = read_bytes(source, name)
+            with suppress(UnicodeDecodeError):  # a card of another make stays as it is, in whatever encoding
+                card = changed(card.decode("utf-8"), lambda text: with_format(text, format)).encode("utf-8")
+            (staging / name).write_bytes(card)
 
 
 def _write_json(path: Path, value: Mapping) -> None:

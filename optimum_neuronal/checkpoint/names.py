@@ -13,6 +13,7 @@ from ..report import REPORT_NAME as REPORT_NAME
 CONFIG = "config.json"  # without it a directory is no model
 GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"
+SPARE_MODEL_CARD = "MODEL_CARD.md"  # where README.md is the user's
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = f"{SUFFIX}.index.json"
@@ -27,7 +28,10 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "vocab.json", "merges.txt", "tokenizer.model", "spiece.model",
 )  # fmt: skip
-FILES = (CONFIG, GENERATION_CONFIG, MODEL_CARD, REPORT_NAME, DENSE_FILE, DENSE_INDEX, PACKED_INDEX, *TOKENIZER_FILES)
+FILES = (
+    CONFIG, GENERATION_CONFIG, MODEL_CARD, SPARE_MODEL_CARD, REPORT_NAME, DENSE_FILE, DENSE_INDEX, PACKED_INDEX,
+    *TOKENIZER_FILES,
+)  # fmt: skip
 
 PACKED_SHARD = re.compile(rf"{PACKED}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}")
 LISTED_FILE = re.compile(rf"\w[\w.-]*{re.escape(SUFFIX)}")  # what an index may name: no path, no hidden file

@@ -18,7 +18,7 @@ from ..sparsity.stand_in import StandIn
 from ..transformers_plugin import internals
 from .converting import DenseWriter
 from .names import DENSE_FILES, PACKED_FILES, SUFFIX
-from .packed_writing import SHARD_SIZE, PackedWriter, dense_config, packed_config
+from .packed_writing import SHARD_SIZE, PackedWriter, add_hint, dense_config, packed_config
 
 
 PARAMETERS = list(inspect.signature(PreTrainedModel.save_pretrained).parameters.values())[1:]  # without self
@@ -149,6 +149,7 @@ def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str
                 writer.add(name, tensor)
         _remove(folder, PACKED_FILES)
     _save_all_but_weights(model, folder, packed_config, **kwargs)
+    add_hint(folder)  # transformers would leave it out
 
 
 def _save_all_but_weights(model: PreTrainedModel, folder: Path, change: Callable, **kwargs) -> None:

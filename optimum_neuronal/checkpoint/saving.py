@@ -1,14 +1,15 @@
 """Saves a pruned model whole or not at all, with its tokenizer, its report and a model card; publishes it on the Hub."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,11 +20,24 @@ from ..decoder.packed_modules import packed_modules
 from ..report import PruningReport
 from ..runtime.atomic import replaced_directory
 from ..runtime.directories import check_writable, nearest_existing
+from ..runtime.notes import get_logger
 from ..transformers_plugin import internals
+from .card_file import name_for_card, seal
 from .model_card import make_card
-from .names import CONFIG, FILES, GENERATION_CONFIG, MODEL_CARD, PACKED_INDEX, WEIGHT_FILES, is_of_weights
+from .names import (
+    CONFIG,
+    FILES,
+    GENERATION_CONFIG,
+    MODEL_CARD,
+    PACKED_INDEX,
+    SPARE_MODEL_CARD,
+    WEIGHT_FILES,
+    is_of_weights,
+)
 from .packed_size import packed_size
 
+
+logger = get_logger(__name__)
 
 # A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
 # this many bytes.
@@ -53,7 +67,8 @@ def save_pruned(
     """Saves model, tokenizer, report and model card.
 
     Whatever happens, a kill included, the directory holds all of the old checkpoint or all of the new one, see
-    [`replaced_directory`]. Weight files of the old one are removed; files that are no part of it stay.
+    [`replaced_directory`]. Weight files of the old one are removed; files that are no part of it stay, and so does a
+    README.md that is no card that this package wrote, or was edited since: the new card is then written beside it.
 
     Args:
         model (`PreTrainedModel`): the pruned model; saved as ordinary safetensors.
@@ -67,8 +82,14 @@ def save_pruned(
     check_saveable(model)
     path = check_directory(directory)
     check_space(model, path, report.config, report.achieved_sparsity, default_format(model))
+    card = name_for_card(path)
+    if card != MODEL_CARD:
+        logger.warning(
+            f"{path / MODEL_CARD} is no model card that this package wrote, or was edited since: it stays, and the new "
+            f"card is in {card}."
+        )
     with replaced_checkpoint(path, _is_replaced) as staging:
-        _write(model, staging, report, tokenizer, title=path.name)
+        _write(model, staging, report, tokenizer, path.name, card)
 
 
 @contextmanager
@@ -123,8 +144,24 @@ def push_pruned(
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-        _write(model, Path(folder), report, tokenizer, title=repo_id)
+        card = _name_on_hub(api, repo_id, revision)
+        _write(model, Path(folder), report, tokenizer, repo_id, card)
         return _upload(api, folder, repo_id, revision, commit_message)
+
+
+def _name_on_hub(api: HfApi, repo_id: str, revision: str | None) -> str:
+    """The name under which the card replaces none in the repository that was edited, or is of another make."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (MODEL_CARD, SPARE_MODEL_CARD):
+            with suppress(EntryNotFoundError):
+                api.hf_hub_download(repo_id, name, revision=revision, local_dir=folder)
+        card = name_for_card(Path(folder))
+    if card != MODEL_CARD:
+        logger.warning(
+            f"{MODEL_CARD} of {repo_id} is no model card that this package wrote, or was edited since: it stays, and the new "
+            f"card is in {card}."
+        )
+    return card
 
 
 def _upload(api: HfApi, folder: str, repo_id: str, revision: str | None, commit_message: str) -> str:
@@ -165,6 +202,7 @@ def _write(
     report: PruningReport,
     tokenizer: PreTrainedTokenizerBase | None,
     title: str,
+    card: str,
 ) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
         with internals.known_as_offloaded(model):
@@ -173,9 +211,9 @@ def _write(
         model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    report.save(folder)
     format = "packed" if (folder / PACKED_INDEX).exists() else "dense"
-    (folder / MODEL_CARD).write_text(str(make_card(model, report, title, format)), encoding="utf-8")
+    (folder / card).write_text(seal(str(make_card(model, report, title, format))), encoding="utf-8")
+    report.save(folder, os.listdir(folder))
 
 
 def _largest_block(model: PreTrainedModel) -> int:

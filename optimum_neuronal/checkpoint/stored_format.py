@@ -7,7 +7,17 @@ from ..runtime.schema import short
 from .packed_reading import VERSION
 
 
-QUANTIZATION_CONFIG = {"quant_method": "neuronal", "format": "packed", "version": VERSION}
+QUANT_METHOD = "optimum_neuronal"  # whoever does not know it quotes it: so it is the name of this package
+EARLIER_QUANT_METHOD = "neuronal"  # the same, of checkpoints of an earlier release
+QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
+
+# Under this key of config.json transformers looks for the name of the file with the weights. It quotes one that cannot be
+# any before it looks for files; with this package the name is replaced first.
+WEIGHTS_KEY = "transformers_weights"
+HINT = (
+    "these weights are packed by optimum_neuronal: write `import optimum_neuronal` before loading them, or make them dense "
+    "with `optimum-cli neuronal convert` (pip install optimum-neuronal)"
+)
 
 
 def stored_format(config: Mapping[str, Any], sparsity_config: Mapping[str, Any] | None) -> str:
@@ -22,11 +32,17 @@ def stored_format(config: Mapping[str, Any], sparsity_config: Mapping[str, Any] 
     """
     quantization = config.get("quantization_config")
     found = "dense"
-    if isinstance(quantization, dict) and quantization.get("quant_method") == "neuronal":
+    if is_ours(quantization):
         check_packed(quantization)
         found = "packed"
     check_agreement(sparsity_config, found)
     return found
+
+
+def is_ours(quantization_config: Any) -> bool:
+    """Whether what config.json holds under `quantization_config` was written by this package."""
+    known = (QUANT_METHOD, EARLIER_QUANT_METHOD)
+    return isinstance(quantization_config, dict) and quantization_config.get("quant_method") in known
 
 
 def check_packed(quantization_config: Mapping[str, Any]) -> None:

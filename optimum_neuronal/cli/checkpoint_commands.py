@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
 import sys
 
 from optimum.commands.base import CommandInfo
 
 from .command import Command, write
+from .flags import add_overwrite_flag
 
 
 class InspectCommand(Command):
@@ -31,6 +33,10 @@ class InspectCommand(Command):
             sys.exit(1)
 
 
+def _is_same(directory: str, other: str) -> bool:
+    return os.path.realpath(directory) == os.path.realpath(other)
+
+
 class ConvertCommand(Command):
     COMMAND = CommandInfo(
         name="convert", help="Write a pruned checkpoint packed or dense, the same weights to the bit."
@@ -49,6 +55,7 @@ class ConvertCommand(Command):
             "(required)",
         )
         parser.add_argument("--output", help="directory to write (default: it takes DIR's place)")
+        add_overwrite_flag(parser)
         parser.add_argument(
             "--max-shard-size", default="2GB", help="largest file of weights, which is held in memory (default: 2GB)"
         )
@@ -56,7 +63,11 @@ class ConvertCommand(Command):
     def work(self) -> None:
         from ..checkpoint.converting import convert_checkpoint
         from ..checkpoint.opening import stored_size
+        from ..checkpoint.own_files import check_output
 
+        if self.args.output is not None and not _is_same(self.args.output, self.args.model):
+            names = os.listdir(self.args.model) if os.path.isdir(self.args.model) else ()
+            check_output(self.args.output, self.args.overwrite, own=names)
         before = stored_size(self.args.model)
         written = convert_checkpoint(self.args.model, self.args.format, self.args.output, self.args.max_shard_size)
         after = stored_size(written)

@@ -5,6 +5,7 @@ import argparse
 from optimum.commands.base import CommandInfo
 
 from .command import Command, write
+from .flags import add_overwrite_flag
 
 
 class DemoCommand(Command):
@@ -18,8 +19,11 @@ class DemoCommand(Command):
         parser.add_argument(
             "--output", default="demo-model", help="directory to save the 70%% sparse model in (default: demo-model)"
         )
+        add_overwrite_flag(parser)
 
     def work(self) -> None:
+        from ..checkpoint.own_files import check_output
         from ..demo.run import run_demo
 
+        check_output(self.args.output, self.args.overwrite)
         run_demo(self.args.output, write)

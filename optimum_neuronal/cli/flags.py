@@ -22,6 +22,16 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_overwrite_flag(parser: argparse.ArgumentParser) -> None:
+    """For commands that write a checkpoint."""
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="write to a directory that holds other things too: files of another model in it are replaced, all others "
+        "stay (default: no)",
+    )
+
+
 def add_task_flags(parser: argparse.ArgumentParser) -> None:
     """Which zero-shot tasks."""
     parser.add_argument(

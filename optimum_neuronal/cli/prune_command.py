@@ -10,7 +10,7 @@ from optimum.commands.base import CommandInfo
 
 from .command import Command, write
 from .config_flags import add_config_flags, add_recipe_flag, read_fields
-from .flags import add_model_flags, device_of, load_options
+from .flags import add_model_flags, add_overwrite_flag, device_of, load_options
 
 
 @contextmanager
@@ -50,6 +50,7 @@ class PruneCommand(Command):
     def parse_args(parser: argparse.ArgumentParser) -> None:
         add_model_flags(parser)
         parser.add_argument("--output", help="directory to save the pruned model in, unless with --dry-run (required)")
+        add_overwrite_flag(parser)
         parser.add_argument(
             "--dry-run",
             action="store_true",
@@ -80,7 +81,7 @@ class PruneCommand(Command):
 
     def work(self) -> None:
         recipe, given = read_fields(self.args)
-        from ..checkpoint.saving import check_directory
+        from ..checkpoint.own_files import check_output
         from ..config import NeuronALConfig
         from ..pruner import NeuronALPruner
         from ..runtime.directories import check_apart, check_writable
@@ -90,7 +91,7 @@ class PruneCommand(Command):
         if args.output is None and not args.dry_run:
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
         if args.output is not None:
-            check_directory(args.output)
+            check_output(args.output, args.overwrite, args.model)
             check_writable(_work_dir(args), "record in --work-dir")
             check_apart(_work_dir(args), args.output)
         config = NeuronALConfig.from_dict(recipe, **given)

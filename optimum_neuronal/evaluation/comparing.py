@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..config_aliases import as_json
@@ -15,6 +15,7 @@ from ..runtime.processes import Processes
 from ..runtime.registry import parse_method
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
+from .loading import as_model
 from .result_records import ResultRecords
 from .results import DENSE, Comparison
 from .trials import Trials
@@ -24,7 +25,7 @@ logger = get_logger(__name__)
 
 
 def compare(
-    model: PreTrainedModel | str,
+    model: PreTrainedModel | str | Path,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     saliencies: Sequence[str] = ("wanda",),
@@ -45,7 +46,7 @@ def compare(
     What the dense model does is measured once for all. A combination that fails is a result with its error.
 
     Args:
-        model (`PreTrainedModel` or `str`): a dense decoder model with its weights in memory, or where to load it from.
+        model (`PreTrainedModel`, `str` or `Path`): a dense decoder model with its weights in memory, or where to load it from.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the one of the model's own checkpoint.
         saliencies, topups (`Sequence[str]`): methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
         sparsities (`Sequence[float]`): each in [0, 1).
@@ -70,9 +71,7 @@ def compare(
     asked = [(s, saliency, topup) for s in sparsities for saliency in saliencies for topup in topups]
     if not asked:
         raise ValueError("There is nothing to compare: name at least one saliency, one top-up and one sparsity.")
-    if isinstance(model, str):
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
-        model = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
+    model, tokenizer = as_model(model, tokenizer)
     trials = Trials(model, tokenizer, dataset, config, asked)
     trials.load_tests(evaluate, max_windows)
     trials.load_tasks(tasks, limit, include_path)

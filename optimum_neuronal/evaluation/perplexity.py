@@ -10,10 +10,17 @@ from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_lengt
 from ..data.documents import load_documents
 from ..engine.capture import inference
 from ..transformers_plugin import internals
+from .loading import as_model
 
 
 def evaluate_perplexity(
-    model, tokenizer, dataset, seq_length: int | None = None, *, max_windows: int | None = None, batch_size: int = 1
+    model,
+    tokenizer=None,
+    dataset="wikitext2",
+    seq_length: int | None = None,
+    *,
+    max_windows: int | None = None,
+    batch_size: int = 1,
 ) -> float:
     """Perplexity on the test text of a dataset: `exp(mean NLL)`, at least 1, lower is better.
 
@@ -23,9 +30,10 @@ def evaluate_perplexity(
     first 1100 validation documents and at most 256 windows (as GPTQ, SparseGPT and Wanda do).
 
     Args:
-        model (`PreTrainedModel`): a causal language model. It computes on its device and in its dtype, in evaluation
-            mode; afterwards every module is in the mode it was in.
-        tokenizer (`PreTrainedTokenizerBase`): makes ids of text; may be None for token ids.
+        model (`PreTrainedModel`, `str` or `Path`): a causal language model, or where to load it from, in its own dtype. It
+            computes on its device and in its dtype, in evaluation mode; afterwards every module is in the mode it was in.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): makes ids of text. None: for token ids, or, if the model is
+            loaded here, its own.
         dataset: any kind that [`load_documents`] takes, or token ids. A Hub dataset without a split gives its test
             split; token ids of shape (N, L) are the windows themselves.
         seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and what the model admits; of
@@ -40,6 +48,7 @@ def evaluate_perplexity(
         `TypeError`: no model, or a count that is no whole number.
     """
     _check_count("batch_size", batch_size, 1)
+    model, tokenizer = as_model(model, tokenizer)
     if not hasattr(model, "get_input_embeddings"):
         raise TypeError(f"model is {model!r:.80}: expected a causal language model of transformers.")
     embeddings = model.get_input_embeddings().weight

@@ -50,7 +50,12 @@ def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
             told (FSDP1, DeepSpeed's ZeRO-3, offloaded or quantized weights).
     """
     keeper = SparsityKeeper(find_sparse_weights(model))
-    guard_merging(model, keeper.weights)
+    if guard_merging(model, keeper.weights):
+        logger.warning(
+            "The adapters are trained with updates of pruned weights, which merging will leave out, so that the merged model "
+            "will compute something else than the trained one: call keep_lora_sparse(model) before training, and they learn "
+            "without."
+        )
     return keeper
 
 

@@ -61,18 +61,24 @@ def check_peft() -> None:
         raise ImportError("Adapters need peft: pip install optimum-neuronal[peft]")
 
 
-def guard_merging(model: nn.Module, weights: list[SparseWeight], kind: type | None = None) -> None:
+def guard_merging(model: nn.Module, weights: list[SparseWeight], kind: type | None = None) -> bool:
     """Makes the adapter layers around sparse weights keep their zeros at merging; does nothing without adapters.
 
     Args:
         model (`nn.Module`): with or without adapters.
         weights (`list[SparseWeight]`): of the model.
         kind (`type`, *optional*): what a layer becomes; None: guarded, or what it is already.
+
+    Returns:
+        `bool`: whether a layer was guarded that was not before.
     """
+    anew = False
     for layer, weight in _layers_of(list(_all_layers(model)), weights).items():
         layer.sparse_weight = weight
         if kind is not None or not isinstance(layer, _GuardedMerge):
+            anew = True
             layer.__class__ = _subclass(kind or _GuardedMerge, getattr(type(layer), "peft_class", type(layer)))
+    return anew
 
 
 def _all_layers(model: nn.Module):

@@ -1,4 +1,7 @@
-"""What transformers is told of this package: which class reads a `"quant_method": "neuronal"`, and which one acts on it.
+"""What transformers is told of this package: which class reads a `quant_method` of ours, and which one acts on it.
+
+What transformers holds in memory is always called `"neuronal"`; packed checkpoints are called otherwise, see
+`checkpoint.stored_format`, whose name is repeated here since nothing may be imported for it.
 
 `registration` imports this while transformers is imported, hence the imports inside functions: they are of modules that
 need all of transformers, and of no more than a load needs.
@@ -10,8 +13,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 
 @register_quantization_config("neuronal")
+@register_quantization_config("optimum_neuronal")
 class NeuronALQuantizationConfig(QuantizationConfigMixin):
-    """Chooses the class of a dict with `"quant_method": "neuronal"`."""
+    """Chooses the class of a dict with such a `quant_method`."""
 
     @classmethod
     def from_dict(cls, config_dict, return_unused_kwargs=False, **kwargs):

@@ -27,7 +27,7 @@ from .packed_opening import PackedOpening
 
 
 class PackedConfig(QuantizationConfigMixin):
-    """The `quantization_config` of a packed checkpoint: `{"quant_method": "neuronal", "format": "packed", "version": 1}`."""
+    """The `quantization_config` of a packed checkpoint, see docs/format.md."""
 
     def __init__(self):
         super().__init__(quant_method="neuronal")

@@ -15,7 +15,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..checkpoint.dense_index import check_dense, check_listed
 from ..checkpoint.packed_reading import DTYPES, PackedFile, StoredWeight
 from ..checkpoint.sparsity_config import read_sparsity_config
-from ..checkpoint.stored_format import check_agreement
+from ..checkpoint.stored_format import check_agreement, is_ours
 from ..inference.arriving import finish_arriving, pack_arriving
 from ..inference.packed_rows import DTYPES as COMPUTED
 from ..inference.packed_tensor import PackedTensor
@@ -159,7 +159,7 @@ def is_packed(config: dict[str, Any]) -> bool:
     quantization = config.get("quantization_config")
     if quantization is None:
         return False
-    if not isinstance(quantization, dict) or quantization.get("quant_method") != "neuronal":
+    if not is_ours(quantization):
         raise ValueError(
             "The checkpoint is quantized: only floating-point weights can be packed. Load it with AutoModelForCausalLM."
         )

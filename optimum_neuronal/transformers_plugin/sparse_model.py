@@ -12,7 +12,10 @@ from .staying_packed import keeping_packed
 
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 REFUSED = {
-    "quantization_config": "packed weights cannot be quantized",
+    "quantization_config": (
+        "packed weights cannot be quantized. Load a dense checkpoint with AutoModelForCausalLM (`optimum-cli neuronal convert "
+        "DIR --format dense --output DENSE_DIR` makes one of a packed one)"
+    ),
     "state_dict": "weights are read from files",
     "gguf_file": "GGUF files are quantized",
     "tp_plan": "packed weights cannot be spread over processes",

@@ -46,6 +46,6 @@ def test_a_config_tells_the_format_and_back_again():
     dense = {"model_type": "llama", "sparsity_config": {"sparsity": 0.7, "format": "dense"}}
     packed = packed_config(dense)
     assert packed["sparsity_config"] == {"sparsity": 0.7, "format": "packed"} and packed["model_type"] == "llama"
-    assert packed["quantization_config"] == {"quant_method": "neuronal", "format": "packed", "version": 1}
+    assert packed["quantization_config"] == {"quant_method": "optimum_neuronal", "format": "packed", "version": 1}
     assert dense_config(packed) == dense and "quantization_config" not in dense, "what is given is left as it is"
     assert dense_config({"model_type": "llama"}) == {"model_type": "llama"}

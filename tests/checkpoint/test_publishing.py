@@ -88,6 +88,12 @@ def test_an_upload_that_breaks_off(session):
     assert hub.repositories["me/llama-70"].branches["main"].messages[1:] == ["Less sparse", "Repeated"]
 
 
+def test_a_card_that_was_edited_on_the_hub_stays(session):
+    _, hub = session
+    files = hub.repositories["me/edited"].files
+    assert files["README.md"][0].endswith(b"# Edited\n") and b"me/dense-llama" in files["MODEL_CARD.md"][0]
+
+
 def test_without_a_token(session):
     outcome, _ = session
     told = outcome["push without token"]

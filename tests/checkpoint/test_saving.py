@@ -60,6 +60,7 @@ def test_everything_lies_beside_the_weights(tmp_path, tokenizer):
     names = {file.name for file in (tmp_path / "new" / "model").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "neuronal_report.json", "README.md"} <= names
     report = json.loads((tmp_path / "new" / "model" / "neuronal_report.json").read_text())
+    assert set(report.pop("files")) == names
     assert report == json.loads(json.dumps(pruner.report.to_dict()))
     stored = json.loads((tmp_path / "new" / "model" / "config.json").read_text())
     assert stored["sparsity_config"]["achieved_sparsity"] == pruner.report.achieved_sparsity
@@ -141,7 +142,7 @@ def test_a_disk_that_fills_up_leaves_the_old_files(tmp_path, monkeypatch, existi
         directory.mkdir()
         (directory / "model.safetensors").write_text("old")
 
-    def full(self, folder):
+    def full(self, folder, files):
         (Path(folder) / "half").write_text("written")
         raise OSError(28, "No space left on device")
 
@@ -152,3 +153,33 @@ def test_a_disk_that_fills_up_leaves_the_old_files(tmp_path, monkeypatch, existi
         assert [file.name for file in directory.iterdir()] == ["model.safetensors"]
         assert (directory / "model.safetensors").read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == (["model"] if existing else [])
+
+
+def test_a_card_that_is_not_ours_stays(tmp_path, caplog):
+    """One that was edited too; the new one is written beside it, and a third one finds no place."""
+    pruner, model = pruned()
+    (tmp_path / "README.md").write_text("# My project")
+    pruner.save(model, tmp_path)
+    assert (tmp_path / "README.md").read_text() == "# My project"
+    assert "of the weights" in (tmp_path / "MODEL_CARD.md").read_text()
+    assert "README.md is no model card that this package wrote, or was edited since: it stays" in caplog.text
+    pruner.save(model, tmp_path)
+    (tmp_path / "MODEL_CARD.md").write_text("edited")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(FileExistsError, match="holds README.md and MODEL_CARD.md, both edited"):
+        pruner.save(model, tmp_path)
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+def test_the_directory_that_a_model_was_read_from_is_refused(tmp_path):
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    before = (tmp_path / "dense" / "model.safetensors").read_bytes()
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config)
+    with pytest.raises(FileExistsError, match="is the directory that the model was read from"):
+        pruner.quantize(tmp_path / "dense" / ".." / "dense")
+    assert pruner.report is None
+    model = pruner.prune(pruner.model)
+    with pytest.raises(FileExistsError, match="is the directory that the model was read from"):
+        pruner.save(model, tmp_path / "dense")
+    assert (tmp_path / "dense" / "model.safetensors").read_bytes() == before

@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from sparse_checkpoints import save_pruned
 
+from optimum_neuronal.checkpoint.card_file import is_unedited
+
 
 @pytest.fixture
 def sparse(tmp_path):
@@ -65,3 +67,17 @@ def test_a_terminal_that_knows_ascii_alone(run, sparse, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
     run("convert", sparse, "--format", "packed", "--output", output)
     assert b"Mod\\xe8le, packed: " in shown.getvalue() and (output / "config.json").exists()
+
+
+def test_convert_leaves_what_it_did_not_write(run, sparse, tmp_path):
+    output = tmp_path / "packed"
+    output.mkdir()
+    (output / "README.md").write_text("# Mine")
+    with pytest.raises(SystemExit, match="packed holds README.md, which this command did not write.*--overwrite"):
+        run("convert", sparse, "--format", "packed", "--output", output)
+    assert [file.name for file in output.iterdir()] == ["README.md"]
+    for flags in (("--output", output, "--overwrite"), ("--output", tmp_path / "new"), ("--output", tmp_path / "new")):
+        run("convert", sparse, "--format", "packed", *flags)
+    assert (output / "README.md").read_text() == "# Mine"
+    card = (tmp_path / "new" / "README.md").read_text()
+    assert (output / "MODEL_CARD.md").read_text() == card and is_unedited(card) and "import optimum_neuronal" in card

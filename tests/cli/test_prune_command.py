@@ -216,3 +216,27 @@ def test_a_pattern_on_the_command_line(run, dense, tmp_path, saliency):
     }
     for name, weight in weights.items():
         assert ((weight.view(len(weight), -1, 4) != 0).sum(dim=-1) == 2).all(), name
+
+
+def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
+    """The only dense copy, a project's own files, edits of the card; pruning again over what prune wrote is fine."""
+    given = ("--model", dense, "--sparsity", 0.5, "--saliency", "magnitude", "--topup", "uniform", "--output")
+    before = (dense / "model.safetensors").read_bytes()
+    with pytest.raises(SystemExit, match="is the directory that the model was read from"):
+        run("prune", *given, dense, "--overwrite")
+    assert (dense / "model.safetensors").read_bytes() == before
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "README.md").write_text("# Mine")
+    with pytest.raises(SystemExit, match="project holds README.md, which this command did not write.*--overwrite"):
+        run("prune", *given, project)
+    assert [file.name for file in project.iterdir()] == ["README.md"]
+    run("prune", *given, project, "--overwrite")
+    assert (project / "README.md").read_text() == "# Mine" and (project / "MODEL_CARD.md").exists()
+    for _ in range(2):
+        run("prune", *given, tmp_path / "sparse")
+    card = tmp_path / "sparse" / "README.md"
+    card.write_text(card.read_text() + "My notes.")
+    with pytest.raises(SystemExit, match="README.md was edited since it was written"):
+        run("prune", *given, tmp_path / "sparse")
+    assert card.read_text().endswith("My notes.")

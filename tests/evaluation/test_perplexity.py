@@ -174,7 +174,19 @@ class TestErrors:
             evaluate_perplexity(model.to("meta"), None, random_ids(2, 8))
 
 
-@pytest.mark.parametrize("model", [None, "llama", 5])
+@pytest.mark.parametrize("model", [None, 5])
 def test_what_is_no_model(model, ids):
     with pytest.raises(TypeError, match=f"model is {model!r}: expected a causal language model"):
         evaluate_perplexity(model, None, ids)
+
+
+def test_a_model_may_be_named(model, tokenizer, tmp_path):
+    """With the tokenizer that lies there, if text asks for one."""
+    model.save_pretrained(tmp_path)
+    ids = random_ids(3, 16)
+    assert evaluate_perplexity(str(tmp_path), dataset=ids) == evaluate_perplexity(model, None, ids)
+    with pytest.raises(ValueError, match="needs a tokenizer"):
+        evaluate_perplexity(tmp_path, dataset=[text(range(40))])
+    tokenizer.save_pretrained(tmp_path)
+    expected = evaluate_perplexity(model, tokenizer, [text(range(40))], 16)
+    assert evaluate_perplexity(tmp_path, None, [text(range(40))], 16) == expected

@@ -137,6 +137,16 @@ def test_keep_sparsity_guards_what_it_sees(ids):
     assert not torch.allclose(logits(model, ids), before, atol=1e-3)
 
 
+def test_a_merge_that_will_change_the_model_is_told_before_training(caplog):
+    """Unless keep_lora_sparse was called: then there is nothing to tell, or it is known."""
+    for exact in (True, False):
+        keep_sparsity(keep_lora_sparse(adapted("lora"), exact=exact))
+    assert not caplog.messages
+    keep_sparsity(adapted("lora"))
+    (told,) = caplog.messages
+    assert "the merged model will compute something else" in told and "keep_lora_sparse(model) before" in told
+
+
 def test_peft_itself_is_left_alone(ids):
     """Nothing of it is wrapped, so that models which nobody guards merge as ever."""
     methods = BaseTuner.merge_and_unload, BaseTuner.merge_adapter, Linear.merge, Linear.unmerge, Linear.forward

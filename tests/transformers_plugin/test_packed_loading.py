@@ -3,6 +3,7 @@ import json
 import operator
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ import transformers
 from conftest import make_model
 from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, modeling_utils
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, SparseModelForCausalLM, inspect_checkpoint
 from optimum_neuronal.transformers_plugin import internals
 from optimum_neuronal.transformers_plugin.packed_loading import PackedConfig
 
@@ -233,8 +234,8 @@ for load in (
 ):
     try:
         load(sys.argv[1])
-    except OSError as error:
-        assert "no file named model.safetensors" in str(error), error
+    except ValueError as error:
+        assert "`import optimum_neuronal` before loading" in str(error) and "neuronal convert" in str(error), error
     else:
         raise SystemExit("it was loaded")
 assert not any(name.startswith("optimum_neuronal") for name in sys.modules)
@@ -244,12 +245,27 @@ torch.save(AutoModelForCausalLM.from_pretrained(sys.argv[1]).state_dict(), sys.a
 
 
 def test_a_process_without_the_package_fails_loudly(packed, tmp_path):
-    """And loads it when it has imported the package, even late, and nothing else of it."""
+    """By an error that names it; and loads it when it has imported the package, even late, and nothing else of it."""
     command = [sys.executable, "-c", WITHOUT, packed, tmp_path / "state.pt"]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stderr[-2000:]
+    assert "Unknown quantization type, got optimum_neuronal" in result.stderr, "all that lm-eval says"
     for name, value in AutoModelForCausalLM.from_pretrained(packed).state_dict().items():
         assert torch.equal(torch.load(tmp_path / "state.pt")[name], value)
+
+
+def test_a_checkpoint_of_an_earlier_release(packed, tmp_path):
+    """Without the hint, and with the name that the format had."""
+    folder = shutil.copytree(packed, tmp_path / "earlier")
+    config = json.loads((folder / "config.json").read_text())
+    assert "optimum_neuronal" in config.pop("transformers_weights")
+    config["quantization_config"]["quant_method"] = "neuronal"
+    (folder / "config.json").write_text(json.dumps(config))
+    expected = AutoModelForCausalLM.from_pretrained(packed)
+    assert_equal(AutoModelForCausalLM.from_pretrained(folder), expected)
+    assert (
+        SparseModelForCausalLM.from_pretrained(folder).packing.packed and inspect_checkpoint(folder).format == "packed"
+    )
 
 
 def test_the_pipeline_loads_it(packed, tokenizer):

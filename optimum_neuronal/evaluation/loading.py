@@ -1,0 +1,22 @@
+"""What is evaluated may be named instead of loaded: the id of a repository on the Hub, or a directory."""
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def as_model(model, tokenizer=None) -> tuple[Any, Any]:
+    """The model with its tokenizer, loaded if it is named; anything else is returned as it came.
+
+    Args:
+        model (`PreTrainedModel`, `str` or `Path`): if it is named, it is loaded in the dtype of its checkpoint.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): None: of a model that is loaded, its own, if any.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        return model, tokenizer
+    if tokenizer is None:
+        with suppress(OSError, ValueError):  # there may be none; text alone needs one
+            tokenizer = AutoTokenizer.from_pretrained(model)
+    return AutoModelForCausalLM.from_pretrained(model, dtype="auto"), tokenizer
