@@ -22,8 +22,8 @@ from transformers.utils import logging
 from optimum_neuronal.data.calibration import draw_windows
 from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL
 from optimum_neuronal.evaluation.comparing import compare
+from optimum_neuronal.evaluation.comparison import Comparison
 from optimum_neuronal.evaluation.perplexity import load_windows
-from optimum_neuronal.evaluation.results import Comparison
 from tests import authors
 
 

@@ -157,9 +157,7 @@ class CompareCommand(Command):
         )
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
         if args.plots:
-            from ..evaluation.plots import plot_comparison
-
-            write(", ".join(path.name for path in plot_comparison(comparison, args.output)))
+            write(", ".join(path.name for path in comparison.plot(args.output).paths))
         if comparison.failed:
             sys.exit(
                 f"compare: {len(comparison.failed)} of {len(comparison.results)} combinations failed, see the table"

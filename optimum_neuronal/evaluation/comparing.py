@@ -6,6 +6,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..checkpoint.origin import public_name
 from ..config_aliases import as_json
 from ..pruning.exclusive import alone_with
 from ..pruning.reporting import versions
@@ -15,9 +16,10 @@ from ..runtime.processes import Processes
 from ..runtime.registry import parse_method
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
+from .comparison import Comparison
 from .loading import as_model
 from .result_records import ResultRecords
-from .results import DENSE, Comparison
+from .results import DENSE
 from .trials import Trials
 
 
@@ -81,7 +83,7 @@ def compare(
 
 def _run(trials: "Trials", records: "ResultRecords", asked: Sequence[tuple], output: str | Path | None) -> Comparison:
     calibration = trials.calibration.to_dict() if trials.calibration is not None else {}
-    name = trials.model.config.name_or_path or type(trials.model).__name__
+    name = public_name(trials.model)
     dense = records.get_or_make((0.0, DENSE, DENSE), {}, trials.dense)
     comparison = Comparison(name, dense, [], calibration, versions())
     for combination in logging.tqdm(asked, desc="Comparing", unit="combination"):

@@ -1,70 +1,93 @@
 """Figures of what pruning decided and what it brought, as PNG and SVG. The extra `report` installs matplotlib."""
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from .averages import geometric_mean
 from .figures.block_sparsity import plot_block_sparsity
 from .figures.canvas import check_matplotlib
 from .figures.lambda_curve import plot_lambda_curve
-from .figures.perplexity_by_seconds import plot_perplexity_by_seconds
+from .figures.perplexity_by_seconds import over, plot_perplexity_by_seconds
 from .figures.row_sparsity import plot_row_sparsity
-from .results import Comparison, geometric_mean
+from .figures.styles import make_styles
+from .results import Result
 
+
+LONGEST = 80  # characters of a method's name in that of a file
 
 __all__ = [
     "check_matplotlib",
     "plot_block_sparsity",
-    "plot_comparison",
     "plot_lambda_curve",
     "plot_perplexity_by_seconds",
+    "plot_results",
     "plot_row_sparsity",
 ]
 
 
-def plot_comparison(comparison: Comparison, directory: str | Path) -> list[Path]:
+def plot_results(model: str, dense: Result, results: Sequence[Result], directory: str | Path) -> list[Path]:
     """All figures that the results of a comparison allow, in its directory.
 
     `perplexity-by-seconds`; for every saliency and sparsity `block-sparsity-...`, for every result of a top-up by row
     `row-sparsity-...`, and `lambda-...` where the block step was taken with several single lambdas:
-    `neuronal:steps=block,block_lambdas=[0.1]`.
+    `neuronal:steps=block,block_lambdas=[0.1]`. A top-up has the same colour in all of them, and a shade means the same
+    sparsity in all heat maps.
 
     Args:
-        comparison ([`Comparison`]): its failed results are left out.
+        model (`str`): what was pruned.
+        dense ([`Result`]): the dense model's figures.
+        results (`Sequence[Result]`): those that failed are left out.
         directory (`str` or `Path`): an existing folder.
 
     Returns:
         `list[Path]`: of the files written, .png and .svg.
     """
-    results = [result for result in comparison.results if result.error is None]
+    styles = make_styles(result.topup for result in results)  # of those that failed too, for a later run
+    results = [result for result in results if result.error is None]
     if not results:
         return []
     folder = Path(directory)
-    paths = plot_perplexity_by_seconds([vars(result) for result in results], folder / "perplexity-by-seconds")
-    groups: dict[str, list] = {}
+    runs = [vars(result) for result in results]
+    path = folder / "perplexity-by-seconds"
+    paths = plot_perplexity_by_seconds(runs, path, title=model, dense=dense.perplexity, styles=styles)
+    scale = _scale(results)
+    groups: dict[tuple[str, float], list[Result]] = {}
     for result in results:
-        groups.setdefault(f"{result.saliency}-{100 * result.sparsity:g}", []).append(result)
-    for name, members in groups.items():
-        stem = _stem(name)
+        groups.setdefault((result.saliency, result.sparsity), []).append(result)
+    for (saliency, sparsity), members in groups.items():
+        stem, target = _stem(f"{saliency}-{100 * sparsity:g}"), f"{100 * sparsity:.4g} % sparsity"
         by_method = {result.topup: result.block_sparsity for result in members}
-        paths += plot_block_sparsity(by_method, folder / f"block-sparsity-{stem}")
+        title = f"{model}, {saliency}, {target}"
+        paths += plot_block_sparsity(by_method, folder / f"block-sparsity-{stem}", title=title, styles=styles)
         for result in members:
             if result.row_sparsity:
-                paths += plot_row_sparsity(result.row_sparsity, folder / f"row-sparsity-{stem}-{_stem(result.topup)}")
-        paths += _plot_lambdas(members, folder / f"lambda-{stem}")
+                path = folder / f"row-sparsity-{stem}-{_stem(result.topup)}"
+                name = f"{model}, {saliency} + {result.topup}, {target}"
+                paths += plot_row_sparsity(result.row_sparsity, path, title=name, scale=scale)
+        paths += _plot_lambdas(members, folder / f"lambda-{stem}", title)
     return paths
 
 
-def _plot_lambdas(results: Sequence, path: Path) -> list[Path]:
+def _scale(results: Sequence[Result]) -> tuple[float, float] | None:
+    """The least and the largest sparsity of rows in any result, None if none has rows."""
+    rows = [shares for result in results for shares in result.row_sparsity.values()]
+    return (min(map(min, rows)), max(map(max, rows))) if rows else None
+
+
+def _plot_lambdas(results: Sequence[Result], path: Path, title: str) -> list[Path]:
     """Perplexity by lambda of the block step, from results with a single lambda each, if there are enough."""
     block_only = [r for r in results if r.block_lambda is not None and r.row_lambda is None and r.perplexity]
     chosen = next((r.block_lambda for r in block_only if len(r.decisions["block"]["candidates"]) > 1), None)
     curve = {r.block_lambda: geometric_mean(list(r.perplexity.values())) for r in block_only}
     if chosen is None or len(curve) < 3:
         return []
-    return plot_lambda_curve(list(curve.items()), chosen, path, "perplexity")
+    title = f"{title}: perplexity {over(sorted(block_only[0].perplexity))}"
+    return plot_lambda_curve(list(curve.items()), chosen, path, "Perplexity (lower is better)", title=title)
 
 
 def _stem(name: str) -> str:
-    """A name as part of a file's, without points, which begin a suffix."""
-    return re.sub(r"[^\w-]+", "_", name).strip("_")
+    """A name as part of a file's, without points, which begin a suffix; a long one is cut, with a digest of the whole."""
+    stem = re.sub(r"[^\w-]+", "_", name).strip("_")
+    return stem if len(stem) <= LONGEST else f"{stem[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

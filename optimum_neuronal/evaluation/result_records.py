@@ -14,6 +14,7 @@ from .results import Result
 
 
 RECORDS = "results"  # folder of what is finished, inside the output directory
+LONGEST = 80  # characters of a method's name in that of a file; the digest tells methods apart
 
 
 class ResultRecords:
@@ -40,7 +41,7 @@ class ResultRecords:
         sparsity, *methods = combination
         depends_on = json.dumps([config, self.depends_on], sort_keys=True, default=str)
         digest = hashlib.sha256(depends_on.encode()).hexdigest()[:12]
-        words = [re.sub(r"[^\w.-]", "_", word) for word in (f"{sparsity:g}", *methods)]
+        words = [re.sub(r"[^\w.-]", "_", word)[:LONGEST] for word in (f"{sparsity:g}", *methods)]
         path = self.directory / ("-".join([*words, digest]) + ".json")
         if path.exists() and not self.overwrite:
             with suppress(ValueError, TypeError):  # what cannot be read, or was written otherwise, is made anew

@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging
 
+from ..checkpoint.origin import public_name
 from ..engine.capture import inference
 from ..runtime.quantities import format_bytes
 from ..runtime.tables import format_table
@@ -123,7 +124,7 @@ def measure_speed(
     with inference(dense), inference(packed):
         timings = [_in_turns(name, tokens, seconds, (dense, packed), rounds) for name, tokens, seconds in work]
     return SpeedReport(
-        model=dense.config.name_or_path or type(dense).__name__,
+        model=public_name(dense),
         dtype=str(dense.dtype).removeprefix("torch."),
         device=str(dense.device),
         threads=torch.get_num_threads(),

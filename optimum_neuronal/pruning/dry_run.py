@@ -91,9 +91,11 @@ class PrunePlan:
     @property
     def memory_bytes(self) -> int:
         """Model, trial weights, hidden states, masks, what solving takes and what exists for a moment, at their most."""
-        solving = self.solving.solver_bytes + max(self.solving.levels_bytes, self.solving.waiting_bytes)
-        beside = max(solving, self.working_bytes)  # at different times
-        return self.model_bytes + self.trial_bytes + self.hidden_bytes + self.mask_bytes + beside
+        solving = self.solving
+        lasting = (
+            self.trial_bytes + self.hidden_bytes + self.mask_bytes + max(solving.levels_bytes, solving.waiting_bytes)
+        )
+        return self.model_bytes + lasting + max(solving.solver_bytes, self.working_bytes)  # never at the same time
 
     @property
     def streamed_bytes(self) -> int:

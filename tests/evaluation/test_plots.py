@@ -3,11 +3,11 @@ import xml.etree.ElementTree as ElementTree
 
 import matplotlib
 import pytest
-from example_figures import DRAWN
+from example_figures import DRAWN, texts
 from PIL import Image
 
 from optimum_neuronal.evaluation import plots
-from optimum_neuronal.evaluation.results import Comparison, Result
+from optimum_neuronal.evaluation.results import Result
 
 
 @pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
@@ -46,13 +46,13 @@ class TestFiles:
             draw(tmp_path / "figure")
 
 
-def result(topup, **more):
-    return Result(0.7, "wanda", topup, {"c4": 30.0}, block_sparsity=[0.6, 0.8], pruning_seconds=1.0, **more)
+def result(topup, saliency="wanda", **more):
+    return Result(0.7, saliency, topup, {"c4": 30.0}, block_sparsity=[0.6, 0.8], pruning_seconds=1.0, **more)
 
 
 def names(results, folder):
     dense = Result(0, "dense", "dense", {"c4": 20.0})
-    paths = plots.plot_comparison(Comparison("model", dense, results, {}, {}), folder)
+    paths = plots.plot_results("model", dense, results, folder)
     assert sorted(paths) == sorted(folder.iterdir())
     return [path.name for path in paths if path.suffix == ".png"]
 
@@ -81,3 +81,43 @@ def test_lambdas_are_drawn_where_there_are_three_and_a_choice_among_several(tmp_
 
 def test_a_comparison_that_failed_throughout_has_no_figure(tmp_path):
     assert names([Result(0.7, "wanda", "uniform", error="no memory")], tmp_path) == []
+
+
+def test_titles_name_the_model_the_saliency_and_the_target(tmp_path):
+    """So that no two figures are the same, even if all that they show is."""
+    rows = {"row_sparsity": {"0.q_proj": [0.6, 0.8]}}
+    results = [result("owl", saliency, **rows) for saliency in ("wanda", "ria")]
+    names(results, tmp_path)
+    pictures = [path.read_bytes() for path in tmp_path.glob("*.png")]
+    assert len(set(pictures)) == len(pictures) == 5
+
+    def title(name):
+        return texts([None, tmp_path / f"{name}.svg"])
+
+    assert "model, ria, 70 % sparsity" in title("block-sparsity-ria-70")
+    assert "model, ria + owl, 70 % sparsity" in title("row-sparsity-ria-70-owl")
+    assert "model: perplexity on c4" in title("perplexity-by-seconds")
+
+
+def test_one_colour_per_method_and_one_scale_of_all_heat_maps(tmp_path, monkeypatch):
+    styles, scales = [], []
+    for name, found in (("plot_perplexity_by_seconds", styles), ("plot_block_sparsity", styles)):
+        monkeypatch.setattr(plots, name, lambda *args, found=found, **more: found.append(more["styles"]) or [])
+    monkeypatch.setattr(plots, "plot_row_sparsity", lambda *args, **more: scales.append(more["scale"]) or [])
+    results = [
+        Result(0.7, "ria", "uniform", error="no memory"),
+        result("owl", "ria", row_sparsity={"0.q": [0.6, 0.8]}),
+        result("uniform"),
+        result("owl", row_sparsity={"0.q": [0.3, 0.7], "1.q": [0.9]}),
+    ]
+    names(results, tmp_path)
+    assert len(styles) == 3 and all(style == styles[0] for style in styles) and list(styles[0]) == ["uniform", "owl"]
+    assert scales == [(0.3, 0.9)] * 2
+
+
+def test_a_method_of_many_words_has_a_file(tmp_path):
+    lambdas = ",".join(f"0.{index}" for index in range(100))
+    tuned = [f"neuronal:block_lambdas=[{lambdas},{last}]" for last in (0.3, 0.4)]
+    rows = {"0.q_proj": [0.6, 0.8]}
+    written = names([result(topup, row_sparsity=rows) for topup in tuned], tmp_path)
+    assert len(set(written)) == 4 and max(map(len, written)) < 150

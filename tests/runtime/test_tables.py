@@ -1,4 +1,4 @@
-from optimum_neuronal.runtime.tables import GrowingTable, format_table
+from optimum_neuronal.runtime.tables import GrowingTable, format_html, format_markdown, format_table
 
 
 def test_columns_are_aligned_numbers_to_the_right():
@@ -41,3 +41,24 @@ def test_a_table_that_grows_looks_like_one_that_is_whole():
         assert len(lines) == 2 + number
         table.add(row)
     assert "\n".join(lines) == format_table(header, rows)
+
+
+ROWS = [["wanda | ria", "39.08", "-"], ["<b>", "1,234", "60.00%"]]
+
+
+def test_markdown():
+    assert format_markdown(["method", "perplexity", "sparsity"], ROWS, bold={(0, 1)}).split("\n") == [
+        "| method | perplexity | sparsity |",
+        "| --- | ---: | ---: |",
+        "| wanda \\| ria | **39.08** | - |",
+        "| <b> | 1,234 | 60.00% |",
+    ]
+    assert format_markdown(["a"], []) == "| a |\n| --- |"
+
+
+def test_html():
+    left, right = 'style="text-align: left"', 'style="text-align: right"'
+    page = format_html(["method", "perplexity"], [row[:2] for row in ROWS], bold={(1, 1)})
+    assert f"<tr><td {left}>wanda | ria</td><td {right}>39.08</td></tr>" in page
+    assert f"<tr><td {left}>&lt;b&gt;</td><td {right}><b>1,234</b></td></tr>" in page
+    assert f"<thead><tr><th {left}>method</th><th {right}>perplexity</th></tr></thead>" in page

@@ -1,19 +1,22 @@
-"""What all figures are drawn on: a canvas written as PNG and SVG, colours, shares in per cent, a legend."""
+"""What all figures are drawn on: a canvas written as PNG and SVG, a title, shares in per cent, a legend."""
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
-# Okabe and Ito's palette, distinguishable by the colour-blind. Yellow comes last: it is faint on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-GREY = "#666666"
 WIDTH = 8.0  # inches; at 900 pixels of a web page its text is as large as the page's
+LETTER = 0.085  # inches: the width of one, on average
+LINE = 0.25  # inches: the height of a line of the legend
 STYLE = {
     "font.size": 11,
+    "axes.titlesize": "medium",  # as large as the labels of the axes
+    "figure.titlesize": "medium",
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
     "axes.grid": True,
     "axes.axisbelow": True,
     "axes.spines.top": False,
@@ -83,15 +86,47 @@ def show_percent(axis, digits: int = 4) -> None:
     axis.set_major_formatter(lambda share, _: f"{100 * share:.{digits}g} %")
 
 
-def add_legend(figure, axes) -> None:
+def show_rounded(axis) -> None:
+    """Puts at least three ticks at round numbers along a linear axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3))
+
+
+def add_title(figure, text: str | None) -> None:
+    """Above the axes, from the left, on as many lines as it needs, by which the figure becomes taller; None: none."""
+    if text:
+        text = wrapped(text)
+        figure.set_figheight(figure.get_figheight() + 0.22 * (1 + text.count("\n")))
+        figure.suptitle(text, x=0.01, ha="left")
+
+
+def wrapped(text: str, inches: float = WIDTH - 0.6) -> str:
+    """A text on lines of this width at most."""
+    return textwrap.fill(text, int(inches / LETTER), break_on_hyphens=False)
+
+
+def add_legend(figure, handles: Sequence) -> None:
     """Below the axes, where no data can be, in as many columns as its longest name leaves room for.
 
     The figure becomes taller by it.
+
+    Args:
+        figure: of matplotlib.
+        handles: lines, bars and the like, with a label each.
     """
-    handles, labels = axes.get_legend_handles_labels()
-    inches = 0.7 + 0.085 * max(map(len, labels))
-    columns = max(1, min(len(labels), int(WIDTH / inches)))
-    figure.set_figheight(figure.get_figheight() + 0.25 * math.ceil(len(labels) / columns))
+    beside = 0.7  # inches of a handle
+    labels = [wrapped(handle.get_label(), WIDTH - 0.3 - beside) for handle in handles]
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    columns = max(1, min(len(labels), int(WIDTH / (beside + LETTER * longest))))
+    lines = math.ceil(len(labels) / columns) if columns > 1 else sum(1 + label.count("\n") for label in labels)
+    figure.set_figheight(figure.get_figheight() + LINE * lines)
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.5, borderaxespad=0.2
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        handlelength=3.5,
+        borderaxespad=0.2,
     )

@@ -4,11 +4,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from .canvas import COLOURS, GREY, add_legend, new_figure
+from .canvas import add_legend, add_title, new_figure, show_rounded
+from .styles import COLOURS, GREY
 
 
 def plot_lambda_curve(
-    candidates: Sequence[tuple[float, float | None]], chosen: float, path: str | Path, quantity: str
+    candidates: Sequence[tuple[float, float | None]],
+    chosen: float,
+    path: str | Path,
+    quantity: str,
+    *,
+    title: str | None = None,
 ) -> list[Path]:
     """A quantity against lambda, the half-width of the sparsity window, with the chosen lambda marked.
 
@@ -17,6 +23,7 @@ def plot_lambda_curve(
         chosen (`float`): the lambda that was chosen, one of the candidates with a value.
         path (`str` or `Path`): where to write, without a suffix.
         quantity (`str`): what the values are, with their unit: the label of the vertical axis.
+        title (`str`, *optional*): what was pruned, and how.
 
     Returns:
         `list[Path]`: the PNG and the SVG file.
@@ -42,5 +49,8 @@ def plot_lambda_curve(
             axes.plot(abandoned, [0.0] * len(abandoned), "x", color=GREY, mew=2, ms=8, label="abandoned", **options)
         axes.set(xlabel="Lambda: half-width of the sparsity window", ylabel=quantity)
         axes.margins(y=0.12)
-        add_legend(figure, axes)
+        for axis in (axes.xaxis, axes.yaxis):
+            show_rounded(axis)
+        add_title(figure, title)
+        add_legend(figure, axes.lines)
     return written

@@ -5,13 +5,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..results import geometric_mean
-from .canvas import COLOURS, MARKERS, new_figure
-from .point_labels import label_points
+from ..averages import geometric_mean
+from .canvas import add_legend, add_title, new_figure, wrapped
+from .log_axis import label_log_axis
+from .styles import DENSE, GREY, MARKERS, Style, make_styles
 
 
-def plot_perplexity_by_seconds(results: Sequence[Mapping[str, Any]], path: str | Path) -> list[Path]:
-    """Perplexity against runtime, both on log axes: one panel per sparsity, one labelled point per method.
+def plot_perplexity_by_seconds(
+    results: Sequence[Mapping[str, Any]],
+    path: str | Path,
+    *,
+    title: str | None = None,
+    dense: Mapping[str, float] | None = None,
+    styles: Mapping[str, Style] | None = None,
+) -> list[Path]:
+    """Perplexity against runtime, both on log axes: one panel per sparsity, one point per method.
 
     The colour tells the top-up, the marker the saliency.
 
@@ -20,6 +28,9 @@ def plot_perplexity_by_seconds(results: Sequence[Mapping[str, Any]], path: str |
             `allocation_seconds` and `pruning_seconds` (may be None), and `error` if there was one: such a run is left
             out. Drawn is the geometric mean over the datasets; an infinite one is named in the panel's title.
         path (`str` or `Path`): where to write, without a suffix.
+        title (`str`, *optional*): what was pruned.
+        dense (`Mapping[str, float]`, *optional*): perplexities of the dense model on these datasets: a line.
+        styles (`Mapping[str, Style]`, *optional*): of every top-up, see [`make_styles`]; None: in their order.
 
     Returns:
         `list[Path]`: the PNG and the SVG file.
@@ -34,30 +45,66 @@ def plot_perplexity_by_seconds(results: Sequence[Mapping[str, Any]], path: str |
     if len(datasets) != 1:
         found = "; ".join(", ".join(names) for names in sorted(datasets)) or "no run without an error"
         raise ValueError(f"One figure needs runs on the same datasets, but got: {found}.")
-    points = [_point(run) for run in runs]
+    points = [(run, *_point(run)) for run in runs]
     sparsities = sorted({run["sparsity"] for run in runs})
-    colours = _assign(COLOURS, [run["topup"] for run in runs])
-    markers = _assign(MARKERS, [run["saliency"] for run in runs])
-    with new_figure(path, 1.0 + 3.6 * len(sparsities)) as (figure, written):
+    styles = styles or make_styles(run["topup"] for run in runs)
+    saliencies = list(dict.fromkeys(run["saliency"] for run in runs))
+    markers = {name: MARKERS[index % len(MARKERS)] for index, name in enumerate(saliencies)}
+    level = None if dense is None else geometric_mean([dense[name] for name in next(iter(datasets))])
+    with new_figure(path, 0.6 + 3.2 * len(sparsities)) as (figure, written):
         panels = figure.subplots(len(sparsities), 1, sharex=True, squeeze=False)[:, 0]
         for panel, sparsity in zip(panels, sparsities):
-            here = [(run, *point) for run, point in zip(runs, points) if run["sparsity"] == sparsity]
-            for run, seconds, perplexity in here:
-                if math.isfinite(perplexity):
-                    style = {"color": colours[run["topup"]], "marker": markers[run["saliency"]], "label": _name(run)}
-                    panel.plot([seconds], [perplexity], ls="none", ms=9, mec="black", alpha=0.75, **style)
-            infinite = ", ".join(_name(run) for run, _, perplexity in here if math.isinf(perplexity))
-            title = f"{100 * sparsity:.4g} % sparsity" + (f" (infinite: {infinite})" if infinite else "")
-            panel.set_title(title, loc="left")
-            panel.set(xscale="log", yscale="log", ylabel="Perplexity (lower is better)")
-            panel.margins(0.14, 0.16)
+            _draw(panel, sparsity, [point for point in points if point[0]["sparsity"] == sparsity], styles, markers)
+            if level is not None and math.isfinite(level):
+                panel.axhline(level, **DENSE)
+        for axis in (panels[0].xaxis, *(panel.yaxis for panel in panels)):
+            label_log_axis(axis)
         panels[-1].set_xlabel("Runtime in seconds: allocation and pruning")
-        of = ", ".join(*datasets)
-        title = f"Perplexity: geometric mean over {of}" if "," in of else f"Perplexity on {of}"
-        figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
-        _label_log_axes(panels)
-        label_points(figure, panels)
+        figure.align_ylabels(panels)
+        pruned = ", ".join([*([title] if title else []), *(saliencies if len(saliencies) == 1 else [])])
+        add_title(figure, (f"{pruned}: p" if pruned else "P") + f"erplexity {over(*datasets)}")
+        add_legend(figure, _handles(runs, styles, markers, level))
     return written
+
+
+def over(datasets: Sequence[str]) -> str:
+    """What a perplexity is of, if it is drawn as one number: `"on wikitext2"`."""
+    names = ", ".join(datasets)
+    return f"(geometric mean of {names})" if len(datasets) > 1 else f"on {names}"
+
+
+def _draw(panel, sparsity: float, points: Sequence[tuple], styles: Mapping, markers: Mapping) -> None:
+    """One sparsity's points: (run, seconds, perplexity)."""
+    for run, seconds, perplexity in points:
+        if math.isfinite(perplexity):
+            style = styles[run["topup"]]
+            panel.plot([seconds], [perplexity], **_look(style, markers[run["saliency"]]), alpha=0.8)
+    infinite = ", ".join(_name(run) for run, _, perplexity in points if math.isinf(perplexity))
+    title = f"{100 * sparsity:.4g} % sparsity" + (f" (infinite: {infinite})" if infinite else "")
+    panel.set_title(wrapped(title), loc="left")
+    panel.set(xscale="log", yscale="log", ylabel="Perplexity (lower is better)")
+    panel.margins(0.06, 0.12)
+
+
+def _look(style: Style, marker: str) -> dict[str, Any]:
+    """A point of a method."""
+    filled = style.face == style.colour
+    edge = {"mec": "black", "mew": 1.0} if filled else {"mec": style.colour, "mew": 2.0}
+    return {"ls": "none", "ms": 9, "marker": marker, "color": style.colour, "mfc": style.face, **edge}
+
+
+def _handles(runs: Sequence[Mapping], styles: Mapping, markers: Mapping, level: float | None) -> list:
+    """Of the legend: colours for top-ups, grey markers for saliencies, the dense model's line."""
+    from matplotlib.lines import Line2D
+
+    topups = dict.fromkeys(run["topup"] for run in runs)
+    handles = [Line2D([], [], label=name, **_look(styles[name], MARKERS[0])) for name in topups]
+    if len(markers) > 1:  # otherwise the title tells the saliency
+        grey = Style(GREY, MARKERS[0], "-", GREY)
+        handles += [Line2D([], [], label=name, **_look(grey, marker)) for name, marker in markers.items()]
+    if level is not None:
+        handles.append(Line2D([], [], label=f"dense model: {level:.4g}", **DENSE))
+    return handles
 
 
 def _name(run: Mapping[str, Any]) -> str:
@@ -75,29 +122,3 @@ def _point(run: Mapping[str, Any]) -> tuple[float, float]:
     if not all(value >= 1 for value in values):
         raise ValueError(f"The run {name} has the perplexities {values}, but a perplexity is at least 1.")
     return seconds, geometric_mean(values)
-
-
-def _assign(styles: Sequence, names: Sequence[str]) -> dict:
-    """A style for each name, in alphabetical order; they repeat if there are not enough."""
-    return {name: styles[index % len(styles)] for index, name in enumerate(sorted(set(names)))}
-
-
-def _label_log_axes(panels: Sequence) -> None:
-    """Round numbers, written out: matplotlib's own are powers of ten, of which a narrow range has none."""
-    for axis in [panels[0].xaxis, *(panel.yaxis for panel in panels)]:
-        ticks = _log_ticks(*axis.get_view_interval())
-        axis.set_ticks(ticks, [f"{tick:,.10g}" for tick in ticks])
-        axis.set_ticks([], minor=True)
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Three to ten round numbers between two positive ones, if there are any of two digits."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks: list[float] = []
-    for factors in ((10,), (10, 30), (10, 20, 50), (10, 15, 20, 30, 50, 70), range(10, 100, 10), range(10, 100, 5),
-                    range(10, 100, 2), range(10, 100)):  # fmt: skip
-        ticks = [float(f"{factor}e{decade - 1}") for decade in decades for factor in factors]
-        ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) >= 3:
-            break
-    return ticks[:: math.ceil(len(ticks) / 10)] if ticks else [low, high]

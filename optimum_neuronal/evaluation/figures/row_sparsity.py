@@ -7,20 +7,29 @@ from pathlib import Path
 
 import numpy as np
 
-from .canvas import check_shares, new_figure, show_percent
+from .canvas import add_title, check_shares, new_figure, show_percent, show_rounded
 
 
 BINS = 64  # columns of the heat map
 MAX_NAMES = 64  # more rows of the heat map than this are not all named
 
 
-def plot_row_sparsity(rows: Mapping[str, Sequence[float]], path: str | Path) -> list[Path]:
+def plot_row_sparsity(
+    rows: Mapping[str, Sequence[float]],
+    path: str | Path,
+    *,
+    title: str | None = None,
+    scale: tuple[float, float] | None = None,
+) -> list[Path]:
     """Heat map of the rows' sparsities: one line per projection, from the weight's first row at the left to its last.
 
     Args:
         rows: projection's name -> shares of zeros in [0, 1], one per row of its weight. A line has 64 cells; each is
             the mean of its share of the rows, so that projections of any size compare.
         path (`str` or `Path`): where to write, without a suffix.
+        title (`str`, *optional*): what was pruned, and how.
+        scale (`tuple[float, float]`, *optional*):
+            The shares at the ends of the colours, so that several heat maps compare. None: the least and largest cell.
 
     Returns:
         `list[Path]`: the PNG and the SVG file.
@@ -31,7 +40,7 @@ def plot_row_sparsity(rows: Mapping[str, Sequence[float]], path: str | Path) -> 
     """
     check_shares(rows)
     cells = np.stack([_binned(np.asarray(shares, dtype=np.float64)) for shares in rows.values()])
-    low, high = cells.min(), cells.max()
+    low, high = scale or (cells.min(), cells.max())
     spare = 0.005 if low == high else 0.0  # a scale needs an extent
     height = max(2.4, 1.4 + min(0.2 * len(rows), 13))
     with new_figure(path, height) as (figure, written):
@@ -45,10 +54,11 @@ def plot_row_sparsity(rows: Mapping[str, Sequence[float]], path: str | Path) -> 
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel(f"Position of the row in the weight (means of {BINS} bins)")
         show_percent(axes.xaxis)
-        ticks = np.linspace(low - spare, high + spare, 5)
-        bar = figure.colorbar(image, ax=axes, ticks=ticks, aspect=4 * height, pad=0.02, label="Row sparsity")
+        bar = figure.colorbar(image, ax=axes, aspect=4 * height, pad=0.02, label="Row sparsity")
         bar.outline.set_visible(False)
-        show_percent(bar.ax.yaxis, digits=3)
+        show_rounded(bar.ax.yaxis)
+        show_percent(bar.ax.yaxis)
+        add_title(figure, title)
     return written
 
 

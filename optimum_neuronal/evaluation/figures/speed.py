@@ -1,14 +1,17 @@
 """Tokens per second with dense and with packed weights, side by side."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .canvas import COLOURS, GREY, add_legend, new_figure
+from .canvas import add_legend, add_title, new_figure
+from .log_axis import label_log_axis
+from .styles import COLOURS, GREY
 
 
 def plot_speed(report: Mapping[str, Any], path: str | Path) -> list[Path]:
-    """A pair of bars for every kind of work, on a log axis; what packed weights bring stands above each pair.
+    """A pair of bars for every kind of work, on a log axis; what packed weights bring stands beside each pair.
 
     Args:
         report (`Mapping`): from [`SpeedReport.to_dict`].
@@ -24,22 +27,26 @@ def plot_speed(report: Mapping[str, Any], path: str | Path) -> list[Path]:
     timings = report["timings"]
     if not timings:
         raise ValueError("There is nothing to draw: the report has no timings.")
-    with new_figure(path, 3.8) as (figure, written):
+    with new_figure(path, 1.2 + 0.6 * len(timings)) as (figure, written):
         axes = figure.subplots()
         for offset, (name, colour) in enumerate((("dense", GREY), ("packed", COLOURS[0]))):
             places = [index + 0.4 * offset - 0.2 for index in range(len(timings))]
-            axes.bar(places, [timing[name] for timing in timings], 0.38, color=colour, label=f"{name} weights")
+            axes.barh(places, [timing[name] for timing in timings], 0.38, color=colour, label=f"{name} weights")
         for index, timing in enumerate(timings):
-            height = max(timing["dense"], timing["packed"])
-            axes.annotate(
-                f"{timing['ratio']:.2f} times", (index, height), (0, 4), textcoords="offset points", ha="center"
-            )
-        axes.set(yscale="log", ylabel="Tokens per second", xticks=range(len(timings)))
-        axes.set_xticklabels([timing["work"] for timing in timings])
-        axes.margins(y=0.15)
-        axes.grid(axis="x", visible=False)
+            end = max(timing["dense"], timing["packed"])
+            text = f"{timing['ratio']:.2f} times"
+            axes.annotate(text, (end, index), (4, 0), textcoords="offset points", va="center")
+        least, most = (
+            choose(timing[name] for timing in timings for name in ("dense", "packed")) for choose in (min, max)
+        )
+        least = 10.0 ** math.floor(math.log10(least) - 0.1)
+        axes.set(xscale="log", xlabel="Tokens per second", xlim=(least, most * (most / least) ** 0.2))  # room for text
+        axes.set_yticks(range(len(timings)), [timing["work"] for timing in timings])
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        label_log_axis(axes.xaxis)
         share = report["packed_bytes"] / report["dense_bytes"]
-        title = f"{report['model']}, {report['dtype']}, {report['threads']} threads: packed, {share:.2f} of the bytes"
-        figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
-        add_legend(figure, axes)
+        threads = f"{report['threads']} thread{'s' * (report['threads'] != 1)}"
+        add_title(figure, f"{report['model']}, {report['dtype']}, {threads}: packed, {share:.2f} of the bytes")
+        add_legend(figure, axes.containers)
     return written

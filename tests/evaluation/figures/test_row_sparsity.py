@@ -7,12 +7,17 @@ from optimum_neuronal.evaluation.figures.row_sparsity import BINS, _binned, _row
 
 def test_labels(tmp_path):
     written = texts(DRAWN["rows"](tmp_path / "figure"))
-    assert {"0.self_attn.q_proj", "3.mlp.down_proj", "Row sparsity", "50 %", "53 %"} < set(written)
+    assert {"0.self_attn.q_proj", "3.mlp.down_proj", "Row sparsity", "50 %", "51 %"} < set(written)
 
 
 def test_all_rows_alike(tmp_path):
     written = texts(plot_row_sparsity({"lm.layers.7.mlp.up_proj": [0.7] * 3}, tmp_path / "figure"))
-    assert {"7.mlp.up_proj", "69.5 %", "70 %", "70.5 %"} < set(written)
+    assert {"7.mlp.up_proj", "69.6 %", "70 %", "70.4 %"} < set(written)
+
+
+def test_a_shared_scale(tmp_path):
+    written = texts(plot_row_sparsity({"h.0.up": [0.7, 0.72]}, tmp_path / "figure", title="llama", scale=(0.4, 0.9)))
+    assert {"llama", "40 %", "50 %", "60 %", "70 %", "80 %", "90 %"} < set(written)
 
 
 def test_bins():

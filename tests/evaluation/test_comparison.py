@@ -1,10 +1,12 @@
 import csv
 import io
 import json
+import re
 
 import pytest
 
-from optimum_neuronal.evaluation.results import Comparison, Result
+from optimum_neuronal.evaluation.comparison import Comparison
+from optimum_neuronal.evaluation.results import Result
 
 
 def result(sparsity, saliency, topup, *perplexities, accuracy=None, **others):
@@ -89,3 +91,67 @@ def test_files(comparison, tmp_path):
     assert rows[1]["perplexity b"] == "40.0" and rows[4]["error"] == "out of | luck" and rows[4]["perplexity a"] == ""
     assert float(rows[3]["accuracy t"]) == 0.8 and rows[3]["peak_memory"] == "2000000000"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["comparison.csv", "comparison.json", "comparison.md"]
+
+
+def test_the_best_of_every_sparsity_is_bold(comparison):
+    """Of what is measured, the dense model aside; two that look alike are both best."""
+    comparison.results.insert(3, result(0.7, "wanda", "uniform", 90.0, 90.0, accuracy=0.1))
+    comparison.results.append(result(0.5, "ria", "owl", 20.001, 90.0, accuracy=0.2))
+    lines = [line for line in comparison.to_markdown().splitlines() if "%" in line]
+    assert "| 50.00% | wanda | uniform | **20.00** | **40.00** | 60.00% ± 1.00% | 60.00% |" in lines[1]
+    assert "| wanda | owl | **20.00** | 80.00 | **80.00% ± 1.00%** | **80.00%** |" in lines[3]
+    assert "| ria | owl | **20.00** | 90.00 |" in lines[6]
+    assert not any("**" in line for line in lines if "dense" in line or "failed" in line or "70.00%" in line)
+    aggregates = comparison.to_markdown().split("geometric mean")[1]
+    assert "| owl | **" in aggregates and aggregates.count("**") == 4, "at 70 % there is nothing to choose from"
+    assert comparison._repr_html_().count("<b>") == 1 + len(comparison.table().bold) + 2
+
+
+def test_the_dense_model_has_one_name(comparison):
+    assert "| 0.00% | dense | - | 10.00 |" in comparison.to_markdown()
+    assert str(comparison).splitlines()[2].split()[:4] == ["0.00%", "dense", "-", "10.00"]
+
+
+def test_short_and_in_notebooks(comparison):
+    assert repr(comparison) == "Comparison(a-model, 4 combinations, 1 failed)"
+    assert repr(comparison.dense) == "Result(dense, perplexity a 10.00, perplexity b 20.00, mean accuracy 80.00%)"
+    assert repr(comparison.results[-1]) == "Result(magnitude + owl, 50.00%, failed: out of | luck)"
+    page = comparison._repr_html_()
+    assert page.count("<table>") == 2 and '<td style="text-align: right">80.00</td>' in page
+    comparison.model = "<script>"
+    assert "<script>" not in comparison._repr_html_()
+
+
+def drawable(topup):
+    return result(0.5, "wanda", topup, 20.0, 40.0, accuracy=0.5, block_sparsity=[0.4, 0.5, 0.6], pruning_seconds=1.0)
+
+
+@pytest.fixture
+def plotted(comparison):
+    comparison.results = [drawable("uniform"), drawable("owl")]
+    return comparison
+
+
+def test_figures_are_embedded_in_the_page_beside_them(plotted, tmp_path):
+    plotted.save(tmp_path)
+    figures = plotted.plot(tmp_path)
+    assert list(figures.images) == ["perplexity-by-seconds", "block-sparsity-wanda-50"]
+    page = (tmp_path / "comparison.md").read_text()
+    assert page.startswith(plotted.to_markdown()) and page.endswith("](block-sparsity-wanda-50.png)\n")
+    assert all((tmp_path / name).is_file() for name in re.findall(r"!\[.*\]\((.*)\)", page))
+    plotted.plot(tmp_path)
+    assert (tmp_path / "comparison.md").read_text() == page, "once each"
+
+
+def test_figures_leave_other_pages_alone(plotted, tmp_path):
+    (tmp_path / "comparison.md").write_text("# My notes\n")
+    assert len(plotted.plot(tmp_path).paths) == 4
+    assert (tmp_path / "comparison.md").read_text() == "# My notes\n"
+
+
+def test_figures_are_shown_without_a_directory(plotted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    figures = plotted.plot()
+    assert repr(figures) == "Figures(perplexity-by-seconds, block-sparsity-wanda-50)"
+    assert figures._repr_html_().count('src="data:image/png;base64,iVBOR') == 2
+    assert figures.paths == [] and not list(tmp_path.iterdir())

@@ -1,0 +1,42 @@
+import pytest
+from conftest import make_model
+
+from optimum_neuronal.checkpoint.origin import hub_id, public_name
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model("llama")
+
+
+@pytest.mark.parametrize(
+    "origin, on_the_hub, name",
+    [
+        ("meta/llama", "meta/llama", "meta/llama"),
+        ("gpt2", "gpt2", "gpt2"),
+        ("", None, "LlamaForCausalLM"),
+        ("a/b/c", None, "c"),
+        ("/gone/dense", None, "dense"),
+        ("./dense", None, "dense"),
+        ("../my dense/", None, "my dense"),
+    ],
+)
+def test_no_folder_is_told(model, origin, on_the_hub, name):
+    model.config._name_or_path = origin
+    assert (hub_id(model), public_name(model)) == (on_the_hub, name)
+
+
+def test_what_lies_here_is_not_on_the_hub(model, tmp_path, monkeypatch):
+    (tmp_path / "own" / "dense").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "own")
+    for origin, name in (("dense", "dense"), (".", "own"), (str(tmp_path / "own" / "dense"), "dense")):
+        model.config._name_or_path = origin
+        assert (hub_id(model), public_name(model)) == (None, name)
+
+
+@pytest.mark.parametrize("folder, repository", [("models--meta--llama-3", "meta/llama-3"), ("models--gpt2", "gpt2")])
+def test_a_snapshot_of_the_cache_is_on_the_hub(model, folder, repository, tmp_path):
+    snapshot = tmp_path / folder / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    model.config._name_or_path = str(snapshot)
+    assert hub_id(model) == public_name(model) == repository
