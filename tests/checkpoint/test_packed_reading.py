@@ -2,15 +2,16 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packed_files import FILE, NAME, read, tensors, write
+from profiles import examples
 
 from optimum_neuronal.checkpoint.names import PACKED_INDEX as INDEX
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
 
 
-FUZZ = settings(max_examples=250, deadline=None, derandomize=True, database=None)
+FUZZ = examples(250)
 
 
 def equal(found):
@@ -70,7 +71,7 @@ def test_a_flipped_bit_is_noticed(folder, data):
         check_damaged(folder)
 
 
-@settings(FUZZ, max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_a_file_cut_short_or_overwritten(folder, data):
     folder, file, index = folder
@@ -92,7 +93,7 @@ JSON = st.recursive(
 )
 
 
-@settings(FUZZ, max_examples=200)
+@examples(200)
 @given(data=st.data())
 def test_nonsense_in_a_header(folder, data):
     """Any JSON in any place of the header, of the metadata in it, or of the index."""

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from conftest import make_model
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint.sparsity_config import load_schema, read_sparsity_config
@@ -121,7 +122,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_anything_is_either_valid_or_a_value_error(written, data):
     """And what is valid can be used."""

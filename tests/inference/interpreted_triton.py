@@ -5,8 +5,9 @@ The interpreter starts programs one after the other in numpy, so weights are tin
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from test_ops import TOLERANCE, error, finite, packed
 from test_packed_rows import bits, sparse
 
@@ -14,7 +15,7 @@ from optimum_neuronal.inference import accelerator, torch_fallback, triton_kerne
 from optimum_neuronal.inference.packed_rows import DTYPES
 
 
-FUZZ = settings(deadline=None, derandomize=True, database=None, max_examples=10)
+FUZZ = examples(10)
 SPAN = 32 * triton_kernels.WORDS  # elements of a row that a program looks at together
 
 

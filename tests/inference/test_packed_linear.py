@@ -3,8 +3,9 @@ import pickle
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from torch import nn
 from transformers import Conv1D
 
@@ -20,7 +21,7 @@ def sparse_linear(rows=37, columns=100, bias=True, sparsity=0.7, conv=False, dty
     return linear.to(dtype).eval()
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     st.integers(1, 70), st.integers(1, 140), st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.booleans(), st.booleans(),
     st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),

@@ -2,8 +2,9 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from optimum_neuronal.inference import packed_rows
 from optimum_neuronal.inference.packed_rows import DTYPES, PackedRows
@@ -12,7 +13,7 @@ from optimum_neuronal.sparsity.bitmask import INTEGERS
 from optimum_neuronal.sparsity.packed import PackedWeight
 
 
-FUZZ = settings(deadline=None, derandomize=True, database=None)
+FUZZ = examples(100)
 
 
 def sparse(shape, dtype=torch.float32, density=0.3, seed=0) -> torch.Tensor:

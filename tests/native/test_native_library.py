@@ -5,8 +5,9 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from optimum_neuronal.inference.packed_rows import DTYPES, PackedRows
 from optimum_neuronal.native import library
@@ -15,7 +16,7 @@ from optimum_neuronal.sparsity.bitmask import INTEGERS
 from optimum_neuronal.sparsity.packed import PackedWeight
 
 
-FUZZ = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+FUZZ = examples(60)
 TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
 
 

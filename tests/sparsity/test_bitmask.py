@@ -1,14 +1,15 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from optimum_neuronal.sparsity import bitmask as packing
 from optimum_neuronal.sparsity.bitmask import pack, packed_bytes, saves_space, unpack
 
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn)
-FUZZ = settings(deadline=None, derandomize=True, database=None)
+FUZZ = examples(100)
 
 
 @pytest.fixture(scope="module", autouse=True, params=["kernel", "numpy"])

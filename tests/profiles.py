@@ -1,0 +1,23 @@
+"""How many cases the property tests try: a few in every run, many in a night.
+
+TESTS_PROFILE=night python -m pytest tests -k "property or properties" -n 2
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+
+NIGHT = os.environ.get("TESTS_PROFILE") == "night"
+TIMES = 50
+
+
+def examples(count: int) -> settings:
+    """Settings of a test of so many cases: the same in every run, or at night fifty times as many, others each time."""
+    return settings(
+        max_examples=count * TIMES if NIGHT else count,
+        deadline=None,
+        derandomize=not NIGHT,
+        database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )

@@ -1,0 +1,177 @@
+"""What holds for all configs, for all files, and wherever a prune is interrupted."""
+
+import json
+import shutil
+from contextlib import suppress
+
+import pytest
+import torch
+import yaml
+from conftest import make_model
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import examples
+from sparse_checkpoints import save_pruned
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint, keep_sparsity
+from optimum_neuronal.engine.runner import BlockRunner
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.topup import TOPUPS
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+SENSIBLE = {
+    "sparsity": st.floats(0, 0.99),
+    "saliency": st.sampled_from([None, *SALIENCIES.names()]),
+    "topup": st.sampled_from([None, *TOPUPS.names()]),
+    "effort": st.sampled_from(["fast", "default", "best"]),
+    "num_samples": st.integers(1, 300),
+    "num_alignment_samples": st.integers(1, 16),
+    "seq_length": st.none() | st.integers(2, 4096),
+    "seed": st.integers(0, 2**40),
+    "ignore": st.none() | st.lists(st.sampled_from(["q_proj", "down", "layers.[0-3]"]), max_size=2),
+    "pattern": st.sampled_from([None, None, "2:4", "4:8", "4:2"]),
+    "reconstruct": st.sampled_from([None, "dense", "block"]),
+    "refit_epochs": st.none() | st.integers(0, 3),
+    "format": st.sampled_from(["dense", "packed"]),
+}
+OTHERS = {name: value for name, value in SENSIBLE.items() if name != "sparsity"}
+REQUIRED = {"sparsity": SENSIBLE["sparsity"]}
+FIELDS = st.fixed_dictionaries(REQUIRED, optional=OTHERS) | st.fixed_dictionaries(
+    {"sparsity": SENSIBLE["sparsity"] | ANYTHING}, optional={name: value | ANYTHING for name, value in OTHERS.items()}
+)
+
+
+@examples(150)
+@given(fields=FIELDS)
+def test_a_config_is_refused_in_words_or_comes_back_from_every_file(fields, tmp_path):
+    try:
+        config = NeuronALConfig(**fields)
+    except (ValueError, TypeError) as error:
+        assert len(str(error).split()) > 3, f"a raw error: {error!r}"
+        return
+    config.to_json_file(tmp_path / "config.json")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    assert NeuronALConfig.from_dict(config.to_dict()) == config
+    assert NeuronALConfig.from_json_file(tmp_path / "config.json") == config
+    assert NeuronALConfig.from_json_file(tmp_path / "config.yaml") == config
+    assert config.make_methods() == config.make_methods()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A pruned checkpoint, and what its config holds."""
+    folder = tmp_path_factory.mktemp("pruned") / "model"
+    save_pruned(folder)
+    return folder, json.loads((folder / "config.json").read_text())
+
+
+def changed(data, config):
+    """The config with anything at any place of what this package wrote."""
+    config = json.loads(json.dumps(config))
+    node, key = config, "sparsity_config"
+    while isinstance(node[key], (dict, list)) and node[key] and data.draw(st.booleans()):
+        node = node[key]
+        key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else list(range(len(node)))))
+    node[key] = data.draw(ANYTHING)
+    return config
+
+
+@examples(60)
+@given(data=st.data())
+def test_whatever_a_checkpoint_says_of_itself_is_read_or_refused_in_words(checkpoint, data, tmp_path):
+    folder, config = checkpoint
+    (folder / "config.json").write_text(json.dumps(changed(data, config)))
+    output = tmp_path / "converted"
+    for use in (inspect_checkpoint, lambda directory: convert_checkpoint(directory, "packed", output)):
+        try:
+            use(folder)
+        except (ValueError, OSError) as error:
+            assert len(str(error).split()) > 3, f"a raw error: {error!r}"
+        shutil.rmtree(output, ignore_errors=True)
+
+
+@examples(40)
+@given(data=st.data())
+def test_whatever_a_config_says_training_keeps_zeros_or_refuses(checkpoint, data):
+    model = make_model("llama")
+    model.config.sparsity_config = changed(data, checkpoint[1])["sparsity_config"]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        with keep_sparsity(model):
+            pass
+    except (ValueError, TypeError) as error:
+        assert len(str(error).split()) > 3, f"a raw error: {error!r}"
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+METHODS = {
+    "neuronal": {"saliency": "wanda", "topup": "neuronal", "block_lambdas": [0.1, 0.2], "row_lambdas": [0.0, 0.1]},
+    "search": {"saliency": "alps", "topup": "search", "topup_args": {"budget": 12}, "num_samples": 8},
+    "dense targets": {"saliency": "sparsegpt", "topup": "owl", "reconstruct": "dense"},
+}
+
+
+def prune(method, work_dir=None):
+    fields = {"num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "dataset": None, **METHODS[method]}
+    model, config = make_model("llama"), NeuronALConfig(0.6, **fields)
+    ids = torch.randint(0, 64, (config.num_samples, 16), generator=torch.Generator().manual_seed(1))
+    NeuronALPruner(config).prune(model, ids, work_dir)
+    return model.state_dict()
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """For every method what a prune leads to, and how often it runs a block."""
+    found = {}
+    for method in METHODS:
+        with pytest.MonkeyPatch.context() as patch:
+            count = interrupt_at(patch, None)
+            found[method] = prune(method), count
+    return found
+
+
+def interrupt_at(patch, number):
+    """Has a run of a block fail, the one of a number; returns the list that grows by every run."""
+    runs, replay = [], BlockRunner.replay
+
+    def counted(self, *args, **kwargs):
+        runs.append(1)
+        if len(runs) == number:
+            raise Interrupted
+        return replay(self, *args, **kwargs)
+
+    patch.setattr(BlockRunner, "replay", counted)
+    return runs
+
+
+@examples(4)
+@given(data=st.data())
+@pytest.mark.parametrize("method", METHODS)
+def test_wherever_a_prune_is_interrupted_and_whatever_the_disk_does_it_ends_the_same(
+    method, undisturbed, data, tmp_path
+):
+    expected, runs = undisturbed[method]
+    work_dir = tmp_path / "work"
+    shutil.rmtree(work_dir, ignore_errors=True)
+    for _ in range(data.draw(st.integers(1, 2))):
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_at(patch, data.draw(st.integers(1, len(runs))))
+            with suppress(Interrupted):
+                prune(method, work_dir)
+        records = sorted(path for path in work_dir.glob("*.safetensors") if path.stat().st_size)
+        if records and data.draw(st.booleans()):
+            path = data.draw(st.sampled_from(records))
+            content = bytearray(path.read_bytes())
+            content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+            path.write_bytes(content)
+    found = prune(method, work_dir)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
