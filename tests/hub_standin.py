@@ -192,6 +192,8 @@ class Handler(BaseHTTPRequestHandler):
         siblings = [{"rfilename": name} for name in branch.files]
         private = self.server.repositories[repo_id].private
         common = {"private": private, "gated": False, "disabled": False, "downloads": 0, "likes": 0}
+        card = re.match(r"---\n(.*?)\n---\n", branch.files.get("README.md", (b"",))[0].decode(), re.S)
+        common["cardData"] = yaml.safe_load(card[1]) if card else None
         self._json({"_id": "1", "id": repo_id, "sha": branch.revision, "tags": [], "siblings": siblings, **common})
 
     def tree(self, body, repo_id, revision):

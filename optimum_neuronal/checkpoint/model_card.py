@@ -5,18 +5,20 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCard
 from transformers import PreTrainedModel
 
+from ..data.documents import FILE_SUFFIXES
 from ..decoder.finding import find_decoder
 from ..decoder.projections import Projection
-from ..report import PruningReport
+from ..report import REPORT_NAME, PruningReport
 from ..runtime.escaping import escaped
 from ..runtime.quantities import format_bytes
-from ..runtime.tables import format_table
+from ..runtime.tables import format_markdown
+from .card_metadata import make_metadata
+from .origin import hub_id
 from .packed_size import PackedSize, packed_size
 
 
@@ -41,14 +43,26 @@ Asked for were {requested:.1%} of the projections' weights; `neuronal_report.jso
 
 {sizes}
 
-{evaluation}## How it was made
+{evaluation}## Limitations
+
+{limitations}
+
+## How it was made
 
 {calibration}
+
+This command makes it again, with the `neuronal_report.json` that lies beside this card:
+
+```sh
+{command}
+```
+
+So does this code:
 
 ```python
 {code}
 ```
-
+{fill_in}
 {versions}
 """
 
@@ -56,19 +70,19 @@ LOADING = {
     "dense": """It loads like any other model; the zeros are stored as ordinary weights.
 
 ```python
-from transformers import AutoModelForCausalLM
+{imports}
 
 model = AutoModelForCausalLM.from_pretrained({quoted})
-```""",
+{example}```""",
     "packed": """Stored are the weights that are not zero, and where they belong. `import optimum_neuronal` makes transformers
 understand that, and the result is an ordinary model:
 
 ```python
 import optimum_neuronal
-from transformers import AutoModelForCausalLM
+{imports}
 
 model = AutoModelForCausalLM.from_pretrained({quoted})
-```
+{example}```
 
 For tools that know plain checkpoints alone, write a dense one, bit for bit the same weights:
 
@@ -77,8 +91,28 @@ optimum-cli neuronal convert {local} --format dense --output {dense}
 ```""",
 }
 
+EXAMPLE = """tokenizer = AutoTokenizer.from_pretrained({tokenizer})
 
-def make_card(model: PreTrainedModel, report: PruningReport, title: str, format: str = "dense") -> ModelCard:
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+outputs = model.generate(**inputs, max_new_tokens=50)
+print(tokenizer.decode(outputs[0], skip_special_tokens=True))
+"""
+
+LIMITATIONS = """- What the dense model cannot do, and its biases, are here as well, and pruning takes something away.
+- {measured}{calibrated}
+- Stored dense, it is as large and as slow as the dense model: zeros pay off with packed weights.
+- Training fills the zeros, unless it is told to keep them: `SparsityCallback` of `optimum_neuronal`."""
+
+CALIBRATED = """
+- The weights were chosen to do well on text like the calibration data. Other languages, code, long texts and rare
+  knowledge may have lost more."""
+
+DENSE_MODEL, TEXT = "path/to/the-dense-model", "path/to/text.txt"  # what the reader has to fill in
+
+
+def make_card(
+    model: PreTrainedModel, report: PruningReport, title: str, format: str = "dense", with_tokenizer: bool = True
+) -> ModelCard:
     """The card.
 
     Args:
@@ -86,22 +120,32 @@ def make_card(model: PreTrainedModel, report: PruningReport, title: str, format:
         report ([`PruningReport`]): of the prune.
         title (`str`): how the model is called: its repository or its directory.
         format (`str`): `"dense"` or `"packed"`: how the weights are stored.
+        with_tokenizer (`bool`): whether a tokenizer is saved with it; otherwise the dense model's is named.
     """
-    base, title = _base_model(model), escaped(title)
+    base, title = hub_id(model), escaped(title)
+    tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
+    text = _calibration_text(report)
     card = CARD.format(
-        metadata=_metadata(base, report).to_yaml(),
+        metadata=make_metadata(model, report, title).to_yaml(),
         title=title,
         sparsity=report.achieved_sparsity,
         requested=report.requested_sparsity,
         origin=f" from [{base}](https://huggingface.co/{base})" if base else "",
         saliency=report.config["saliency"],
         topup=report.config["topup"],
-        loading=_loading(title, format),
-        blocks=_table(["block", "sparsity"], [[name, f"{value:.2%}"] for name, value in report.blocks.items()]),
+        loading=_loading(title, format, None if tokenizer is None else _quoted(tokenizer)),
+        blocks=format_markdown(
+            ["block", "sparsity"], [[f"`{name}`", f"{value:.2%}"] for name, value in report.blocks.items()]
+        ),
         sizes=_sizes(model, report),
         evaluation=_evaluation(report),
+        limitations=LIMITATIONS.format(
+            measured=_measured(report), calibrated=CALIBRATED if report.calibration else ""
+        ),
         calibration=_calibration(report.calibration),
-        code=_code(base, report),
+        command=_command(base, title, text),
+        code=_code(base, report, text),
+        fill_in=_fill_in(base, report, text),
         versions="With " + ", ".join(f"{name} {version}" for name, version in report.versions.items()) + ".",
     )
     return ModelCard(card)
@@ -111,39 +155,29 @@ def with_format(card: str, format: str) -> str:
     """The text of a card whose section on use is that of another format; a card of another make stays as it is."""
     title = re.search(r"^# (.+)$", card, re.M)
     before, use, rest = card.partition("\n## Use\n\n")
-    _, sparsity, after = rest.partition("\n\n## Sparsity\n")
+    old, sparsity, after = rest.partition("\n\n## Sparsity\n")
     if title is None or not sparsity:
         return card
-    return before + use + _loading(title[1], format) + sparsity + after
+    tokenizer = re.search(r"^tokenizer = AutoTokenizer\.from_pretrained\((.*)\)$", old, re.M)
+    return before + use + _loading(title[1], format, tokenizer and tokenizer[1]) + sparsity + after
 
 
-def _loading(title: str, format: str) -> str:
+def _loading(title: str, format: str, tokenizer: str | None) -> str:
+    """The section on use; the tokenizer's place is quoted already, None if the model generates nothing."""
     local = title.rpartition("/")[2]
+    names = "AutoModelForCausalLM" + (", AutoTokenizer" if tokenizer else "")
     return LOADING[format].format(
-        quoted=json.dumps(title, ensure_ascii=False), local=shlex.quote(local), dense=shlex.quote(f"{local}-dense")
+        imports=f"from transformers import {names}",
+        quoted=_quoted(title),
+        example=EXAMPLE.format(tokenizer=tokenizer) if tokenizer else "",
+        local=shlex.quote(local),
+        dense=shlex.quote(f"{local}-dense"),
     )
 
 
-def _metadata(base: str | None, report: PruningReport) -> ModelCardData:
-    # The Hub knows adapter, merge, quantized and finetune, and takes a model that does not say for a finetune. Of these
-    # only "quantized" means the same model made smaller, without training.
-    relation = {"base_model": base, "base_model_relation": "quantized"} if base else {}
-    return ModelCardData(
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=["sparse", "pruning", "optimum_neuronal", report.config["saliency"], report.config["topup"]],
-        **relation,
-    )
-
-
-def _base_model(model: PreTrainedModel) -> str | None:
-    """The Hub id of the dense model, None if it came from elsewhere: no folder of this machine is published."""
-    origin = model.config.name_or_path
-    return origin if origin and origin.count("/") <= 1 and not Path(origin).exists() else None
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    return f"```\n{format_table(header, rows)}\n```"
+def _quoted(text: str) -> str:
+    """As a literal of Python."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _sizes(model: PreTrainedModel, report: PruningReport) -> str:
@@ -175,7 +209,14 @@ def _evaluation(report: PruningReport) -> str:
         [dataset, *(f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned"))]
         for dataset, values in report.evaluation.items()
     ]
-    return f"## Perplexity\n\n{_table(['dataset', 'dense model', 'pruned'], rows)}\n\n"
+    return f"## Perplexity\n\n{format_markdown(['dataset', 'dense model', 'pruned'], rows)}\n\n"
+
+
+def _measured(report: PruningReport) -> str:
+    """What is known of the loss."""
+    if not report.evaluation:
+        return "What it lost was not measured: measure it, on what you want it for."
+    return "Measured was perplexity alone, on the text named above: measure it on what you want it for."
 
 
 def _calibration(calibration: Mapping[str, Any]) -> str:
@@ -186,11 +227,35 @@ def _calibration(calibration: Mapping[str, Any]) -> str:
     )
 
 
-def _code(base: str | None, report: PruningReport) -> str:
+def _calibration_text(report: PruningReport) -> str | None:
+    """Where the calibration data lie, for the reader to fill in; None if the config names them, or there are none."""
+    if not report.calibration:
+        return None
+    name = (report.config["dataset"] or "").partition(":")[0]
+    if not name or not report.calibration["source"].startswith(name):  # they were passed to prune()
+        return TEXT
+    return f"path/to/{name}" if name.lower().endswith(FILE_SUFFIXES) else None
+
+
+def _command(base: str | None, title: str, text: str | None) -> str:
+    """What makes the model again on the command line."""
+    words = ["--model", base or DENSE_MODEL, "--config", REPORT_NAME, *(["--dataset", text] if text else [])]
+    return shlex.join(["optimum-cli", "neuronal", "prune", *words, "--output", title.rpartition("/")[2]])
+
+
+def _fill_in(base: str | None, report: PruningReport, text: str | None) -> str:
+    """Which words of command and code are the reader's to replace."""
+    places = [] if base else [f"`{DENSE_MODEL}` is where you have the dense model"]
+    if text:
+        places.append(f"`{text}` is your file of the calibration data, {report.calibration['source']}")
+    return f"\nFill in: {'; '.join(places)}.\n" if places else ""
+
+
+def _code(base: str | None, report: PruningReport, text: str | None) -> str:
     """What makes the model again: the fields of the config that matter or differ from the defaults."""
     from ..config import NeuronALConfig  # with all methods: what only loads and saves does without
 
-    config = report.config
+    config = report.config if text is None else {**report.config, "dataset": text}
     default = NeuronALConfig(config["sparsity"], topup=config["topup"], saliency=config["saliency"]).to_dict()
     always = ("sparsity", "saliency", "topup", *(("dataset", "num_samples", "seed") if report.calibration else ()))
     names = [entry.name for entry in fields(NeuronALConfig)]
@@ -199,7 +264,7 @@ def _code(base: str | None, report: PruningReport) -> str:
     return (
         "from transformers import AutoModelForCausalLM\n"
         "from optimum_neuronal import NeuronALConfig, NeuronALPruner\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{base or "the dense model"}", dtype="auto")\n'
+        f'model = AutoModelForCausalLM.from_pretrained("{base or DENSE_MODEL}", dtype="auto")\n'
         f"pruner = NeuronALPruner(\n    NeuronALConfig(\n{arguments}    )\n)\n"
         "pruner.prune(model)"
     )

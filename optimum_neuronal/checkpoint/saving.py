@@ -212,7 +212,8 @@ def _write(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     format = "packed" if (folder / PACKED_INDEX).exists() else "dense"
-    (folder / card).write_text(seal(str(make_card(model, report, title, format))), encoding="utf-8")
+    text = make_card(model, report, title, format, with_tokenizer=tokenizer is not None)
+    (folder / card).write_text(seal(str(text)), encoding="utf-8")
     report.save(folder, os.listdir(folder))
 
 

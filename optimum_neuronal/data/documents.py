@@ -261,3 +261,4 @@ def _not_parquet(path: str, error: Exception) -> ValueError:
 
 
 _READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+FILE_SUFFIXES = tuple(_READERS)

@@ -1,14 +1,13 @@
 """Against a stand-in for the Hub on loopback. One process does all that hub_session.py tells; the tests look at it."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from hub_standin import serve
+from hub_standin import Repository, serve
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +15,8 @@ def session(tmp_path_factory):
     """What came out, by name, and the stand-in afterwards."""
     folder = tmp_path_factory.mktemp("hub")
     with serve() as hub:
+        card = b"---\nlicense: llama3\nlanguage:\n- en\n---\n\n# Dense\n"
+        hub.repositories["me/dense-llama"] = Repository(files={"README.md": (card, None)})
         environment = {**hub.environment(folder / "home"), "OMP_NUM_THREADS": "1"}
         script = Path(__file__).parents[1] / "hub_session.py"
         command = [sys.executable, script, folder / "outcome.json"]
@@ -43,9 +44,11 @@ def test_the_card(session):
     _, front, body = text.split("---\n", 2)
     data = yaml.safe_load(front)
     assert data["base_model"] == "me/dense-llama" and data["base_model_relation"] == "quantized"
-    assert data["library_name"] == "transformers" and {"sparse", "pruning", "wanda", "uniform"} <= set(data["tags"])
+    assert data["library_name"] == "transformers" and data["tags"] == ["sparse", "pruned", "optimum_neuronal"]
     assert 'AutoModelForCausalLM.from_pretrained("me/llama-70")' in body and "import optimum_neuronal" not in body
-    assert re.search(r"^wikitext2 +12\.35 +23\.46$", body, re.M)
+    assert data["license"] == "llama3" and data["language"] == ["en"], "inherited from the dense model's card"
+    assert data["model-index"][0]["results"][0]["metrics"][0]["value"] == 23.4567
+    assert "| wikitext2 | 12.35 | 23.46 |" in body
     assert "8 sequences of 8 tokens of a list of 1 strings, drawn with seed 3" in body
     assert "seed=3" in body and "seq_length=8" in body and "model.layers.2" in body and "transformers 5" in body
     card = hub.repositories["me/packed"]
