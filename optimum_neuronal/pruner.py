@@ -18,13 +18,13 @@ from .data.calibration import CalibrationSet
 from .decoder.checking import check_model
 from .decoder.identity import identity
 from .decoder.loading import load_streamed
-from .decoder.placement import default_device, is_offloaded
+from .decoder.placement import default_device
 from .decoder.projections import Decoder
 from .decoder.weight_names import stored_names
-from .engine.offload import change_offloaded
 from .evaluation.perplexity import evaluate_perplexity
 from .evaluation.test_sets import name_test_sets
 from .methods import Methods
+from .pruning.applying import apply_changes
 from .pruning.calibrating import draw_calibration
 from .pruning.checking import check
 from .pruning.exclusive import alone_with
@@ -40,7 +40,6 @@ from .runtime.journal import RECORDS, Journal
 from .runtime.peak_memory import reset_peak_memory
 from .runtime.processes import Processes
 from .runtime.work_directory import WorkDirectory
-from .sparsity.changes import Change
 
 
 # Of the records of an unfinished prune. 1: packed masks marked what falls; 2: they mark what is kept; 3: checksums.
@@ -275,6 +274,13 @@ class NeuronALPruner(OptimumQuantizer):
         report, tokenizer = self._find(model)
         return push_pruned(model, repo_id, report, tokenizer, **kwargs)
 
+    def __repr__(self) -> str:
+        found = "nothing pruned yet" if self.report is None else f"pruned: {self.report.achieved_sparsity:.2%} zeros"
+        return f"NeuronALPruner({self.config.saliency} + {self.config.topup}, {self.config.sparsity:.2%}, {found})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self!r}</p>" + ("" if self.report is None else self.report._repr_html_())
+
     def to_dict(self) -> dict[str, Any]:
         """The config as a JSON-serialisable dict."""
         return self.config.to_dict()
@@ -293,13 +299,3 @@ class NeuronALPruner(OptimumQuantizer):
 def _work_directory(directory: str | Path | None) -> WorkDirectory:
     """Of several processes, the first one records."""
     return WorkDirectory(directory if Processes.current().rank == 0 else None)
-
-
-def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:
-    """Makes the weights sparse, in place; offloaded ones whenever they are read from then on."""
-    with torch.no_grad():
-        for name, projection in decoder.projections.items():
-            if is_offloaded(projection.module):
-                change_offloaded(projection, changes[name])
-            else:
-                changes[name].apply_to(projection.weight)

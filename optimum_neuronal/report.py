@@ -6,16 +6,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .runtime.tables import format_table
+from .runtime.tables import format_html, format_table
 
 
 REPORT_NAME = "neuronal_report.json"
 VERSION = 1
 
 
-@dataclass
+@dataclass(repr=False)
 class PruningReport:
-    """What a prune did. Written beside a saved model as `neuronal_report.json`.
+    """What a prune did; `print(report)` shows it as a table, and so does a notebook. Written beside a saved model as `neuronal_report.json`.
 
     Args:
         config (`dict`): the `NeuronALConfig`.
@@ -71,8 +71,16 @@ class PruningReport:
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         return path
 
+    def __repr__(self) -> str:
+        return f"PruningReport({self.config['saliency']} + {self.config['topup']}, {self.achieved_sparsity:.2%} zeros)"
+
     def __str__(self) -> str:
-        """A table for the terminal."""
+        return format_table(["", "pruned model"], self._rows())
+
+    def _repr_html_(self) -> str:
+        return format_html(["", "pruned model"], self._rows())
+
+    def _rows(self) -> list[list[str]]:
         rows = [
             ["sparsity", f"{self.achieved_sparsity:.4%} (asked for {self.requested_sparsity:.2%})"],
             ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"],
@@ -94,4 +102,4 @@ class PruningReport:
         rows.append(
             ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
         )
-        return format_table(["", "pruned model"], rows)
+        return rows

@@ -404,3 +404,12 @@ def test_ctrl_c_while_weights_change_waits_for_them(llama, ids, monkeypatch):
 def test_importing_the_package_is_light():
     code = "import sys, optimum_neuronal, optimum_neuronal.cli.neuronal_command; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+def test_short_and_in_notebooks():
+    pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform"))
+    assert repr(pruner) == "NeuronALPruner(magnitude + uniform, 70.00%, nothing pruned yet)"
+    assert pruner._repr_html_() == f"<p>{pruner!r}</p>"
+    pruner.prune(make_model("llama"))
+    assert repr(pruner) == "NeuronALPruner(magnitude + uniform, 70.00%, pruned: 69.96% zeros)"
+    assert pruner._repr_html_() == f"<p>{pruner!r}</p>{pruner.report._repr_html_()}"

@@ -67,3 +67,9 @@ def test_the_table_of_the_least():
 )
 def test_lines_of_what_there_is_to_tell(more, line):
     assert " ".join(line.split()) in [" ".join(shown.split()) for shown in str(report(**more)).splitlines()]
+
+
+def test_short_and_in_notebooks():
+    assert repr(report()) == "PruningReport(wanda + neuronal, 70.00% zeros)"
+    page = report(evaluation={"<c4>": {"pruned": 12.5}})._repr_html_()
+    assert page.startswith("<table>") and "perplexity, &lt;c4&gt;" in page and "12.50 (pruned)" in page

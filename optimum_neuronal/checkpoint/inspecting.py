@@ -1,5 +1,6 @@
 """Tells from a checkpoint's files alone how it was pruned, and verifies that the zeros are there."""
 
+import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..decoder.weight_names import PrunedWeights, StoredProjection, natural_orde
 from ..runtime.escaping import escaped
 from ..runtime.notes import get_logger
 from ..runtime.quantities import format_bytes
-from ..runtime.tables import format_table
+from ..runtime.tables import format_html, format_table
 from ..sparsity.bitmask import packed_bytes
 from .opening import Checkpoint, Weight, find_checkpoint
 
@@ -56,9 +57,9 @@ class Share:
         return None
 
 
-@dataclass
+@dataclass(repr=False)
 class Inspection:
-    """What a checkpoint's files tell. `str()` of it is a table; `to_dict()` for JSON.
+    """What a checkpoint's files tell. `str()` of it is a table, as which a notebook shows it; `to_dict()` for JSON.
 
     Args:
         source (`str`): the directory or the Hub id.
@@ -97,15 +98,25 @@ class Inspection:
                 values[group][name]["sparsity"] = share.sparsity
         return values
 
+    def __repr__(self) -> str:
+        found = f"{self.total.sparsity:.2%} zeros, {len(self.problems)} problems" if self.pruned else "not pruned"
+        return f"Inspection({escaped(self.source)}, {self.format}, {found})"
+
     def __str__(self) -> str:
+        return "\n\n".join([*(format_table(*table) for table in self._tables()), self.verdict])
+
+    def _repr_html_(self) -> str:
+        tables = [format_html(*table) for table in self._tables()]
+        return "\n".join([*tables, f"<p>{html.escape(escaped(self.verdict))}</p>"])
+
+    def _tables(self) -> list[tuple[list[str], list[list[str]]]]:
+        """Header and rows of each."""
         rows = _about(self.sparsity_config) if self.pruned else [["pruned", "no: config.json has no sparsity_config"]]
         rows.append(["zeros found", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
         rows.append(["stored", _sizes(self)])
-        parts = [format_table(["", f"{self.source} ({self.model_type})"], rows)]
-        for title, shares in (("block", self.blocks), ("projection", self.kinds)):
-            if shares:
-                parts.append(_share_table(title, shares))
-        return "\n\n".join([*parts, self.verdict])
+        about = ["", f"{self.source} ({self.model_type})"], rows
+        parts = [("block", self.blocks), ("projection", self.kinds)]
+        return [about, *(_share_table(title, shares) for title, shares in parts if shares)]
 
     @property
     def verdict(self) -> str:
@@ -243,7 +254,7 @@ def _sizes(result: Inspection) -> str:
     )
 
 
-def _share_table(title: str, shares: Mapping[str, Share]) -> str:
+def _share_table(title: str, shares: Mapping[str, Share]) -> tuple[list[str], list[list[str]]]:
     recorded = any(share.recorded is not None for share in shares.values())
     rows = [
         [
@@ -254,7 +265,7 @@ def _share_table(title: str, shares: Mapping[str, Share]) -> str:
         ]
         for name, share in shares.items()
     ]
-    return format_table([title, "weights", *(["recorded"] if recorded else []), "found"], rows)
+    return [title, "weights", *(["recorded"] if recorded else []), "found"], rows
 
 
 def _percent(share: float | None) -> str:

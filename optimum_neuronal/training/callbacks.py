@@ -22,6 +22,7 @@ from ..pruning.checking import check
 from ..pruning.sparsity_found import measure_sparsity
 from ..report import PruningReport
 from ..runtime.notes import get_logger
+from ..runtime.tables import format_html
 from ..transformers_plugin import internals
 from .keeping import SparsityKeeper, keep_sparsity
 from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
@@ -42,6 +43,17 @@ class SparsityCallback(TrainerCallback):
 
     def __init__(self):
         self._guarded: dict[nn.Module, tuple[SparsityKeeper, Training]] = {}  # by the unwrapped model
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'; '.join(self._about())})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{type(self).__name__}</p>" + format_html(["what it does"], [[line] for line in self._about()])
+
+    def _about(self) -> list[str]:
+        """What it does."""
+        kept = 0 if self.keeper is None else len(self.keeper.weights)
+        return [f"keeps the zeros of {kept} weights" if kept else "keeps zeros"]
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self._keep(model, Training(state))
@@ -122,6 +134,11 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         self.sparsity_config: dict | None = None
         self.ids = torch.empty(0, 0, dtype=torch.int64)
         self._training: Training | None = None
+
+    def _about(self) -> list[str]:
+        method = f"{self.config.saliency} + {self.config.topup}"
+        stages = [f"{sparsity:.2%} by {method} after step {step}" for step, sparsity in self.schedule.items()]
+        return [*stages, *super()._about()]
 
     def state(self) -> dict:
         """What a checkpoint remembers."""

@@ -350,3 +350,14 @@ def test_two_processes(tmp_path, data):
     assert all(torch.equal(value, second[key]) for key, value in first.items())
     zeros = sum(int((value == 0).sum()) for key, value in first.items() if "_proj" in key)
     assert zeros / 26112 == pytest.approx(0.8, abs=1e-3)
+
+
+def test_short_and_in_notebooks(data, tmp_path):
+    callback = SparsityCallback()
+    assert repr(callback) == "SparsityCallback(keeps zeros)"
+    make_trainer(make_sparse("llama"), tmp_path, data, callback, max_steps=1).train()
+    assert repr(callback) == "SparsityCallback(keeps the zeros of 21 weights)"
+    pruner = pruning(schedule={0: 0.5, 100: 0.7})
+    stages = "50.00% by magnitude + uniform after step 0; 70.00% by magnitude + uniform after step 100"
+    assert repr(pruner).startswith(f"NeuronALCallback({stages}; keeps zeros")
+    assert pruner._repr_html_().count("<td ") == 3
