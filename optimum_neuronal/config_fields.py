@@ -11,7 +11,10 @@ from .efforts import EFFORTS, told
 
 
 FORMATS = ("dense", "packed")  # of a saved model
-DATASETS = "c4, wikitext2, ptb; a Hub dataset as ID:SPLIT:COLUMN; or a local .txt, .jsonl or .parquet file (FILE or FILE:COLUMN)"
+DATASETS = (
+    "c4, wikitext2, ptb; a Hub dataset as ID, ID:SPLIT, ID:SPLIT:COLUMN or ID:CONFIG:SPLIT:COLUMN; or a local .txt, .csv, "
+    ".jsonl or .parquet file (FILE or FILE:COLUMN)"
+)
 
 
 def check_sparsity(value: Any) -> float:

@@ -10,9 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from transformers import ProcessorMixin
 from transformers.utils import logging
 
+from .conversations import is_conversation
 from .documents import Documents, load_documents
+
+
+# Families (`model_type`) that number positions from behind the id of padding on.
+POSITIONS_BEHIND_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def draw_windows(
     if tokenizer is None or seq_length is None:
         missing = "a tokenizer" if tokenizer is None else "seq_length"
         raise ValueError(f"Calibrating with text needs {missing}: pass it, or token ids of shape (N, L).")
-    calibration = _draw(load_documents(dataset), tokenizer, num_samples, seq_length, seed)
+    calibration = _draw(load_documents(dataset, tokenizer=tokenizer), tokenizer, num_samples, seq_length, seed)
     check_vocabulary(calibration.ids, vocab_size)
     return calibration
 
@@ -107,7 +113,7 @@ def _draw(documents: Documents, tokenizer, num_samples: int, seq_length: int, se
         windows = _draw_from_documents(documents, tokenizer, num_samples, seq_length, random.Random(seed))
     route = "documents" if windows else "stream"
     if not windows:
-        stream = tokenize(documents.join(), tokenizer)
+        stream = tokenize(documents.join(), tokenizer, documents.templated)
         if len(stream) < num_samples * seq_length:
             most = len(stream) // seq_length
             smaller = f"num_samples to at most {most}" if most else f"seq_length to at most {len(stream)}"
@@ -124,7 +130,7 @@ def _draw_from_documents(documents, tokenizer, num_samples, seq_length, rng) -> 
     windows, long = [], []
     with logging.tqdm(total=num_samples, desc="Drawing calibration sequences", leave=False) as progress:
         for index in rng.sample(range(len(documents)), len(documents)):
-            ids = tokenize(documents[index], tokenizer)
+            ids = tokenize(documents[index], tokenizer, documents.templated)
             if len(ids) >= seq_length:
                 long.append(ids)
                 windows.append(_random_window(ids, seq_length, rng))
@@ -144,8 +150,13 @@ def _random_window(ids: list[int], length: int, rng: random.Random) -> list[int]
     return ids[start : start + length]
 
 
-def tokenize(text: str, tokenizer) -> list[int]:
-    """Token ids of a text of any length, with the special tokens that the tokenizer adds, and without its warnings.
+def tokenize(text: str, tokenizer, templated: bool = False) -> list[int]:
+    """Token ids of a text of any length, without the tokenizer's warnings.
+
+    Args:
+        text (`str`): the text.
+        tokenizer (`PreTrainedTokenizerBase` or `ProcessorMixin`): of a processor, its tokenizer.
+        templated (`bool`): the text holds all special tokens; else those are added that the tokenizer adds.
 
     Raises:
         `TypeError`: the tokenizer is none, but its name, for example.
@@ -154,7 +165,9 @@ def tokenize(text: str, tokenizer) -> list[int]:
         raise TypeError(
             f"tokenizer is {tokenizer!r}: expected a tokenizer, such as AutoTokenizer.from_pretrained(...)."
         )
-    return tokenizer(text, truncation=False, verbose=False)["input_ids"]
+    tokenizer = tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
+    added = {"add_special_tokens": False} if templated else {}
+    return tokenizer(text, truncation=False, verbose=False, **added)["input_ids"]
 
 
 def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:
@@ -168,7 +181,8 @@ def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:
         `ValueError`: not integers, not of two dimensions, empty, or L is not `seq_length` (None: any L).
     """
     arrays = (torch.Tensor, np.ndarray)
-    is_rows = isinstance(dataset, (list, tuple)) and dataset and isinstance(dataset[0], (*arrays, list, tuple))
+    is_list = isinstance(dataset, (list, tuple)) and dataset and not is_conversation(dataset[0])
+    is_rows = is_list and isinstance(dataset[0], (*arrays, list, tuple))
     if not is_rows and not isinstance(dataset, arrays):
         return None
     expected = "Token ids have to be integers of shape (N, L)"
@@ -208,7 +222,10 @@ def resolve_seq_length(model_config, seq_length: int | None = None) -> int:
     Raises:
         `ValueError`: `seq_length` is below 1 or beyond what the model admits.
     """
-    most = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    text = model_config.get_text_config()
+    most = getattr(text, "max_position_embeddings", None)
+    if most and text.model_type in POSITIONS_BEHIND_PADDING:
+        most -= text.pad_token_id + 1
     if seq_length is None:
         return min(2048, most) if most else 2048
     if seq_length < 1 or (most and seq_length > most):

@@ -1,23 +1,26 @@
 """Text datasets of any kind, opened as lists of documents.
 
 A dataset is a name in `CALIBRATION_DATASETS`; a Hub dataset, `"id"`, `"id:split"`, `"id:split:column"` or
-`"id:config:split:column"`; a .txt, .jsonl (one object per line) or .parquet file, `"FILE"` or `"FILE:column"`; a list
-of strings; a `datasets.Dataset`.
+`"id:config:split:column"`; a .txt, .csv, .jsonl (one object per line) or .parquet file, `"FILE"` or `"FILE:column"`; a
+list of strings; a `datasets.Dataset`. Where no column is named it is `text`, else `messages`, else the only one of strings.
+Entries may be conversations instead of texts, see `conversations`.
 """
 
 import difflib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .conversations import MESSAGES, Conversations, is_conversation
+from .csv_files import read_csv
 from .hub_datasets import CALIBRATION_DATASETS, HubDataset
 
 
-ALTERNATIVES = "a local .txt, .jsonl or .parquet file, a list of strings, or token ids of shape (N, L)"
+ALTERNATIVES = "a local .txt, .csv, .jsonl or .parquet file, a list of strings, or token ids of shape (N, L)"
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Documents(Sequence):
         separator (`str`): put between documents where they are joined.
         joined (`bool`): use them joined only, never one by one.
         max_windows (`int`): evaluate on so many windows at most.
+        templated (`bool`): a chat template made the texts, so that they hold all special tokens.
     """
 
     texts: Sequence
@@ -38,6 +42,7 @@ class Documents(Sequence):
     separator: str = "\n\n"
     joined: bool = False
     max_windows: int | None = None
+    templated: bool = False
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -66,12 +71,13 @@ class Documents(Sequence):
         return text
 
 
-def load_documents(dataset, split: str = "train") -> Documents:
+def load_documents(dataset, split: str = "train", tokenizer=None) -> Documents:
     """Finds and opens a text dataset.
 
     Args:
         dataset: any kind of text that this module's head lists.
         split (`"train"` or `"test"`): for a Hub dataset that names no split itself: the one to load.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): whose chat template makes text of conversations.
 
     Returns:
         [`Documents`]: at least one, at least one of them not blank.
@@ -83,9 +89,13 @@ def load_documents(dataset, split: str = "train") -> Documents:
     if isinstance(dataset, (str, os.PathLike)):
         documents = _from_name(os.fspath(dataset), split)
     elif isinstance(dataset, (list, tuple)):
-        documents = Documents(list(dataset), f"a list of {len(dataset)} strings", joined=len(dataset) == 1)
+        kind = "conversations" if dataset and is_conversation(dataset[0]) else "strings"
+        documents = Documents(list(dataset), f"a list of {len(dataset)} {kind}", joined=len(dataset) == 1)
     else:
         documents = _from_dataset(dataset, None, "a datasets.Dataset")
+    if len(documents) and is_conversation(documents.texts[0]):
+        texts = Conversations(documents.texts, tokenizer, documents.source)
+        documents = replace(documents, texts=texts, templated=True)
     if isinstance(documents.texts, list):
         list(documents)  # in memory, so an entry that is no string can be known at once
     if not any(text.strip() for text in documents):
@@ -124,7 +134,7 @@ def _parse_hub_name(name: str) -> HubDataset:
             "itself, put it in a list."
         )
     config = parts.pop(0) if len(parts) == 3 else None
-    spec = {"column": parts[1]} if len(parts) == 2 else {}
+    spec = {"column": parts[1] if len(parts) == 2 else None}
     if parts:
         spec |= {"train_split": parts[0], "test_split": parts[0]}
     return HubDataset(hub_id, config, **spec)
@@ -191,17 +201,23 @@ def _from_dataset(data, column: str | None, source: str) -> Documents:
             f"A dataset of type {type(data).__name__} is not supported. Pass a name, {ALTERNATIVES}, or one split "
             "of a datasets.Dataset."
         )
-    column = _text_column(data.features, column, source)
+    column = _text_column(data.column_names, _strings(data.features), column, source)
     return Documents(data[column], f"{source}, column {column}")
 
 
-def _text_column(features: Mapping, column: str | None, source: str) -> str:
-    """The column that was asked for; else the only one of strings, or `text`."""
+def _strings(features: Mapping) -> list[str]:
+    """Names of the columns of strings."""
+    return [name for name, kind in features.items() if str(getattr(kind, "dtype", "")).endswith("string")]
+
+
+def _text_column(names: Iterable[str], strings: Sequence[str], column: str | None, source: str) -> str:
+    """The column that was asked for; else `text`, `messages`, or the only one of strings."""
+    names = list(names)
     if column is None:
-        strings = [name for name, kind in features.items() if getattr(kind, "dtype", "").endswith("string")]
-        column = strings[0] if len(strings) == 1 else "text"
-    if column not in features:
-        raise ValueError(f"The dataset ({source}) has no column {column!r}, it has: {', '.join(features)}.")
+        only = strings if len(strings) == 1 else []
+        column = next((name for name in ("text", MESSAGES, *only) if name in names), "text")
+    if column not in names:
+        raise ValueError(f"The dataset ({source}) has no column {column!r}, it has: {', '.join(names)}.")
     return column
 
 
@@ -214,8 +230,13 @@ def _read_txt(path: str, column: str | None) -> Documents:
         raise ValueError(f"The file {path!r} is not UTF-8 text ({error.reason}): convert it.") from error
 
 
+def _read_csv(path: str, column: str | None) -> Documents:
+    columns, name = read_csv(path), Path(path).name
+    column = _text_column(columns, list(columns), column, name)
+    return Documents(columns[column], f"{name}, column {column}")
+
+
 def _read_jsonl(path: str, column: str | None) -> Documents:
-    column = column or "text"
     texts = []
     for number, line in enumerate(_read_txt(path, None)[0].split("\n"), start=1):
         if not line.strip():
@@ -228,9 +249,14 @@ def _read_jsonl(path: str, column: str | None) -> Documents:
             ) from error
         except ValueError as error:
             raise ValueError(f"Line {number} of {path!r} is not JSON: {error}. One object per line.") from error
+        if column is None and isinstance(record, dict):
+            column = (
+                MESSAGES if MESSAGES in record and "text" not in record else "text"
+            )  # of all lines as of the first
         if not isinstance(record, dict) or column not in record:
             found = f"keys {', '.join(record)}" if isinstance(record, dict) else type(record).__name__
-            raise ValueError(f"Line {number} of {path!r} is no object with the key {column!r}, it is: {found}.")
+            wanted = column or "text"
+            raise ValueError(f"Line {number} of {path!r} is no object with the key {wanted!r}, it is: {found}.")
         texts.append(record[column])
     return Documents(texts, Path(path).name)
 
@@ -248,7 +274,7 @@ def _read_parquet(path: str, column: str | None) -> Documents:
             features = Features.from_arrow_schema(parquet.schema_arrow)
         except Exception as error:  # pyarrow's and datasets' own, and OSError
             raise _not_parquet(path, error) from error
-        column = _text_column(features, column, name)
+        column = _text_column(features, _strings(features), column, name)
         try:
             data = Dataset(InMemoryTable(parquet.read([column])))
         except Exception as error:
@@ -260,5 +286,5 @@ def _not_parquet(path: str, error: Exception) -> ValueError:
     return ValueError(f"The file {path!r} could not be read as parquet: {error}.")
 
 
-_READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+_READERS = {".txt": _read_txt, ".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 FILE_SUFFIXES = tuple(_READERS)

@@ -11,7 +11,7 @@ class HubDataset:
         hub_id, config, revision (`str`): as `datasets.load_dataset` takes them.
         train_split, test_split (`str`): the splits to calibrate with and to evaluate on.
         train_file, test_file (`str`): load only this file of the repository as that split.
-        column (`str`): the column that holds the text.
+        column (`str`, *optional*): the column that holds the text. None: see `documents`.
         separator (`str`): put between documents where they are joined.
         joined (`bool`): the documents are lines or paragraphs, and only mean something joined.
         test_documents, test_windows (`int`): evaluate on the first so many documents, and windows of them.
@@ -24,7 +24,7 @@ class HubDataset:
     test_split: str = "test"
     train_file: str | None = None
     test_file: str | None = None
-    column: str = "text"
+    column: str | None = "text"
     separator: str = "\n\n"
     joined: bool = False
     test_documents: int | None = None

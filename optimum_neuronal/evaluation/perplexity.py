@@ -43,7 +43,7 @@ def evaluate_perplexity(
 
     Raises:
         `ValueError`: less text than one window, ids outside the vocabulary, a length that the model does not admit, a
-            model without a language-model head or with weights on the meta device; a loss that is NaN or infinite;
+            model without a causal language-model head or with weights on the meta device; a loss that is NaN or infinite;
             and what [`load_documents`] raises.
         `TypeError`: no model, or a count that is no whole number.
     """
@@ -51,6 +51,11 @@ def evaluate_perplexity(
     model, tokenizer = as_model(model, tokenizer)
     if not hasattr(model, "get_input_embeddings"):
         raise TypeError(f"model is {model!r:.80}: expected a causal language model of transformers.")
+    if not model.can_generate():
+        raise ValueError(
+            f"{type(model).__name__} has no causal language-model head, and perplexity is of what one predicts: if the "
+            "checkpoint has one, load it with AutoModelForCausalLM."
+        )
     embeddings = model.get_input_embeddings().weight
     if embeddings.is_meta and not internals.has_device_map(model):
         raise ValueError("The model's weights are on the meta device: load them before evaluating it.")
@@ -78,8 +83,8 @@ def load_windows(model_config, tokenizer, dataset, seq_length: int | None, max_w
     seq_length = resolve_seq_length(model_config, seq_length)
     if tokenizer is None:
         raise ValueError("Evaluating on text needs a tokenizer: pass it, or token ids of shape (N, L).")
-    documents = load_documents(dataset, "test")
-    stream = torch.tensor(tokenize(documents.join(), tokenizer), dtype=torch.int64)
+    documents = load_documents(dataset, "test", tokenizer)
+    stream = torch.tensor(tokenize(documents.join(), tokenizer, documents.templated), dtype=torch.int64)
     count = len(stream) // seq_length
     if count == 0:
         raise ValueError(
@@ -114,8 +119,6 @@ def _mean_nll(model, windows: torch.Tensor, batch_size: int, device) -> float:
 
 def _summed_nll(model, ids: torch.Tensor) -> float:
     """Sum of the NLL over one batch, in float32: a function, so that its logits are freed before the next forward."""
-    logits = getattr(model(input_ids=ids, use_cache=False), "logits", None)
-    if logits is None:
-        raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")
+    logits = model(input_ids=ids, use_cache=False).logits
     targets = ids[:, 1:].flatten().to(logits.device)
     return cross_entropy(logits[:, :-1].float().flatten(0, 1), targets, reduction="sum").item()

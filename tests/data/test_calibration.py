@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from texts import MIXED, VOCAB, document, draw
-from transformers import GPT2Config, LlamaConfig
+from transformers import BertConfig, GPT2Config, LlamaConfig, RobertaConfig
 
 from optimum_neuronal.data.calibration import check_vocabulary, resolve_seq_length
 from optimum_neuronal.data.documents import load_documents
@@ -167,3 +167,11 @@ def test_resolve_seq_length():
 def test_the_name_of_a_tokenizer_is_none():
     with pytest.raises(TypeError, match="tokenizer is 'gpt2': expected a tokenizer, such as"):
         draw(MIXED, "gpt2")
+
+
+def test_positions_that_begin_behind_padding_are_fewer_tokens():
+    config = RobertaConfig(max_position_embeddings=66, pad_token_id=1)
+    assert resolve_seq_length(config) == 64
+    with pytest.raises(ValueError, match="admits 1 to 64 tokens"):
+        resolve_seq_length(config, 65)
+    assert resolve_seq_length(BertConfig(max_position_embeddings=66)) == 66

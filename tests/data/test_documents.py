@@ -1,3 +1,4 @@
+import csv
 import os
 
 import datasets
@@ -44,6 +45,35 @@ class TestFiles:
         with pytest.raises(ValueError, match=message):
             load_documents(path)
 
+    def test_csv(self, tmp_path):
+        path = tmp_path / "data.csv"
+        long = "word " * 40_000  # beyond the csv module's own limit
+        path.write_text(f'\ufeffid,text\r\n1,"a, ""b""\nc"\r\n\r\n2,{long}\r\n', encoding="utf-8", newline="")
+        limit = csv.field_size_limit()
+        assert list(load_documents(path)) == ['a, "b"\nc', long]
+        assert list(load_documents(f"{path}:id")) == ["1", "2"]
+        assert load_documents(path).source == "data.csv, column text" and csv.field_size_limit() == limit
+        path.write_text("body\nonly one column\n")
+        assert list(load_documents(path)) == ["only one column"]
+
+    @pytest.mark.parametrize(
+        "content, message",
+        [
+            ("one,two\na,b\n", "no column 'text', it has: one, two"),
+            (
+                "text,n\na, b,c\n",
+                "Line 2 of .* ends a row of 3 fields, where the header names 2: put text with commas",
+            ),
+            ("a,a\n1,2\n", "no header of different names"),
+            ("", "no header of different names"),
+            ('text\n"a', "could not be read as CSV: unexpected end of data"),
+        ],
+    )
+    def test_csv_errors(self, tmp_path, content, message):
+        (tmp_path / "data.csv").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            load_documents(tmp_path / "data.csv")
+
     @pytest.mark.parametrize("name", ["a[1].parquet", "b*.parquet", "b?.parquet", "**.parquet", "{a,b}.parquet"])
     def test_a_parquet_file_is_the_one_named(self, tmp_path, name):
         for other in ("a1.parquet", "b1.parquet", "b2.parquet", name):
@@ -77,7 +107,7 @@ class TestFiles:
             load_documents("gone.jsonl:code")
         with pytest.raises(ValueError, match="is a folder"):
             load_documents(tmp_path)
-        for name, content, message in [("a.csv", b"a", "of an unknown kind"), ("latin.txt", b"\xe9", "not UTF-8")]:
+        for name, content, message in [("a.docx", b"a", "of an unknown kind"), ("latin.txt", b"\xe9", "not UTF-8")]:
             (tmp_path / name).write_bytes(content)
             with pytest.raises(ValueError, match=message):
                 load_documents(tmp_path / name)

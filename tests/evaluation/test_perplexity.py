@@ -166,7 +166,7 @@ class TestErrors:
             evaluate_perplexity(model, None, random_ids(2, 8), **{name: value})
 
     def test_no_head(self):
-        with pytest.raises(ValueError, match="LlamaModel has no language-model head"):
+        with pytest.raises(ValueError, match="LlamaModel has no causal language-model head"):
             evaluate_perplexity(LlamaModel(LlamaConfig(**CONFIG)), None, random_ids(2, 8))
 
     def test_weights_on_meta(self, model):
