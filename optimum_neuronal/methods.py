@@ -1,9 +1,10 @@
 """The methods that a config names: made of names and hyper-parameters in one place, and carried from there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from .decoder.projections import Decoder
 from .runtime.registry import Registry, did_you_mean
 from .saliency import SALIENCIES, Saliency
 from .sparsity.pattern import ColumnPattern
@@ -39,6 +40,11 @@ class Methods:
     def needs_calibration(self) -> bool:
         """Whether saliency or top-up look at activations."""
         return self.saliency.uses_activations or self.topup.uses_calibration or self.topup.refines
+
+    def suited_to(self, decoder: Decoder) -> "Methods":
+        """The methods as they can serve a model, see [`TopUp.suited_to`]. Raises `ValueError` if they cannot."""
+        self.topup.check(decoder)
+        return replace(self, topup=self.topup.suited_to(decoder))
 
     def check_together(self, sparsity: float) -> None:
         """Raises `ValueError` if saliency, top-up, pattern and sparsity do not go together.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from optimum.quantization_base import OptimumQuantizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.own_files import check_not_own
 from .checkpoint.save_pretrained import save_packed_by_default
@@ -17,7 +17,7 @@ from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .decoder.checking import check_model
 from .decoder.identity import identity
-from .decoder.loading import load_streamed
+from .decoder.loading import load_model, load_streamed
 from .decoder.placement import default_device
 from .decoder.projections import Decoder
 from .decoder.weight_names import stored_names
@@ -100,7 +100,7 @@ class NeuronALPruner(OptimumQuantizer):
         device: torch.device | None = None,
         **model_kwargs,
     ) -> "NeuronALPruner":
-        """Loads a dense model, to be pruned and saved by [`~NeuronALPruner.quantize`].
+        """Loads a dense model, of the class that its config names, to be pruned and saved by [`~NeuronALPruner.quantize`].
 
         Args:
             model_or_path (`str` or `Path`): Hub id or directory of the dense model.
@@ -111,14 +111,14 @@ class NeuronALPruner(OptimumQuantizer):
                 For models larger than memory: the blocks' weights stay on disk and are read one block at a time. Names
                 a folder for those that have to be rewritten, see [`load_streamed`].
             device (`torch.device`, *optional*): with `stream_to`: where to compute. None: the accelerator, or the CPU.
-            model_kwargs: for `AutoModelForCausalLM.from_pretrained`: `dtype`, `device_map`, `revision`, ...
+            model_kwargs: for transformers' `from_pretrained`: `dtype`, `device_map`, `revision`, ...
         """
         if file_name is not None:
             raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
         check_path("model_or_path", model_or_path)
         pruner = cls(config, tokenizer)
         if stream_to is None:
-            pruner.model = AutoModelForCausalLM.from_pretrained(model_or_path, **model_kwargs)
+            pruner.model = load_model(model_or_path, **model_kwargs)
         else:
             pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:

@@ -16,13 +16,16 @@ from .origin import hub_id
 TAGS = ("sparse", "pruned", "optimum_neuronal")  # what people look for; methods are told in the text
 
 
-def make_metadata(model: PreTrainedModel, report: PruningReport, title: str) -> ModelCardData:
+def make_metadata(
+    model: PreTrainedModel, report: PruningReport, title: str, pipeline_tag: str | None = "text-generation"
+) -> ModelCardData:
     """The metadata.
 
     Args:
         model (`PreTrainedModel`): the pruned model; its config tells where the dense one came from.
         report ([`PruningReport`]): of the prune.
         title (`str`): how the model is called.
+        pipeline_tag (`str`, *optional*): what the Hub calls its task; None if that is not known.
     """
     base = hub_id(model)
     # The Hub knows adapter, merge, quantized and finetune, and takes a model that does not say for a finetune. Of these
@@ -35,7 +38,7 @@ def make_metadata(model: PreTrainedModel, report: PruningReport, title: str) -> 
     ]
     return ModelCardData(
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag=pipeline_tag,
         tags=list(TAGS),
         **relation,
         **inherited_metadata(model),

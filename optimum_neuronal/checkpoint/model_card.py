@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..data.documents import FILE_SUFFIXES
 from ..decoder.finding import find_decoder
+from ..decoder.model_class import TRUSTING, LoadingCode, loading_code
 from ..decoder.projections import Projection
 from ..report import REPORT_NAME, PruningReport
 from ..runtime.escaping import escaped
@@ -72,7 +73,7 @@ LOADING = {
 ```python
 {imports}
 
-model = AutoModelForCausalLM.from_pretrained({quoted})
+model = {call}
 {example}```""",
     "packed": """Stored are the weights that are not zero, and where they belong. `import optimum_neuronal` makes transformers
 understand that, and the result is an ordinary model:
@@ -81,7 +82,7 @@ understand that, and the result is an ordinary model:
 import optimum_neuronal
 {imports}
 
-model = AutoModelForCausalLM.from_pretrained({quoted})
+model = {call}
 {example}```
 
 For tools that know plain checkpoints alone, write a dense one, bit for bit the same weights:
@@ -122,18 +123,18 @@ def make_card(
         format (`str`): `"dense"` or `"packed"`: how the weights are stored.
         with_tokenizer (`bool`): whether a tokenizer is saved with it; otherwise the dense model's is named.
     """
-    base, title = hub_id(model), escaped(title)
+    base, title, code = hub_id(model), escaped(title), loading_code(model)
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
     text = _calibration_text(report)
     card = CARD.format(
-        metadata=make_metadata(model, report, title).to_yaml(),
+        metadata=make_metadata(model, report, title, code.pipeline_tag).to_yaml(),
         title=title,
         sparsity=report.achieved_sparsity,
         requested=report.requested_sparsity,
         origin=f" from [{base}](https://huggingface.co/{base})" if base else "",
         saliency=report.config["saliency"],
         topup=report.config["topup"],
-        loading=_loading(title, format, None if tokenizer is None else _quoted(tokenizer)),
+        loading=_loading(title, code, format, None if tokenizer is None else _quoted(tokenizer)),
         blocks=format_markdown(
             ["block", "sparsity"], [[f"`{name}`", f"{value:.2%}"] for name, value in report.blocks.items()]
         ),
@@ -144,7 +145,7 @@ def make_card(
         ),
         calibration=_calibration(report.calibration),
         command=_command(base, title, text),
-        code=_code(base, report, text),
+        code=_code(base, report, code, text),
         fill_in=_fill_in(base, report, text),
         versions="With " + ", ".join(f"{name} {version}" for name, version in report.versions.items()) + ".",
     )
@@ -156,19 +157,21 @@ def with_format(card: str, format: str) -> str:
     title = re.search(r"^# (.+)$", card, re.M)
     before, use, rest = card.partition("\n## Use\n\n")
     old, sparsity, after = rest.partition("\n\n## Sparsity\n")
-    if title is None or not sparsity:
+    call = re.search(rf"^model = (\w+)\.from_pretrained\(.*?({TRUSTING})?\)$", old, re.M)
+    if title is None or call is None or not sparsity:
         return card
+    code = LoadingCode(call[1], call[2] or "")
     tokenizer = re.search(r"^tokenizer = AutoTokenizer\.from_pretrained\((.*)\)$", old, re.M)
-    return before + use + _loading(title[1], format, tokenizer and tokenizer[1]) + sparsity + after
+    return before + use + _loading(title[1], code, format, tokenizer and tokenizer[1]) + sparsity + after
 
 
-def _loading(title: str, format: str, tokenizer: str | None) -> str:
+def _loading(title: str, code: LoadingCode, format: str, tokenizer: str | None) -> str:
     """The section on use; the tokenizer's place is quoted already, None if the model generates nothing."""
     local = title.rpartition("/")[2]
-    names = "AutoModelForCausalLM" + (", AutoTokenizer" if tokenizer else "")
+    names = code.loader + (", AutoTokenizer" if tokenizer else "")
     return LOADING[format].format(
         imports=f"from transformers import {names}",
-        quoted=_quoted(title),
+        call=code.of(title),
         example=EXAMPLE.format(tokenizer=tokenizer) if tokenizer else "",
         local=shlex.quote(local),
         dense=shlex.quote(f"{local}-dense"),
@@ -251,7 +254,7 @@ def _fill_in(base: str | None, report: PruningReport, text: str | None) -> str:
     return f"\nFill in: {'; '.join(places)}.\n" if places else ""
 
 
-def _code(base: str | None, report: PruningReport, text: str | None) -> str:
+def _code(base: str | None, report: PruningReport, code: LoadingCode, text: str | None) -> str:
     """What makes the model again: the fields of the config that matter or differ from the defaults."""
     from ..config import NeuronALConfig  # with all methods: what only loads and saves does without
 
@@ -260,11 +263,12 @@ def _code(base: str | None, report: PruningReport, text: str | None) -> str:
     always = ("sparsity", "saliency", "topup", *(("dataset", "num_samples", "seed") if report.calibration else ()))
     names = [entry.name for entry in fields(NeuronALConfig)]
     chosen = {name: config[name] for name in names if name in always or config[name] != default[name]}
+    call = code.of(base or DENSE_MODEL, ', dtype="auto"')
     arguments = "".join(f"        {name}={value!r},\n" for name, value in chosen.items())
     return (
-        "from transformers import AutoModelForCausalLM\n"
+        f"from transformers import {code.loader}\n"
         "from optimum_neuronal import NeuronALConfig, NeuronALPruner\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{base or DENSE_MODEL}", dtype="auto")\n'
+        f"model = {call}\n"
         f"pruner = NeuronALPruner(\n    NeuronALConfig(\n{arguments}    )\n)\n"
         "pruner.prune(model)"
     )

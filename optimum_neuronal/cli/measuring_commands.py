@@ -36,8 +36,9 @@ class EvaluateCommand(Command):
         add_task_flags(parser)
 
     def work(self) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
+        from ..decoder.loading import load_model
         from ..evaluation.perplexity import evaluate_perplexity
         from ..runtime.tables import format_table
 
@@ -46,7 +47,7 @@ class EvaluateCommand(Command):
             from ..evaluation.tasks import check_tasks
 
             check_tasks(args.tasks, args.include_path)
-        model = AutoModelForCausalLM.from_pretrained(args.model, **options).to(device)
+        model = load_model(args.model, **options).to(device)
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
         rows = []
@@ -125,8 +126,9 @@ class CompareCommand(Command):
         add_config_flags(parser, without=cls.OWN)
 
     def work(self) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
+        from ..decoder.loading import load_model
         from ..evaluation.comparing import compare
 
         args = self.args
@@ -135,7 +137,7 @@ class CompareCommand(Command):
 
             check_matplotlib()
         options, device = load_options(args), device_of(args)
-        model = AutoModelForCausalLM.from_pretrained(args.model, **options).to(device)
+        model = load_model(args.model, **options).to(device)
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
         lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities"}

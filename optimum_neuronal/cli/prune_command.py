@@ -83,6 +83,7 @@ class PruneCommand(Command):
         recipe, given = read_fields(self.args)
         from ..checkpoint.own_files import check_output
         from ..config import NeuronALConfig
+        from ..decoder.model_class import loading_code
         from ..pruner import NeuronALPruner
         from ..runtime.directories import check_apart, check_writable
         from ..runtime.processes import process_group
@@ -111,7 +112,7 @@ class PruneCommand(Command):
             write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")
             if config.format == "packed":
                 write("    import optimum_neuronal  # to load the packed format")
-            write(f'    AutoModelForCausalLM.from_pretrained("{args.output}")')
+            write(f"    {loading_code(model).of(args.output)}")
             if args.push_to_hub:
                 write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..sparsity.pattern import ColumnPattern
 from ..transformers_plugin import internals
@@ -16,8 +16,8 @@ from .projections import Projection
 def check_model(model: PreTrainedModel) -> None:
     """Raises `TypeError` or `ValueError` for a model of a kind that cannot be pruned.
 
-    Those are models with adapters, quantized ones, ones that compute with packed weights or are compiled in part,
-    encoder-decoder models, and what is no model of transformers.
+    Those are models with adapters, quantized ones, ones that compute with packed weights or are compiled in part, those of
+    [`check_kind`], and what is no model of transformers.
     """
     if hasattr(model, "peft_config"):
         raise ValueError("The model carries PEFT adapters: merge them first with model.merge_and_unload().")
@@ -26,11 +26,32 @@ def check_model(model: PreTrainedModel) -> None:
     check_dense(model, "to prune it")
     if internals.is_quantized(model):
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"{type(model).__name__} is an encoder-decoder model: only decoder models can be pruned.")
+    check_kind(type(model), model.config)
     for name, module in model.named_modules():
         if name and module._compiled_call_impl is not None:  # then nobody sees what the modules in it receive
             raise ValueError(f"{name} is compiled in place (compile()): prune the model first, then compile it.")
+    try:
+        model.get_input_embeddings()
+    except NotImplementedError as error:
+        raise ValueError(
+            f"{type(model).__name__} has no table of token embeddings of its own, so what reads text in it is not known: "
+            "load that part as a model, and prune it."
+        ) from error
+
+
+def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConfig) -> None:
+    """Raises `ValueError` for a kind of model that cannot be pruned; a class that is not known yet passes.
+
+    Pruned are decoders and encoders of text, also those that are one part of a model of several modalities.
+    """
+    name = config.model_type if model_class is None else model_class.__name__
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{name} is of an encoder-decoder family ({config.model_type}): pruned are decoders, and encoders such as BERT."
+        )
+    read = getattr(model_class, "main_input_name", "input_ids")
+    if read != "input_ids" and config.get_text_config(decoder=True) is config:
+        raise ValueError(f"{name} reads {read!r}, not text: only models that read token ids can be pruned.")
 
 
 def check_weights(projections: Mapping[str, Projection]) -> None:

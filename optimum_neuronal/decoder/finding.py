@@ -71,7 +71,8 @@ def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) 
 def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> tuple[str, nn.ModuleList]:
     """The decoder's list of blocks and its name in the model."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    decoder = model if decoder is None else decoder
+    if decoder is None or not any(isinstance(module, nn.ModuleList) for module in decoder.modules()):
+        decoder = model  # what some encoders call their decoder is the last matrix of the head
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
     if architecture.blocks is not None:
         return prefix + architecture.blocks, decoder.get_submodule(architecture.blocks)

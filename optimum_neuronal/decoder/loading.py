@@ -1,12 +1,43 @@
-"""Loads a model without its weights: a skeleton, or a model whose blocks stay on disk, larger than memory."""
+"""Loads the model of a checkpoint: whole, as a skeleton without weights, or with its blocks left on disk."""
 
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from .checking import check_kind
 from .finding import find_decoder
+from .model_class import build, find_loader, model_class
+
+
+OF_CONFIGS = ("cache_dir", "code_revision", "force_download", "gguf_file", "local_files_only", "proxies", "revision",
+              "subfolder", "token", "trust_remote_code")  # fmt: skip
+
+
+def load_model(model_or_path: str | Path, **model_kwargs) -> PreTrainedModel:
+    """Loads a model as the class that its config names: with its own head, of a multimodal model all parts.
+
+    Args:
+        model_or_path (`str` or `Path`): Hub id or directory of the model.
+        model_kwargs: for `from_pretrained`: `dtype`, `device_map`, `revision`, ...
+
+    Raises:
+        `ValueError`: a kind of model that is not pruned, or a class that transformers does not have; no weight is read.
+    """
+    loader, _ = _find_loader(model_or_path, model_kwargs)
+    return loader.from_pretrained(model_or_path, **model_kwargs)
+
+
+def _find_loader(model_or_path: str | Path, kwargs: dict) -> tuple[type, PreTrainedConfig]:
+    """What loads a checkpoint's model, and its config."""
+    config = kwargs.get("config")
+    if config is None:
+        shared = {name: kwargs[name] for name in OF_CONFIGS if name in kwargs}
+        config = AutoConfig.from_pretrained(model_or_path, **shared)
+    loader = find_loader(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
+    check_kind(model_class(loader, config), config)
+    return loader, config
 
 
 def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **config_kwargs) -> PreTrainedModel:
@@ -18,9 +49,9 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
         config_kwargs: for `AutoConfig.from_pretrained`: `revision`, `token`, `trust_remote_code` (for the model too).
 
     Raises:
-        `ValueError`: no floating dtype.
+        `ValueError`: no floating dtype; and what [`load_model`] raises.
     """
-    config = AutoConfig.from_pretrained(model_or_path, **config_kwargs)
+    loader, config = _find_loader(model_or_path, config_kwargs)
     if dtype == "auto":
         dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
     known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -28,7 +59,7 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
         raise ValueError(f"dtype is {dtype!r}: expected 'auto', 'float32', 'bfloat16' or 'float16'.")
     trust_remote_code = config_kwargs.get("trust_remote_code", False)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=known, trust_remote_code=trust_remote_code)
+        return build(loader, config, dtype=known, trust_remote_code=trust_remote_code)
 
 
 def load_streamed(
@@ -43,7 +74,7 @@ def load_streamed(
         offload_folder (`str` or `Path`):
             Where weights are written that are stored otherwise than the model keeps them (many mixtures of experts);
             it must outlive the model.
-        model_kwargs: for `AutoModelForCausalLM.from_pretrained`.
+        model_kwargs: for [`load_model`].
 
     Returns:
         `PreTrainedModel`: with meta tensors and accelerate's hooks in place of weights on disk.
@@ -52,9 +83,7 @@ def load_streamed(
     # On a CPU all weights stay on disk, whatever the model consists of.
     skeleton = None if device.type == "cpu" else load_skeleton(model_or_path, **shared)
     device_map = streamed_device_map(skeleton, device)
-    return AutoModelForCausalLM.from_pretrained(
-        model_or_path, device_map=device_map, offload_folder=str(offload_folder), **model_kwargs
-    )
+    return load_model(model_or_path, device_map=device_map, offload_folder=str(offload_folder), **model_kwargs)
 
 
 def streamed_device_map(model: PreTrainedModel | None, device: torch.device) -> dict[str, str | torch.device]:

@@ -132,6 +132,20 @@ class Block:
         """(name of an attention, MLP or expert, role) -> its projection of that role."""
         return {(p.parent, p.role): p for p in self.projections.values()}
 
+    def reader(self, projection: Projection, role: str) -> Projection | None:
+        """The projection of a role in the same module; or the only one in the nearest module around that has any."""
+        found = self.siblings.get((projection.parent, role))
+        around = projection.parent
+        while found is None and len(around) > len(
+            self.name
+        ):  # BERT has a module for each: `attention.self`, `.output`
+            around = around.rpartition(".")[0]
+            inside = [p for p in self.projections.values() if p.role == role and p.name.startswith(f"{around}.")]
+            if len(inside) > 1:
+                return None
+            found = inside[0] if inside else None
+        return found
+
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
@@ -156,6 +170,11 @@ class Decoder:
         """All projections to prune, by full name, from the first block to the last."""
         return {projection.name: projection for block in self.blocks for projection in block.pruned}
 
+    @property
+    def predicts_next_token(self) -> bool:
+        """Whether the whole model's output is next-token logits: whether it has a causal language-model head."""
+        return self.model.can_generate()
+
     def feeds_next_block(self, block: Block, projection: Projection) -> bool:
         """Whether the projection's rows only feed the block's output."""
         fed = None if projection.role is None else FEEDS[projection.role]
@@ -171,7 +190,7 @@ class Decoder:
         fed = FEEDS[projection.role]
         if fed == MLP:
             return block.mlp_input
-        reader = block.siblings.get((projection.parent, fed))
+        reader = block.reader(projection, fed)
         if reader is None:
             raise ValueError(
                 f"{projection.parent} has no projection that reads what {projection.name} writes (role {fed!r}): use "

@@ -134,16 +134,20 @@ def _intern(call: Call, known: list[torch.Tensor]) -> Call:
 
 @contextmanager
 def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
-    """Finds the module that reads the last block's output: with the blocks passing through, their first input."""
+    """Finds the module that reads the last block's output: with the blocks passing through, their first input.
+
+    What gives another shape, such as a pooler that reads the first token alone, is none.
+    """
     inside = {id(module) for block in decoder.blocks for module in block.module.modules()}
 
-    def observe(module, args):
+    def observe(module, args, output):
         called_all = len(inputs.calls[-1]) == len(inputs.hidden)
-        if args and inputs.hidden and called_all and args[0] is inputs.hidden[-1] and inputs.final_norm is None:
+        reads_it = args and inputs.hidden and called_all and args[0] is inputs.hidden[-1]
+        if reads_it and inputs.final_norm is None and getattr(output, "shape", None) == args[0].shape:
             inputs.final_norm = module
 
     handles = [
-        module.register_forward_pre_hook(observe)
+        module.register_forward_hook(observe)
         for module in decoder.module.modules()
         if id(module) not in inside and not isinstance(module, nn.Dropout)
     ]
@@ -190,7 +194,7 @@ def next_token_logits(
         `Tensor`: float32, shape (sequences, tokens, vocabulary).
 
     Raises:
-        `ValueError`: the model has no language-model head.
+        `ValueError`: the model has no causal language-model head.
     """
     last = len(decoder.blocks) - 1
 
@@ -201,10 +205,7 @@ def next_token_logits(
 
         return forward
 
+    if not decoder.predicts_next_token:
+        raise ValueError(f"{type(decoder.model).__name__} has no causal language-model head: it has no logits.")
     with _replaced_blocks(decoder, passing):
-        logits = getattr(decoder.model(input_ids=ids.to(device), use_cache=False), "logits", None)
-    if logits is None:
-        raise ValueError(
-            f"{type(decoder.model).__name__} has no language-model head: load it with AutoModelForCausalLM."
-        )
-    return logits.float()
+        return decoder.model(input_ids=ids.to(device), use_cache=False).logits.float()

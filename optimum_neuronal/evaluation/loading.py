@@ -4,7 +4,9 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
+
+from ..decoder.loading import load_model
 
 
 def as_model(model, tokenizer=None) -> tuple[Any, Any]:
@@ -19,4 +21,4 @@ def as_model(model, tokenizer=None) -> tuple[Any, Any]:
     if tokenizer is None:
         with suppress(OSError, ValueError):  # there may be none; text alone needs one
             tokenizer = AutoTokenizer.from_pretrained(model)
-    return AutoModelForCausalLM.from_pretrained(model, dtype="auto"), tokenizer
+    return load_model(model, dtype="auto"), tokenizer

@@ -98,8 +98,11 @@ def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None) ->
 
 
 def _check_model(model) -> None:
-    if model.get_output_embeddings() is None:
-        raise ValueError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM.")
+    if not model.can_generate():
+        raise ValueError(
+            f"{type(model).__name__} has no causal language-model head, which tasks are answered with: if the checkpoint has "
+            "one, load it with AutoModelForCausalLM."
+        )
     if model.get_input_embeddings().weight.is_meta and not internals.has_device_map(model):
         raise ValueError("The model's weights are on the meta device: load them before evaluating it.")
 

@@ -45,7 +45,7 @@ def check_structure(model: PreTrainedModel, config: NeuronALConfig, methods: Met
             "del model.config.sparsity_config first."
         )
     decoder = find_decoder(model, config.targets, config.ignore)
-    methods.topup.check(decoder)
+    methods.suited_to(decoder)
     check_pattern(decoder.projections, methods.pattern)
     resolve_seq_length(model.config, config.seq_length)
     return decoder

@@ -162,8 +162,7 @@ def plan_prune(
     """
     model = _skeleton(model_or_path, dtype, revision=revision or "main", trust_remote_code=trust_remote_code)
     decoder = find_decoder(model, config.targets, config.ignore)
-    methods = config.make_methods()
-    methods.topup.check(decoder)
+    methods = config.make_methods().suited_to(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
     passes = planned_passes(methods, config)
     samples = config.num_samples, config.num_alignment_samples

@@ -4,7 +4,7 @@ Nothing here changes a weight, so the same model can be asked again: by [`Neuron
 and by [`compare`], which tries it out.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import torch
@@ -93,6 +93,7 @@ def find_changes(
     Raises:
         `MemoryError`: too little memory, even with half the batch.
     """
+    methods = _suited(methods, decoder)
     _warn_if_underdetermined(decoder, methods, ids)
     check_first = methods.needs_calibration and not (shared and shared.checked)
 
@@ -123,6 +124,17 @@ def _find(engine: Engine, config: NeuronALConfig, methods: Methods, clock: Clock
     changes = pruning.find()
     clock.lap("pruning")
     return PruneOutcome(allocation, changes, engine.runner.block_forwards, pruning.starved_experts)
+
+
+def _suited(methods: Methods, decoder: Decoder) -> Methods:
+    """The methods as they can serve the model; what has to be otherwise than asked for is told."""
+    suited = methods.suited_to(decoder)
+    asked, taken = asdict(methods.topup), asdict(suited.topup)
+    changed = ", ".join(f"{name}={value!r}" for name, value in taken.items() if value != asked[name])
+    if changed:
+        model, name = type(decoder.model).__name__, methods.topup.name
+        logger.warning(f"{model} has no causal language-model head, so the top-up {name!r} goes by {changed}.")
+    return suited
 
 
 def _warn_if_underdetermined(decoder: Decoder, methods: Methods, ids: torch.Tensor) -> None:

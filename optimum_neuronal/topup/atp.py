@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -35,6 +36,8 @@ class ATP(TopUp):
         trials (`int`): how many betas are tried, at least 2. With the 15 of the default and 8 alignment sequences of
             128, the search costs no more than one pass over the calibration set.
     """
+
+    compares_outputs: ClassVar[bool] = True
 
     trials: int = 15
 

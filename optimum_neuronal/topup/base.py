@@ -40,6 +40,8 @@ class TopUp(ABC):
         rows_are_optional (`bool`): True if `allocate` leaves rows alone where the saliency cannot tell them apart.
         without_rows (`Mapping[str, Any]`): hyper-parameters with which rows are left alone; none if there are none.
         needs_fixed_weights (`bool`): True if it cannot serve a saliency that updates the weights that stay.
+        compares_outputs (`bool`): True if `allocate` asks for next-token distributions: without a language-model head, it
+            cannot.
         refines (`bool`): True if `refine` edits masks.
         statistic (`type[SquaredNorms]`): what `refine` wants to know of the inputs of every projection.
     """
@@ -50,6 +52,7 @@ class TopUp(ABC):
     rows_are_optional: ClassVar[bool] = False
     without_rows: ClassVar[Mapping[str, Any]] = {}
     needs_fixed_weights: ClassVar[bool] = False
+    compares_outputs: ClassVar[bool] = False
     refines: ClassVar[bool] = False
     statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
 
@@ -60,6 +63,19 @@ class TopUp(ABC):
 
     def check(self, decoder: Decoder) -> None:
         """Raises `ValueError` if this top-up cannot serve the model. Called before any long work."""
+
+    def suited_to(self, decoder: Decoder) -> "TopUp":
+        """This top-up as it can serve the model: itself, or one with other hyper-parameters.
+
+        Raises:
+            `ValueError`: it cannot serve the model.
+        """
+        if self.compares_outputs and not decoder.predicts_next_token:
+            raise ValueError(
+                f"The top-up {self.name!r} compares next-token distributions, and {type(decoder.model).__name__} has no "
+                "causal language-model head: choose 'search', which then goes by alignment errors, or 'neuronal'."
+            )
+        return self
 
     def passes(self) -> tuple[Pass, ...]:
         """What `allocate` asks, in its order, if it abandons nothing: a dry run tells the cost by it."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -49,6 +50,8 @@ class DSA(TopUp):
         lambdas (`tuple[float, ...]`): half-widths of the window that a function may have.
         search_seed (`int`): seed of the search; has nothing to do with the draw of calibration sequences.
     """
+
+    compares_outputs: ClassVar[bool] = True
 
     population: int = 10
     generations: int = 6

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -57,6 +58,8 @@ class EvoPress(TopUp):
         levels (`int`): how many levels a unit may be above or below the target; `step * levels` is at most 1.
         search_seed (`int`): seed of the mutations; has nothing to do with the draw of calibration sequences.
     """
+
+    compares_outputs: ClassVar[bool] = True
 
     generations: int = 14
     offspring: int = 8

@@ -3,11 +3,12 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 
+from ..decoder.projections import Decoder
 from ..engine.alignment_errors import AlignmentPass
 from ..engine.levels import LABEL as LEVELS_LABEL
 from ..engine.levels import LevelsPass
@@ -65,7 +66,7 @@ class Search(TopUp):
         objective (`str`):
             What candidates are compared by: `"kl"`, from the dense model's next-token distributions; `"nll"`, of the
             text; or `"alignment"`, NeuronAL's error (paper, Eq. 3) against the dense model's own activations, with the
-            saliency measured on these too.
+            saliency measured on these too. A model without a language-model head is always searched with the latter.
         rows (`bool`): whether to take the third stage.
         levels (`bool`):
             Whether a saliency that updates weights solves every projection at a few sparsities first, so that
@@ -101,6 +102,9 @@ class Search(TopUp):
     def by_row(self) -> bool:
         return self.rows
 
+    def suited_to(self, decoder: Decoder) -> "Search":
+        return self if decoder.predicts_next_token else replace(self, objective=ALIGNMENT)
+
     def uses_levels(self, saliency: Saliency) -> bool:
         return self.levels and saliency.updates_weights and self.objective != ALIGNMENT
 
@@ -132,7 +136,12 @@ class Search(TopUp):
             run.take_round()
         if rows and run.can_afford(rows):
             run.spread_rows()
-        found = {"stages": run.stages, "spent": run.spent + 1, "without_sharing": run.without_sharing + 1}
+        found = {
+            "objective": self.objective,
+            "stages": run.stages,
+            "spent": run.spent + 1,
+            "without_sharing": run.without_sharing + 1,
+        }
         return Allocation(run.best_plan, {"search": {**found, "seconds": time.perf_counter() - start}})
 
     def _begin(self, sweep: Sweep, space: Space) -> "_Run":

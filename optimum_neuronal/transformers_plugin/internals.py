@@ -30,6 +30,20 @@ SAVES_OFFLOADED_EXPERTS = "5.17"  # first release whose save_pretrained reads ex
 OFFLOADED = {"weights": "disk", "all else": "cpu"}  # two places: 5.13 ignores a map that names one
 
 
+# Classes: which one makes a model.
+
+
+def made_by(auto_class: type, config_class: type) -> type | None:
+    """The class of models that an Auto class makes of configs of a class, None if it makes none."""
+    found = auto_class._model_mapping.get(config_class, None)
+    return found[0] if isinstance(found, (list, tuple)) else found
+
+
+def from_config(model_class: type[PreTrainedModel], config: PreTrainedConfig, **kwargs) -> PreTrainedModel:
+    """What an Auto class does in its `from_config`, for a class that none of them makes."""
+    return model_class._from_config(config, **kwargs)
+
+
 # Loading: what a quantizer may do to it.
 
 

@@ -3,8 +3,9 @@
 import os
 from typing import Any
 
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..decoder.loading import load_model
 from ..runtime.arguments import check_path
 from .sparse_loading import PackingConfig, is_packed
 from .staying_packed import keeping_packed
@@ -46,10 +47,10 @@ class SparseModelForCausalLM:
 
         Args:
             directory_or_id (`str` or `Path`): of the checkpoint; one on the Hub is downloaded into the cache.
-            kwargs: for `AutoModelForCausalLM.from_pretrained`: `dtype`, `device_map`, `revision`, `token`, ...
+            kwargs: for transformers' `from_pretrained`: `dtype`, `device_map`, `revision`, `token`, ...
 
         Returns:
-            `PreTrainedModel`: of the model's own class, such as `LlamaForCausalLM`.
+            `PreTrainedModel`: of the class that its config names, such as `LlamaForCausalLM`.
 
         Raises:
             `ValueError`: damaged, quantized or dense; or it does not fit on the devices; or an argument does not go
@@ -64,5 +65,5 @@ class SparseModelForCausalLM:
         config, _ = PreTrainedConfig.get_config_dict(directory_or_id, **hub)
         if is_packed(config):
             with keeping_packed():
-                return AutoModelForCausalLM.from_pretrained(directory_or_id, **kwargs)
-        return AutoModelForCausalLM.from_pretrained(directory_or_id, quantization_config=PackingConfig(), **kwargs)
+                return load_model(directory_or_id, **kwargs)
+        return load_model(directory_or_id, quantization_config=PackingConfig(), **kwargs)

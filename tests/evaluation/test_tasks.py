@@ -159,7 +159,7 @@ class TestErrors:
             evaluate(llama, tokenizer)
 
     def test_model(self, llama, tokenizer):
-        with pytest.raises(ValueError, match="LlamaModel has no language-model head"):
+        with pytest.raises(ValueError, match="LlamaModel has no causal language-model head"):
             evaluate(llama.model, tokenizer)
         with pytest.raises(ValueError, match="on the meta device"):
             evaluate(llama.to("meta"), tokenizer)

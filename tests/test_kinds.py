@@ -1,0 +1,144 @@
+"""Models of other kinds than language models, from their checkpoints to sparse ones: with their own classes and heads."""
+
+import logging
+
+import pytest
+import torch
+import transformers
+from conftest import make_tokenizer
+from kinds import ENCODERS, MULTIMODAL, OTHER_HEADS, REFUSED, VISION, make_config, make_kind
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.capture import capture_inputs, inference
+from optimum_neuronal.pruning.dry_run import plan_prune
+
+
+PRUNED = {**ENCODERS, **OTHER_HEADS, **MULTIMODAL}
+SEARCHED = ["BertForMaskedLM", "LlamaForSequenceClassification", "Qwen3Model", "Qwen2VLForConditionalGeneration"]
+
+
+def config(**fields) -> NeuronALConfig:
+    small = dict(num_samples=4, num_alignment_samples=2, saliency="wanda", topup="neuronal")
+    if fields.get("topup", "neuronal") == "neuronal":
+        small["topup_args"] = dict(block_lambdas=[0.1], row_lambdas=[0.0, 0.1])
+    return NeuronALConfig(0.5, **{**small, **fields})
+
+
+@pytest.mark.parametrize("name", PRUNED)
+def test_pruned_as_its_own_class(name, ids, tmp_path):
+    model = make_kind(name)
+    model.save_pretrained(tmp_path / "dense")
+    make_tokenizer().save_pretrained(tmp_path / "dense")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config())
+    assert type(pruner.model).__name__ == name
+    expected = make_config(name).get_text_config(decoder=True).num_hidden_layers
+    assert len(find_decoder(pruner.model).blocks) == expected, "of several modalities the text decoder"
+    pruner.quantize(tmp_path / "sparse", dataset=ids)
+    assert pruner.report.achieved_sparsity == pytest.approx(0.5, abs=5e-3)
+    card = (tmp_path / "sparse" / "README.md").read_text()
+    use = card.partition("## Use")[2].partition("```python\n")[2].partition("\n```")[0]
+    names = {}
+    exec(use.replace('"sparse"', repr(str(tmp_path / "sparse"))), names)
+    reloaded = names["model"]
+    assert type(reloaded).__name__ == name, "the code of the card runs, and no head is lost"
+    decoder = find_decoder(reloaded)
+    pruned = {f"{projection}.weight" for projection in decoder.projections}
+    assert pruned
+    for key, value in reloaded.state_dict().items():
+        assert key in pruned or torch.equal(value, before[key])
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_without_a_causal_head_the_search_goes_by_alignment_and_says_so(name, ids, caplog):
+    model = make_kind(name)
+    pruner = NeuronALPruner(config(topup="search", topup_args={"budget": 12}))
+    pruner.prune(model, ids)
+    causal = model.can_generate()
+    assert pruner.report.decisions["search"]["objective"] == ("kl" if causal else "alignment")
+    notes = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    told = f"{name} has no causal language-model head, so the top-up 'search' goes by objective='alignment'."
+    assert (told in notes) == (not causal)
+
+
+@pytest.mark.parametrize("topup", ["atp", "dsa", "evopress"])
+def test_what_compares_outputs_alone_refuses_models_without_a_causal_head(topup, ids):
+    model = make_kind("LlamaForSequenceClassification")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match="LlamaForSequenceClassification has no causal .* choose 'search'"):
+        NeuronALPruner(config(topup=topup)).prune(model, ids)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_the_dry_run_knows_what_the_search_goes_by(tmp_path):
+    plans = {}
+    for name in ("LlamaForSequenceClassification", "Qwen2VLForConditionalGeneration"):
+        make_config(name).save_pretrained(tmp_path)
+        plans[name] = plan_prune(tmp_path, config(saliency="alps", topup="search"))
+    solved = {name: plan.solving.sparsities for name, plan in plans.items()}
+    assert solved["LlamaForSequenceClassification"] == 1, "no levels"
+    assert solved["Qwen2VLForConditionalGeneration"] > 1
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_a_sentence_before_weights_are_read(name, tmp_path):
+    make_config(name).save_pretrained(tmp_path)  # no file with weights
+    messages = []
+    for attempt in (
+        lambda: NeuronALPruner.from_pretrained(tmp_path, config=config()),
+        lambda: plan_prune(tmp_path, config()),
+        lambda: NeuronALPruner(config()).prune(make_kind(name)),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"^{name} (reads 'pixel_values', not text|is of an encoder-decoder)"
+        ) as caught:
+            attempt()
+        messages.append(str(caught.value))
+    assert len(set(messages)) == 1 and len(messages[0]) < 150
+
+
+def test_what_reads_text_in_a_model_of_two_towers_is_not_known():
+    towers = transformers.CLIPModel(
+        transformers.CLIPConfig(text_config=ENCODERS["BertModel"][1], vision_config=VISION)
+    )
+    with pytest.raises(ValueError, match="CLIPModel has no table of token embeddings of its own"):
+        NeuronALPruner(config()).prune(towers)
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "LlamaForSequenceClassification"])
+def test_there_is_no_perplexity_without_a_causal_head(name, ids):
+    with pytest.raises(ValueError, match=f"{name} has no causal language-model head"):
+        evaluate_perplexity(make_kind(name), None, ids)
+
+
+def test_a_pooler_is_no_final_norm(ids):
+    found = {}
+    for name in ("BertModel", "ModernBertForMaskedLM"):
+        model = make_kind(name)
+        with inference(model):
+            found[name] = capture_inputs(find_decoder(model), ids[:1], 1, torch.device("cpu")).final_norm
+    assert found["BertModel"] is None and type(found["ModernBertForMaskedLM"]).__name__ == "LayerNorm"
+
+
+@pytest.mark.parametrize(
+    "name, prefix, fed",
+    [
+        (
+            "BertModel",
+            "encoder.layer.0.",
+            {
+                "attention.self.value": "attention.output.dense",
+                "attention.output.dense": "intermediate.dense",
+                "intermediate.dense": "output.dense",
+            },
+        ),
+        ("DistilBertForMaskedLM", "distilbert.transformer.layer.0.", {"attention.k_lin": "attention.out_lin", "ffn.lin1": "ffn.lin2"}),
+        ("ModernBertForMaskedLM", "model.layers.0.", {"attn.Wqkv": "attn.Wo", "attn.Wo": "mlp.Wi", "mlp.Wi": "mlp.Wo"}),
+    ],
+)  # fmt: skip
+def test_what_rows_of_encoders_feed(name, prefix, fed):
+    decoder = find_decoder(make_kind(name))
+    block = decoder.blocks[0]
+    for feeding, reader in fed.items():
+        assert decoder.place_fed_by(block, block.projections[prefix + feeding]).name == prefix + reader
