@@ -58,7 +58,7 @@ class NeuronALPruner(OptimumQuantizer):
 
     Args:
         config ([`NeuronALConfig`]): how to prune.
-        tokenizer (`PreTrainedTokenizerBase` or `str`, *optional*):
+        tokenizer (`PreTrainedTokenizerBase`, `ProcessorMixin` or `str`, *optional*):
             For calibration text, and saved with the model. None: the one of each model's own checkpoint.
 
     Attributes:

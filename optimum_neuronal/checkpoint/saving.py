@@ -35,6 +35,7 @@ from .names import (
     is_of_weights,
 )
 from .packed_size import packed_size
+from .processor_files import copy_processor
 
 
 logger = get_logger(__name__)
@@ -211,6 +212,7 @@ def _write(
         model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+    copy_processor(model, folder)
     format = "packed" if (folder / PACKED_INDEX).exists() else "dense"
     text = make_card(model, report, title, format, with_tokenizer=tokenizer is not None)
     (folder / card).write_text(seal(str(text)), encoding="utf-8")

@@ -7,6 +7,7 @@ name them; the lowest is the one that setup.cfg admits.
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers import HfQuantizer
-from transformers.utils.hub import convert_file_size_to_int
+from transformers.utils.hub import cached_file, convert_file_size_to_int
 
 
 OF_THE_FILE = (
@@ -42,6 +43,20 @@ def made_by(auto_class: type, config_class: type) -> type | None:
 def from_config(model_class: type[PreTrainedModel], config: PreTrainedConfig, **kwargs) -> PreTrainedModel:
     """What an Auto class does in its `from_config`, for a class that none of them makes."""
     return model_class._from_config(config, **kwargs)
+
+
+# Files of the checkpoint that a model was loaded from.
+
+
+def find_file(model: PreTrainedModel, name: str) -> Path | None:
+    """Where a file lies, downloaded from the Hub if need be, of the commit that the model is of; None if there is none.
+
+    Raises:
+        `OSError`: the checkpoint cannot be reached.
+    """
+    commit = getattr(model.config, "_commit_hash", None)
+    path = cached_file(model.config.name_or_path, name, revision=commit, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path)
 
 
 # Loading: what a quantizer may do to it.
