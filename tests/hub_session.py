@@ -20,6 +20,8 @@ from optimum_neuronal import (
     convert_checkpoint,
     inspect_checkpoint,
 )
+from optimum_neuronal.checkpoint.hub_access import check_push
+from optimum_neuronal.data.documents import check_dataset
 
 
 outcome = {}
@@ -101,8 +103,21 @@ edited = b"---\ntags: [mine]\n---\n\n# Edited\n"
 HfApi().upload_file(path_or_fileobj=edited, path_in_repo="README.md", repo_id="me/edited")
 pruner.push_to_hub(model, "me/edited")
 
+pushes = {"of the account": "fresh", "exists": "me/edited", "of an organisation": "lab/fresh"}
+outcome["may push"] = [error(check_push, name) for name in pushes.values()]
+refused = [
+    ("not/an/id", None),
+    ("else/fresh", None),
+    ("library/fresh", None),
+    ("me/x", "hf_read"),
+    ("me/x", "hf_unknown"),
+]
+outcome["may not push"] = [error(check_push, name, token) for name, token in refused]
+outcome["datasets"] = [error(check_dataset, name) for name in ("me/text", "me/absent:train")]
+
 pruner.push_to_hub(model, "me/secret", private=True)
 del os.environ["HF_TOKEN"]
+outcome["check without token"] = error(check_push, "me/llama-70")
 outcome["push without token"] = error(pruner.push_to_hub, model, "me/llama-70")
 outcome["load without token"] = error(AutoModelForCausalLM.from_pretrained, "me/secret")
 outcome["inspect without token"] = error(inspect_checkpoint, "me/secret")

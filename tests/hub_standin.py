@@ -102,8 +102,23 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_HEAD = answer
 
     def whoami(self, body):
-        token = {"type": "access_token", "accessToken": {"displayName": "test", "role": "write"}}
-        self._json({"type": "user", "name": "me", "fullname": "me", "orgs": [], "auth": token})
+        """A token that is called hf_read may read only, and hf_unknown is none."""
+        given = self.headers["Authorization"].removeprefix("Bearer ")
+        if given == "hf_unknown":
+            return self._refused()
+        token = {"displayName": "test", "role": "read" if given == "hf_read" else "write"}
+        orgs = [{"name": "lab", "roleInOrg": "write"}, {"name": "library", "roleInOrg": "read"}]
+        auth = {"type": "access_token", "accessToken": token}
+        self._json({"type": "user", "name": "me", "fullname": "me", "orgs": orgs, "auth": auth})
+
+    def may_write(self, body, repo_id):
+        """Whether a token may write to a repository that exists: to those of others nobody may."""
+        if repo_id not in self.server.repositories:
+            return self._missing("RepoNotFound")
+        return self._json({}) if repo_id.startswith(("me/", "lab/")) else self._send(403, b"{}")
+
+    def dataset_access(self, body, name):
+        return self._json({}) if name == "me/text" else self._missing("RepoNotFound")
 
     def create(self, body):
         request = json.loads(body)
@@ -267,6 +282,8 @@ ROUTES = [
     (r"/api/whoami-v2", Handler.whoami),
     (r"/api/repos/create", Handler.create),
     (r"/api/validate-yaml", Handler.validate),
+    (rf"/api/models/{ID}/auth-check/write", Handler.may_write),
+    (rf"/api/datasets/{ID}/auth-check", Handler.dataset_access),
     (rf"/api/models/{ID}/preupload/(.+)", Handler.preupload),
     (rf"/api/models/{ID}/commit/(.+)", Handler.commit),
     (rf"/api/models/{ID}/branch/(.+)", Handler.branch),

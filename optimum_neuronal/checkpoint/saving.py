@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,6 +23,7 @@ from ..runtime.directories import check_writable, nearest_existing
 from ..runtime.notes import get_logger
 from ..transformers_plugin import internals
 from .card_file import name_for_card, seal
+from .hub_access import explained
 from .model_card import make_card
 from .names import (
     CONFIG,
@@ -136,11 +137,11 @@ def push_pruned(
 
     Raises:
         `PermissionError`: there is no token, or it may not write there.
-        `OSError`: the disk for temporary files is too full, or the upload broke off.
+        `OSError`: the disk for temporary files is too full, the Hub cannot be reached, or the upload broke off.
     """
     check_saveable(model)
     api = HfApi(token=token)
-    with tempfile.TemporaryDirectory() as folder, _explained(repo_id):
+    with tempfile.TemporaryDirectory() as folder, explained(repo_id):
         check_space(model, folder, report.config, report.achieved_sparsity, default_format(model))
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not revision.startswith("refs/"):
@@ -181,20 +182,6 @@ def _upload(api: HfApi, folder: str, repo_id: str, revision: str | None, commit_
             "arrived are not sent again."
         ) from error
     return commit.commit_url
-
-
-@contextmanager
-def _explained(repo_id: str) -> Iterator[None]:
-    """What the Hub refuses is an error that says what to do."""
-    try:
-        yield
-    except HfHubHTTPError as error:
-        if error.response is None or error.response.status_code not in (401, 403):
-            raise
-        raise PermissionError(
-            f"The Hub refused to let you write to {repo_id!r}: log in with `hf auth login`, set HF_TOKEN, or pass token=..., "
-            f"a token with permission to write there. It said: {error}"
-        ) from error
 
 
 def _write(

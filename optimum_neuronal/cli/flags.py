@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from .parser import dtype
+from .parser import count, dtype
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_task_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="zero-shot tasks of lm-eval, or 'paper' for the paper's seven; needs the extra [eval] (default: none)",
     )
-    parser.add_argument("--limit", type=int, help="ask the first so many questions of each task (default: all)")
+    parser.add_argument("--limit", type=count, help="ask the first so many questions of each task (default: all)")
     parser.add_argument("--include-path", help="folder of further tasks in lm-eval's YAML format (default: none)")
 
 

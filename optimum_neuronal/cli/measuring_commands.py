@@ -11,7 +11,7 @@ from ..config_fields import DATASETS
 from .command import Command, write
 from .config_flags import CONFIG_FLAGS, add_config_flags, methods
 from .flags import add_model_flags, add_task_flags, device_of, load_options
-from .parser import share
+from .parser import count, share
 
 
 class EvaluateCommand(Command):
@@ -29,20 +29,25 @@ class EvaluateCommand(Command):
             "--dataset", nargs="+", default=["wikitext2"], help=f"test text: {DATASETS} (default: wikitext2)"
         )
         parser.add_argument(
-            "--seq-length", type=int, help="tokens per window (default: the smaller of 2048 and what the model admits)"
+            "--seq-length",
+            type=count,
+            help="tokens per window (default: the smaller of 2048 and what the model admits)",
         )
-        parser.add_argument("--max-windows", type=int, help="measure on the first so many windows (default: all)")
-        parser.add_argument("--batch-size", type=int, default=1, help="windows per forward (default: 1)")
+        parser.add_argument("--max-windows", type=count, help="measure on the first so many windows (default: all)")
+        parser.add_argument("--batch-size", type=count, default=1, help="windows per forward (default: 1)")
         add_task_flags(parser)
 
     def work(self) -> None:
         from transformers import AutoTokenizer
 
+        from ..data.documents import check_dataset
         from ..decoder.loading import load_model
         from ..evaluation.perplexity import evaluate_perplexity
         from ..runtime.tables import format_table
 
         args, options, device = self.args, load_options(self.args), device_of(self.args)
+        for dataset in args.dataset:
+            check_dataset(dataset, "test")
         if args.tasks:
             from ..evaluation.tasks import check_tasks
 
@@ -110,7 +115,7 @@ class CompareCommand(Command):
         parser.add_argument(
             "--evaluate", nargs="+", default=["wikitext2"], help="test text, of the same kinds (default: wikitext2)"
         )
-        parser.add_argument("--max-windows", type=int, help="measure on the first so many windows (default: all)")
+        parser.add_argument("--max-windows", type=count, help="measure on the first so many windows (default: all)")
         add_task_flags(parser)
         parser.add_argument(
             "--output",
@@ -129,20 +134,17 @@ class CompareCommand(Command):
         from transformers import AutoTokenizer
 
         from ..decoder.loading import load_model
-        from ..evaluation.comparing import compare
+        from ..evaluation.comparing import DEFAULTS, compare
 
         args = self.args
-        if args.plots:
-            from ..evaluation.plots import check_matplotlib
-
-            check_matplotlib()
+        lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities"}
+        chosen = DEFAULTS | {plural: getattr(args, name) for name, plural in lists.items() if hasattr(args, name)}
+        others = {field: value for field, value in vars(args).items() if field in CONFIG_FLAGS.keys() - {*self.OWN}}
         options, device = load_options(args), device_of(args)
+        self._check(chosen, others)
         model = load_model(args.model, **options).to(device)
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
-        lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities"}
-        chosen = {plural: getattr(args, name) for name, plural in lists.items() if hasattr(args, name)}
-        others = {field: value for field, value in vars(args).items() if field in CONFIG_FLAGS.keys() - {*self.OWN}}
         comparison = compare(
             model,
             tokenizer,
@@ -164,6 +166,20 @@ class CompareCommand(Command):
             sys.exit(
                 f"compare: {len(comparison.failed)} of {len(comparison.results)} combinations failed, see the table"
             )
+
+    def _check(self, chosen: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+        """Finds whatever is wrong before the model is loaded."""
+        from ..evaluation.comparing import check_asked
+        from ..evaluation.plots import check_matplotlib
+        from ..evaluation.tasks import check_tasks
+        from ..runtime.directories import check_writable
+
+        if self.args.plots:
+            check_matplotlib()
+        check_writable(self.args.output, "write tables to")
+        check_asked(**chosen, dataset=self.args.dataset, evaluate=self.args.evaluate, config=others)
+        if self.args.tasks:
+            check_tasks(self.args.tasks, self.args.include_path)
 
     def after_interrupt(self) -> str:
         return f": the same command goes on from what is finished in {self.args.output}"

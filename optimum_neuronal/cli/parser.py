@@ -56,6 +56,17 @@ def share(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def count(text: str) -> int:
+    """A number of things on the command line.
+
+    Raises:
+        `ArgumentTypeError`: it is no whole number of at least 1.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1.")
+    return int(text)
+
+
 DTYPES = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 KNOWN_DTYPES = ("auto", "float32", "bfloat16", "float16")
 

@@ -5,12 +5,20 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optimum.commands.base import CommandInfo
 
 from .command import Command, write
 from .config_flags import add_config_flags, add_recipe_flag, read_fields
 from .flags import add_model_flags, add_overwrite_flag, device_of, load_options
+
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..config import NeuronALConfig
+    from ..data.calibration import CalibrationSet
 
 
 @contextmanager
@@ -54,7 +62,7 @@ class PruneCommand(Command):
         parser.add_argument(
             "--dry-run",
             action="store_true",
-            help="only tell what would be pruned and what it would cost; reads no weights and no text (default: no)",
+            help="only tell what would be pruned and what it would cost; checks all that can be checked without a weight or a download (default: no)",
         )
         parser.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         parser.add_argument("--private", action="store_true", help="make that repository private (default: no)")
@@ -81,32 +89,52 @@ class PruneCommand(Command):
 
     def work(self) -> None:
         recipe, given = read_fields(self.args)
-        from ..checkpoint.own_files import check_output
         from ..config import NeuronALConfig
-        from ..decoder.model_class import loading_code
-        from ..pruner import NeuronALPruner
-        from ..runtime.directories import check_apart, check_writable
-        from ..runtime.processes import process_group
 
         args = self.args
         if args.output is None and not args.dry_run:
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
+        self._check_places()
+        config, device = NeuronALConfig.from_dict(recipe, **given), device_of(args)
+        if args.dry_run:
+            self._plan(config, device)
+        else:
+            self._prune(config, device)
+
+    def _check_places(self) -> None:
+        """Finds out where the result may not be written, on this machine or on the Hub."""
+        from ..checkpoint.hub_access import check_push
+        from ..checkpoint.own_files import check_output
+        from ..runtime.directories import check_apart, check_writable
+
+        args = self.args
         if args.output is not None:
             check_output(args.output, args.overwrite, args.model)
             check_writable(_work_dir(args), "record in --work-dir")
             check_apart(_work_dir(args), args.output)
-        config = NeuronALConfig.from_dict(recipe, **given)
-        if args.dry_run:
-            from ..pruning.dry_run import plan_prune
+        if args.push_to_hub:
+            check_push(args.push_to_hub)
 
-            write(f"\n{plan_prune(args.model, config, **load_options(args), device=device_of(args))}")
-            return
+    def _plan(self, config: "NeuronALConfig", device: "torch.device") -> None:
+        from ..pruning.checking import check_texts
+        from ..pruning.dry_run import plan_prune
+
+        plan = plan_prune(self.args.model, config, **load_options(self.args), device=device)
+        check_texts(config, self.args.evaluate)
+        write(f"\n{plan}")
+
+    def _prune(self, config: "NeuronALConfig", device: "torch.device") -> None:
+        from ..decoder.model_class import loading_code
+        from ..pruner import NeuronALPruner
+        from ..runtime.processes import process_group
+
+        args, calibration = self.args, self._draw(config)
         with process_group() as processes, _offload_folder(args) as folder:
-            options = {**load_options(args), "stream_to": folder, "device": device_of(args)}
+            options = {**load_options(args), "stream_to": folder, "device": device}
             pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
             if folder is None:
-                pruner.model.to(device_of(args))
-            model = pruner.quantize(args.output, work_dir=_work_dir(args), evaluate=args.evaluate)
+                pruner.model.to(device)
+            model = pruner.quantize(args.output, dataset=calibration, work_dir=_work_dir(args), evaluate=args.evaluate)
             if processes.rank > 0:
                 return
             write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")
@@ -115,6 +143,22 @@ class PruneCommand(Command):
             write(f"    {loading_code(model).of(args.output)}")
             if args.push_to_hub:
                 write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")
+
+    def _draw(self, config: "NeuronALConfig") -> "CalibrationSet | None":
+        """The calibration sequences, and whatever can be found wrong before the weights are loaded."""
+        from ..data.documents import load_documents
+        from ..pruner import NeuronALPruner
+        from ..pruning.calibrating import find_tokenizer
+        from ..pruning.checking import check_structure, load_to_check
+
+        options = load_options(self.args)
+        model = load_to_check(self.args.model, **options)
+        check_structure(model, config, config.make_methods())
+        options.pop("dtype")
+        tokenizer = find_tokenizer(self.args.model, **options)
+        for dataset in self.args.evaluate:
+            load_documents(dataset, "test", tokenizer)
+        return NeuronALPruner(config, tokenizer).draw_calibration(model, revision=options["revision"])
 
     def after_interrupt(self) -> str:
         if not self.args.output or not Path(work_dir := _work_dir(self.args)).exists():

@@ -8,6 +8,7 @@ from optimum.commands.base import CommandInfo
 
 from .command import Command, write
 from .flags import add_model_flags, device_of, load_options
+from .parser import count
 
 
 class SpeedCommand(Command):
@@ -19,12 +20,12 @@ class SpeedCommand(Command):
     def parse_args(parser: argparse.ArgumentParser) -> None:
         add_model_flags(parser)
         parser.add_argument(
-            "--batches", nargs="+", type=int, default=[1, 4, 8], help="sequences at a time (default: 1 4 8)"
+            "--batches", nargs="+", type=count, default=[1, 4, 8], help="sequences at a time (default: 1 4 8)"
         )
-        parser.add_argument("--prompt-tokens", type=int, default=512, help="tokens of the prefill (default: 512)")
-        parser.add_argument("--new-tokens", type=int, default=32, help="tokens to generate (default: 32)")
-        parser.add_argument("--rounds", type=int, default=5, help="how often each is timed, in turns (default: 5)")
-        parser.add_argument("--threads", type=int, help="of torch (default: as torch decides)")
+        parser.add_argument("--prompt-tokens", type=count, default=512, help="tokens of the prefill (default: 512)")
+        parser.add_argument("--new-tokens", type=count, default=32, help="tokens to generate (default: 32)")
+        parser.add_argument("--rounds", type=count, default=5, help="how often each is timed, in turns (default: 5)")
+        parser.add_argument("--threads", type=count, help="of torch (default: as torch decides)")
         parser.add_argument("--json", action="store_true", help="print JSON instead of tables (default: no)")
         parser.add_argument(
             "--plots",

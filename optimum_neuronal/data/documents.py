@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,9 +93,31 @@ def load_documents(dataset, split: str = "train", tokenizer=None) -> Documents:
         documents = Documents(list(dataset), f"a list of {len(dataset)} {kind}", joined=len(dataset) == 1)
     else:
         documents = _from_dataset(dataset, None, "a datasets.Dataset")
-    if len(documents) and is_conversation(documents.texts[0]):
+    if _holds_conversations(documents):
         texts = Conversations(documents.texts, tokenizer, documents.source)
         documents = replace(documents, texts=texts, templated=True)
+    return _with_text(documents)
+
+
+def check_dataset(name: str, split: str = "train") -> None:
+    """Raises what [`load_documents`] would, as far as that can be known without a download and a tokenizer.
+
+    A file is read. Of a dataset on the Hub it is asked whether it exists and may be read; without a connection, whether it
+    lies in the cache.
+
+    Args:
+        name (`str`), split (`"train"` or `"test"`): as for [`load_documents`].
+    """
+    documents = _from_name(name, split, _check_access)
+    if documents is not None and not _holds_conversations(documents):
+        _with_text(documents)
+
+
+def _holds_conversations(documents: Documents) -> bool:
+    return len(documents) > 0 and is_conversation(documents.texts[0])
+
+
+def _with_text(documents: Documents) -> Documents:
     if isinstance(documents.texts, list):
         list(documents)  # in memory, so an entry that is no string can be known at once
     if not any(text.strip() for text in documents):
@@ -104,9 +126,10 @@ def load_documents(dataset, split: str = "train", tokenizer=None) -> Documents:
     return documents
 
 
-def _from_name(name: str, split: str) -> Documents:
+def _from_name(name: str, split: str, from_hub: Callable | None = None) -> Documents:
+    from_hub = from_hub or _from_hub
     if name in CALIBRATION_DATASETS:
-        return _from_hub(CALIBRATION_DATASETS[name], name, split)
+        return from_hub(CALIBRATION_DATASETS[name], name, split)
     head, _, tail = name.rpartition(":")
     has_column = Path(head).suffix.lower() in _READERS
     path, column = (head, tail) if has_column else (name, None)
@@ -119,7 +142,7 @@ def _from_name(name: str, split: str) -> Documents:
         return _READERS[suffix](path, column)
     if suffix in _READERS:
         raise FileNotFoundError(f"The dataset file {path!r} does not exist: check its path.")
-    return _from_hub(_parse_hub_name(name), name, split)
+    return from_hub(_parse_hub_name(name), name, split)
 
 
 def _parse_hub_name(name: str) -> HubDataset:
@@ -154,16 +177,32 @@ def _from_hub(spec: HubDataset, name: str, role: str) -> Documents:
             )
     except Exception as error:  # of many kinds: no network, no such id, config or split, gated, a full disk
         cause = no_connection or error
-        reason = " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__
-        why = f"no connection to the Hub ({reason})" if no_connection else reason
-        raise RuntimeError(
-            f"Could not load the dataset {name!r} ({spec.hub_id}, split {split!r}): {why}. Pass {ALTERNATIVES}."
-        ) from cause
+        raise _not_loaded(f"{name!r} ({spec.hub_id}, split {split!r})", cause, no_connection is not None) from cause
     if test and spec.test_documents:
         data = data.select(range(min(spec.test_documents, len(data))))
     source = f"{name} ({spec.hub_id}, split {split})"
     documents = _from_dataset(data, spec.column, source)
     return Documents(documents.texts, source, spec.separator, spec.joined, spec.test_windows if test else None)
+
+
+def _not_loaded(dataset: str, cause: Exception, no_connection: bool = False) -> RuntimeError:
+    reason = " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__
+    why = f"no connection to the Hub ({reason})" if no_connection else reason
+    return RuntimeError(f"Could not load the dataset {dataset}: {why}. Pass {ALTERNATIVES}.")
+
+
+def _check_access(spec: HubDataset, name: str, role: str) -> None:
+    """Raises `RuntimeError` for a dataset that [`_from_hub`] could not load; downloads nothing."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    if _connection_error(spec.hub_id) is not None:
+        _from_hub(spec, name, role)  # of the cache
+        return
+    try:
+        HfApi().auth_check(spec.hub_id, repo_type="dataset")
+    except RepositoryNotFoundError as error:  # or one that is gated, or private
+        raise _not_loaded(f"{name!r} ({spec.hub_id})", error) from error
 
 
 def _connection_error(hub_id: str) -> Exception | None:

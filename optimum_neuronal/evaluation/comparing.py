@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..checkpoint.origin import public_name
+from ..config import NeuronALConfig
 from ..config_aliases import as_json
+from ..data.documents import check_dataset
 from ..pruning.exclusive import alone_with
 from ..pruning.reporting import versions
 from ..runtime.arguments import check_several, check_texts
@@ -20,19 +23,27 @@ from .comparison import Comparison
 from .loading import as_model
 from .result_records import ResultRecords
 from .results import DENSE
-from .trials import Trials
+from .tasks import check_tasks
+from .test_sets import name_test_sets
+from .trials import Trials, make_configs
 
 
 logger = get_logger(__name__)
+
+DEFAULTS: dict[str, Any] = {
+    "saliencies": ("wanda",),
+    "topups": ("uniform", "neuronal", "search"),
+    "sparsities": (0.6, 0.7, 0.8),
+}
 
 
 def compare(
     model: PreTrainedModel | str | Path,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
-    saliencies: Sequence[str] = ("wanda",),
-    topups: Sequence[str] = ("uniform", "neuronal", "search"),
-    sparsities: Sequence[float] = (0.6, 0.7, 0.8),
+    saliencies: Sequence[str] = DEFAULTS["saliencies"],
+    topups: Sequence[str] = DEFAULTS["topups"],
+    sparsities: Sequence[float] = DEFAULTS["sparsities"],
     dataset="c4",
     evaluate: Sequence = ("wikitext2",),
     tasks: Sequence[str] = (),
@@ -69,10 +80,10 @@ def compare(
     saliencies = check_texts("saliencies", saliencies, "['wanda']")
     topups = check_texts("topups", topups, "['search']")
     sparsities, config = check_several("sparsities", sparsities, "[0.6, 0.7]"), as_json(config)
-    _check_names(saliencies, topups)
-    asked = [(s, saliency, topup) for s in sparsities for saliency in saliencies for topup in topups]
-    if not asked:
-        raise ValueError("There is nothing to compare: name at least one saliency, one top-up and one sparsity.")
+    evaluate = name_test_sets(evaluate)
+    asked = check_asked(saliencies, topups, sparsities, dataset, evaluate, config)
+    if tasks:
+        check_tasks(tasks, include_path)
     model, tokenizer = as_model(model, tokenizer)
     trials = Trials(model, tokenizer, dataset, config, asked)
     trials.load_tests(evaluate, max_windows)
@@ -98,7 +109,28 @@ def _run(trials: "Trials", records: "ResultRecords", asked: Sequence[tuple], out
     return comparison
 
 
-def _check_names(saliencies: Sequence[str], topups: Sequence[str]) -> None:
+def check_asked(
+    saliencies: Sequence[str],
+    topups: Sequence[str],
+    sparsities: Sequence[float],
+    dataset,
+    evaluate: Sequence,
+    config: dict[str, Any],
+) -> list[tuple[float, str, str]]:
+    """The combinations that [`compare`] is asked for, if none is wrong in what can be known without a model.
+
+    Arguments and errors are those of [`compare`]; `config` holds the further fields of [`NeuronALConfig`].
+    """
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
         for method in methods:
             registry.get(parse_method(method)[0])
+    asked = [(s, saliency, topup) for s in sparsities for saliency in saliencies for topup in topups]
+    if not asked:
+        raise ValueError("There is nothing to compare: name at least one saliency, one top-up and one sparsity.")
+    configs = [found for found in make_configs(asked, dataset, config).values() if isinstance(found, NeuronALConfig)]
+    if isinstance(dataset, str) and any(found.make_methods().needs_calibration for found in configs):
+        check_dataset(dataset)
+    for test in name_test_sets(evaluate).values():
+        if isinstance(test, str):
+            check_dataset(test, "test")
+    return asked

@@ -1,12 +1,10 @@
 """What is evaluated may be named instead of loaded: the id of a repository on the Hub, or a directory."""
 
 import os
-from contextlib import suppress
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from ..decoder.loading import load_model
+from ..pruning.calibrating import find_tokenizer
 
 
 def as_model(model, tokenizer=None) -> tuple[Any, Any]:
@@ -18,7 +16,5 @@ def as_model(model, tokenizer=None) -> tuple[Any, Any]:
     """
     if not isinstance(model, (str, os.PathLike)):
         return model, tokenizer
-    if tokenizer is None:
-        with suppress(OSError, ValueError):  # there may be none; text alone needs one
-            tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = find_tokenizer(model) if tokenizer is None else tokenizer
     return load_model(model, dtype="auto"), tokenizer

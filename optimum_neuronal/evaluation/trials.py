@@ -68,6 +68,19 @@ def make_config(sparsity: float, saliency: str, topup: str, dataset, others: dic
     )
 
 
+def make_configs(asked: Sequence[tuple], dataset, others: dict[str, Any]) -> dict[tuple, NeuronALConfig | str]:
+    """Combination -> its config, or why there is none. Arguments: [`Trials`]. Raises `ValueError` if there is none at all."""
+    configs: dict[tuple, NeuronALConfig | str] = {}
+    for combination in asked:
+        try:
+            configs[combination] = make_config(*combination, dataset, others)
+        except ValueError as error:
+            configs[combination] = " ".join(str(error).split())
+    if all(isinstance(config, str) for config in configs.values()):
+        raise ValueError(f"No combination is possible: {next(iter(configs.values()))}")
+    return configs
+
+
 class Trials:
     """The dense model, what all combinations share, and the tests.
 
@@ -91,19 +104,12 @@ class Trials:
         asked: Sequence[tuple[float, str, str]],
     ):
         self.model, self.tokenizer = model, tokenizer
-        self.configs: dict[tuple, NeuronALConfig | str] = {}  # or why there is none
-        for combination in asked:
-            try:
-                self.configs[combination] = make_config(*combination, dataset, others)
-            except ValueError as error:
-                self.configs[combination] = " ".join(str(error).split())
+        self.configs = make_configs(asked, dataset, others)
         self.methods: dict[tuple, Methods] = {
             combination: config.make_methods()
             for combination, config in self.configs.items()
             if isinstance(config, NeuronALConfig)
         }
-        if not self.methods:
-            raise ValueError(f"No combination is possible: {next(iter(self.configs.values()))}")
         first = next(iter(self.methods))
         self.decoder: Decoder = check(model, self.configs[first], self.methods[first])
         if any(is_offloaded(projection.module) for projection in self.decoder.projections.values()):

@@ -1,5 +1,8 @@
 """The calibration sequences of a prune: whether any are needed, what they are drawn from, and by which tokenizer."""
 
+from contextlib import suppress
+from pathlib import Path
+
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import NeuronALConfig
@@ -38,7 +41,8 @@ def draw_calibration(
     dataset = config.dataset if dataset is None else dataset
     if dataset is None:
         raise ValueError(
-            "No calibration data: set NeuronALConfig(dataset=...), or pass prune(model, dataset=...) text or token ids."
+            "No calibration data: name a dataset (NeuronALConfig(dataset=...), --dataset), or pass prune(model, dataset=...) "
+            "text or token ids."
         )
     vocab_size = model.get_input_embeddings().weight.shape[0]
     ids = as_token_ids(dataset, config.seq_length)
@@ -69,10 +73,24 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
         `ValueError`: there is none.
     """
     origin = model.config.name_or_path
-    message = "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...)."
+    message = (
+        "Calibration text needs a tokenizer: save one beside the model, or pass NeuronALPruner(config, tokenizer=...)."
+    )
     if not origin:
         raise ValueError(message)
     try:
         return AutoTokenizer.from_pretrained(origin, revision=revision or "main")
     except (OSError, ValueError) as error:
         raise ValueError(f"{message} None could be loaded from {origin!r}: {error}") from error
+
+
+def find_tokenizer(model_or_path: str | Path, **options) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a checkpoint, None if it has none: text alone needs one.
+
+    Args:
+        model_or_path (`str` or `Path`): Hub id or directory.
+        options: for `AutoTokenizer.from_pretrained`: `revision`, `token`, `trust_remote_code`.
+    """
+    with suppress(OSError, ValueError):
+        return AutoTokenizer.from_pretrained(model_or_path, **options)
+    return None

@@ -1,12 +1,18 @@
 """What can be known to be wrong with a model and a config before any long work."""
 
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
 from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
+from ..data.documents import check_dataset
 from ..decoder.checking import check_model, check_pattern, check_weights
 from ..decoder.finding import find_decoder
+from ..decoder.loading import load_skeleton
 from ..decoder.projections import Decoder
 from ..methods import Methods
 
@@ -27,6 +33,42 @@ def check(model: PreTrainedModel, config: NeuronALConfig, methods: Methods) -> D
     return decoder
 
 
+def load_to_check(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **options) -> PreTrainedModel:
+    """The model without weights, of which only the config is read, if it is a dense one that can be pruned.
+
+    Args:
+        model_or_path (`str` or `Path`), dtype (`str` or `torch.dtype`), options: as for [`load_skeleton`].
+
+    Raises:
+        `ValueError`, `TypeError`: it cannot be pruned.
+        `OSError`: there is no such model.
+    """
+    model = load_skeleton(model_or_path, dtype, **options)
+    if read_sparsity_config(model.config) is not None:
+        raise ValueError(
+            f"{model_or_path} is sparse already (its config.json has a sparsity_config): name the dense model that it was "
+            "made from."
+        )
+    check_model(model)
+    return model
+
+
+def check_texts(config: NeuronALConfig, evaluate: Iterable[str] = ()) -> None:
+    """Raises what is wrong with the names and files of calibration and test text; downloads nothing.
+
+    Args:
+        config ([`NeuronALConfig`]): of a prune.
+        evaluate (`Iterable[str]`): test texts, as for [`evaluate_perplexity`].
+
+    Raises:
+        `RuntimeError`, `OSError`, `ValueError`: as [`check_dataset`].
+    """
+    if config.dataset is not None and config.make_methods().needs_calibration:
+        check_dataset(config.dataset)
+    for dataset in evaluate:
+        check_dataset(dataset, "test")
+
+
 def check_structure(model: PreTrainedModel, config: NeuronALConfig, methods: Methods) -> Decoder:
     """Finds the decoder, and what can be known to be wrong before the weights are loaded.
 
@@ -41,8 +83,8 @@ def check_structure(model: PreTrainedModel, config: NeuronALConfig, methods: Met
     check_model(model)
     if read_sparsity_config(model.config) is not None:
         raise ValueError(
-            "The model is sparse already (model.config.sparsity_config). Load the dense model; or, to prune further, "
-            "del model.config.sparsity_config first."
+            "The model is sparse already (model.config.sparsity_config). Load the dense model; or, to prune further in "
+            "Python, del model.config.sparsity_config first."
         )
     decoder = find_decoder(model, config.targets, config.ignore)
     methods.suited_to(decoder)

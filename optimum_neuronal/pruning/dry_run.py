@@ -10,18 +10,16 @@ import torch
 from transformers import PreTrainedModel
 
 from ..checkpoint.packed_size import packed_size
-from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
-from ..decoder.checking import check_model
 from ..decoder.finding import find_decoder
-from ..decoder.loading import load_skeleton
 from ..decoder.placement import default_device
 from ..decoder.projections import Block, Decoder, Projection
 from ..engine.output_errors import piece_length
 from ..engine.passes import Pass
 from ..sparsity.bitmask import mask_length
 from ..sparsity.plan import row_counts
+from .checking import load_to_check
 from .cost import PlannedSweep, forward_bytes, hidden_sequences, plan_sweeps
 from .finding import TOKENS_PER_FORWARD
 from .plan_table import plan_table
@@ -160,7 +158,7 @@ def plan_prune(
     Raises:
         `ValueError`, `TypeError`, `OSError`: as the prune itself, as far as they can be known without weights.
     """
-    model = _skeleton(model_or_path, dtype, revision=revision or "main", trust_remote_code=trust_remote_code)
+    model = load_to_check(model_or_path, dtype, revision=revision or "main", trust_remote_code=trust_remote_code)
     decoder = find_decoder(model, config.targets, config.ignore)
     methods = config.make_methods().suited_to(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
@@ -198,15 +196,6 @@ def _working_bytes(
     logits = min(piece_length(vocabulary, device), tokens) * vocabulary
     comparing = any(step.distributions for step in passes)
     return max(forward, RANKING * largest * FLOAT32, COMPARING * logits * FLOAT32 if comparing else 0)
-
-
-def _skeleton(model_or_path: str | Path, dtype: str | torch.dtype, **options) -> PreTrainedModel:
-    """The model without weights, if it can be pruned."""
-    model = load_skeleton(model_or_path, dtype, **options)
-    if read_sparsity_config(model.config) is not None:
-        raise ValueError("The model is sparse already (its config has a sparsity_config): plan with the dense model.")
-    check_model(model)
-    return model
 
 
 def _size(tensor: torch.Tensor) -> int:

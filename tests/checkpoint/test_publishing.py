@@ -97,12 +97,30 @@ def test_a_card_that_was_edited_on_the_hub_stays(session):
     assert files["README.md"][0].endswith(b"# Edited\n") and b"me/dense-llama" in files["MODEL_CARD.md"][0]
 
 
+def test_whether_a_model_can_be_published_is_known_before_it_is_made(session):
+    outcome, hub = session
+    assert outcome["may push"] == [None, None, None] and not any("fresh" in name for name in hub.repositories)
+    invalid, other, reader, read_token, unknown = outcome["may not push"]
+    assert invalid.startswith("ValueError: 'not/an/id' is no name of a repository on the Hub")
+    for told in (other, reader):
+        assert "PermissionError: The Hub refused" in told and "may make repositories of lab, me, not of" in told
+    assert "(the token may read only): log in with `hf auth login`" in read_token
+    assert unknown.startswith("PermissionError: The Hub refused to let you write to 'me/x' (it said: ")
+    assert "(there is no token)" in outcome["check without token"]
+
+
+def test_whether_a_dataset_can_be_had_is_known_without_a_download(session):
+    found, absent = session[0]["datasets"]
+    assert found is None and absent.startswith(
+        "RuntimeError: Could not load the dataset 'me/absent:train' (me/absent)"
+    )
+
+
 def test_without_a_token(session):
     outcome, _ = session
     told = outcome["push without token"]
-    assert told.startswith(
-        "PermissionError: The Hub refused to let you write to 'me/llama-70': log in with `hf auth login`"
-    )
+    assert told.startswith("PermissionError: The Hub refused to let you write to 'me/llama-70' (")
+    assert "log in with `hf auth login`" in told
     assert outcome["load without token"].startswith("OSError")
     told = outcome["inspect without token"]
     assert (

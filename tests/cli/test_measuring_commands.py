@@ -98,3 +98,28 @@ def test_a_device_that_is_not_there_is_told_before_any_work(run, tmp_path, comma
     with pytest.raises(SystemExit, match=f"{command}: error: --device cuda: torch .* cannot compute there"):
         run(command, "--model", tmp_path / "absent", "--device", "cuda", *output)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("evaluate", "--dataset", "missing.txt"), "'missing.txt' does not exist"),
+        (("compare", "--dataset", "missing.txt"), "'missing.txt' does not exist"),
+        (("compare", "--dataset", "README.md", "--evaluate", "c4"), "file of an unknown kind"),
+        (("compare", "--topup", "owl:half_widht=1"), "No combination is possible: .*Did you mean 'half_width'"),
+        (("compare", "--output", "README.md"), "README.md is a file"),
+        (("compare", "--saliency", "magnitude", "--topup", "uniform", "--evaluate", "no.txt"), "'no.txt' does not"),
+    ],
+)
+def test_what_can_be_checked_is_checked_before_a_model_is_loaded(run, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(SystemExit, match=message):
+        run(*arguments, "--model", "./never-looked-at")
+
+
+@pytest.mark.parametrize("flag", ["--max-windows", "--batch-size", "--limit", "--seq-length"])
+def test_counts_are_checked_at_once(run, capsys, flag):
+    with pytest.raises(SystemExit):
+        run("evaluate", "--model", "./never-looked-at", flag, 0)
+    assert f"argument {flag}: '0': expected a whole number of at least 1" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import os
 import pytest
 import torch
 from safetensors.torch import load_file
+from sparse_checkpoints import save_pruned
 
 
 SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16, "--block-lambdas", 0.05, 0.1)
@@ -240,3 +241,38 @@ def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
     with pytest.raises(SystemExit, match="README.md was edited since it was written"):
         run("prune", *given, tmp_path / "sparse")
     assert card.read_text().endswith("My notes.")
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--dataset", "missing.txt"), "'missing.txt' does not exist"),
+        (("--evaluate", "missing.txt"), "'missing.txt' does not exist"),
+        (("--push-to-hub", "me/llama"), "The Hub (refused|cannot be reached)"),
+        (("--device", "nowhere"), "--device nowhere: torch"),
+        (("--targets", "qqq"), "match no projection"),
+        (("--seq-length", 1000), "admits 1 to 64 tokens"),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_what_can_be_checked_is_checked_before_a_weight_is_loaded(run, dense, tmp_path, flags, message, dry):
+    (dense / "model.safetensors").write_text("never looked at")
+    given = {"--model": dense, "--sparsity": 0.7, "--dataset": tmp_path / "text.txt", "--seq-length": 16}
+    given |= dict([flags]) | ({} if dry else {"--output": tmp_path / "sparse"})
+    with pytest.raises(SystemExit, match=message):
+        run("prune", *(part for pair in given.items() for part in pair), *(["--dry-run"] if dry else []))
+
+
+def test_too_little_text_is_known_before_a_weight_is_loaded(run, dense, tmp_path):
+    (dense / "model.safetensors").write_text("never looked at")
+    with pytest.raises(SystemExit, match="holds 2000 tokens, but 1000 sequences"):
+        run("prune", "--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", "--output",
+            tmp_path / "sparse", "--num-samples", 1000, "--seq-length", 16)  # fmt: skip
+
+
+@pytest.mark.parametrize("format", ["dense", "packed"])
+def test_a_sparse_model_is_refused_with_advice_that_fits_here(run, tmp_path, format):
+    save_pruned(tmp_path / "sparse", format=format)
+    for flags in (("--dry-run",), ("--output", tmp_path / "o")):
+        with pytest.raises(SystemExit, match="is sparse already.*: name the dense model that it was made from"):
+            run("prune", "--model", tmp_path / "sparse", "--sparsity", 0.8, "--saliency", "magnitude", *flags)

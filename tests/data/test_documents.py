@@ -240,3 +240,27 @@ class TestHub:
         assert documents._connection_error("me/data") is answer
         answer = huggingface_hub.errors.HfHubHTTPError.__new__(huggingface_hub.errors.HfHubHTTPError)
         assert documents._connection_error("me/data") is None
+
+
+def test_files_are_checked_whole(tmp_path):
+    (tmp_path / "blank.txt").write_text(" ")
+    (tmp_path / "text.jsonl").write_text('{"text": "one"}\n{"txet": "two"}\n')
+    for name, message in (
+        ("blank.txt", "only blank documents"),
+        ("text.jsonl", "Line 2"),
+        ("absent.txt", "not exist"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            documents.check_dataset(str(tmp_path / name))
+    (tmp_path / "text.txt").write_text("some text")
+    documents.check_dataset(str(tmp_path / "text.txt"))
+    with pytest.raises(ValueError, match="Did you mean 'wikitext2'"):
+        documents.check_dataset("wikitext-2")
+
+
+def test_without_a_connection_the_cache_is_asked(monkeypatch):
+    asked = []
+    monkeypatch.setattr(documents, "_connection_error", lambda hub_id: OSError("unreachable"))
+    monkeypatch.setattr(documents, "_from_hub", lambda *arguments: asked.append(arguments[1:]))
+    documents.check_dataset("c4", "test")
+    assert asked == [("c4", "test")]

@@ -1,0 +1,20 @@
+"""Without a connection; with one, see test_publishing."""
+
+import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+from optimum_neuronal.checkpoint.hub_access import HTTPError, check_push
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch):
+    """Whatever the library under the Hub's client raises, it is one sentence."""
+    for failure in (HTTPError("[Errno 111] Connection refused"), OfflineModeIsEnabled("offline")):
+
+        def fail(self, failure=failure):
+            raise failure
+
+        monkeypatch.setattr(HfApi, "whoami", fail)
+        with pytest.raises(ConnectionError, match="cannot be reached, so that 'me/llama' cannot be published now: "):
+            check_push("me/llama")
+    assert issubclass(HfHubHTTPError, HTTPError) and HTTPError is not OSError
