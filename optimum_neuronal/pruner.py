@@ -9,6 +9,7 @@ import torch
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from .checkpoint.loading import load_checkpoint
 from .checkpoint.own_files import check_not_own
 from .checkpoint.save_pretrained import save_packed_by_default
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
@@ -17,7 +18,7 @@ from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .decoder.checking import check_model
 from .decoder.identity import identity
-from .decoder.loading import load_model, load_streamed
+from .decoder.loading import load_streamed
 from .decoder.placement import default_device
 from .decoder.projections import Decoder
 from .decoder.weight_names import stored_names
@@ -118,7 +119,7 @@ class NeuronALPruner(OptimumQuantizer):
         check_path("model_or_path", model_or_path)
         pruner = cls(config, tokenizer)
         if stream_to is None:
-            pruner.model = load_model(model_or_path, **model_kwargs)
+            pruner.model = load_checkpoint(model_or_path, **model_kwargs)
         else:
             pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:

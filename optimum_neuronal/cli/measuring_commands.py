@@ -40,8 +40,8 @@ class EvaluateCommand(Command):
     def work(self) -> None:
         from transformers import AutoTokenizer
 
+        from ..checkpoint.loading import load_checkpoint
         from ..data.documents import check_dataset
-        from ..decoder.loading import load_model
         from ..evaluation.perplexity import evaluate_perplexity
         from ..runtime.tables import format_table
 
@@ -52,7 +52,7 @@ class EvaluateCommand(Command):
             from ..evaluation.tasks import check_tasks
 
             check_tasks(args.tasks, args.include_path)
-        model = load_model(args.model, **options).to(device)
+        model = load_checkpoint(args.model, **options).to(device)
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
         rows = []
@@ -133,7 +133,7 @@ class CompareCommand(Command):
     def work(self) -> None:
         from transformers import AutoTokenizer
 
-        from ..decoder.loading import load_model
+        from ..checkpoint.loading import load_checkpoint
         from ..evaluation.comparing import DEFAULTS, compare
 
         args = self.args
@@ -142,7 +142,7 @@ class CompareCommand(Command):
         others = {field: value for field, value in vars(args).items() if field in CONFIG_FLAGS.keys() - {*self.OWN}}
         options, device = load_options(args), device_of(args)
         self._check(chosen, others)
-        model = load_model(args.model, **options).to(device)
+        model = load_checkpoint(args.model, **options).to(device)
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
         comparison = compare(

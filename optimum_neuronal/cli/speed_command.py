@@ -56,13 +56,13 @@ class SpeedCommand(Command):
     def _load(self):
         """The model in both forms, and what the process grew by with each."""
         from .. import SparseModelForCausalLM
-        from ..decoder.loading import load_model
+        from ..checkpoint.loading import load_checkpoint
         from ..evaluation.speed import prefill_seconds
         from ..runtime.peak_memory import resident_memory
 
         device = device_of(self.args)
         models, resident, before = [], {}, resident_memory()
-        for name, load in (("dense", load_model), ("packed", SparseModelForCausalLM.from_pretrained)):
+        for name, load in (("dense", load_checkpoint), ("packed", SparseModelForCausalLM.from_pretrained)):
             model = load(self.args.model, **load_options(self.args)).to(device)
             prefill_seconds(model, 8)  # what is mapped from disk is read when it is used
             models.append(model)

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from ..decoder.loading import load_model
+from ..checkpoint.loading import load_checkpoint
 from ..pruning.calibrating import find_tokenizer
 
 
@@ -17,4 +17,4 @@ def as_model(model, tokenizer=None) -> tuple[Any, Any]:
     if not isinstance(model, (str, os.PathLike)):
         return model, tokenizer
     tokenizer = find_tokenizer(model) if tokenizer is None else tokenizer
-    return load_model(model, dtype="auto"), tokenizer
+    return load_checkpoint(model, dtype="auto"), tokenizer
