@@ -1,7 +1,6 @@
 """`NeuronALPruner`: prunes a model as a `NeuronALConfig` says, from checks to report."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from .evaluation.perplexity import evaluate_perplexity
 from .evaluation.test_sets import name_test_sets
 from .methods import Methods
 from .pruning.applying import apply_changes
-from .pruning.calibrating import draw_calibration
+from .pruning.calibrating import draw_calibration, find_tokenizer
 from .pruning.checking import check
 from .pruning.exclusive import alone_with
 from .pruning.finding import find_changes
@@ -126,8 +125,7 @@ class NeuronALPruner(OptimumQuantizer):
             shared = {
                 key: model_kwargs[key] for key in ("revision", "trust_remote_code", "token") if key in model_kwargs
             }
-            with suppress(OSError, ValueError):  # a model may come without one; only calibration text needs it
-                pruner._tokenizers.keep(pruner.model, AutoTokenizer.from_pretrained(model_or_path, **shared))
+            pruner._tokenizers.keep(pruner.model, find_tokenizer(model_or_path, **shared))
         return pruner
 
     def quantize(

@@ -78,6 +78,9 @@ outcome["packed modules"] = [computing.packing.packed, computing.config.name_or_
 computing.push_to_hub("me/pushed-packed")
 outcome["packed modules pushed"] = same(packed, "me/pushed-packed")
 
+converted = convert_checkpoint("me/packed", "dense", Path(sys.argv[1]).with_name("converted"))
+outcome["converted"] = [same(packed, converted), sorted(path.name for path in converted.iterdir())]
+
 other_pruner, other = pruned(0.5)
 other_pruner.push_to_hub(other, "me/llama-70", commit_message="Less sparse")
 outcome["changed"] = [same(other, "me/llama-70"), same(model, "me/llama-70")]
@@ -121,5 +124,5 @@ outcome["check without token"] = error(check_push, "me/llama-70")
 outcome["push without token"] = error(pruner.push_to_hub, model, "me/llama-70")
 outcome["load without token"] = error(AutoModelForCausalLM.from_pretrained, "me/secret")
 outcome["inspect without token"] = error(inspect_checkpoint, "me/secret")
-outcome["convert an id"] = error(convert_checkpoint, "me/llama-70", "packed")
+outcome["convert without output"] = error(convert_checkpoint, "me/llama-70", "packed")
 Path(sys.argv[1]).write_text(json.dumps(outcome))

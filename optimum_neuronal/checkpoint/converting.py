@@ -28,7 +28,7 @@ from .names import (
     WEIGHT_SUFFIXES,
     is_of_weights,
 )
-from .opening import Checkpoint, Weight
+from .opening import Checkpoint, Weight, find_checkpoint
 from .packed_writing import SHARD_SIZE, PackedWriter, add_hint, dense_config, packed_config
 from .saving import check_directory, check_free, replaced_checkpoint
 from .shards import ShardWriter
@@ -38,10 +38,13 @@ logger = get_logger(__name__)
 
 
 def convert_checkpoint(
-    directory: str | Path,
+    directory_or_id: str | Path,
     format: str,
     output: str | Path | None = None,
     max_shard_size: int | str = SHARD_SIZE,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
 ) -> Path:
     """Writes a pruned checkpoint in the other format. Its weights are the same to the bit, and no model is built.
 
@@ -50,10 +53,12 @@ def convert_checkpoint(
     happens, `output` holds all of what it held or all of the new checkpoint.
 
     Args:
-        directory (`str` or `Path`): of a pruned checkpoint.
+        directory_or_id (`str` or `Path`): of a pruned checkpoint; one on the Hub is downloaded into the cache.
         format (`str`): `"dense"` or `"packed"`: what it is to become.
         output (`str` or `Path`, *optional*): where to write it. None: it takes the directory's place.
         max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
+        revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
+        token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
 
     Returns:
         `Path`: the directory that was written.
@@ -65,13 +70,13 @@ def convert_checkpoint(
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
-    size, source = internals.bytes_of(max_shard_size), Path(check_path("directory", directory))
-    target = check_directory(directory if output is None else output)
+    size, source = internals.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
     with Checkpoint(source) as checkpoint:
+        target = check_directory(source if output is None else output)
         _check(checkpoint, format)
         in_place = os.path.realpath(target) == os.path.realpath(source)
         if in_place and any(path.is_symlink() for path in checkpoint.files):
-            raise ValueError(f"The files of {directory} are links, as in the Hub's cache: name another output.")
+            raise ValueError(f"The files of {source} are links, as in the Hub's cache: name another output.")
         others, card = ([], MODEL_CARD) if in_place else (_others(source), name_for_card(target))
         check_free(target, _needed(checkpoint, format))
         with replaced_checkpoint(target, is_of_weights) as staging:
@@ -85,6 +90,24 @@ def convert_checkpoint(
             if card != MODEL_CARD and (staging / MODEL_CARD).exists():  # there is one in the target, which stays
                 os.replace(staging / MODEL_CARD, staging / card)
     return target
+
+
+def find_source(
+    directory_or_id: str | Path, output: str | Path | None, revision: str | None = None, token: str | None = None
+) -> Path:
+    """The directory of a checkpoint that is to be converted; of one on the Hub, downloads it into the cache.
+
+    Arguments are those of [`convert_checkpoint`].
+
+    Raises:
+        `ValueError`: it is no directory, and there is no output; or the id of no model.
+        `OSError`: it cannot be had.
+    """
+    if output is None and not Path(check_path("directory_or_id", directory_or_id)).is_dir():
+        raise ValueError(
+            f"{directory_or_id} is no directory: check its path; or, if it is the id of a model on the Hub, name an output."
+        )
+    return find_checkpoint(directory_or_id, revision, token, whole=True)
 
 
 class DenseWriter(ShardWriter):

@@ -42,9 +42,8 @@ PACKED_FILES = (f"{PACKED}-[0-9]*-of-[0-9]*{SUFFIX}", PACKED_INDEX)
 WEIGHT_FILES = (*DENSE_FILES, *PACKED_FILES)
 
 # What the names of weights of all frameworks and tools end with.
-WEIGHT_SUFFIXES = (
-    SUFFIX, ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"
-)  # fmt: skip
+FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
+WEIGHT_SUFFIXES = (SUFFIX, ".index.json", *FOREIGN_SUFFIXES)
 TOKENIZER_FOLDERS = ("additional_chat_templates",)
 
 

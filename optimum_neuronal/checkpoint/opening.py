@@ -17,7 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from ..runtime.arguments import check_path
 from .dense_index import dense_files, open_dense
 from .files import read_json
-from .names import CONFIG, DENSE_INDEX, WEIGHT_FILES, is_of_weights
+from .names import CONFIG, DENSE_INDEX, FOREIGN_SUFFIXES, WEIGHT_FILES, is_of_weights
 from .packed_index import open_checkpoint
 from .packed_reading import DTYPES, PackedFile
 from .sparsity_config import read_sparsity_config
@@ -157,8 +157,16 @@ def stored_size(directory: str | Path) -> int:
     return sum(entry.stat().st_size for entry in Path(directory).glob("*") if is_of_weights(entry.name))
 
 
-def find_checkpoint(directory_or_id: str | Path, revision: str | None = None, token: str | None = None) -> Path:
+def find_checkpoint(
+    directory_or_id: str | Path, revision: str | None = None, token: str | None = None, whole: bool = False
+) -> Path:
     """The directory of a checkpoint; of one on the Hub, downloads its config and weights into the cache.
+
+    Args:
+        directory_or_id (`str` or `Path`): of the checkpoint.
+        revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
+        token (`str`, *optional*): None: the one of `hf auth login`, or HF_TOKEN.
+        whole (`bool`): download all files, but for other tools' weights.
 
     Raises:
         `ValueError`: neither a directory nor the id of a repository.
@@ -169,7 +177,11 @@ def find_checkpoint(directory_or_id: str | Path, revision: str | None = None, to
         return Path(directory_or_id)
     try:
         found = snapshot_download(
-            str(directory_or_id), revision=revision, token=token, allow_patterns=[CONFIG, *WEIGHT_FILES]
+            str(directory_or_id),
+            revision=revision,
+            token=token,
+            allow_patterns=None if whole else [CONFIG, *WEIGHT_FILES],
+            ignore_patterns=[f"*{suffix}" for suffix in FOREIGN_SUFFIXES],
         )
     except HFValidationError as error:
         raise ValueError(f"{directory_or_id} is neither a directory nor the id of a model on the Hub.") from error

@@ -41,12 +41,13 @@ class ConvertCommand(Command):
     COMMAND = CommandInfo(
         name="convert", help="Write a pruned checkpoint packed or dense, the same weights to the bit."
     )
-    USAGE = "DIR --format {packed,dense} [flags]"
-    EXAMPLES = ("qwen-sparse --format packed", "qwen-sparse --format dense --output qwen-sparse-dense")
+    USAGE = "DIR_OR_ID --format {packed,dense} [flags]"
+    EXAMPLES = ("qwen-sparse --format packed", "me/qwen-sparse --format dense --output qwen-sparse-dense")
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("model", metavar="DIR", help="directory of the checkpoint (required)")
+        parser.add_argument("model", metavar="DIR_OR_ID", help="directory or Hub id of the checkpoint (required)")
+        parser.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
         parser.add_argument(
             "--format",
             required=True,
@@ -54,22 +55,24 @@ class ConvertCommand(Command):
             help="packed, the non-zero values and where they belong; or dense, which needs no optimum_neuronal to load "
             "(required)",
         )
-        parser.add_argument("--output", help="directory to write (default: it takes DIR's place)")
+        parser.add_argument(
+            "--output", help="directory to write, required with a Hub id (default: it takes DIR's place)"
+        )
         add_overwrite_flag(parser)
         parser.add_argument(
             "--max-shard-size", default="2GB", help="largest file of weights, which is held in memory (default: 2GB)"
         )
 
     def work(self) -> None:
-        from ..checkpoint.converting import convert_checkpoint
+        from ..checkpoint.converting import convert_checkpoint, find_source
         from ..checkpoint.opening import stored_size
         from ..checkpoint.own_files import check_output
 
-        if self.args.output is not None and not _is_same(self.args.output, self.args.model):
-            names = os.listdir(self.args.model) if os.path.isdir(self.args.model) else ()
-            check_output(self.args.output, self.args.overwrite, own=names)
-        before = stored_size(self.args.model)
-        written = convert_checkpoint(self.args.model, self.args.format, self.args.output, self.args.max_shard_size)
+        source = find_source(self.args.model, self.args.output, self.args.revision)
+        if self.args.output is not None and not _is_same(self.args.output, source):
+            check_output(self.args.output, self.args.overwrite, own=os.listdir(source))
+        before = stored_size(source)
+        written = convert_checkpoint(source, self.args.format, self.args.output, self.args.max_shard_size)
         after = stored_size(written)
         write(f"Written to {written}, {self.args.format}: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB.")
 

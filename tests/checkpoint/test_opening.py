@@ -191,5 +191,5 @@ def test_what_is_no_checkpoint(tmp_path):
         FileNotFoundError, match="has no file config.json: expected a model saved with save_pretrained"
     ):
         inspect_checkpoint(tmp_path)
-    with pytest.raises(NotADirectoryError, match="is no directory: expected one with a model's files"):
+    with pytest.raises(ValueError, match="absent is no directory: check its path; or, .*name an output"):
         convert_checkpoint(tmp_path / "absent", "packed")

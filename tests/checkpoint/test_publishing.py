@@ -68,6 +68,15 @@ def test_packed_modules(session):
     assert not any(name.startswith("model") for name in hub.repositories["me/pushed-packed"].files)
 
 
+def test_convert_takes_an_id(session):
+    """With all that lies beside the weights; what the cache holds is only read, so that there has to be an output."""
+    outcome, _ = session
+    same, names = outcome["converted"]
+    assert same and {"model.safetensors", "tokenizer.json", "README.md", "neuronal_report.json"} <= set(names)
+    told = outcome["convert without output"]
+    assert told.startswith("ValueError: me/llama-70 is no directory") and told.endswith("name an output.")
+
+
 def test_a_push_again_leaves_nothing_of_the_old_model(session):
     outcome, hub = session
     assert outcome["changed"] == [True, False] and outcome["other format"] == [True, "dense"]
@@ -127,4 +136,3 @@ def test_without_a_token(session):
         told.startswith("OSError: me/secret is no directory, and could not be had from the Hub") and "HF_TOKEN" in told
     )
     assert "me/absent is no directory, and could not" in outcome["not found"]
-    assert "NotADirectoryError: me/llama-70 is no directory" in outcome["convert an id"]
