@@ -1,4 +1,4 @@
-"""What is published: the packages, what they hold, and the texts around them."""
+"""What is published: the packages, what they hold, and the texts and workflows around them."""
 
 import re
 import subprocess
@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import make_model
 
 import optimum_neuronal
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.topup import TOPUPS
 
 
 ROOT = Path(__file__).parents[1]
@@ -83,3 +87,31 @@ def test_the_paper_is_cited_alike():
     authors = " and ".join(f"{author['family-names']}, {author['given-names']}" for author in paper["authors"])
     for told in (authors, paper["title"], paper["journal"], str(paper["year"]), paper["url"], "arXiv:2411.07066"):
         assert told in bibtex
+
+
+def test_a_method_in_ten_minutes(ids, monkeypatch):
+    """The two of CONTRIBUTING.md, as they are written there."""
+    for registry in (SALIENCIES, TOPUPS):
+        registry.names()
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    blocks = re.findall(r"^ +```python\n(.*?)^ +```", text_of("CONTRIBUTING.md"), re.M | re.S)
+    for number, block in enumerate(blocks):
+        name = f"contributing_{number}"
+        exec(compile(re.sub("^   ", "", block, flags=re.M), name, "exec"), {"__name__": name})
+    config = NeuronALConfig(sparsity=0.5, saliency="gentle:power=0.25", topup="deeper", num_samples=8)
+    model = NeuronALPruner(config).prune(make_model("llama"), dataset=ids)
+    projections = [f"model.layers.{block}.mlp.up_proj" for block in range(model.config.num_hidden_layers)]
+    zeros = [(model.get_submodule(name).weight == 0).double().mean().item() for name in projections]
+    assert zeros == sorted(zeros) and zeros[0] < 0.5 < zeros[-1]
+
+
+def test_what_contributing_names_is_there():
+    text = text_of("CONTRIBUTING.md")
+    targets = set(re.findall(r"^make ([a-z-]+)", text, re.M))
+    assert targets <= set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.M))
+    rooms = {path.name for path in (ROOT / "optimum_neuronal").iterdir() if (path / "__init__.py").exists()}
+    assert rooms == set(re.findall(r"`(\w+)/`", text.split("How a prune passes")[0])) - {"optimum_neuronal"}
+    for path in re.findall(r"`((?:tests|examples|benchmarks|docs|optimum_neuronal)/[\w/]*(?:\.py)?)`", text):
+        assert (ROOT / path).exists(), path
+    for path in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+        assert (ROOT / path).exists(), path
