@@ -115,3 +115,15 @@ def test_what_contributing_names_is_there():
         assert (ROOT / path).exists(), path
     for path in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (ROOT / path).exists(), path
+
+
+def test_workflows_run_what_a_change_must_pass_and_publish_without_a_token():
+    if not (ROOT / ".github").exists():
+        pytest.skip("an sdist has no workflows")
+    for path in (ROOT / ".github").rglob("*.yml"):
+        assert yaml.safe_load(path.read_text(encoding="utf-8")), path.name
+    ci, release = (yaml.safe_load(text_of(f".github/workflows/{name}.yml"))["jobs"] for name in ("ci", "release"))
+    assert {"run": ".ci/run"} in ci["all"]["steps"] and {"run": ".ci/run"} in release["build"]["steps"]
+    assert {"run": "make dist"} in release["build"]["steps"] and release["publish"]["needs"] == "build"
+    assert release["publish"]["permissions"] == {"id-token": "write"}
+    assert "secrets." not in text_of(".github/workflows/release.yml")
