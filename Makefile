@@ -2,7 +2,8 @@
 # make test   run the tests
 # make style  format the code          make check  verify format, lint and import directions
 # make test-lowest  run the tests with the lowest transformers and optimum that setup.cfg admits
-# Each first makes .venv (.venv-lowest); another interpreter: make demo PYTHON=python3.12
+# make dist   make the sdist and the wheel in dist/, and run the demo of the wheel, installed into an empty environment
+# Each first makes .venv (.venv-lowest, .venv-wheel); another interpreter: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,7 +14,7 @@ PYTEST := -m pytest -n 2 --dist loadfile
 # PIP_INDEX_URL or PIP_EXTRA_INDEX_URL already says where packages come from.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test test-lowest style check
+.PHONY: demo test test-lowest style check dist
 .DEFAULT_GOAL := demo
 
 demo: .venv/.installed
@@ -34,10 +35,27 @@ check: .venv/.installed
 	@$(BIN)/ruff check
 	@$(BIN)/lint-imports
 
+# From an empty folder, so that nothing but the wheel is found. Another command of it: make dist TRIED=env
+TRIED := demo
+dist: $(BIN)/twine
+	@rm -rf dist .venv-wheel
+	@$(BIN)/python -m build --outdir dist .
+	@$(BIN)/twine check --strict dist/*
+	@$(MAKE) --no-print-directory .venv-wheel/.installed
+	@empty=$$(mktemp -d) && trap 'rm -rf "$$empty"' EXIT && cd "$$empty" && unset PYTHONPATH \
+		&& "$(CURDIR)/.venv-wheel/bin/optimum-cli" neuronal $(TRIED)
+
+$(BIN)/twine: .venv/.installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c .venv/constraints.txt -e ".[dist]"
+	@touch $@
+
+WHAT := -e ".[dev]"
+.venv-wheel/.installed: WHAT = dist/*.whl
+
 INSTEAD := /dev/null
 .venv-lowest/.installed: INSTEAD := constraints-lowest.txt
 
-.venv/.installed .venv-lowest/.installed: setup.cfg pyproject.toml constraints.txt constraints-lowest.txt
+.venv/.installed .venv-lowest/.installed .venv-wheel/.installed: setup.cfg pyproject.toml constraints.txt constraints-lowest.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 		echo "$(PYTHON) is not Python 3.10 or later. Name one that is: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@echo "Installing the pinned requirements into $(@D). This takes a few minutes, once."
@@ -50,5 +68,5 @@ INSTEAD := /dev/null
 			$(TORCH_CPU_INDEX) 2>/dev/null; then \
 		$(@D)/bin/pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt \
 			--extra-index-url $(TORCH_CPU_INDEX) torch; fi
-	@$(@D)/bin/pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt -e ".[dev]"
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt $(WHAT)
 	@touch $@

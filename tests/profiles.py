@@ -1,6 +1,6 @@
 """How many cases the property tests try: a few in every run, many in a night.
 
-TESTS_PROFILE=night python -m pytest tests -k "property or properties" -n 2
+TESTS_PROFILE=night python -m pytest -n 2 $(grep -rl --include="test_*.py" "from profiles import" tests)
 """
 
 import os

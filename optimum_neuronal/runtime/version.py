@@ -1,3 +1,3 @@
 """The release that this is, in the one place where it is written."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
