@@ -167,7 +167,9 @@ def test_patterns_are_not_searched(foreign):
 @promise("no-commands")
 def test_commands_on_a_card_are_quoted():
     title = "x'; rm -rf ~; $(touch a) `touch b` \"+__import__('os')+\""
-    card = with_format(f"# {title}\n\n## Use\n\n\n\n## Sparsity\n", "packed")
+    use = """model = AutoModelForCausalLM.from_pretrained("x")\ntokenizer = AutoTokenizer.from_pretrained(evil("x"))"""
+    card = with_format(f"# {title}\n\n## Use\n\n{use}\n\n## Sparsity\n", "packed")
+    assert "evil" not in card
     (line,) = re.findall(r"^optimum-cli .*$", card, re.M)
     assert shlex.split(line)[3] == title
     (code,) = re.findall(r"from_pretrained\((.*)\)$", card, re.M)

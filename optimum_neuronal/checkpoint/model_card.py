@@ -108,6 +108,7 @@ CALIBRATED = """
 - The weights were chosen to do well on text like the calibration data. Other languages, code, long texts and rare
   knowledge may have lost more."""
 
+TEXT_LITERAL = r'"(?:[^"\\]|\\.)*"'  # so that no code of another card is passed on
 DENSE_MODEL, TEXT = "path/to/the-dense-model", "path/to/text.txt"  # what the reader has to fill in
 
 
@@ -161,7 +162,7 @@ def with_format(card: str, format: str) -> str:
     if title is None or call is None or not sparsity:
         return card
     code = LoadingCode(call[1], call[2] or "")
-    tokenizer = re.search(r"^tokenizer = AutoTokenizer\.from_pretrained\((.*)\)$", old, re.M)
+    tokenizer = re.search(rf"^tokenizer = AutoTokenizer\.from_pretrained\(({TEXT_LITERAL})\)$", old, re.M)
     return before + use + _loading(title[1], code, format, tokenizer and tokenizer[1]) + sparsity + after
 
 
