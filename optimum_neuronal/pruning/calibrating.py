@@ -74,7 +74,7 @@ def own_tokenizer(model: PreTrainedModel, revision: str | None = None) -> PreTra
     """
     origin = model.config.name_or_path
     message = (
-        "Calibration text needs a tokenizer: save one beside the model, or pass NeuronALPruner(config, tokenizer=...)."
+        "Calibration text needs a tokenizer: pass NeuronALPruner(config, tokenizer=...), or save one beside the model."
     )
     if not origin:
         raise ValueError(message)
