@@ -16,7 +16,7 @@ from ..transformers_plugin import internals
 from .names import CONFIG, PACKED, PACKED_INDEX
 from .packed_reading import DTYPES, METADATA, VERSION
 from .shards import ShardWriter
-from .stored_format import HINT, QUANTIZATION_CONFIG, WEIGHTS_KEY
+from .stored_format import HINT, QUANTIZATION_CONFIG
 
 
 SHARD_SIZE = "2GB"  # at most, since a file's content is held in memory until it is written
@@ -97,14 +97,14 @@ def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """What config.json of a dense checkpoint holds, made of the packed one's."""
-    packed = ("quantization_config", WEIGHTS_KEY)
+    packed = ("quantization_config", internals.WEIGHTS_KEY)
     return {key: value for key, value in _with_format(config, "dense").items() if key not in packed}
 
 
 def add_hint(folder: Path) -> None:
     """Adds to config.json of a packed checkpoint what a process without this package will say when it loads it."""
     path = folder / CONFIG
-    config = json.loads(path.read_text(encoding="utf-8")) | {WEIGHTS_KEY: HINT}
+    config = json.loads(path.read_text(encoding="utf-8")) | {internals.WEIGHTS_KEY: HINT}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

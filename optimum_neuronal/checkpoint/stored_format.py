@@ -11,9 +11,8 @@ QUANT_METHOD = "optimum_neuronal"  # whoever does not know it quotes it: so it i
 EARLIER_QUANT_METHOD = "neuronal"  # the same, of checkpoints of an earlier release
 QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
 
-# Under this key of config.json transformers looks for the name of the file with the weights. It quotes one that cannot be
-# any before it looks for files; with this package the name is replaced first.
-WEIGHTS_KEY = "transformers_weights"
+# In the place of the name of the file with the weights: transformers quotes one that cannot be any before it looks for
+# files. With this package the name is replaced first.
 HINT = (
     "these weights are packed by optimum_neuronal: write `import optimum_neuronal` before loading them, or make them dense "
     "with `optimum-cli neuronal convert` (pip install optimum-neuronal)"

@@ -4,7 +4,7 @@ import json
 from typing import NamedTuple
 
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..transformers_plugin import internals
 
@@ -70,7 +70,7 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
         return own
     is_language_model = architecture is None or architecture.endswith(OF_LANGUAGE_MODELS)
     if is_language_model and _made_by("AutoModelForCausalLM", config) is not None:
-        return transformers.AutoModelForCausalLM
+        return AutoModelForCausalLM
     named = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
     raise ValueError(
         f"The config, of model_type {config.model_type!r}, {named}, and transformers has no such model: if its code comes "

@@ -80,7 +80,7 @@ def compare(
     saliencies = check_texts("saliencies", saliencies, "['wanda']")
     topups = check_texts("topups", topups, "['search']")
     sparsities, config = check_several("sparsities", sparsities, "[0.6, 0.7]"), as_json(config)
-    evaluate = name_test_sets(evaluate)
+    evaluate, tasks = name_test_sets(evaluate), check_texts("tasks", tasks, "['boolq']")
     asked = check_asked(saliencies, topups, sparsities, dataset, evaluate, config)
     if tasks:
         check_tasks(tasks, include_path)

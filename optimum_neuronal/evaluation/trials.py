@@ -21,7 +21,6 @@ from ..pruning.calibrating import draw_calibration, own_tokenizer
 from ..pruning.checking import check
 from ..pruning.finding import TOKENS_PER_FORWARD, Shared, find_changes
 from ..pruning.reporting import make_report, versions
-from ..runtime.arguments import check_texts
 from ..runtime.clock import Clock
 from ..runtime.peak_memory import reset_peak_memory
 from ..runtime.registry import parse_method
@@ -133,7 +132,7 @@ class Trials:
 
     def load_tasks(self, tasks: Sequence[str], limit: int | None, include_path: str | Path | None) -> None:
         """Finds tasks that are not known before the work begins."""
-        self.tasks = check_texts("tasks", tasks, "['boolq']")
+        self.tasks = list(tasks)
         self.task_options = {"limit": limit, "include_path": include_path}
         if self.tasks:
             self.tokenizer = self.tokenizer or own_tokenizer(self.model)

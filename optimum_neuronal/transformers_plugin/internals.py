@@ -85,17 +85,20 @@ class EarlyQuantizer(HfQuantizer):
         return config
 
 
+WEIGHTS_KEY = "transformers_weights"  # of a config: where transformers looks for the name of the file with the weights
+
+
 def look_for_weights(config: PreTrainedConfig, name: str) -> None:
     """Has `from_pretrained`, which has read the config and no weights, look for this file instead of model.safetensors.
 
     The attribute is read after the quantizer was made, and it stays on the config.
     """
-    config.transformers_weights = name
+    setattr(config, WEIGHTS_KEY, name)
 
 
 def forget_quantization(model: PreTrainedModel) -> None:
     """Takes off a model what `from_pretrained` put there for a quantizer, so that it is a plain one."""
-    for attribute in ("quantization_config", "transformers_weights"):
+    for attribute in ("quantization_config", WEIGHTS_KEY):
         model.config.__dict__.pop(attribute, None)
     model.__dict__.pop("hf_quantizer", None)
 

@@ -321,8 +321,9 @@ def run(monkeypatch, capsys):
 def test_cli_prints_the_plan_and_writes_nothing(run, tmp_path, llama, monkeypatch):
     directory, _ = saved(tmp_path, llama)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("some words")
     before = sorted(tmp_path.rglob("*"))
-    flags = ("--model", directory, "--sparsity", 0.7, "--dry-run", "--seq-length", 16)
+    flags = ("--model", directory, "--sparsity", 0.7, "--dry-run", "--seq-length", 16, "--dataset", "text.txt")
     printed = run(*flags)
     assert printed.strip() == str(plan_prune(directory, NeuronALConfig(0.7, seq_length=16))).strip()
     assert run(*flags, "--output", tmp_path / "sparse", "--stream", "--dtype", "bfloat16") != printed
