@@ -182,7 +182,7 @@ def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs) -> None:
     """Packs weights that are on disk by way of dense files, which transformers alone can make of them."""
-    with scratch_directory(writer.folder, ".dense") as dense:
+    with scratch_directory(writer.folder, ".dense") as dense, internals.known_as_offloaded(model):
         type(model).save_pretrained(model, dense, max_shard_size=max_shard_size, **kwargs)
         for path in sorted(dense.glob(f"*{SUFFIX}")):
             with safe_open(path, framework="pt") as file:
