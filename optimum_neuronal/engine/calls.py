@@ -70,19 +70,19 @@ def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def keep_shared(output: torch.Tensor, hidden: torch.Tensor, call: Call) -> None:
     """Notes with a block's output what its containers hold, since every stream of hidden states needs its own."""
-    contents = {id(mapping): dict(mapping) for mapping in _mappings(call)}
+    contents = {id(mapping): dict(mapping) for mapping in shared_containers(call)}
     output.shared_contents = {**getattr(hidden, "shared_contents", {}), **contents}
 
 
 def restore_shared(hidden: torch.Tensor, call: Call) -> None:
     """Puts into a block's containers what the blocks before it wrote for these hidden states."""
     contents = getattr(hidden, "shared_contents", {})
-    for mapping in _mappings(call):
+    for mapping in shared_containers(call):
         if id(mapping) in contents:
             mapping.clear()
             mapping.update(contents[id(mapping)])
 
 
-def _mappings(call: Call) -> list[MutableMapping]:
+def shared_containers(call: Call) -> list[MutableMapping]:
     """Containers through which blocks hand values to later ones: keys and values, where some blocks share them."""
     return [value for value in call.kwargs.values() if isinstance(value, MutableMapping)]

@@ -8,10 +8,10 @@ import torch
 from ..decoder.projections import Block
 from ..decoder.trial import Prepared
 from ..engine.calls import Call
-from ..engine.paired_inputs import stage_inputs, stages
+from ..engine.paired_inputs import PairedRuns
 from ..engine.passes import Runs
 from ..engine.records import Finding
-from ..engine.streams import Streams
+from ..engine.streams import Stream, Streams
 from ..sparsity.bitmask import MASK
 from .final_pruning import FinalPruning, PruningPass, stored_change
 
@@ -23,11 +23,12 @@ class DenseTargetsPass(PruningPass):
     """What [`DenseTargets.find`] costs."""
 
     def runs(self, index: int, last: int) -> Runs:
-        # Runs to the inputs of a stage end there: on average they are half a block.
-        return 2 * int(index < last) + STAGES, 0, 0
+        # Runs to the inputs of a stage end there and begin behind what is known: half a block on average, in both models.
+        return int(index < last) + STAGES // 2, 0, 0
 
     def hidden_sequences(self, samples: int, alignment: int, deep: bool) -> int:
-        return 2 * super().hidden_sequences(samples, alignment, deep)
+        # Of two streams what goes in and comes out; what parts of the block put out, one in the sparse model, two in the dense.
+        return 2 * super().hidden_sequences(samples, alignment, deep) + 2 * samples
 
 
 class DenseTargets(FinalPruning):
@@ -38,16 +39,23 @@ class DenseTargets(FinalPruning):
     """
 
     streams: ClassVar[int] = 2
+    _runs: PairedRuns | None = None  # of the block that was solved last
 
     def prune_block(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
-        runner, (sparse, dense) = self.engine.runner, streams
+        self._runs = PairedRuns(self.engine.runner, block, *streams, calls)
         tensors, starved = {}, []
-        for stage in stages(runner, block, dense, calls):
-            norms = stage_inputs(runner, block, stage, sparse, dense, calls, _prepared(block, tensors))
+        for stage in self._runs.stages:
+            norms = self._runs.inputs(stage, _prepared(block, tensors))
             found, own = self.weights(block, stage, norms)
             starved += found["starved"]
             tensors |= own
         return {"starved": starved}, tensors
+
+    def output(self, index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Stream:
+        solved = self._runs is not None and self._runs.block is block  # else it was recorded
+        if not solved or (index == 0 and self.refit is not None):  # a refit changes what was solved
+            return super().output(index, block, calls, streams)
+        return self._runs.output(index)
 
 
 def _prepared(block: Block, tensors: Mapping[str, torch.Tensor]) -> Prepared:

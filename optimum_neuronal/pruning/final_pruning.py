@@ -14,7 +14,7 @@ from ..engine.calls import Call
 from ..engine.engine import Engine
 from ..engine.passes import CalibrationPass, Runs
 from ..engine.records import Finding
-from ..engine.streams import Streams
+from ..engine.streams import Stream, Streams
 from ..metrics.statistics import Norms, SquaredNorms, most_specific
 from ..saliency import Saliency
 from ..sparsity.bitmask import MASK, VALUES
@@ -77,8 +77,8 @@ class FinalPruning:
             if block is engine.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda p: found[p.name]):
-                sparse = engine.runner.output(block, streams[0], calls)
-            return [sparse, *(engine.runner.output(block, dense, calls) for dense in streams[1:])]
+                sparse = self.output(0, block, calls, streams)
+            return [sparse, *(self.output(index, block, calls, streams) for index in range(1, len(streams)))]
 
         if needs_inputs(engine.saliency, self.statistic):
             engine.release()
@@ -95,13 +95,17 @@ class FinalPruning:
         starved, tensors = self.prune_block(block, calls, streams)
         if self.refit is not None and block.pruned:
             changes = {p.name: stored_change(p, tensors) for p in block.pruned}
-            expected = self.engine.runner.output(block, streams[-1], calls)
+            expected = self.output(len(streams) - 1, block, calls, streams)
             fitted = self.refit.fit(block, changes, streams[0], expected, calls)
             self.engine.runner.block_forwards += RUNS * self.refit.epochs * streams[0].sequences
             for projection in block.pruned:
                 kept = changes[projection.name].mask.unpack(projection.weight.device)
                 tensors[projection.name + VALUES] = fitted[projection.name][kept]
         return starved, tensors
+
+    def output(self, index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Stream:
+        """What a block makes of one of the streams, with the weights that it has at the moment."""
+        return self.engine.runner.output(block, streams[index], calls)
 
     def prune_block(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
         """The starved experts of a block, and what its packed masks and weights consist of."""

@@ -8,7 +8,7 @@ from sweeps import build_sweep, state, unchanged
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.decoder.trial import Prepared, trial_weights
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.paired_inputs import stage_inputs, stages
+from optimum_neuronal.engine.paired_inputs import PairedRuns, stages
 from optimum_neuronal.engine.streams import Stream
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.sparsity.changes import Zeros
@@ -96,8 +96,9 @@ def test_both_models_inputs_are_those_of_whole_forwards(family, ids):
         noise = (0.3 * torch.randn(states.shape, generator=torch.Generator().manual_seed(0)) for states in dense)
         sparse = Stream([states + own for states, own in zip(dense, noise)])
         solved = []
-        for stage in stages(runner, block, dense, calls):
-            norms = stage_inputs(runner, block, stage, sparse, dense, calls, Prepared(solved, every_other))
+        runs = PairedRuns(runner, block, sparse, dense, calls)
+        for stage in runs.stages:
+            norms = runs.inputs(stage, Prepared(solved, every_other))
             expected = hooked(block, stage[0].module, dense, calls)
             with trial_weights(solved, every_other):
                 received = hooked(block, stage[0].module, sparse, calls)
@@ -119,8 +120,9 @@ def test_of_experts_only_the_sparse_model_is_told(ids):
         runner, block = sweep.engine.runner, sweep.decoder.blocks[0]
         inputs = sweep.engine.alignment_inputs()
         stream, calls, solved = Stream(inputs.hidden), inputs.calls[0], []
-        for stage in stages(runner, block, stream, calls):
-            norms = stage_inputs(runner, block, stage, stream, stream, calls, Prepared(solved, every_other))
+        runs = PairedRuns(runner, block, stream, stream, calls)
+        for stage in runs.stages:
+            norms = runs.inputs(stage, Prepared(solved, every_other))
             assert all((norms[p.name].cross is None) == (p.expert is not None) for p in stage)
             if stage[0].expert is not None:
                 with trial_weights(solved, every_other):
@@ -139,9 +141,9 @@ def test_no_bit_depends_on_the_batches(family, ids):
             sweep = sweep_of(model, ids, batch_size)
             inputs, block = sweep.engine.alignment_inputs(), sweep.decoder.blocks[0]
             stream, calls = Stream(inputs.hidden), inputs.calls[0]
-            stage = stages(sweep.engine.runner, block, stream, calls)[-1]
-            solved = Prepared([p for p in block.pruned if p not in stage], every_other)
-            norms = stage_inputs(sweep.engine.runner, block, stage, stream, stream, calls, solved)
+            runs = PairedRuns(sweep.engine.runner, block, stream, stream, calls)
+            stage = runs.stages[-1]
+            norms = runs.inputs(stage, Prepared([p for p in block.pruned if p not in stage], every_other))
             found.append(norms[stage[0].name])
     assert torch.equal(found[0].hessian, found[1].hessian) and torch.equal(found[0].cross, found[1].cross)
 
@@ -153,12 +155,12 @@ def test_a_failure_leaves_no_hook_and_no_sparse_weight(llama, ids, monkeypatch):
         runner, block = sweep.engine.runner, sweep.decoder.blocks[0]
         inputs = sweep.engine.alignment_inputs()
         stream, calls = Stream(inputs.hidden), inputs.calls[0]
-        found = stages(runner, block, stream, calls)
-        solved = Prepared(found[0], every_other)
+        runs = PairedRuns(runner, block, stream, stream, calls)
+        solved = Prepared(runs.stages[0], every_other)
         with monkeypatch.context() as patch:
             patch.setattr(block.module.self_attn, "forward", lambda *_args, **_kwargs: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                stage_inputs(runner, block, found[1], stream, stream, calls, solved)
+                runs.inputs(runs.stages[1], solved)
         assert unchanged(llama, before)
     assert unchanged(llama, before)
 
@@ -170,10 +172,10 @@ def test_runs_end_at_the_stage_and_are_counted(llama, ids):
         runner, block = sweep.engine.runner, sweep.decoder.blocks[0]
         inputs = sweep.engine.alignment_inputs()
         stream, calls = Stream(inputs.hidden), inputs.calls[0]
-        first = stages(runner, block, stream, calls)[0]
+        runs = PairedRuns(runner, block, stream, stream, calls)
         ran = []
         handle = block.module.mlp.register_forward_pre_hook(lambda *_args: ran.append(1))
         runner.block_forwards = 0
-        stage_inputs(runner, block, first, stream, stream, calls, Prepared([], every_other))
+        runs.inputs(runs.stages[0], Prepared([], every_other))
         handle.remove()
-    assert not ran and runner.block_forwards == len(ids), "two, which end halfway"
+    assert not ran and runner.block_forwards == len(ids) // 2, "two, a quarter each"
