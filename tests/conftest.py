@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches the network
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # models as small as these only lose by more; for processes of tests too
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 
 transformers.logging.enable_propagation()  # so that pytest's caplog sees notes
-torch.set_num_threads(1)  # models as small as these only lose by more
+torch.set_num_threads(1)
 
 # A few, for tests that need not run on all: separate and fused projections, grouped queries, parallel blocks, experts.
 FEW = ("gpt2", "gpt_neox", "llama", "llama4_text", "mistral", "mixtral", "opt", "phi", "qwen3")

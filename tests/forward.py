@@ -6,9 +6,8 @@ from torch.overrides import TorchFunctionMode
 
 def squared_norms(model, ids, projections) -> dict[str, torch.Tensor]:
     """Name -> squared norms of the inputs, shape (sequences, in); projections (name -> `Projection`) of one model."""
-    return {
-        name: torch.stack([sequence[name] for sequence in _sequences(model, ids, projections)]) for name in projections
-    }
+    found = list(_sequences(model, ids, projections))
+    return {name: torch.stack([sequence[name] for sequence in found]) for name in projections}
 
 
 def token_counts(model, ids, projections) -> dict[str, int]:
