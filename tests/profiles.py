@@ -1,15 +1,18 @@
-"""How many cases the property tests try: a few in every run, many in a night.
+"""How much is tried: of cases a few in every run, many in a night, and what repeats another test on more figures then.
 
 TESTS_PROFILE=night python -m pytest -n 2 $(grep -rl --include="test_*.py" "from profiles import" tests)
 """
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 
 NIGHT = os.environ.get("TESTS_PROFILE") == "night"
 TIMES = 50
+
+at_night = pytest.mark.skipif(not NIGHT, reason="for the night: TESTS_PROFILE=night")
 
 
 def examples(count: int) -> settings:

@@ -49,8 +49,10 @@ def test_train_tiny_model(tmp_path, monkeypatch, model_type):
 
 
 def prepare(folder, characters):
-    """Saves the tiny model in `folder / "dense"`, and gives the arguments that calibrate and evaluate a little."""
+    """Saves two blocks of the tiny model in `folder / "dense"`; arguments that calibrate and evaluate a little."""
     model, tokenizer = load_tiny_model()
+    model.model.layers = model.model.layers[:2]
+    model.config.num_hidden_layers = 2
     model.config.max_position_embeddings = 64  # short sequences
     model.save_pretrained(folder / "dense")
     tokenizer.save_pretrained(folder / "dense")
