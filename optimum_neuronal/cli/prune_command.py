@@ -149,11 +149,10 @@ class PruneCommand(Command):
         from ..data.documents import load_documents
         from ..pruner import NeuronALPruner
         from ..pruning.calibrating import find_tokenizer
-        from ..pruning.checking import check_structure, load_to_check
+        from ..pruning.checking import check_unloaded
 
         options = load_options(self.args)
-        model = load_to_check(self.args.model, **options)
-        check_structure(model, config, config.make_methods())
+        model = check_unloaded(self.args.model, config, config.make_methods(), **options).model
         options.pop("dtype")
         tokenizer = find_tokenizer(self.args.model, **options)
         for dataset in self.args.evaluate:

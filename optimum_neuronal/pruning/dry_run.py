@@ -12,14 +12,13 @@ from transformers import PreTrainedModel
 from ..checkpoint.packed_size import packed_size
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
-from ..decoder.finding import find_decoder
 from ..decoder.placement import default_device
 from ..decoder.projections import Block, Decoder, Projection
 from ..engine.output_errors import piece_length
 from ..engine.passes import Pass
 from ..sparsity.bitmask import mask_length
 from ..sparsity.plan import row_counts
-from .checking import load_to_check
+from .checking import check_unloaded
 from .cost import PlannedSweep, forward_bytes, hidden_sequences, plan_sweeps
 from .finding import TOKENS_PER_FORWARD
 from .plan_table import plan_table
@@ -158,9 +157,9 @@ def plan_prune(
     Raises:
         `ValueError`, `TypeError`, `OSError`: as the prune itself, as far as they can be known without weights.
     """
-    model = load_to_check(model_or_path, dtype, revision=revision or "main", trust_remote_code=trust_remote_code)
-    decoder = find_decoder(model, config.targets, config.ignore)
-    methods = config.make_methods().suited_to(decoder)
+    methods, options = config.make_methods(), {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+    decoder = check_unloaded(model_or_path, config, methods, dtype, **options)
+    model, methods = decoder.model, methods.suited_to(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
     passes = planned_passes(methods, config)
     samples = config.num_samples, config.num_alignment_samples
