@@ -21,7 +21,7 @@ from .decoder.loading import load_streamed
 from .decoder.placement import default_device
 from .decoder.projections import Decoder
 from .decoder.weight_names import stored_names
-from .evaluation.perplexity import evaluate_perplexity
+from .evaluation.perplexity import evaluate_perplexity, load_windows
 from .evaluation.test_sets import name_test_sets
 from .methods import Methods
 from .pruning.applying import apply_changes
@@ -135,7 +135,7 @@ class NeuronALPruner(OptimumQuantizer):
         *,
         dataset=None,
         work_dir: str | Path | None = None,
-        evaluate: Sequence[str] = (),
+        evaluate: Sequence | Mapping[str, Any] = (),
     ) -> PreTrainedModel:
         """Prunes the model of [`~NeuronALPruner.from_pretrained`], saves it, and returns it.
 
@@ -144,9 +144,9 @@ class NeuronALPruner(OptimumQuantizer):
             file_prefix: part of optimum's interface; must be None, since transformers names the files.
             dataset (*optional*): as for [`~NeuronALPruner.prune`].
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
-            evaluate (`Sequence[str]`):
-                Test texts: perplexities before and after the prune are measured on them, see [`evaluate_perplexity`], and
-                told by the report and the model card.
+            evaluate (`Sequence` or `dict`):
+                Test sets, each as for [`evaluate_perplexity`], or name -> test set: perplexities before and after the prune
+                are measured on them, and told by the report and the model card. They are read before the work starts.
         """
         if file_prefix is not None:
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
@@ -158,17 +158,18 @@ class NeuronALPruner(OptimumQuantizer):
         check_space(self.model, save_dir, self.config.to_dict(), self.config.sparsity, self.config.format)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
+        windows = {name: load_windows(self.model.config, self.tokenizer, test) for name, test in tests.items()}
         with _work_directory(work_dir) as folder, alone_with(self.model):
-            before = self._perplexities(tests)
+            before = self._perplexities(windows)
             model = self._prune(self.model, dataset, folder)
-            after = self._perplexities(tests)
+            after = self._perplexities(windows)
             self.report.evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
             self.save(model, save_dir)
             folder.remove()
         return model
 
-    def _perplexities(self, tests: Mapping[str, Any]) -> dict[str, float]:
-        return {name: evaluate_perplexity(self.model, self.tokenizer, test) for name, test in tests.items()}
+    def _perplexities(self, windows: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        return {name: evaluate_perplexity(self.model, None, ids) for name, ids in windows.items()}
 
     def prune(self, model: PreTrainedModel, dataset=None, work_dir: str | Path | None = None) -> PreTrainedModel:
         """Sets weights of the model to zero, in place.

@@ -69,7 +69,9 @@ def evaluate_perplexity(
     return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float
 
 
-def load_windows(model_config, tokenizer, dataset, seq_length: int | None, max_windows: int | None) -> torch.Tensor:
+def load_windows(
+    model_config, tokenizer, dataset, seq_length: int | None = None, max_windows: int | None = None
+) -> torch.Tensor:
     """Windows to evaluate on: int64, shape (windows, seq_length), on the CPU. Arguments: [`evaluate_perplexity`]."""
     for name, value, least in (("seq_length", seq_length, 2), ("max_windows", max_windows, 1)):
         if value is not None:
