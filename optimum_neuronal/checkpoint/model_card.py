@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 from transformers import PreTrainedModel
 
-from ..data.documents import FILE_SUFFIXES
+from ..data.text_files import FILE_SUFFIXES
 from ..decoder.finding import find_decoder
 from ..decoder.model_class import TRUSTING, LoadingCode, loading_code
 from ..decoder.projections import Projection

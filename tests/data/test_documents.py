@@ -6,13 +6,14 @@ import pytest
 import torch
 from texts import MIXED, document, draw
 
-from optimum_neuronal.data import documents
-from optimum_neuronal.data.documents import CALIBRATION_DATASETS, load_documents
+from optimum_neuronal.data import documents, hub_loading
+from optimum_neuronal.data.documents import load_documents
+from optimum_neuronal.data.hub_datasets import CALIBRATION_DATASETS
 
 
 @pytest.fixture
 def online(monkeypatch):
-    monkeypatch.setattr(documents, "_connection_error", lambda hub_id: None)
+    monkeypatch.setattr(hub_loading, "connection_error", lambda hub_id: None)
 
 
 class TestFiles:
@@ -209,7 +210,7 @@ class TestHub:
     def test_offline(self, monkeypatch, tmp_path):
         failure = OSError("Name or service not known")
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-        monkeypatch.setattr(documents, "_connection_error", lambda hub_id: failure)
+        monkeypatch.setattr(hub_loading, "connection_error", lambda hub_id: failure)
         before = datasets.config.HF_HUB_OFFLINE
         with pytest.raises(
             RuntimeError, match=r"no connection to the Hub \(Name .*a list of strings, or token"
@@ -224,7 +225,7 @@ class TestHub:
 
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
         monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(documents, "_connection_error", lambda hub_id: OSError("unreachable"))
+        monkeypatch.setattr(hub_loading, "connection_error", lambda hub_id: OSError("unreachable"))
         assert list(load_documents("me/data")) == ["a", "b"]
         assert not datasets.config.HF_HUB_OFFLINE
 
@@ -237,9 +238,9 @@ class TestHub:
 
         monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
         answer = ConnectionError("unreachable")
-        assert documents._connection_error("me/data") is answer
+        assert hub_loading.connection_error("me/data") is answer
         answer = huggingface_hub.errors.HfHubHTTPError.__new__(huggingface_hub.errors.HfHubHTTPError)
-        assert documents._connection_error("me/data") is None
+        assert hub_loading.connection_error("me/data") is None
 
 
 def test_files_are_checked_whole(tmp_path):
@@ -260,7 +261,7 @@ def test_files_are_checked_whole(tmp_path):
 
 def test_without_a_connection_the_cache_is_asked(monkeypatch):
     asked = []
-    monkeypatch.setattr(documents, "_connection_error", lambda hub_id: OSError("unreachable"))
-    monkeypatch.setattr(documents, "_from_hub", lambda *arguments: asked.append(arguments[1:]))
+    monkeypatch.setattr(hub_loading, "connection_error", lambda hub_id: OSError("unreachable"))
+    monkeypatch.setattr(hub_loading, "from_hub", lambda *arguments: asked.append(arguments[1:]))
     documents.check_dataset("c4", "test")
     assert asked == [("c4", "test")]
