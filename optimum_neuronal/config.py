@@ -13,6 +13,7 @@ from .config_fields import ALIASES, FORMATS, ConfigFields, check_sparsity
 from .config_files import read_config_file
 from .efforts import EFFORTS
 from .methods import RECONSTRUCT, Methods, make_methods
+from .runtime.arguments import check_count
 from .runtime.hyper_parameters import check_number
 from .runtime.registry import did_you_mean
 from .saliency import SALIENCIES
@@ -103,10 +104,10 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
         self._fill_in()
         positive = ("num_samples", "num_alignment_samples", "min_expert_tokens")
         for name, smallest in (*((name, 1) for name in positive), ("seed", 0), ("refit_epochs", 0)):
-            _check_int(name, getattr(self, name), smallest)
+            check_count(name, getattr(self, name), smallest)
         for name, smallest in (("seq_length", 2), ("batch_size", 1), ("max_hidden_bytes", 0)):
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), smallest)
+                check_count(name, getattr(self, name), smallest)
         if self.num_alignment_samples > self.num_samples:
             raise ValueError(
                 f"num_alignment_samples is {self.num_alignment_samples}, more than num_samples={self.num_samples}: the "
@@ -219,13 +220,6 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
                 raise ValueError(f"NeuronALConfig has no field {key!r}.{did_you_mean(key, known)}")
         config = cls(**merge_saved(values, {key: kwargs.pop(key) for key in list(kwargs) if key in known}))
         return (config, kwargs) if return_unused_kwargs else config
-
-
-def _check_int(name: str, value: Any, smallest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}: expected a whole number.")
-    if value < smallest:
-        raise ValueError(f"{name} is {value}: expected at least {smallest}.")
 
 
 def _checked_patterns(name: str, patterns: Any) -> list[str] | None:
