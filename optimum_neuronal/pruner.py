@@ -16,10 +16,8 @@ from .checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsi
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .decoder.checking import check_model
-from .decoder.identity import identity
 from .decoder.loading import load_streamed
 from .decoder.placement import default_device
-from .decoder.projections import Decoder
 from .decoder.weight_names import stored_names
 from .evaluation.perplexity import evaluate_perplexity, load_windows
 from .evaluation.test_sets import name_test_sets
@@ -30,21 +28,16 @@ from .pruning.checking import check
 from .pruning.exclusive import alone_with
 from .pruning.finding import find_changes
 from .pruning.pruned_models import Pruned, PrunedModels, Tokenizers, check_tokenizer
-from .pruning.reporting import make_report, versions
+from .pruning.recording import open_journal, work_directory
+from .pruning.reporting import make_report
 from .report import PruningReport
 from .runtime.arguments import check_path
 from .runtime.clock import Clock
 from .runtime.directories import check_apart
 from .runtime.interrupts import deferred_interrupt
-from .runtime.journal import RECORDS, Journal
 from .runtime.peak_memory import reset_peak_memory
 from .runtime.processes import Processes
 from .runtime.work_directory import WorkDirectory
-
-
-# Of the records of an unfinished prune. 1: packed masks marked what falls; 2: they mark what is kept; 3: checksums.
-RECORDS_FORMAT = 3
-MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -159,7 +152,7 @@ class NeuronALPruner(OptimumQuantizer):
         if work_dir is not None:
             check_apart(work_dir, save_dir)
         windows = {name: load_windows(self.model.config, self.tokenizer, test) for name, test in tests.items()}
-        with _work_directory(work_dir) as folder, alone_with(self.model):
+        with work_directory(work_dir) as folder, alone_with(self.model):
             before = self._perplexities(windows)
             model = self._prune(self.model, dataset, folder)
             after = self._perplexities(windows)
@@ -198,7 +191,7 @@ class NeuronALPruner(OptimumQuantizer):
             `BlockingIOError`: another prune uses the work directory; the message says which process.
             `RuntimeError`: another thread prunes the model.
         """
-        with _work_directory(work_dir) as folder, alone_with(model):
+        with work_directory(work_dir) as folder, alone_with(model):
             return self._prune(model, dataset, folder)
 
     def _prune(self, model: PreTrainedModel, dataset, folder: WorkDirectory) -> PreTrainedModel:
@@ -210,7 +203,7 @@ class NeuronALPruner(OptimumQuantizer):
         calibration = self._draw(model, methods, dataset)
         clock.lap("calibration data")
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
-        journal = self._journal(folder, model, decoder, ids)
+        journal = open_journal(folder, model, decoder, self.config, ids)
         outcome = find_changes(model, decoder, self.config, methods, ids, clock, journal)
         report = make_report(decoder, self.config, calibration, outcome, clock.seconds)
         sparsity_config = make_sparsity_config(decoder, report, names)
@@ -247,11 +240,6 @@ class NeuronALPruner(OptimumQuantizer):
             calibration, tokenizer = draw_calibration(model, self.config, methods, tokenizer, dataset, revision)
         self._tokenizers.keep(model, tokenizer, calibration)
         return calibration
-
-    def _journal(self, folder: WorkDirectory, model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> Journal:
-        config = {key: value for key, value in self.config.to_dict().items() if key not in MEMORY_KNOBS}
-        begun = {RECORDS: RECORDS_FORMAT, **config, **identity(model, decoder, ids), "versions": versions()}
-        return folder.journal(begun)
 
     def save(self, model: PreTrainedModel, directory: str | Path) -> None:
         """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
@@ -294,8 +282,3 @@ class NeuronALPruner(OptimumQuantizer):
         """The report of a model that was pruned here, and its tokenizer. Raises `ValueError` if there is none."""
         pruned = self._models.find(model, getattr(getattr(model, "config", None), KEY, None))
         return pruned.report, pruned.tokenizer if self._tokenizers.given is None else self._tokenizers.given
-
-
-def _work_directory(directory: str | Path | None) -> WorkDirectory:
-    """Of several processes, the first one records."""
-    return WorkDirectory(directory if Processes.current().rank == 0 else None)
