@@ -16,7 +16,7 @@ from .checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsi
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .decoder.checking import check_model
-from .decoder.loading import load_streamed
+from .decoder.loading import OF_TOKENIZERS, load_streamed
 from .decoder.placement import default_device
 from .decoder.weight_names import stored_names
 from .evaluation.perplexity import evaluate_perplexity, load_windows
@@ -115,9 +115,7 @@ class NeuronALPruner(OptimumQuantizer):
         else:
             pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:
-            shared = {
-                key: model_kwargs[key] for key in ("revision", "trust_remote_code", "token") if key in model_kwargs
-            }
+            shared = {key: model_kwargs[key] for key in OF_TOKENIZERS if key in model_kwargs}
             pruner._tokenizers.keep(pruner.model, find_tokenizer(model_or_path, **shared))
         return pruner
 

@@ -233,6 +233,15 @@ def test_every_model_has_its_own_tokenizer(tmp_path):
     assert loaded.tokenizer.get_vocab()["w7"] == 12
 
 
+def test_a_tokenizer_is_looked_for_where_its_model_is(tmp_path, monkeypatch):
+    make_model("llama").save_pretrained(tmp_path)
+    asked = {}
+    monkeypatch.setattr(pruner_module, "find_tokenizer", lambda path, **options: asked.update(options))
+    options = {"cache_dir": str(tmp_path / "cache"), "local_files_only": True, "revision": "main"}
+    NeuronALPruner.from_pretrained(tmp_path, config=config(), dtype="float32", **options)
+    assert asked == options
+
+
 def test_quantize_tells_of_test_files_of_the_same_name(tmp_path, ids, monkeypatch):
     saved_with_own_tokenizer(tmp_path / "dense", 0)
     for folder, count in (("a", 3), ("b", 60)):

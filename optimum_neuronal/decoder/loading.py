@@ -13,8 +13,11 @@ from .finding import find_decoder
 from .model_class import build, find_loader, model_class
 
 
-OF_CONFIGS = ("cache_dir", "code_revision", "force_download", "gguf_file", "local_files_only", "proxies", "revision",
-              "subfolder", "token", "trust_remote_code")  # fmt: skip
+# Arguments of `from_pretrained` that tell where a checkpoint's files are: of a tokenizer's, and of a model's config.
+OF_TOKENIZERS = (
+    "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code",
+)  # fmt: skip
+OF_CONFIGS = (*OF_TOKENIZERS, "code_revision", "gguf_file", "subfolder")
 
 
 def load_model(model_or_path: str | Path, **model_kwargs) -> PreTrainedModel:
