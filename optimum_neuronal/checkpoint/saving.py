@@ -250,7 +250,7 @@ def check_space(
     offloaded = any(parameter.is_meta for parameter in model.parameters())  # written dense first, to be packed then
     if format == "packed" and not packed and not offloaded:
         decoder = find_decoder(model, config["targets"], config["ignore"])
-        size = packed_size(decoder, lambda p: int(sparsity * p.shape[0] * p.shape[1]))
+        size = packed_size(decoder, lambda p: int(sparsity * p.numel))
         needed -= size.dense - size.saved
     check_free(path, needed)
 

@@ -15,7 +15,7 @@ from ..decoder.trial import trial_weights
 from ..methods import Methods
 from ..pruning.calibrating import draw_calibration, own_tokenizer
 from ..pruning.checking import check
-from ..pruning.finding import TOKENS_PER_FORWARD, Shared, find_changes
+from ..pruning.finding import Shared, default_batch_size, find_changes
 from ..pruning.reporting import make_report, versions
 from ..runtime.clock import Clock
 from ..runtime.peak_memory import reset_peak_memory
@@ -131,7 +131,7 @@ class Trials:
 
     def _measured(self) -> dict[str, Any]:
         perplexity = {
-            name: evaluate_perplexity(self.model, None, ids, batch_size=max(1, TOKENS_PER_FORWARD // ids.shape[1]))
+            name: evaluate_perplexity(self.model, None, ids, batch_size=default_batch_size(ids.shape[1]))
             for name, ids in self.windows.items()
         }
         accuracy = {}
