@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from ..config_fields import FORMATS
 from ..runtime.arguments import check_path
+from ..runtime.directories import is_same
 from ..runtime.notes import get_logger
 from ..transformers_plugin import internals
 from .card_file import changed, name_for_card
@@ -74,15 +75,13 @@ def convert_checkpoint(
     with Checkpoint(source) as checkpoint:
         target = check_directory(source if output is None else output)
         _check(checkpoint, format)
-        in_place = os.path.realpath(target) == os.path.realpath(source)
+        in_place = is_same(target, source)
         if in_place and any(path.is_symlink() for path in checkpoint.files):
             raise ValueError(f"The files of {source} are links, as in the Hub's cache: name another output.")
         others, card = ([], MODEL_CARD) if in_place else (_others(source), name_for_card(target))
         check_free(target, _needed(checkpoint, format))
         with replaced_checkpoint(target, is_of_weights) as staging:
-            with PackedWriter(staging, size) if format == "packed" else DenseWriter(staging, size) as writer:
-                for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
-                    writer.add(weight.name, _read(weight))
+            _write_weights(checkpoint, staging, format, size)
             for name in others:
                 (staging / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(check_file(source, name), staging / name)
@@ -151,6 +150,14 @@ def _needed(checkpoint: Checkpoint, format: str) -> int:
     """Bytes that the weights take at least."""
     dense = sum(weight.dense_bytes for weight in checkpoint.weights)
     return dense if format == "dense" else int(dense * (1 - checkpoint.sparsity_config["achieved_sparsity"]))
+
+
+def _write_weights(checkpoint: Checkpoint, folder: Path, format: str, max_shard_size: int) -> None:
+    """Writes all weights in a format, one after the other."""
+    writer = PackedWriter(folder, max_shard_size) if format == "packed" else DenseWriter(folder, max_shard_size)
+    with writer:
+        for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
+            writer.add(weight.name, _read(weight))
 
 
 def _read(weight: Weight) -> torch.Tensor:

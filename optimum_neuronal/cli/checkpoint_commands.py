@@ -33,10 +33,6 @@ class InspectCommand(Command):
             sys.exit(1)
 
 
-def _is_same(directory: str, other: str) -> bool:
-    return os.path.realpath(directory) == os.path.realpath(other)
-
-
 class ConvertCommand(Command):
     COMMAND = CommandInfo(
         name="convert", help="Write a pruned checkpoint packed or dense, the same weights to the bit."
@@ -67,9 +63,10 @@ class ConvertCommand(Command):
         from ..checkpoint.converting import convert_checkpoint, find_source
         from ..checkpoint.opening import stored_size
         from ..checkpoint.own_files import check_output
+        from ..runtime.directories import is_same
 
         source = find_source(self.args.model, self.args.output, self.args.revision)
-        if self.args.output is not None and not _is_same(self.args.output, source):
+        if self.args.output is not None and not is_same(self.args.output, source):
             check_output(self.args.output, self.args.overwrite, own=os.listdir(source))
         before = stored_size(source)
         written = convert_checkpoint(source, self.args.format, self.args.output, self.args.max_shard_size)
