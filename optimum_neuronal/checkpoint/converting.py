@@ -74,10 +74,8 @@ def convert_checkpoint(
     size, source = internals.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
     with Checkpoint(source) as checkpoint:
         target = check_directory(source if output is None else output)
-        _check(checkpoint, format)
         in_place = is_same(target, source)
-        if in_place and any(path.is_symlink() for path in checkpoint.files):
-            raise ValueError(f"The files of {source} are links, as in the Hub's cache: name another output.")
+        _check(checkpoint, format, in_place)
         others, card = ([], MODEL_CARD) if in_place else (_others(source), name_for_card(target))
         check_free(target, _needed(checkpoint, format))
         with replaced_checkpoint(target, is_of_weights) as staging:
@@ -132,7 +130,7 @@ class DenseWriter(ShardWriter):
             _write_json(self.folder / DENSE_INDEX, index)
 
 
-def _check(checkpoint: Checkpoint, format: str) -> None:
+def _check(checkpoint: Checkpoint, format: str, in_place: bool) -> None:
     if checkpoint.sparsity_config is None:
         raise ValueError(
             f"{checkpoint.directory} is not pruned (its config.json has no sparsity_config): prune it first, with "
@@ -144,6 +142,8 @@ def _check(checkpoint: Checkpoint, format: str) -> None:
     if len(names) != len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{checkpoint.directory} is damaged: several of its files hold {twice!r}.")
+    if in_place and any(path.is_symlink() for path in checkpoint.files):
+        raise ValueError(f"The files of {checkpoint.directory} are links, as in the Hub's cache: name another output.")
 
 
 def _needed(checkpoint: Checkpoint, format: str) -> int:

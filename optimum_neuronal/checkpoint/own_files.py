@@ -49,8 +49,8 @@ def check_output(
         )
     if not may_be_replaced(path / MODEL_CARD):
         raise FileExistsError(
-            f"{path / MODEL_CARD} was edited since it was written, or is of another make: choose another directory; or give --overwrite, with "
-            "which it stays and the new model card is written beside it."
+            f"{path / MODEL_CARD} was edited since it was written, or is of another make: choose another directory; or give "
+            "--overwrite, with which it stays and the new model card is written beside it."
         )
     return path
 

@@ -235,7 +235,8 @@ def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
         ) from error
     if type(version) is not int or version != VERSION:
         raise ValueError(
-            f"{path} has version {short(version)} of the packed format, but this optimum_neuronal reads {VERSION}: install a newer one."
+            f"{path} has version {short(version)} of the packed format, but this optimum_neuronal reads {VERSION}: install "
+            "a newer one."
         )
     check_names(path, [*header, *weights])
     stored = {}

@@ -11,6 +11,12 @@ from .command import Command, write
 from .flags import add_overwrite_flag
 
 
+def _add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+    """Which checkpoint."""
+    parser.add_argument("model", metavar="DIR_OR_ID", help="directory or Hub id of the checkpoint (required)")
+    parser.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
+
+
 class InspectCommand(Command):
     COMMAND = CommandInfo(
         name="inspect", help="Tell how a checkpoint was pruned, and verify that its zeros are there."
@@ -20,8 +26,7 @@ class InspectCommand(Command):
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("model", metavar="DIR_OR_ID", help="directory or Hub id of the checkpoint (required)")
-        parser.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
+        _add_checkpoint_flags(parser)
         parser.add_argument("--json", action="store_true", help="print JSON instead of tables (default: no)")
 
     def work(self) -> None:
@@ -42,8 +47,7 @@ class ConvertCommand(Command):
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("model", metavar="DIR_OR_ID", help="directory or Hub id of the checkpoint (required)")
-        parser.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
+        _add_checkpoint_flags(parser)
         parser.add_argument(
             "--format",
             required=True,

@@ -55,7 +55,7 @@ class EvaluateCommand(Command):
         if args.tasks:
             from ..evaluation.tasks import check_tasks
 
-            check_tasks(args.tasks, args.include_path)
+            check_tasks(args.tasks, args.include_path, args.limit)
         model = load_checkpoint(args.model, **options).to(device)
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)

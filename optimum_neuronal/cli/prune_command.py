@@ -62,7 +62,8 @@ class PruneCommand(Command):
         parser.add_argument(
             "--dry-run",
             action="store_true",
-            help="only tell what would be pruned and what it would cost; checks all that can be checked without a weight or a download (default: no)",
+            help="only tell what would be pruned and what it would cost; checks all that can be checked without a weight "
+            "or a download (default: no)",
         )
         parser.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         parser.add_argument("--private", action="store_true", help="make that repository private (default: no)")

@@ -87,7 +87,7 @@ def check_asked(
         if isinstance(test, str):
             check_dataset(test, "test")
     if tasks:
-        check_tasks(tasks, include_path)
+        check_tasks(tasks, include_path, limit)
     return asked
 
 

@@ -74,17 +74,8 @@ def evaluate_tasks(
         `OSError`: a task's data cannot be downloaded. Like an unknown task, this is found before the model runs.
     """
     check_count("batch_size", batch_size, 1)
-    if limit is not None:
-        check_count("limit", limit, 1)
-    if include_path is not None and not Path(check_path("include_path", include_path)).is_dir():
-        raise ValueError(f"include_path={str(include_path)!r} is not a folder of task files.")
-    if tokenizer is None or isinstance(tokenizer, str):
-        raise ValueError(
-            "Zero-shot tasks are text and need a tokenizer: pass what AutoTokenizer.from_pretrained returns."
-        )
-    check_tokenizer(tokenizer)
-    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
-        raise ValueError("The tokenizer has no bos_token and no eos_token; the harness needs one: set it.")
+    _check_options(limit, include_path)
+    _check_tokenizer(tokenizer)
     check_language_model(model, "which tasks are answered with")
     loaded = _load_tasks(_expand(tasks), include_path)
     with inference(model):
@@ -92,9 +83,27 @@ def evaluate_tasks(
     return {name: _result(name, task, results) for name, task in loaded["tasks"].items()}
 
 
-def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> None:
-    """Raises what [`evaluate_tasks`] raises for tasks that are not known or whose data cannot be had."""
+def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None, limit: int | None = None) -> None:
+    """Raises what [`evaluate_tasks`] raises for these arguments, tasks that are not known or have no data among them."""
+    _check_options(limit, include_path)
     _load_tasks(_expand(tasks), include_path)
+
+
+def _check_options(limit: int | None, include_path: str | Path | None) -> None:
+    if limit is not None:
+        check_count("limit", limit, 1)
+    if include_path is not None and not Path(check_path("include_path", include_path)).is_dir():
+        raise ValueError(f"include_path={str(include_path)!r} is not a folder of task files.")
+
+
+def _check_tokenizer(tokenizer) -> None:
+    if tokenizer is None or isinstance(tokenizer, str):
+        raise ValueError(
+            "Zero-shot tasks are text and need a tokenizer: pass what AutoTokenizer.from_pretrained returns."
+        )
+    check_tokenizer(tokenizer)
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        raise ValueError("The tokenizer has no bos_token and no eos_token; the harness needs one: set it.")
 
 
 def _expand(tasks: Sequence[str]) -> list[str]:

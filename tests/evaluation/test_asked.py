@@ -25,3 +25,13 @@ def test_compare_gives_aliases_to_their_topups_beneath_what_a_method_says_itself
     assert make_config(0.7, "sparsegpt", "neuronal", "c4", {}).topup_args == {"steps": "block"}
     with pytest.raises(ValueError, match="updates all rows"):
         make_config(0.7, "sparsegpt", "neuronal", "c4", {"steps": "both"})
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [({"limit": 0}, "limit is 0: expected a whole number"), ({"include_path": "absent"}, "'absent' is not a folder")],
+)
+def test_what_tasks_are_asked_with_is_checked_without_a_model(options, message):
+    given = {"saliencies": ["wanda"], "topups": ["uniform"], "sparsities": [0.5], "dataset": [[1, 2]], "config": {}}
+    with pytest.raises(ValueError, match=message):
+        check_asked(**given, evaluate={}, tasks=["boolq"], **options)

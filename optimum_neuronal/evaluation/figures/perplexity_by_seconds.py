@@ -58,8 +58,7 @@ def plot_perplexity_by_seconds(
             label_log_axis(axis)
         panels[-1].set_xlabel("Runtime in seconds: allocation and pruning")
         figure.align_ylabels(panels)
-        pruned = ", ".join([*([title] if title else []), *(saliencies if len(saliencies) == 1 else [])])
-        add_title(figure, (f"{pruned}: p" if pruned else "P") + f"erplexity {over(datasets)}")
+        add_title(figure, _title(title, saliencies, datasets))
         add_legend(figure, _handles(runs, styles, markers, level))
     return written
 
@@ -68,6 +67,11 @@ def over(datasets: Sequence[str]) -> str:
     """What a perplexity is of, if it is drawn as one number: `"on wikitext2"`."""
     names = ", ".join(datasets)
     return f"(geometric mean of {names})" if len(datasets) > 1 else f"on {names}"
+
+
+def _title(title: str | None, saliencies: Sequence[str], datasets: Sequence[str]) -> str:
+    pruned = ", ".join([*([title] if title else []), *(saliencies if len(saliencies) == 1 else [])])
+    return (f"{pruned}: p" if pruned else "P") + f"erplexity {over(datasets)}"
 
 
 def _datasets(runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
