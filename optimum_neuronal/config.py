@@ -11,7 +11,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from .config_aliases import as_arguments, as_json, merge_saved, understands_aliases
 from .config_fields import ALIASES, FORMATS, ConfigFields, check_sparsity
 from .config_files import read_config_file
-from .efforts import EFFORTS
+from .efforts import EFFORTS, default_topup
 from .methods import RECONSTRUCT, Methods, make_methods
 from .runtime.arguments import check_count
 from .runtime.hyper_parameters import check_number
@@ -20,7 +20,6 @@ from .saliency import SALIENCIES
 from .topup import TOPUPS
 
 
-UNIFORM = "uniform"  # goes together with a pattern
 WANDA = "wanda"  # goes together with a top-up that weights must not move under
 FEWEST = 16  # calibration sequences from which some may be held out of a refit
 
@@ -155,7 +154,7 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             )
         meant = EFFORTS[self.effort]
         if self.topup is None:
-            self.topup = UNIFORM if self.pattern is not None else meant["topup"]
+            self.topup = default_topup(self.effort, self.pattern)
         if self.saliency is None:
             self.saliency = WANDA if TOPUPS.get(self.topup).needs_fixed_weights else meant["saliency"]
         if self.refit_epochs is None:
