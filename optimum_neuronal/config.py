@@ -11,15 +11,15 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from .config_aliases import as_arguments, as_json, merge_saved, understands_aliases
 from .config_fields import ALIASES, FORMATS, ConfigFields, check_sparsity
 from .config_files import read_config_file
-from .efforts import EFFORTS
+from .efforts import EFFORTS, default_topup
 from .methods import RECONSTRUCT, Methods, make_methods
+from .runtime.arguments import check_count
 from .runtime.hyper_parameters import check_number
 from .runtime.registry import did_you_mean
 from .saliency import SALIENCIES
 from .topup import TOPUPS
 
 
-UNIFORM = "uniform"  # goes together with a pattern
 WANDA = "wanda"  # goes together with a top-up that weights must not move under
 FEWEST = 16  # calibration sequences from which some may be held out of a refit
 
@@ -48,7 +48,8 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             `refit_epochs` where they are not given, see `EFFORTS`; the config then holds what they are.
         dataset (`str`, *optional*):
             Calibration text: `"c4"`, `"wikitext2"`, `"ptb"`, a Hub dataset as `"id:split:column"` or
-            `"id:config:split:column"`, or a local .txt, .csv, .jsonl or .parquet file. Text or token ids in memory are passed to `NeuronALPruner.prune` instead.
+            `"id:config:split:column"`, or a local .txt, .csv, .jsonl or .parquet file. Text or token ids in memory are
+            passed to `NeuronALPruner.prune` instead.
         num_samples (`int`): calibration sequences for the final pruning.
         num_alignment_samples (`int`): how many of them, from the first, the top-up measures its candidates on.
         seq_length (`int`, *optional*): tokens per sequence. None: the smaller of 2048 and what the model admits.
@@ -103,10 +104,10 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
         self._fill_in()
         positive = ("num_samples", "num_alignment_samples", "min_expert_tokens")
         for name, smallest in (*((name, 1) for name in positive), ("seed", 0), ("refit_epochs", 0)):
-            _check_int(name, getattr(self, name), smallest)
+            check_count(name, getattr(self, name), smallest)
         for name, smallest in (("seq_length", 2), ("batch_size", 1), ("max_hidden_bytes", 0)):
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), smallest)
+                check_count(name, getattr(self, name), smallest)
         if self.num_alignment_samples > self.num_samples:
             raise ValueError(
                 f"num_alignment_samples is {self.num_alignment_samples}, more than num_samples={self.num_samples}: the "
@@ -153,7 +154,7 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             )
         meant = EFFORTS[self.effort]
         if self.topup is None:
-            self.topup = UNIFORM if self.pattern is not None else meant["topup"]
+            self.topup = default_topup(self.effort, self.pattern)
         if self.saliency is None:
             self.saliency = WANDA if TOPUPS.get(self.topup).needs_fixed_weights else meant["saliency"]
         if self.refit_epochs is None:
@@ -219,13 +220,6 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
                 raise ValueError(f"NeuronALConfig has no field {key!r}.{did_you_mean(key, known)}")
         config = cls(**merge_saved(values, {key: kwargs.pop(key) for key in list(kwargs) if key in known}))
         return (config, kwargs) if return_unused_kwargs else config
-
-
-def _check_int(name: str, value: Any, smallest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}: expected a whole number.")
-    if value < smallest:
-        raise ValueError(f"{name} is {value}: expected at least {smallest}.")
 
 
 def _checked_patterns(name: str, patterns: Any) -> list[str] | None:

@@ -13,7 +13,7 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from .config_fields import ALIASES, ConfigFields
-from .efforts import EFFORTS
+from .efforts import EFFORTS, default_topup
 from .methods import make_method
 from .runtime.notes import get_logger
 from .runtime.registry import parse_method
@@ -42,11 +42,9 @@ def understands_aliases(cls: Config) -> Config:
             call = parameters.bind(self, *args, **values)
             for kind in ("saliency", "topup"):
                 _split_method(kind, call.arguments)
-            args, values = call.args[1:], call.kwargs
-        if given:
-            topup = call.arguments.get("topup") or EFFORTS["default"]["topup"]
-            topup_args = call.arguments.get("topup_args")
-            call.arguments["topup_args"] = resolve_aliases(topup, topup_args, given)
+            if given:
+                topup, topup_args = _topup_of(call.arguments), call.arguments.get("topup_args")
+                call.arguments["topup_args"] = resolve_aliases(topup, topup_args, given)
             args, values = call.args[1:], call.kwargs
         init(self, *args, **values)
 
@@ -54,6 +52,13 @@ def understands_aliases(cls: Config) -> Config:
     for name in ALIASES:
         setattr(cls, name, _reading(name))
     return cls
+
+
+def _topup_of(arguments: Mapping[str, Any]) -> str:
+    """Name of the top-up that the config will have. (A bad effort is told of when it is made.)"""
+    effort = arguments.get("effort")
+    usual = default_topup(effort if effort in tuple(EFFORTS) else "default", arguments.get("pattern"))
+    return arguments.get("topup") or usual
 
 
 def _split_method(kind: str, arguments: dict[str, Any]) -> None:

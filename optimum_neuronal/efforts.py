@@ -14,6 +14,19 @@ EFFORTS: dict[str, dict[str, Any]] = {
 }
 
 
+UNIFORM = "uniform"  # goes together with a pattern
+
+
+def default_topup(effort: str, pattern: str | None) -> str:
+    """Name of the top-up where none is given.
+
+    Args:
+        effort (`str`): of `EFFORTS`.
+        pattern (`str`, *optional*): the config's.
+    """
+    return EFFORTS[effort]["topup"] if pattern is None else UNIFORM
+
+
 def told(name: str) -> str:
     """What a field is for every effort, in words: `"alps"`, or `"20 with effort best, else 0"`."""
     values = {effort: fields[name] for effort, fields in EFFORTS.items()}

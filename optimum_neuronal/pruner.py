@@ -16,12 +16,10 @@ from .checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsi
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .decoder.checking import check_model
-from .decoder.identity import identity
-from .decoder.loading import load_streamed
+from .decoder.loading import OF_TOKENIZERS, load_streamed
 from .decoder.placement import default_device
-from .decoder.projections import Decoder
 from .decoder.weight_names import stored_names
-from .evaluation.perplexity import evaluate_perplexity
+from .evaluation.perplexity import evaluate_perplexity, load_windows
 from .evaluation.test_sets import name_test_sets
 from .methods import Methods
 from .pruning.applying import apply_changes
@@ -30,21 +28,16 @@ from .pruning.checking import check
 from .pruning.exclusive import alone_with
 from .pruning.finding import find_changes
 from .pruning.pruned_models import Pruned, PrunedModels, Tokenizers, check_tokenizer
-from .pruning.reporting import make_report, versions
+from .pruning.recording import open_journal, work_directory
+from .pruning.reporting import make_report
 from .report import PruningReport
 from .runtime.arguments import check_path
 from .runtime.clock import Clock
 from .runtime.directories import check_apart
 from .runtime.interrupts import deferred_interrupt
-from .runtime.journal import RECORDS, Journal
 from .runtime.peak_memory import reset_peak_memory
 from .runtime.processes import Processes
 from .runtime.work_directory import WorkDirectory
-
-
-# Of the records of an unfinished prune. 1: packed masks marked what falls; 2: they mark what is kept; 3: checksums.
-RECORDS_FORMAT = 3
-MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -122,9 +115,7 @@ class NeuronALPruner(OptimumQuantizer):
         else:
             pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:
-            shared = {
-                key: model_kwargs[key] for key in ("revision", "trust_remote_code", "token") if key in model_kwargs
-            }
+            shared = {key: model_kwargs[key] for key in OF_TOKENIZERS if key in model_kwargs}
             pruner._tokenizers.keep(pruner.model, find_tokenizer(model_or_path, **shared))
         return pruner
 
@@ -135,7 +126,7 @@ class NeuronALPruner(OptimumQuantizer):
         *,
         dataset=None,
         work_dir: str | Path | None = None,
-        evaluate: Sequence[str] = (),
+        evaluate: Sequence | Mapping[str, Any] = (),
     ) -> PreTrainedModel:
         """Prunes the model of [`~NeuronALPruner.from_pretrained`], saves it, and returns it.
 
@@ -144,9 +135,9 @@ class NeuronALPruner(OptimumQuantizer):
             file_prefix: part of optimum's interface; must be None, since transformers names the files.
             dataset (*optional*): as for [`~NeuronALPruner.prune`].
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
-            evaluate (`Sequence[str]`):
-                Test texts: perplexities before and after the prune are measured on them, see [`evaluate_perplexity`], and
-                told by the report and the model card.
+            evaluate (`Sequence` or `dict`):
+                Test sets, each as for [`evaluate_perplexity`], or name -> test set: perplexities before and after the prune
+                are measured on them, and told by the report and the model card. They are read before the work starts.
         """
         if file_prefix is not None:
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
@@ -158,17 +149,18 @@ class NeuronALPruner(OptimumQuantizer):
         check_space(self.model, save_dir, self.config.to_dict(), self.config.sparsity, self.config.format)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
-        with _work_directory(work_dir) as folder, alone_with(self.model):
-            before = self._perplexities(tests)
+        windows = {name: load_windows(self.model.config, self.tokenizer, test) for name, test in tests.items()}
+        with work_directory(work_dir) as folder, alone_with(self.model):
+            before = self._perplexities(windows)
             model = self._prune(self.model, dataset, folder)
-            after = self._perplexities(tests)
+            after = self._perplexities(windows)
             self.report.evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
             self.save(model, save_dir)
             folder.remove()
         return model
 
-    def _perplexities(self, tests: Mapping[str, Any]) -> dict[str, float]:
-        return {name: evaluate_perplexity(self.model, self.tokenizer, test) for name, test in tests.items()}
+    def _perplexities(self, windows: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        return {name: evaluate_perplexity(self.model, None, ids) for name, ids in windows.items()}
 
     def prune(self, model: PreTrainedModel, dataset=None, work_dir: str | Path | None = None) -> PreTrainedModel:
         """Sets weights of the model to zero, in place.
@@ -197,7 +189,7 @@ class NeuronALPruner(OptimumQuantizer):
             `BlockingIOError`: another prune uses the work directory; the message says which process.
             `RuntimeError`: another thread prunes the model.
         """
-        with _work_directory(work_dir) as folder, alone_with(model):
+        with work_directory(work_dir) as folder, alone_with(model):
             return self._prune(model, dataset, folder)
 
     def _prune(self, model: PreTrainedModel, dataset, folder: WorkDirectory) -> PreTrainedModel:
@@ -209,7 +201,7 @@ class NeuronALPruner(OptimumQuantizer):
         calibration = self._draw(model, methods, dataset)
         clock.lap("calibration data")
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
-        journal = self._journal(folder, model, decoder, ids)
+        journal = open_journal(folder, model, decoder, self.config, ids)
         outcome = find_changes(model, decoder, self.config, methods, ids, clock, journal)
         report = make_report(decoder, self.config, calibration, outcome, clock.seconds)
         sparsity_config = make_sparsity_config(decoder, report, names)
@@ -246,11 +238,6 @@ class NeuronALPruner(OptimumQuantizer):
             calibration, tokenizer = draw_calibration(model, self.config, methods, tokenizer, dataset, revision)
         self._tokenizers.keep(model, tokenizer, calibration)
         return calibration
-
-    def _journal(self, folder: WorkDirectory, model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> Journal:
-        config = {key: value for key, value in self.config.to_dict().items() if key not in MEMORY_KNOBS}
-        begun = {RECORDS: RECORDS_FORMAT, **config, **identity(model, decoder, ids), "versions": versions()}
-        return folder.journal(begun)
 
     def save(self, model: PreTrainedModel, directory: str | Path) -> None:
         """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
@@ -293,8 +280,3 @@ class NeuronALPruner(OptimumQuantizer):
         """The report of a model that was pruned here, and its tokenizer. Raises `ValueError` if there is none."""
         pruned = self._models.find(model, getattr(getattr(model, "config", None), KEY, None))
         return pruned.report, pruned.tokenizer if self._tokenizers.given is None else self._tokenizers.given
-
-
-def _work_directory(directory: str | Path | None) -> WorkDirectory:
-    """Of several processes, the first one records."""
-    return WorkDirectory(directory if Processes.current().rank == 0 else None)

@@ -15,7 +15,9 @@ VERSION = 1
 
 @dataclass(repr=False)
 class PruningReport:
-    """What a prune did; `print(report)` shows it as a table, and so does a notebook. Written beside a saved model as `neuronal_report.json`.
+    """What a prune did; `print(report)` shows it as a table, and so does a notebook.
+
+    Written beside a saved model as `neuronal_report.json`.
 
     Args:
         config (`dict`): the `NeuronALConfig`.

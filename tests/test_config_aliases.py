@@ -170,3 +170,16 @@ class TestConfigsThatWereSavedBefore:
     def test_keyword_arguments_override(self, saved):
         assert NeuronALConfig.from_dict(saved, steps="row").steps == "row"
         assert NeuronALConfig.from_dict(saved, topup_args={"steps": "row"}).steps == "row"
+
+
+@pytest.mark.parametrize(
+    "fields, topup",
+    [({}, "search"), ({"effort": "fast"}, "owl"), ({"sparsity": 0.5, "pattern": "2:4"}, "uniform")],
+)
+def test_what_has_no_effect_is_told_of_the_topup_that_is_meant(fields, topup, monkeypatch):
+    said = []
+    monkeypatch.setattr("optimum_neuronal.config_aliases.logger.warning", said.append)
+    config = NeuronALConfig(**{"sparsity": 0.7, "steps": "block", **fields})
+    assert config.topup == topup and len(said) == 1 and f"the top-up {topup!r} does not use it" in said[0]
+    with pytest.raises(ValueError, match="effort is 'fats'"):
+        NeuronALConfig(0.7, effort="fats", steps="block")

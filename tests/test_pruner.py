@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal import pruner as pruner_module
 from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.evaluation import perplexity
 from optimum_neuronal.runtime.work_directory import WorkDirectory
 
 
@@ -232,7 +233,16 @@ def test_every_model_has_its_own_tokenizer(tmp_path):
     assert loaded.tokenizer.get_vocab()["w7"] == 12
 
 
-def test_quantize_tells_of_test_files_of_the_same_name(tmp_path, ids):
+def test_a_tokenizer_is_looked_for_where_its_model_is(tmp_path, monkeypatch):
+    make_model("llama").save_pretrained(tmp_path)
+    asked = {}
+    monkeypatch.setattr(pruner_module, "find_tokenizer", lambda path, **options: asked.update(options))
+    options = {"cache_dir": str(tmp_path / "cache"), "local_files_only": True, "revision": "main"}
+    NeuronALPruner.from_pretrained(tmp_path, config=config(), dtype="float32", **options)
+    assert asked == options
+
+
+def test_quantize_tells_of_test_files_of_the_same_name(tmp_path, ids, monkeypatch):
     saved_with_own_tokenizer(tmp_path / "dense", 0)
     for folder, count in (("a", 3), ("b", 60)):
         (tmp_path / folder).mkdir()
@@ -241,7 +251,10 @@ def test_quantize_tells_of_test_files_of_the_same_name(tmp_path, ids):
     files = (tmp_path / folder / "test.txt" for folder in ("a", "b"))
     with pytest.raises(TypeError, match="evaluate is 'wikitext2': expected a list"):
         pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate="wikitext2")
+    read, load = [], perplexity.load_documents
+    monkeypatch.setattr(perplexity, "load_documents", lambda name, *more: read.append(name) or load(name, *more))
     pruner.quantize(tmp_path / "sparse", dataset=ids, evaluate=files)
+    assert len(read) == 2, "each once, for both measurements"
     first, second = (pruner.report.evaluation[name] for name in ("test.txt", "test.txt (2)"))
     assert first["dense"] != second["dense"] and first["pruned"] != second["pruned"]
 

@@ -7,7 +7,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import PreTrainedModel
 
-from ..data.documents import CALIBRATION_DATASETS
+from ..data.hub_datasets import CALIBRATION_DATASETS
 from ..report import PruningReport
 from .dense_card import inherited_metadata
 from .origin import hub_id

@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from ..config_fields import FORMATS
 from ..runtime.arguments import check_path
+from ..runtime.directories import is_same
 from ..runtime.notes import get_logger
 from ..transformers_plugin import internals
 from .card_file import changed, name_for_card
@@ -73,16 +74,12 @@ def convert_checkpoint(
     size, source = internals.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
     with Checkpoint(source) as checkpoint:
         target = check_directory(source if output is None else output)
-        _check(checkpoint, format)
-        in_place = os.path.realpath(target) == os.path.realpath(source)
-        if in_place and any(path.is_symlink() for path in checkpoint.files):
-            raise ValueError(f"The files of {source} are links, as in the Hub's cache: name another output.")
+        in_place = is_same(target, source)
+        _check(checkpoint, format, in_place)
         others, card = ([], MODEL_CARD) if in_place else (_others(source), name_for_card(target))
         check_free(target, _needed(checkpoint, format))
         with replaced_checkpoint(target, is_of_weights) as staging:
-            with PackedWriter(staging, size) if format == "packed" else DenseWriter(staging, size) as writer:
-                for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
-                    writer.add(weight.name, _read(weight))
+            _write_weights(checkpoint, staging, format, size)
             for name in others:
                 (staging / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(check_file(source, name), staging / name)
@@ -133,7 +130,7 @@ class DenseWriter(ShardWriter):
             _write_json(self.folder / DENSE_INDEX, index)
 
 
-def _check(checkpoint: Checkpoint, format: str) -> None:
+def _check(checkpoint: Checkpoint, format: str, in_place: bool) -> None:
     if checkpoint.sparsity_config is None:
         raise ValueError(
             f"{checkpoint.directory} is not pruned (its config.json has no sparsity_config): prune it first, with "
@@ -145,12 +142,22 @@ def _check(checkpoint: Checkpoint, format: str) -> None:
     if len(names) != len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{checkpoint.directory} is damaged: several of its files hold {twice!r}.")
+    if in_place and any(path.is_symlink() for path in checkpoint.files):
+        raise ValueError(f"The files of {checkpoint.directory} are links, as in the Hub's cache: name another output.")
 
 
 def _needed(checkpoint: Checkpoint, format: str) -> int:
     """Bytes that the weights take at least."""
     dense = sum(weight.dense_bytes for weight in checkpoint.weights)
     return dense if format == "dense" else int(dense * (1 - checkpoint.sparsity_config["achieved_sparsity"]))
+
+
+def _write_weights(checkpoint: Checkpoint, folder: Path, format: str, max_shard_size: int) -> None:
+    """Writes all weights in a format, one after the other."""
+    writer = PackedWriter(folder, max_shard_size) if format == "packed" else DenseWriter(folder, max_shard_size)
+    with writer:
+        for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
+            writer.add(weight.name, _read(weight))
 
 
 def _read(weight: Weight) -> torch.Tensor:

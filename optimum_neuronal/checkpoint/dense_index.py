@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
-from ..runtime.escaping import escaped
 from ..runtime.schema import short
-from .files import check_config_file, check_file, check_names, read_json
+from .files import check_config_file, check_file, check_names, open_safetensors, read_json
 from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, SUFFIX
 
 
@@ -28,10 +25,7 @@ def dense_files(directory: Path) -> dict[str, set[str] | None]:
 
 def open_dense(path: Path) -> Any:
     """A file's `safe_open`, whose header was checked. Raises `ValueError` if it is damaged."""
-    try:
-        file = safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged, or no safetensors file: {escaped(error)}") from error
+    file = open_safetensors(path)
     check_names(path, file.keys())
     return file
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from ..runtime.escaping import escaped
 from .names import CONFIG
 
@@ -62,6 +64,18 @@ def check_names(path: Path, names: Iterable[str]) -> None:
     for name in names:
         if not name.isprintable():
             raise ValueError(f"{escaped(path)} is damaged: it names a tensor {escaped(name, 80)!r}.")
+
+
+def open_safetensors(path: Path) -> Any:
+    """A file's `safe_open`, which compares all sizes and offsets with each other and with the file's size.
+
+    Raises:
+        `ValueError`: the file is damaged.
+    """
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged, or no safetensors file: {escaped(error)}") from error
 
 
 def read_bytes(directory: Path, name: str) -> bytes:

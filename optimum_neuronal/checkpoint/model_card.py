@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 from transformers import PreTrainedModel
 
-from ..data.documents import FILE_SUFFIXES
+from ..data.text_files import FILE_SUFFIXES
 from ..decoder.finding import find_decoder
 from ..decoder.model_class import TRUSTING, LoadingCode, loading_code
 from ..decoder.projections import Projection
@@ -201,7 +201,7 @@ def _sizes(model: PreTrainedModel, report: PruningReport) -> str:
 
 def _packed_size(model: PreTrainedModel, report: PruningReport) -> PackedSize:
     def zeros(projection: Projection) -> int:
-        return round(report.projections[projection.name]["sparsity"] * projection.shape[0] * projection.shape[1])
+        return round(report.projections[projection.name]["sparsity"] * projection.numel)
 
     return packed_size(find_decoder(model, report.config["targets"], report.config["ignore"]), zeros)
 

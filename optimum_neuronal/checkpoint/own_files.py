@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from ..runtime.directories import is_same
 from .card_file import may_be_replaced
 from .files import read_json
 from .names import CONFIG, FILES, MODEL_CARD, REPORT_NAME, TOKENIZER_FOLDERS, is_of_weights
@@ -48,15 +49,15 @@ def check_output(
         )
     if not may_be_replaced(path / MODEL_CARD):
         raise FileExistsError(
-            f"{path / MODEL_CARD} was edited since it was written, or is of another make: choose another directory; or give --overwrite, with "
-            "which it stays and the new model card is written beside it."
+            f"{path / MODEL_CARD} was edited since it was written, or is of another make: choose another directory; or give "
+            "--overwrite, with which it stays and the new model card is written beside it."
         )
     return path
 
 
 def check_other_directory(source: str | Path, output: str | Path) -> None:
     """Raises `FileExistsError` if a model would be saved over the files that it was read from."""
-    if os.path.isdir(source) and os.path.realpath(source) == os.path.realpath(output):
+    if os.path.isdir(source) and is_same(source, output):
         raise FileExistsError(
             f"{output} is the directory that the model was read from, and would be replaced by the pruned one: choose "
             "another."

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,8 +24,9 @@ def open_checkpoint(folder: str | Path) -> list[PackedFile]:
         `OSError`: a file is missing or cannot be read.
     """
     index = Path(folder) / PACKED_INDEX
+    weight_map, total = read_index(index)
     names: dict[str, set[str]] = {}
-    for name, file_name in read_index(index).items():
+    for name, file_name in weight_map.items():
         names.setdefault(file_name, set()).add(name)
     files = [PackedFile(index.with_name(file_name)) for file_name in sorted(names)]
     for file in files:
@@ -32,7 +34,7 @@ def open_checkpoint(folder: str | Path) -> list[PackedFile]:
             raise ValueError(
                 f"{index} and {file.path} do not name the same tensors: {min(different)!r} is in one of them only."
             )
-    total, found = _read_index(index)["metadata"]["total_size"], sum(file.nbytes for file in files)
+    found = sum(file.nbytes for file in files)
     if total != found:
         raise ValueError(
             f"{index} tells of {short(total)} bytes of tensors, but its files hold {found}: tensors are missing."
@@ -62,16 +64,20 @@ def check_shapes(files: Iterable[PackedFile], parameters: Mapping[str, torch.Ten
                 )
 
 
-def read_index(path: str | Path) -> dict[str, str]:
-    """The index of a packed checkpoint: name of every stored tensor -> name of its file, beside the index.
+def read_index(path: str | Path) -> tuple[dict[str, str], Any]:
+    """The index of a packed checkpoint.
+
+    Returns:
+        `tuple`: name of every stored tensor -> name of its file, beside the index; and the bytes of all tensors that it
+        tells, which are not checked.
 
     Raises:
         `ValueError`: it is damaged, or names files that a packed checkpoint does not have, or that are none.
         `FileNotFoundError`: a file is missing.
     """
-    index = _read_index(path)
+    index = read_json(Path(path).parent, Path(path).name)
     try:
-        weight_map, _ = index["weight_map"], index["metadata"]["total_size"]
+        weight_map, total = index["weight_map"], index["metadata"]["total_size"]
         files = set(weight_map.values())
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: it is no index with a 'weight_map' and a 'total_size'.") from error
@@ -86,8 +92,4 @@ def read_index(path: str | Path) -> dict[str, str]:
         raise ValueError(f"{path} names the files {sorted(files)}: expected {sorted(expected)}.")
     for name in sorted(files):
         check_file(Path(path).parent, name)
-    return weight_map
-
-
-def _read_index(path: str | Path) -> dict:
-    return read_json(Path(path).parent, Path(path).name)
+    return weight_map, total

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from ..runtime.escaping import escaped
 from ..runtime.schema import short
 from ..sparsity.bitmask import MASK, VALUES, Values, check_headers, check_mask, checksum_seed, unpack
 from ..sparsity.packed import PackedMask, PackedWeight
-from .files import check_file, check_names
+from .files import check_file, check_names, open_safetensors
 
 
 VERSION = 1
@@ -222,12 +220,8 @@ class _FileValues(Values):
 
 def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     """The tensors of a file by name, and what its metadata tells of every weight."""
-    try:
-        safe_open(
-            check_file(path.parent, path.name), framework="pt"
-        )  # compares all sizes and offsets with each other and with the file's size
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged, or no safetensors file: {escaped(error)}") from error
+    with open_safetensors(check_file(path.parent, path.name)):  # so that what follows may believe the header
+        pass
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -241,7 +235,8 @@ def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
         ) from error
     if type(version) is not int or version != VERSION:
         raise ValueError(
-            f"{path} has version {short(version)} of the packed format, but this optimum_neuronal reads {VERSION}: install a newer one."
+            f"{path} has version {short(version)} of the packed format, but this optimum_neuronal reads {VERSION}: install "
+            "a newer one."
         )
     check_names(path, [*header, *weights])
     stored = {}

@@ -84,12 +84,7 @@ def save_pruned(
     check_saveable(model)
     path = check_directory(directory)
     check_space(model, path, report.config, report.achieved_sparsity, default_format(model))
-    card = name_for_card(path)
-    if card != MODEL_CARD:
-        logger.warning(
-            f"{path / MODEL_CARD} is no model card that this package wrote, or was edited since: it stays, and the new "
-            f"card is in {card}."
-        )
+    card = _name_for_card(path, f"{path / MODEL_CARD}")
     with replaced_checkpoint(path, _is_replaced) as staging:
         _write(model, staging, report, tokenizer, path.name, card)
 
@@ -157,11 +152,15 @@ def _name_on_hub(api: HfApi, repo_id: str, revision: str | None) -> str:
         for name in (MODEL_CARD, SPARE_MODEL_CARD):
             with suppress(EntryNotFoundError):
                 api.hf_hub_download(repo_id, name, revision=revision, local_dir=folder)
-        card = name_for_card(Path(folder))
+        return _name_for_card(Path(folder), f"{MODEL_CARD} of {repo_id}")
+
+
+def _name_for_card(folder: Path, told: str) -> str:
+    """[`name_for_card`], with a warning if a card stays, which is told of under this name."""
+    card = name_for_card(folder)
     if card != MODEL_CARD:
         logger.warning(
-            f"{MODEL_CARD} of {repo_id} is no model card that this package wrote, or was edited since: it stays, and the new "
-            f"card is in {card}."
+            f"{told} is no model card that this package wrote, or was edited since: it stays, and the new card is in {card}."
         )
     return card
 
@@ -251,7 +250,7 @@ def check_space(
     offloaded = any(parameter.is_meta for parameter in model.parameters())  # written dense first, to be packed then
     if format == "packed" and not packed and not offloaded:
         decoder = find_decoder(model, config["targets"], config["ignore"])
-        size = packed_size(decoder, lambda p: int(sparsity * p.shape[0] * p.shape[1]))
+        size = packed_size(decoder, lambda p: int(sparsity * p.numel))
         needed -= size.dense - size.saved
     check_free(path, needed)
 

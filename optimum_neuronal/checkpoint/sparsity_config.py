@@ -109,7 +109,7 @@ def _sparsity_by_kind(decoder: Decoder, report: PruningReport) -> dict[str, floa
     counts: dict[str, tuple[int, int]] = {}
     for block, projection in every_projection(decoder):
         if projection.pruned:
-            kind, size = kind_of(block, projection), projection.shape[0] * projection.shape[1]
+            kind, size = kind_of(block, projection), projection.numel
             zeros, weights = counts.get(kind, (0, 0))
             own = round(report.projections[projection.name]["sparsity"] * size)
             counts[kind] = zeros + own, weights + size

@@ -11,6 +11,12 @@ from .command import Command, write
 from .flags import add_overwrite_flag
 
 
+def _add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+    """Which checkpoint."""
+    parser.add_argument("model", metavar="DIR_OR_ID", help="directory or Hub id of the checkpoint (required)")
+    parser.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
+
+
 class InspectCommand(Command):
     COMMAND = CommandInfo(
         name="inspect", help="Tell how a checkpoint was pruned, and verify that its zeros are there."
@@ -20,8 +26,7 @@ class InspectCommand(Command):
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("model", metavar="DIR_OR_ID", help="directory or Hub id of the checkpoint (required)")
-        parser.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
+        _add_checkpoint_flags(parser)
         parser.add_argument("--json", action="store_true", help="print JSON instead of tables (default: no)")
 
     def work(self) -> None:
@@ -33,10 +38,6 @@ class InspectCommand(Command):
             sys.exit(1)
 
 
-def _is_same(directory: str, other: str) -> bool:
-    return os.path.realpath(directory) == os.path.realpath(other)
-
-
 class ConvertCommand(Command):
     COMMAND = CommandInfo(
         name="convert", help="Write a pruned checkpoint packed or dense, the same weights to the bit."
@@ -46,8 +47,7 @@ class ConvertCommand(Command):
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("model", metavar="DIR_OR_ID", help="directory or Hub id of the checkpoint (required)")
-        parser.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
+        _add_checkpoint_flags(parser)
         parser.add_argument(
             "--format",
             required=True,
@@ -67,9 +67,10 @@ class ConvertCommand(Command):
         from ..checkpoint.converting import convert_checkpoint, find_source
         from ..checkpoint.opening import stored_size
         from ..checkpoint.own_files import check_output
+        from ..runtime.directories import is_same
 
         source = find_source(self.args.model, self.args.output, self.args.revision)
-        if self.args.output is not None and not _is_same(self.args.output, source):
+        if self.args.output is not None and not is_same(self.args.output, source):
             check_output(self.args.output, self.args.overwrite, own=os.listdir(source))
         before = stored_size(source)
         written = convert_checkpoint(source, self.args.format, self.args.output, self.args.max_shard_size)

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optimum.commands.base import CommandInfo
 
@@ -12,6 +12,10 @@ from .command import Command, write
 from .config_flags import CONFIG_FLAGS, add_config_flags, methods
 from .flags import add_model_flags, add_task_flags, device_of, load_options
 from .parser import count, share
+
+
+if TYPE_CHECKING:
+    from ..evaluation.asked import Asked
 
 
 class EvaluateCommand(Command):
@@ -51,7 +55,7 @@ class EvaluateCommand(Command):
         if args.tasks:
             from ..evaluation.tasks import check_tasks
 
-            check_tasks(args.tasks, args.include_path)
+            check_tasks(args.tasks, args.include_path, args.limit)
         model = load_checkpoint(args.model, **options).to(device)
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
@@ -134,31 +138,14 @@ class CompareCommand(Command):
         from transformers import AutoTokenizer
 
         from ..checkpoint.loading import load_checkpoint
-        from ..evaluation.comparing import DEFAULTS, compare
+        from ..evaluation.comparing import compare_asked
 
-        args = self.args
-        lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities"}
-        chosen = DEFAULTS | {plural: getattr(args, name) for name, plural in lists.items() if hasattr(args, name)}
-        others = {field: value for field, value in vars(args).items() if field in CONFIG_FLAGS.keys() - {*self.OWN}}
-        options, device = load_options(args), device_of(args)
-        self._check(chosen, others)
+        args, options, device = self.args, load_options(self.args), device_of(self.args)
+        asked = self._check()
         model = load_checkpoint(args.model, **options).to(device)
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
-        comparison = compare(
-            model,
-            tokenizer,
-            **chosen,
-            dataset=args.dataset,
-            evaluate=args.evaluate,
-            tasks=args.tasks,
-            limit=args.limit,
-            include_path=args.include_path,
-            max_windows=args.max_windows,
-            output=args.output,
-            overwrite=args.overwrite,
-            **others,
-        )
+        comparison = compare_asked(model, tokenizer, asked, args.output, args.overwrite)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
         if args.plots:
             write(", ".join(path.name for path in comparison.plot(args.output).paths))
@@ -167,19 +154,29 @@ class CompareCommand(Command):
                 f"compare: {len(comparison.failed)} of {len(comparison.results)} combinations failed, see the table"
             )
 
-    def _check(self, chosen: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-        """Finds whatever is wrong before the model is loaded."""
-        from ..evaluation.comparing import check_asked
+    def _check(self) -> "Asked":
+        """What is asked for; finds whatever is wrong before the model is loaded."""
+        from ..evaluation.asked import check_asked
+        from ..evaluation.comparing import DEFAULTS
         from ..evaluation.plots import check_matplotlib
-        from ..evaluation.tasks import check_tasks
         from ..runtime.directories import check_writable
 
-        if self.args.plots:
+        args = self.args
+        if args.plots:
             check_matplotlib()
-        check_writable(self.args.output, "write tables to")
-        check_asked(**chosen, dataset=self.args.dataset, evaluate=self.args.evaluate, config=others)
-        if self.args.tasks:
-            check_tasks(self.args.tasks, self.args.include_path)
+        check_writable(args.output, "write tables to")
+        lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities"}
+        chosen = DEFAULTS | {plural: getattr(args, name) for name, plural in lists.items() if hasattr(args, name)}
+        return check_asked(
+            **chosen,
+            dataset=args.dataset,
+            evaluate=args.evaluate,
+            config={field: value for field, value in vars(args).items() if field in CONFIG_FLAGS.keys() - {*self.OWN}},
+            max_windows=args.max_windows,
+            tasks=args.tasks,
+            limit=args.limit,
+            include_path=args.include_path,
+        )
 
     def after_interrupt(self) -> str:
         return f": the same command goes on from what is finished in {self.args.output}"

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optimum.commands.base import CommandInfo
 
@@ -62,7 +62,8 @@ class PruneCommand(Command):
         parser.add_argument(
             "--dry-run",
             action="store_true",
-            help="only tell what would be pruned and what it would cost; checks all that can be checked without a weight or a download (default: no)",
+            help="only tell what would be pruned and what it would cost; checks all that can be checked without a weight "
+            "or a download (default: no)",
         )
         parser.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
         parser.add_argument("--private", action="store_true", help="make that repository private (default: no)")
@@ -128,13 +129,14 @@ class PruneCommand(Command):
         from ..pruner import NeuronALPruner
         from ..runtime.processes import process_group
 
-        args, calibration = self.args, self._draw(config)
+        args = self.args
+        tokenizer, calibration, tests = self._read(config)
         with process_group() as processes, _offload_folder(args) as folder:
-            options = {**load_options(args), "stream_to": folder, "device": device}
+            options = {**load_options(args), "tokenizer": tokenizer, "stream_to": folder, "device": device}
             pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
             if folder is None:
                 pruner.model.to(device)
-            model = pruner.quantize(args.output, dataset=calibration, work_dir=_work_dir(args), evaluate=args.evaluate)
+            model = pruner.quantize(args.output, dataset=calibration, work_dir=_work_dir(args), evaluate=tests)
             if processes.rank > 0:
                 return
             write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")
@@ -144,21 +146,24 @@ class PruneCommand(Command):
             if args.push_to_hub:
                 write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")
 
-    def _draw(self, config: "NeuronALConfig") -> "CalibrationSet | None":
-        """The calibration sequences, and whatever can be found wrong before the weights are loaded."""
-        from ..data.documents import load_documents
+    def _read(self, config: "NeuronALConfig") -> tuple[Any, "CalibrationSet | None", dict[str, "torch.Tensor"]]:
+        """Tokenizer, calibration sequences and test windows; finds what can be wrong before the weights are loaded."""
+        from ..evaluation.perplexity import load_windows
+        from ..evaluation.test_sets import name_test_sets
         from ..pruner import NeuronALPruner
         from ..pruning.calibrating import find_tokenizer
-        from ..pruning.checking import check_structure, load_to_check
+        from ..pruning.checking import check_unloaded
 
         options = load_options(self.args)
-        model = load_to_check(self.args.model, **options)
-        check_structure(model, config, config.make_methods())
+        model = check_unloaded(self.args.model, config, config.make_methods(), **options).model
         options.pop("dtype")
-        tokenizer = find_tokenizer(self.args.model, **options)
-        for dataset in self.args.evaluate:
-            load_documents(dataset, "test", tokenizer)
-        return NeuronALPruner(config, tokenizer).draw_calibration(model, revision=options["revision"])
+        tokenizer, tests = find_tokenizer(self.args.model, **options), name_test_sets(self.args.evaluate)
+        windows = {name: load_windows(model.config, tokenizer, test) for name, test in tests.items()}
+        return (
+            tokenizer,
+            NeuronALPruner(config, tokenizer).draw_calibration(model, revision=options["revision"]),
+            windows,
+        )
 
     def after_interrupt(self) -> str:
         if not self.args.output or not Path(work_dir := _work_dir(self.args)).exists():

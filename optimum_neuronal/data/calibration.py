@@ -14,7 +14,8 @@ from transformers import ProcessorMixin
 from transformers.utils import logging
 
 from .conversations import is_conversation
-from .documents import Documents, load_documents
+from .documents import load_documents
+from .texts import Documents
 
 
 # Families (`model_type`) that number positions from behind the id of padding on.

@@ -1,5 +1,7 @@
-"""The text datasets of the Hub that have a name of their own, and how the field uses them."""
+"""Text datasets of the Hub by their names: those that have one of their own, as the field uses them, and all others."""
 
+import difflib
+import re
 from dataclasses import dataclass
 
 
@@ -11,7 +13,7 @@ class HubDataset:
         hub_id, config, revision (`str`): as `datasets.load_dataset` takes them.
         train_split, test_split (`str`): the splits to calibrate with and to evaluate on.
         train_file, test_file (`str`): load only this file of the repository as that split.
-        column (`str`, *optional*): the column that holds the text. None: see `documents`.
+        column (`str`, *optional*): the column that holds the text. None: see `texts.text_column`.
         separator (`str`): put between documents where they are joined.
         joined (`bool`): the documents are lines or paragraphs, and only mean something joined.
         test_documents, test_windows (`int`): evaluate on the first so many documents, and windows of them.
@@ -53,3 +55,22 @@ CALIBRATION_DATASETS: dict[str, HubDataset] = {
         joined=True,
     ),
 }
+
+
+def parse_hub_name(name: str) -> HubDataset:
+    """What a name that is none of `CALIBRATION_DATASETS` and no file's means. Raises `ValueError` if it means nothing."""
+    hub_id, *parts = name.split(":")
+    close = difflib.get_close_matches(hub_id.lower(), CALIBRATION_DATASETS, n=1)
+    if close and "/" not in hub_id:
+        raise ValueError(f"Unknown dataset {name!r}. Did you mean {close[0]!r}? Write a Hub id with its owner.")
+    if len(parts) > 3 or not all(parts) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", hub_id):
+        raise ValueError(
+            f"The dataset {name[:80]!r} is neither a known name ({', '.join(CALIBRATION_DATASETS)}), a file that "
+            "exists, nor a Hub dataset (id, id:split, id:split:column or id:config:split:column). To use a text "
+            "itself, put it in a list."
+        )
+    config = parts.pop(0) if len(parts) == 3 else None
+    spec = {"column": parts[1] if len(parts) == 2 else None}
+    if parts:
+        spec |= {"train_split": parts[0], "test_split": parts[0]}
+    return HubDataset(hub_id, config, **spec)

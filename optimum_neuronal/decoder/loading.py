@@ -1,6 +1,8 @@
 """Loads the model of a checkpoint: whole, as a skeleton without weights, or with its blocks left on disk."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,8 +13,11 @@ from .finding import find_decoder
 from .model_class import build, find_loader, model_class
 
 
-OF_CONFIGS = ("cache_dir", "code_revision", "force_download", "gguf_file", "local_files_only", "proxies", "revision",
-              "subfolder", "token", "trust_remote_code")  # fmt: skip
+# Arguments of `from_pretrained` that tell where a checkpoint's files are: of a tokenizer's, and of a model's config.
+OF_TOKENIZERS = (
+    "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code",
+)  # fmt: skip
+OF_CONFIGS = (*OF_TOKENIZERS, "code_revision", "gguf_file", "subfolder")
 
 
 def load_model(model_or_path: str | Path, **model_kwargs) -> PreTrainedModel:
@@ -33,11 +38,15 @@ def _find_loader(model_or_path: str | Path, kwargs: dict) -> tuple[type, PreTrai
     """What loads a checkpoint's model, and its config."""
     config = kwargs.get("config")
     if config is None:
-        shared = {name: kwargs[name] for name in OF_CONFIGS if name in kwargs}
-        config = AutoConfig.from_pretrained(model_or_path, **shared)
+        config = AutoConfig.from_pretrained(model_or_path, **_for_configs(kwargs))
     loader = find_loader(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
     check_kind(model_class(loader, config), config)
     return loader, config
+
+
+def _for_configs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments of `from_pretrained` that tell where a checkpoint's files are."""
+    return {name: kwargs[name] for name in OF_CONFIGS if name in kwargs}
 
 
 def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **config_kwargs) -> PreTrainedModel:
@@ -79,9 +88,8 @@ def load_streamed(
     Returns:
         `PreTrainedModel`: with meta tensors and accelerate's hooks in place of weights on disk.
     """
-    shared = {key: model_kwargs[key] for key in ("revision", "trust_remote_code", "token") if key in model_kwargs}
     # On a CPU all weights stay on disk, whatever the model consists of.
-    skeleton = None if device.type == "cpu" else load_skeleton(model_or_path, **shared)
+    skeleton = None if device.type == "cpu" else load_skeleton(model_or_path, **_for_configs(model_kwargs))
     device_map = streamed_device_map(skeleton, device)
     return load_model(model_or_path, device_map=device_map, offload_folder=str(offload_folder), **model_kwargs)
 

@@ -1,5 +1,6 @@
 """What a model is made of as pruning sees it: projections, experts, blocks, and what the rows of a projection feed."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ class Projection:
         sizes = tuple(self.owner.shape[-2:])
         return sizes[::-1] if self.transposed else sizes
 
+    @property
+    def numel(self) -> int:
+        """Number of its weights."""
+        return math.prod(self.shape)
+
 
 @dataclass(frozen=True, eq=False)
 class Experts:
@@ -105,6 +111,11 @@ class Block:
         return [projection for projection in self.projections.values() if projection.pruned]
 
     @property
+    def numel(self) -> int:
+        """Number of the weights of the projections that are to be pruned."""
+        return sum(projection.numel for projection in self.pruned)
+
+    @property
     def pruned_names(self) -> list[str]:
         """Full names of the projections that are to be pruned."""
         return [projection.name for projection in self.pruned]
@@ -134,17 +145,14 @@ class Block:
 
     def reader(self, projection: Projection, role: str) -> Projection | None:
         """The projection of a role in the same module; or the only one in the nearest module around that has any."""
-        found = self.siblings.get((projection.parent, role))
-        around = projection.parent
-        while found is None and len(around) > len(
-            self.name
-        ):  # BERT has a module for each: `attention.self`, `.output`
+        if sibling := self.siblings.get((projection.parent, role)):
+            return sibling
+        readers = [p for p in self.projections.values() if p.role == role]
+        around, inside = projection.parent, []
+        while not inside and len(around) > len(self.name):  # BERT has a module for each: `attention.self`, `.output`
             around = around.rpartition(".")[0]
-            inside = [p for p in self.projections.values() if p.role == role and p.name.startswith(f"{around}.")]
-            if len(inside) > 1:
-                return None
-            found = inside[0] if inside else None
-        return found
+            inside = [reader for reader in readers if reader.name.startswith(f"{around}.")]
+        return inside[0] if len(inside) == 1 else None
 
 
 @dataclass(frozen=True, eq=False)

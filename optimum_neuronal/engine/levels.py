@@ -181,7 +181,7 @@ def _empty_levels(
 
 def levels_bytes(block: Block, sparsities: Sequence[float]) -> int:
     """Bytes of a block's projections at these sparsities, packed."""
-    weights = [(p.shape[0] * p.shape[1], p.owner.dtype.itemsize) for p in block.pruned]
+    weights = [(p.numel, p.owner.dtype.itemsize) for p in block.pruned]
     return sum(packed_bytes(n, round(n * (1 - sparsity)), size) for n, size in weights for sparsity in sparsities)
 
 

@@ -8,24 +8,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..checkpoint.origin import public_name
-from ..config import NeuronALConfig
-from ..config_aliases import as_json
-from ..data.documents import check_dataset
 from ..pruning.exclusive import alone_with
 from ..pruning.reporting import versions
-from ..runtime.arguments import check_several, check_texts
 from ..runtime.notes import get_logger
-from ..runtime.processes import Processes
-from ..runtime.registry import parse_method
-from ..saliency import SALIENCIES
-from ..topup import TOPUPS
+from .asked import Asked, check_asked
 from .comparison import Comparison
 from .loading import as_model
 from .result_records import ResultRecords
 from .results import DENSE
-from .tasks import check_tasks
-from .test_sets import name_test_sets
-from .trials import Trials, make_configs
+from .trials import Trials
 
 
 logger = get_logger(__name__)
@@ -75,30 +66,41 @@ def compare(
         `ValueError`, `TypeError`: unknown methods, or a model and data that no combination can work with.
         `RuntimeError`: another thread prunes the model.
     """
-    if Processes.current().count > 1:
-        raise ValueError("compare runs in one process; start it without torchrun or accelerate launch.")
-    saliencies = check_texts("saliencies", saliencies, "['wanda']")
-    topups = check_texts("topups", topups, "['search']")
-    sparsities, config = check_several("sparsities", sparsities, "[0.6, 0.7]"), as_json(config)
-    evaluate, tasks = name_test_sets(evaluate), check_texts("tasks", tasks, "['boolq']")
-    asked = check_asked(saliencies, topups, sparsities, dataset, evaluate, config)
-    if tasks:
-        check_tasks(tasks, include_path)
-    model, tokenizer = as_model(model, tokenizer)
-    trials = Trials(model, tokenizer, dataset, config, asked)
-    trials.load_tests(evaluate, max_windows)
-    trials.load_tasks(tasks, limit, include_path)
+    asked = check_asked(
+        saliencies=saliencies,
+        topups=topups,
+        sparsities=sparsities,
+        dataset=dataset,
+        evaluate=evaluate,
+        config=config,
+        max_windows=max_windows,
+        tasks=tasks,
+        limit=limit,
+        include_path=include_path,
+    )
+    return compare_asked(*as_model(model, tokenizer), asked, output, overwrite)
+
+
+def compare_asked(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    asked: Asked,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+) -> Comparison:
+    """[`compare`] behind its checks. Arguments and errors are those of [`compare`], `asked` is from [`check_asked`]."""
+    trials = Trials(model, tokenizer, asked)
     with alone_with(model):
-        return _run(trials, ResultRecords(output, overwrite, trials.identity), asked, output)
+        return _run(trials, ResultRecords(output, overwrite, trials.identity), output)
 
 
-def _run(trials: "Trials", records: "ResultRecords", asked: Sequence[tuple], output: str | Path | None) -> Comparison:
+def _run(trials: Trials, records: ResultRecords, output: str | Path | None) -> Comparison:
     calibration = trials.calibration.to_dict() if trials.calibration is not None else {}
     name = public_name(trials.model)
     dense = records.get_or_make((0.0, DENSE, DENSE), {}, trials.dense)
     comparison = Comparison(name, dense, [], calibration, versions())
-    for combination in logging.tqdm(asked, desc="Comparing", unit="combination"):
-        config = trials.configs[combination]
+    configs = trials.asked.configs
+    for combination, config in logging.tqdm(configs.items(), desc="Comparing", unit="combination"):
         fields_of_config = config if isinstance(config, str) else config.to_dict()
         result = records.get_or_make(combination, fields_of_config, lambda c=combination: trials.run(*c))
         if result.error is not None:
@@ -107,30 +109,3 @@ def _run(trials: "Trials", records: "ResultRecords", asked: Sequence[tuple], out
         if output is not None:
             comparison.save(output)
     return comparison
-
-
-def check_asked(
-    saliencies: Sequence[str],
-    topups: Sequence[str],
-    sparsities: Sequence[float],
-    dataset,
-    evaluate: Sequence,
-    config: dict[str, Any],
-) -> list[tuple[float, str, str]]:
-    """The combinations that [`compare`] is asked for, if none is wrong in what can be known without a model.
-
-    Arguments and errors are those of [`compare`]; `config` holds the further fields of [`NeuronALConfig`].
-    """
-    for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
-        for method in methods:
-            registry.get(parse_method(method)[0])
-    asked = [(s, saliency, topup) for s in sparsities for saliency in saliencies for topup in topups]
-    if not asked:
-        raise ValueError("There is nothing to compare: name at least one saliency, one top-up and one sparsity.")
-    configs = [found for found in make_configs(asked, dataset, config).values() if isinstance(found, NeuronALConfig)]
-    if isinstance(dataset, str) and any(found.make_methods().needs_calibration for found in configs):
-        check_dataset(dataset)
-    for test in name_test_sets(evaluate).values():
-        if isinstance(test, str):
-            check_dataset(test, "test")
-    return asked

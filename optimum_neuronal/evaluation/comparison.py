@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runtime.journal import write_durably
+from ..runtime.durable import write_durably
 from ..runtime.tables import format_html, format_markdown, format_table
 from .averages import geometric_mean
 from .comparison_tables import Table, aggregate_table, combination_table, to_csv

@@ -9,8 +9,8 @@ from transformers.utils import logging
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents
 from ..engine.capture import inference
-from ..transformers_plugin import internals
-from .loading import as_model
+from ..runtime.arguments import check_count
+from .loading import as_model, check_language_model
 
 
 def evaluate_perplexity(
@@ -47,18 +47,10 @@ def evaluate_perplexity(
             and what [`load_documents`] raises.
         `TypeError`: no model, or a count that is no whole number.
     """
-    _check_count("batch_size", batch_size, 1)
+    check_count("batch_size", batch_size, 1)
     model, tokenizer = as_model(model, tokenizer)
-    if not hasattr(model, "get_input_embeddings"):
-        raise TypeError(f"model is {model!r:.80}: expected a causal language model of transformers.")
-    if not model.can_generate():
-        raise ValueError(
-            f"{type(model).__name__} has no causal language-model head, and perplexity is of what one predicts: if the "
-            "checkpoint has one, load it with AutoModelForCausalLM."
-        )
+    check_language_model(model, "and perplexity is of what one predicts")
     embeddings = model.get_input_embeddings().weight
-    if embeddings.is_meta and not internals.has_device_map(model):
-        raise ValueError("The model's weights are on the meta device: load them before evaluating it.")
     windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows)
     check_vocabulary(windows, len(embeddings))
     # What accelerate offloaded is on meta; its hooks bring the ids to the right device.
@@ -69,11 +61,13 @@ def evaluate_perplexity(
     return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float
 
 
-def load_windows(model_config, tokenizer, dataset, seq_length: int | None, max_windows: int | None) -> torch.Tensor:
+def load_windows(
+    model_config, tokenizer, dataset, seq_length: int | None = None, max_windows: int | None = None
+) -> torch.Tensor:
     """Windows to evaluate on: int64, shape (windows, seq_length), on the CPU. Arguments: [`evaluate_perplexity`]."""
     for name, value, least in (("seq_length", seq_length, 2), ("max_windows", max_windows, 1)):
         if value is not None:
-            _check_count(name, value, least)
+            check_count(name, value, least)
     ids = as_token_ids(dataset, seq_length)
     if ids is not None:
         if ids.shape[1] < 2:
@@ -93,13 +87,6 @@ def load_windows(model_config, tokenizer, dataset, seq_length: int | None, max_w
         )
     windows = stream[: count * seq_length].view(count, seq_length)
     return windows[: documents.max_windows if max_windows is None else max_windows]
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}: expected a whole number of at least {least}.")
-    if value < least:
-        raise ValueError(f"{name}={value} has to be at least {least}.")
 
 
 def _mean_nll(model, windows: torch.Tensor, batch_size: int, device) -> float:

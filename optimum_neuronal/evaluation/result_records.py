@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..runtime.journal import write_durably
+from ..runtime.durable import write_durably
 from .results import Result
 
 

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from ..checkpoint.origin import public_name
 from ..engine.capture import inference
+from ..runtime.arguments import check_count
 from ..runtime.quantities import format_bytes
 from ..runtime.tables import format_table
 
@@ -110,12 +111,11 @@ def measure_speed(
         resident (`dict[str, int]`, *optional*): what the process grew by with each, for the report.
 
     Raises:
-        `ValueError`: a number below 1.
+        `ValueError`, `TypeError`: a number that is below 1, or not whole.
     """
     numbers = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "rounds": rounds}
     for name, value in [*numbers.items(), *(("batches", batch) for batch in batches)]:
-        if value < 1:
-            raise ValueError(f"{name}={value} has to be at least 1.")
+        check_count(name, value, 1)
     work: list[tuple[str, int, Callable[[PreTrainedModel], float]]] = [
         (f"decode, batch {batch}", batch * new_tokens, lambda model, b=batch: decode_seconds(model, b, new_tokens))
         for batch in batches

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from ..engine.capture import inference
 from ..pruning.pruned_models import check_tokenizer
-from ..runtime.arguments import check_path, check_texts
-from ..runtime.hyper_parameters import check_whole
+from ..runtime.arguments import check_count, check_path, check_texts
 from ..runtime.registry import did_you_mean
-from ..transformers_plugin import internals
+from .loading import check_language_model
 
 
 METRIC = "acc"
@@ -71,13 +70,33 @@ def evaluate_tasks(
         `ImportError`: the extra `eval` is not installed.
         `ValueError`: an unknown task, or one without `acc`; a model without a language-model head or with weights on
             the meta device; a log-likelihood that is NaN.
+        `TypeError`: no model, no tokenizer, or a count that is no whole number.
         `OSError`: a task's data cannot be downloaded. Like an unknown task, this is found before the model runs.
     """
-    check_whole("batch_size", batch_size, 1)
+    check_count("batch_size", batch_size, 1)
+    _check_options(limit, include_path)
+    _check_tokenizer(tokenizer)
+    check_language_model(model, "which tasks are answered with")
+    loaded = _load_tasks(_expand(tasks), include_path)
+    with inference(model):
+        results = _run(model, tokenizer, loaded, limit, batch_size)
+    return {name: _result(name, task, results) for name, task in loaded["tasks"].items()}
+
+
+def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None, limit: int | None = None) -> None:
+    """Raises what [`evaluate_tasks`] raises for these arguments, tasks that are not known or have no data among them."""
+    _check_options(limit, include_path)
+    _load_tasks(_expand(tasks), include_path)
+
+
+def _check_options(limit: int | None, include_path: str | Path | None) -> None:
     if limit is not None:
-        check_whole("limit", limit, 1)
+        check_count("limit", limit, 1)
     if include_path is not None and not Path(check_path("include_path", include_path)).is_dir():
         raise ValueError(f"include_path={str(include_path)!r} is not a folder of task files.")
+
+
+def _check_tokenizer(tokenizer) -> None:
     if tokenizer is None or isinstance(tokenizer, str):
         raise ValueError(
             "Zero-shot tasks are text and need a tokenizer: pass what AutoTokenizer.from_pretrained returns."
@@ -85,26 +104,6 @@ def evaluate_tasks(
     check_tokenizer(tokenizer)
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has no bos_token and no eos_token; the harness needs one: set it.")
-    _check_model(model)
-    loaded = _load_tasks(_expand(tasks), include_path)
-    with inference(model):
-        results = _run(model, tokenizer, loaded, limit, batch_size)
-    return {name: _result(name, task, results) for name, task in loaded["tasks"].items()}
-
-
-def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> None:
-    """Raises what [`evaluate_tasks`] raises for tasks that are not known or whose data cannot be had."""
-    _load_tasks(_expand(tasks), include_path)
-
-
-def _check_model(model) -> None:
-    if not model.can_generate():
-        raise ValueError(
-            f"{type(model).__name__} has no causal language-model head, which tasks are answered with: if the checkpoint has "
-            "one, load it with AutoModelForCausalLM."
-        )
-    if model.get_input_embeddings().weight.is_meta and not internals.has_device_map(model):
-        raise ValueError("The model's weights are on the meta device: load them before evaluating it.")
 
 
 def _expand(tasks: Sequence[str]) -> list[str]:

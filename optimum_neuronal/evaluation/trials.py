@@ -1,16 +1,12 @@
 """Trying combinations of methods out on one model, whose weights are put back after each."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config import NeuronALConfig
-from ..config_fields import ALIASES
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..decoder.identity import identity
 from ..decoder.placement import is_offloaded
@@ -19,65 +15,19 @@ from ..decoder.trial import trial_weights
 from ..methods import Methods
 from ..pruning.calibrating import draw_calibration, own_tokenizer
 from ..pruning.checking import check
-from ..pruning.finding import TOKENS_PER_FORWARD, Shared, find_changes
+from ..pruning.finding import Shared, default_batch_size, find_changes
 from ..pruning.reporting import make_report, versions
 from ..runtime.clock import Clock
 from ..runtime.peak_memory import reset_peak_memory
-from ..runtime.registry import parse_method
-from ..saliency import SALIENCIES
 from ..sparsity.plan import row_sparsity
-from ..topup import TOPUPS
+from .asked import Asked, Combination
 from .perplexity import evaluate_perplexity, load_windows
 from .results import DENSE, Result
-from .tasks import check_tasks, evaluate_tasks
-from .test_sets import name_test_sets
+from .tasks import evaluate_tasks
 
 
 BINS = 64  # enough for a picture
 EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError, OSError)
-
-
-def make_config(sparsity: float, saliency: str, topup: str, dataset, others: dict[str, Any]) -> NeuronALConfig:
-    """The config of one combination. With a saliency that knows no rows, a top-up leaves them alone if it can.
-
-    Args:
-        sparsity (`float`): in [0, 1).
-        saliency, topup (`str`): names of methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
-        dataset: calibration data; the config holds a name or a path only.
-        others (`dict[str, Any]`):
-            Fields of the config, for all combinations. Among them aliases, which only the top-ups that they belong to
-            are given, and which its own hyper-parameters override.
-
-    Raises:
-        `ValueError`, `TypeError`: this combination is not possible.
-    """
-    saliency, saliency_args = parse_method(saliency)
-    topup, topup_args = parse_method(topup)
-    fields = {name: value for name, value in others.items() if name not in ALIASES}
-    aliases = {name: value for name, value in others.items() if name in ALIASES and topup in ALIASES[name].topups}
-    without_rows = {} if SALIENCIES.get(saliency).knows_rows else TOPUPS.get(topup).without_rows
-    return NeuronALConfig(
-        sparsity=sparsity,
-        saliency=saliency,
-        saliency_args=saliency_args,
-        topup=topup,
-        topup_args={**without_rows, **aliases, **topup_args},
-        dataset=dataset if isinstance(dataset, str) else None,
-        **fields,
-    )
-
-
-def make_configs(asked: Sequence[tuple], dataset, others: dict[str, Any]) -> dict[tuple, NeuronALConfig | str]:
-    """Combination -> its config, or why there is none. Arguments: [`Trials`]. Raises `ValueError` if there is none at all."""
-    configs: dict[tuple, NeuronALConfig | str] = {}
-    for combination in asked:
-        try:
-            configs[combination] = make_config(*combination, dataset, others)
-        except ValueError as error:
-            configs[combination] = " ".join(str(error).split())
-    if all(isinstance(config, str) for config in configs.values()):
-        raise ValueError(f"No combination is possible: {next(iter(configs.values()))}")
-    return configs
 
 
 class Trials:
@@ -86,57 +36,33 @@ class Trials:
     Args:
         model (`PreTrainedModel`): dense, its weights in memory.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the one of the model's own checkpoint, if it is needed.
-        dataset: calibration data, as for [`NeuronALPruner.prune`].
-        others (`dict[str, Any]`): fields of the config, for all combinations.
-        asked (`Sequence[tuple]`): combinations of sparsity, saliency and top-up.
+        asked ([`Asked`]): which combinations, and what is measured of each.
 
     Raises:
-        `ValueError`: none of them is possible, or the model cannot be pruned.
+        `ValueError`: the model cannot be pruned, or calibration data or tests do not fit it.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        dataset,
-        others: dict[str, Any],
-        asked: Sequence[tuple[float, str, str]],
-    ):
-        self.model, self.tokenizer = model, tokenizer
-        self.configs = make_configs(asked, dataset, others)
-        self.methods: dict[tuple, Methods] = {
-            combination: config.make_methods()
-            for combination, config in self.configs.items()
-            if isinstance(config, NeuronALConfig)
-        }
-        first = next(iter(self.methods))
-        self.decoder: Decoder = check(model, self.configs[first], self.methods[first])
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, asked: Asked):
+        self.model, self.tokenizer, self.asked = model, tokenizer, asked
+        configs = asked.possible
+        self.methods: dict[Combination, Methods] = {key: config.make_methods() for key, config in configs.items()}
+        first = next(iter(configs))
+        self.decoder: Decoder = check(model, configs[first], self.methods[first])
         if any(is_offloaded(projection.module) for projection in self.decoder.projections.values()):
             raise ValueError("compare tries weights out in memory: load the model without offloading.")
         self.calibration: CalibrationSet | None = None
         calibrated = next((key for key, methods in self.methods.items() if methods.needs_calibration), None)
         if calibrated is not None:
             self.calibration, self.tokenizer = draw_calibration(
-                model, self.configs[calibrated], self.methods[calibrated], tokenizer, dataset
+                model, configs[calibrated], self.methods[calibrated], tokenizer, asked.dataset
             )
+        if asked.tasks or any(as_token_ids(test) is None for test in asked.tests.values()):
+            self.tokenizer = self.tokenizer or own_tokenizer(model)
+        self.windows = {
+            name: load_windows(model.config, self.tokenizer, test, configs[first].seq_length, asked.max_windows)
+            for name, test in asked.tests.items()
+        }
         self.shared = Shared()
-
-    def load_tests(self, evaluate, max_windows: int | None) -> None:
-        """Token ids of every test set, once for all."""
-        config = self.configs[next(iter(self.methods))]
-        self.windows = {}
-        for name, entry in name_test_sets(evaluate).items():
-            if as_token_ids(entry) is None:
-                self.tokenizer = self.tokenizer or own_tokenizer(self.model)
-            self.windows[name] = load_windows(self.model.config, self.tokenizer, entry, config.seq_length, max_windows)
-
-    def load_tasks(self, tasks: Sequence[str], limit: int | None, include_path: str | Path | None) -> None:
-        """Finds tasks that are not known before the work begins."""
-        self.tasks = list(tasks)
-        self.task_options = {"limit": limit, "include_path": include_path}
-        if self.tasks:
-            self.tokenizer = self.tokenizer or own_tokenizer(self.model)
-            check_tasks(self.tasks, include_path)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -146,8 +72,12 @@ class Trials:
             name: hashlib.sha256(windows.contiguous().numpy().tobytes()).hexdigest()
             for name, windows in self.windows.items()
         }
-        own = {"tests": tests, "tasks": self.tasks, **self.task_options, "versions": versions()}
+        own = {"tests": tests, "tasks": self.asked.tasks, **self._task_options, "versions": versions()}
         return {**identity(self.model, self.decoder, ids), **own}
+
+    @property
+    def _task_options(self) -> dict[str, Any]:
+        return {"limit": self.asked.limit, "include_path": self.asked.include_path}
 
     def dense(self) -> Result:
         """The dense model's figures."""
@@ -156,7 +86,7 @@ class Trials:
     def run(self, sparsity: float, saliency: str, topup: str) -> Result:
         """One combination, from search to test; the model's weights are put back."""
         combination = sparsity, saliency, topup
-        config, methods = self.configs[combination], self.methods.get(combination)
+        config, methods = self.asked.configs[combination], self.methods.get(combination)
         result = Result(sparsity, saliency, topup)
         if isinstance(config, str):
             result.error = config
@@ -201,11 +131,11 @@ class Trials:
 
     def _measured(self) -> dict[str, Any]:
         perplexity = {
-            name: evaluate_perplexity(self.model, None, ids, batch_size=max(1, TOKENS_PER_FORWARD // ids.shape[1]))
+            name: evaluate_perplexity(self.model, None, ids, batch_size=default_batch_size(ids.shape[1]))
             for name, ids in self.windows.items()
         }
         accuracy = {}
-        if self.tasks:
-            results = evaluate_tasks(self.model, self.tokenizer, self.tasks, **self.task_options)
+        if self.asked.tasks:
+            results = evaluate_tasks(self.model, self.tokenizer, self.asked.tasks, **self._task_options)
             accuracy = {name: asdict(result) for name, result in results.items()}
         return {"perplexity": perplexity, "accuracy": accuracy}

@@ -33,14 +33,24 @@ def check(model: PreTrainedModel, config: NeuronALConfig, methods: Methods) -> D
     return decoder
 
 
-def load_to_check(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **options) -> PreTrainedModel:
-    """The model without weights, of which only the config is read, if it is a dense one that can be pruned.
+def check_unloaded(
+    model_or_path: str | Path,
+    config: NeuronALConfig,
+    methods: Methods,
+    dtype: str | torch.dtype = "auto",
+    **options,
+) -> Decoder:
+    """[`check_structure`] of a checkpoint, of which only the config is read.
 
     Args:
         model_or_path (`str` or `Path`), dtype (`str` or `torch.dtype`), options: as for [`load_skeleton`].
+        config ([`NeuronALConfig`]), methods ([`Methods`]): as for [`check_structure`].
+
+    Returns:
+        [`Decoder`]: of a model without weights.
 
     Raises:
-        `ValueError`, `TypeError`: it cannot be pruned.
+        `ValueError`, `TypeError`: it cannot be pruned so.
         `OSError`: there is no such model.
     """
     model = load_skeleton(model_or_path, dtype, **options)
@@ -49,8 +59,7 @@ def load_to_check(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
             f"{model_or_path} is sparse already (its config.json has a sparsity_config): name the dense model that it was "
             "made from."
         )
-    check_model(model)
-    return model
+    return check_structure(model, config, methods)
 
 
 def check_texts(config: NeuronALConfig, evaluate: Iterable[str] = ()) -> None:

@@ -47,7 +47,7 @@ def plan_sweeps(
         samples, alignment (`int`): all calibration sequences, and those that trials are measured on.
     """
     costs = [block_operations(decoder, block, tokens) for block in decoder.blocks]
-    weights = sum(p.shape[0] * p.shape[1] for block in decoder.blocks for p in block.pruned)
+    weights = sum(block.numel for block in decoder.blocks)
     planned = []
     for step in passes:
         sequences = step.count_sequences(samples, alignment) * step.times
@@ -87,7 +87,7 @@ def block_operations(decoder: Decoder, block: Block, tokens: int) -> Costs:
     per_token = experts_per_token(decoder.config)
     projections = inner = 0
     for projection in block.projections.values():
-        operations = 2 * tokens * projection.shape[0] * projection.shape[1]
+        operations = 2 * tokens * projection.numel
         if projection.expert is not None and per_token is not None:  # of a token's experts, each one's share
             operations = operations * per_token // len(projection.owner)
         projections += operations

@@ -12,16 +12,15 @@ from transformers import PreTrainedModel
 from ..checkpoint.packed_size import packed_size
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
-from ..decoder.finding import find_decoder
 from ..decoder.placement import default_device
-from ..decoder.projections import Block, Decoder, Projection
+from ..decoder.projections import Block, Decoder
 from ..engine.output_errors import piece_length
 from ..engine.passes import Pass
 from ..sparsity.bitmask import mask_length
 from ..sparsity.plan import row_counts
-from .checking import load_to_check
+from .checking import check_unloaded
 from .cost import PlannedSweep, forward_bytes, hidden_sequences, plan_sweeps
-from .finding import TOKENS_PER_FORWARD
+from .finding import default_batch_size
 from .plan_table import plan_table
 from .planned_passes import planned_passes
 from .rates import Rates, measure_rates
@@ -158,9 +157,9 @@ def plan_prune(
     Raises:
         `ValueError`, `TypeError`, `OSError`: as the prune itself, as far as they can be known without weights.
     """
-    model = load_to_check(model_or_path, dtype, revision=revision or "main", trust_remote_code=trust_remote_code)
-    decoder = find_decoder(model, config.targets, config.ignore)
-    methods = config.make_methods().suited_to(decoder)
+    methods, options = config.make_methods(), {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+    decoder = check_unloaded(model_or_path, config, methods, dtype, **options)
+    model, methods = decoder.model, methods.suited_to(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
     passes = planned_passes(methods, config)
     samples = config.num_samples, config.num_alignment_samples
@@ -188,10 +187,10 @@ def plan_prune(
 def _working_bytes(
     decoder: Decoder, config: NeuronALConfig, passes: Sequence[Pass], tokens: int, device: torch.device
 ) -> int:
-    batch = tokens * (config.batch_size or max(1, TOKENS_PER_FORWARD // tokens))
+    batch = tokens * (config.batch_size or default_batch_size(tokens))
     first = next(iter(decoder.projections.values())).owner
     forward = forward_bytes(decoder, batch, first.dtype.itemsize)
-    largest = max(_weights(projection) for projection in decoder.projections.values())
+    largest = max(projection.numel for projection in decoder.projections.values())
     vocabulary = decoder.config.vocab_size
     logits = min(piece_length(vocabulary, device), tokens) * vocabulary
     comparing = any(step.distributions for step in passes)
@@ -200,10 +199,6 @@ def _working_bytes(
 
 def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _weights(projection: Projection) -> int:
-    return projection.shape[0] * projection.shape[1]
 
 
 @cache
@@ -216,9 +211,9 @@ def _projection_counts(decoder: Decoder, sparsity: float) -> dict[str, int]:
     projections = decoder.projections.values()
     return {
         "projections": len(projections),
-        "pruned_weights": sum(_weights(projection) for projection in projections),
+        "pruned_weights": sum(projection.numel for projection in projections),
         "zeros": sum(_zeros(sparsity, projection.shape) for projection in projections),
-        "mask_bytes": sum(mask_length(_weights(projection)) for projection in projections),
+        "mask_bytes": sum(mask_length(projection.numel) for projection in projections),
     }
 
 

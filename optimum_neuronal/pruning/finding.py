@@ -39,6 +39,11 @@ logger = get_logger(__name__)
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
 
 
+def default_batch_size(tokens: int) -> int:
+    """Sequences of so many tokens per forward where nobody has asked for a number: at least 1."""
+    return max(1, TOKENS_PER_FORWARD // max(1, tokens))
+
+
 @dataclass(frozen=True)
 class PruneOutcome:
     """What a prune found.
@@ -106,7 +111,7 @@ def find_changes(
             return _find(engine, config, methods, clock)
 
     with inference(model):
-        batch_size = config.batch_size or max(1, TOKENS_PER_FORWARD // max(1, ids.shape[1]))
+        batch_size = config.batch_size or default_batch_size(ids.shape[1])
         found = with_less_memory(find, batch_size)
     if shared is not None:
         shared.checked |= check_first

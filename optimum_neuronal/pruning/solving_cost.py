@@ -46,7 +46,7 @@ def solving_cost(decoder: Decoder, config: NeuronALConfig, methods: Methods, tok
     shapes = [p.shape for p in decoder.projections.values()]
     gathered = sum(2 * config.num_samples * tokens * columns**2 for _, columns in shapes)
     solved = sum(methods.saliency.operations(shape) for shape in shapes)
-    refitted = REFIT * max(map(_weights, decoder.blocks)) * FLOAT32 if config.refit_epochs else 0
+    refitted = REFIT * max(block.numel for block in decoder.blocks) * FLOAT32 if config.refit_epochs else 0
     kept = 1 - config.sparsity
     asked = methods.topup.passes_with(methods.saliency)
     candidates = sum(step.plans * step.times for step in asked if not step.by_score)
@@ -57,12 +57,8 @@ def solving_cost(decoder: Decoder, config: NeuronALConfig, methods: Methods, tok
         operations=times * solved + int(((2 if levels else 1) + trial_tokens) * gathered),
         solver_bytes=max(refitted, *(FLOAT32 * (SQUARES * n * n + OTHERS * m * n) for m, n in shapes)),
         levels_bytes=sum(levels_bytes(block, levels) for block in decoder.blocks),
-        waiting_bytes=int(sum(kept * _weights(block) * _itemsize(block) for block in decoder.blocks)),
+        waiting_bytes=int(sum(kept * block.numel * _itemsize(block) for block in decoder.blocks)),
     )
-
-
-def _weights(block: Block) -> int:
-    return sum(p.shape[0] * p.shape[1] for p in block.pruned)
 
 
 def _itemsize(block: Block) -> int:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 
@@ -38,6 +39,15 @@ def check_texts(name: str, value: Any, example: str) -> list[str]:
         if not isinstance(entry, str):
             raise TypeError(f"{name} holds {_shown(entry)}: expected text, such as {example}.")
     return entries
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raises `TypeError` unless a value is a whole number, `ValueError` unless it is at least `least`."""
+    message = f"{name} is {_shown(value)}: expected a whole number of at least {least}."
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(message)
+    if value < least:
+        raise ValueError(message)
 
 
 def _shown(value: Any) -> str:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from .durable import directory_to_disk, tree_to_disk
 from .locking import locked
 from .scratch import free_name, left_over, scratch_directory
 
@@ -55,17 +56,17 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
         if path.exists() and not inside:
             _make_alike(staging, path)  # first: the files in it may inherit a group or an access list
         yield staging
-        _to_disk(staging)
+        tree_to_disk(staging)
         _check_kinds(staging, path)
         if inside:
             _replace_files(staging, path, belongs, last)
         elif path.exists():
             _keep_others(path, staging, belongs)
-            _directory_to_disk(staging)
+            directory_to_disk(staging)
             _exchange(staging, path)  # so that the context removes the old directory
         else:
             staging.rename(path)
-        _directory_to_disk(path.parent)
+        directory_to_disk(path.parent)
 
 
 def _can_be_exchanged(path: Path) -> bool:
@@ -212,26 +213,4 @@ def _replace_files(staging: Path, path: Path, belongs: Callable[[str], bool], la
         if (path / name).is_dir():
             shutil.rmtree(path / name)
         os.replace(staging / name, path / name)
-    _directory_to_disk(path)
-
-
-def _to_disk(directory: Path) -> None:
-    """Waits until all files of a directory survive a power cut."""
-    access = os.O_RDWR if os.name == "nt" else os.O_RDONLY
-    for folder, _, files in os.walk(directory):
-        for name in files:
-            handle = os.open(os.path.join(folder, name), access)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        _directory_to_disk(Path(folder))
-
-
-def _directory_to_disk(directory: Path) -> None:
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    directory_to_disk(path)

@@ -55,6 +55,11 @@ def nearest_existing(path: Path) -> Path:
     return Path(path.anchor)
 
 
+def is_same(one: str | Path, other: str | Path) -> bool:
+    """Whether two paths lead to the same place, by whatever links; neither need exist."""
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
 def check_apart(work_dir: str | Path, output: str | Path) -> None:
     """Raises `ValueError` if a work directory and an output directory are the same, or one lies in the other.
 

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from .durable import write_durably
 from .notes import get_logger
 
 
@@ -192,23 +192,3 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = ""
             yield from _changes(old, new, f" ({name})")
         elif old != new:
             yield f"{name} was {old!r}, is {new!r}{within}"
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Writes a file that is whole or absent, or as it was, whatever happens meanwhile, a power cut included."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with open(temporary, "xb") as file:  # a new file: what a link of this name points to is never written
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if hasattr(os, "O_DIRECTORY"):  # the renaming too must survive a power cut
-        handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

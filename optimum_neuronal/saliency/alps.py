@@ -44,10 +44,6 @@ class ALPS(WeightUpdate):
         check_whole("refinements", self.refinements, 0)
         check_number("dampening", self.dampening, 0, 1, above=True)
 
-    def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
-        """`(|W_ij| a_j)^2`: the loss of pruning one weight if the others stay."""
-        return (weight * activation).square()
-
     def prune(
         self,
         weight: torch.Tensor,

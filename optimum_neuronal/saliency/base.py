@@ -64,6 +64,10 @@ class WeightUpdate(Saliency):
     reconstruct: ClassVar[str] = "block"
     statistic: ClassVar[type[SquaredNorms]] = Hessian
 
+    def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
+        """`(|W_ij| a_j)^2`: the loss of pruning one weight if the others stay."""
+        return (weight * activation).square()
+
     @abstractmethod
     def prune(
         self,

@@ -1,6 +1,5 @@
 """BESA: learns the sparsity of every projection of a block by gradients of the block's reconstruction error."""
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -199,7 +198,7 @@ class Rate:
     """
 
     def __init__(self, projection: Projection, score: torch.Tensor, sparsity: float, step: float):
-        self.projection, self.weights = projection, math.prod(projection.shape)
+        self.projection, self.weights = projection, projection.numel
         self._order = score.argsort(dim=1, stable=True).int()  # columns of every row, the least salient first
         device, in_features = score.device, projection.shape[1]
         rates = torch.arange(round(1 / step) + 1, dtype=torch.float64) * step

@@ -1,6 +1,5 @@
 """What top-ups share that give every block one sparsity, the same in all its projections."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,7 +17,7 @@ def pruned_blocks(decoder: Decoder) -> list[Block]:
 
 def block_sizes(blocks: Sequence[Block]) -> torch.Tensor:
     """How many weights of every block are up for pruning: float64, shape (blocks,)."""
-    sizes = [sum(math.prod(projection.shape) for projection in block.pruned) for block in blocks]
+    sizes = [block.numel for block in blocks]
     return torch.tensor(sizes, dtype=torch.float64)
 
 

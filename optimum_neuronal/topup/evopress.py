@@ -1,6 +1,5 @@
 """EvoPress: an evolutionary search that moves sparsity between blocks, judged by the whole model's output."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -185,7 +184,7 @@ def _checked_sizes(name: str, values) -> tuple[int, ...]:
 
 
 def _size(unit: Sequence[Projection]) -> int:
-    return sum(math.prod(projection.shape) for projection in unit)
+    return sum(projection.numel for projection in unit)
 
 
 def _decision(

@@ -1,6 +1,5 @@
 """OWL: blocks with many outlying weights are spared."""
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,7 +60,7 @@ def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: fl
         factor (`float`): the paper's M.
     """
     total = sum(wanda_metric(projection, activations).sum().item() for projection in block.pruned)
-    size = sum(math.prod(projection.shape) for projection in block.pruned)
+    size = block.numel
     threshold = factor * total / size
     outliers = sum((wanda_metric(projection, activations) > threshold).sum().item() for projection in block.pruned)
     return outliers / size

@@ -1,6 +1,5 @@
 """What [`Search`] moves: sparsities by projection that hit the target, and directions that leave the target as it is."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +45,7 @@ class Space:
         for kind, positions in kinds.items():
             masks[kind] = torch.zeros(len(found), dtype=torch.float64)
             masks[kind][positions] = 1
-        sizes = torch.tensor([math.prod(projection.shape) for _, projection in found], dtype=torch.float64)
+        sizes = torch.tensor([projection.numel for _, projection in found], dtype=torch.float64)
         return cls([projection.name for _, projection in found], sizes, blocks, depth, masks, target)
 
     @property

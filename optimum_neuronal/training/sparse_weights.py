@@ -4,7 +4,6 @@ Also of a model that carries PEFT adapters, or that is wrapped for training: in 
 or FSDP2, where every process holds a part of each weight.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,7 +173,7 @@ def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
     model = unwrap(model)
     decoder, recorded = find_sparse_decoder(model)
     weights = [weight for block in decoder.blocks for weight in _weights_of(block)]
-    sizes = [math.prod(projection.shape) for projection in decoder.projections.values()]
+    sizes = [projection.numel for projection in decoder.projections.values()]
     _check_agreement(sum(_count_zeros(weight) for weight in weights), sum(sizes), recorded)
     return [weight for weight in weights if weight.mask.bits.numel()]
 

@@ -21,12 +21,8 @@ from transformers.quantizers import HfQuantizer
 from transformers.utils.hub import cached_file, convert_file_size_to_int
 
 
-OF_THE_FILE = (
-    "_name_or_path",
-    "architectures",
-    "dtype",
-    "transformers_version",
-)  # in config.json: where from, not what
+# In config.json: where a model came from, not what it is.
+OF_THE_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version")
 SAVES_OFFLOADED_EXPERTS = "5.17"  # first release whose save_pretrained reads experts that are on disk
 OFFLOADED = {"weights": "disk", "all else": "cpu"}  # two places: 5.13 ignores a map that names one
 
@@ -224,6 +220,12 @@ def unsplit_modules(model: PreTrainedModel) -> set[str]:
     return set(getattr(model, "_no_split_modules", None) or ())
 
 
+def tied_names(model: PreTrainedModel) -> set[str]:
+    """Names of all parameters of a model, loaded or not, that are tied to others."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    return {*tied.keys(), *tied.values()}
+
+
 # Mixtures of experts: the convention of all families since 5.13 (`use_experts_implementation`). A module holds weights of
 # shape (experts, ., .), which are called `gate_up_proj` or `up_proj`, and `down_proj`.
 
@@ -294,9 +296,3 @@ def own_experts_forward(experts: nn.Module) -> Callable:
 def is_spread_over_processes(experts: nn.Module) -> bool:
     """Whether every process holds some of the experts only."""
     return getattr(experts, "_is_expert_parallel", False)
-
-
-def tied_names(model: PreTrainedModel) -> set[str]:
-    """Names of all parameters of a model, loaded or not, that are tied to others."""
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    return {*tied.keys(), *tied.values()}

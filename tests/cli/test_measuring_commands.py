@@ -5,6 +5,7 @@ import torch
 from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.measuring_commands import task_rows
+from optimum_neuronal.evaluation import asked
 from optimum_neuronal.evaluation.tasks import TaskResult
 
 
@@ -61,7 +62,7 @@ class TestCompare:
         assert "Did you mean 'hellaswag'" in stop.value.code
 
 
-def test_tasks_on_the_command_line(run, dense, tmp_path):
+def test_tasks_on_the_command_line(run, dense, tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     (tmp_path / "tasks").mkdir()
     tokenizer = AutoTokenizer.from_pretrained(dense, bos_token="w0")
@@ -78,7 +79,10 @@ def test_tasks_on_the_command_line(run, dense, tmp_path):
     assert "accuracy" in shown and shown.splitlines()[-2].split()[0] == "pairs" and "mean" in shown
     files = ("--dataset", tmp_path / "text.txt", "--evaluate", tmp_path / "text.txt", "--output", tmp_path / "out")
     methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.5, "--limit", 4)
+    checked, check_tasks = [], asked.check_tasks
+    monkeypatch.setattr(asked, "check_tasks", lambda *given: (checked.append(given), check_tasks(*given)))
     shown = run("compare", "--model", dense, *files, *methods, *own)
+    assert len(checked) == 1, "before the model is loaded, and not again"
     assert "accuracy retained, 50%" in shown and "mean accuracy" in shown
 
 

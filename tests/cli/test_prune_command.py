@@ -6,6 +6,8 @@ import torch
 from safetensors.torch import load_file
 from sparse_checkpoints import save_pruned
 
+from optimum_neuronal.evaluation import perplexity
+
 
 SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16, "--block-lambdas", 0.05, 0.1)
 SMALL += ("--topup", "neuronal")
@@ -54,7 +56,7 @@ def test_an_interrupted_prune_goes_on(run, dense, tmp_path, monkeypatch):
     assert not (tmp_path / ".sparse.unfinished").exists()
 
 
-def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path):
+def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypatch):
     output = tmp_path / "sparse"
     text = tmp_path / "text.txt"
     arguments = [
@@ -70,7 +72,10 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path):
         text,
         *SMALL,
     ]
+    read, load = [], perplexity.load_documents
+    monkeypatch.setattr(perplexity, "load_documents", lambda name, *more: read.append(name) or load(name, *more))
     printed = run("prune", *arguments)
+    assert read == [str(text)], "once, for both measurements"
     report = json.loads((output / "neuronal_report.json").read_text())
     assert report["evaluation"]["text.txt"].keys() == {"dense", "pruned"} and "perplexity, text.txt" in printed
     assert f"{report['evaluation']['text.txt']['pruned']:.2f}" in (output / "README.md").read_text()

@@ -102,10 +102,11 @@ def test_on_a_cpu_no_skeleton_is_needed(tmp_path, monkeypatch):
 
 
 def test_an_accelerators_device_map_comes_from_the_skeleton(tmp_path, monkeypatch):
-    make_model("llama").config.save_pretrained(tmp_path)
+    make_model("llama").config.save_pretrained(tmp_path / "folder")
     asked = {}
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *args, **options: asked.update(options))
-    load_streamed(tmp_path, torch.device("cuda", 0), tmp_path / "r", revision="main", dtype="auto")
+    options = {"revision": "main", "subfolder": "folder", "dtype": "auto"}
+    load_streamed(tmp_path, torch.device("cuda", 0), tmp_path / "r", **options)
     assert asked["device_map"]["model.layers"] == "disk"
     assert asked["device_map"]["lm_head"] == torch.device("cuda", 0)
     assert asked["revision"] == "main" and asked["dtype"] == "auto"

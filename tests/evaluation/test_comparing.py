@@ -121,7 +121,7 @@ def test_test_files_of_the_same_name_and_counts(llama, ids, tokenizer, tmp_path)
     expected = [evaluate_perplexity(model, tokenizer, file, 16) for file in files]
     assert comparison.dense.perplexity == pytest.approx(dict(zip(("test.txt", "test.txt (2)"), expected)), rel=1e-5)
     for count in (0, -1):
-        with pytest.raises(ValueError, match=f"max_windows={count} has to be at least 1"):
+        with pytest.raises(ValueError, match=f"max_windows is {count}: expected a whole number of at least 1"):
             compare(model, tokenizer, **fields, evaluate=files, max_windows=count)
     with pytest.raises(TypeError, match="max_windows is 1.5: expected a whole number"):
         compare(model, tokenizer, **fields, evaluate=files, max_windows=1.5)

@@ -162,7 +162,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("name, value", [("seq_length", 1), ("max_windows", 0), ("batch_size", 0)])
     def test_numbers(self, model, name, value):
-        with pytest.raises(ValueError, match=f"{name}={value} has to be at least"):
+        with pytest.raises(ValueError, match=f"{name} is {value}: expected a whole number of at least"):
             evaluate_perplexity(model, None, random_ids(2, 8), **{name: value})
 
     def test_no_head(self):

@@ -43,7 +43,7 @@ def test_tokens_are_generated_whatever_the_checkpoint_says(models):
 
 @pytest.mark.parametrize("numbers", [{"rounds": 0}, {"new_tokens": 0}, {"batches": (1, 0)}, {"prompt_tokens": -1}])
 def test_numbers_below_one(models, numbers):
-    with pytest.raises(ValueError, match="has to be at least 1"):
+    with pytest.raises(ValueError, match="expected a whole number of at least 1"):
         measure_speed(*models, **numbers)
 
 

@@ -289,6 +289,7 @@ def test_the_table_and_the_dict_tell_the_same(tmp_path, llama):
     [
         ({"ignore": ["qqq"]}, "match no projection"),
         ({"seq_length": 1000}, "admits 1 to 64 tokens"),
+        ({"pattern": "3:10", "topup": "uniform"}, "32 input features, not a multiple of 10"),
     ],
 )
 def test_what_a_prune_refuses_is_refused(fields, message, tmp_path, llama):

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimum_neuronal.runtime.arguments import check_path, check_several, check_texts
+from optimum_neuronal.runtime.arguments import check_count, check_path, check_several, check_texts
 
 
 def test_paths():
@@ -28,3 +28,11 @@ def test_texts_are_texts_and_long_values_are_not_shown():
         check_texts("tasks", ["boolq", 3], "['boolq']")
     with pytest.raises(TypeError, match="tasks holds a list: expected text"):
         check_texts("tasks", [list(range(100))], "['boolq']")
+
+
+def test_counts():
+    for value in (2, np.int64(3)):
+        check_count("rounds", value, 2)
+    for value, error in ((1, ValueError), (2.0, TypeError), ("2", TypeError), (True, TypeError), (None, TypeError)):
+        with pytest.raises(error, match=f"rounds is {value!r}: expected a whole number of at least 2"):
+            check_count("rounds", value, 2)

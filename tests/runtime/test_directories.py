@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from optimum_neuronal.runtime.directories import check_apart, check_writable
+from optimum_neuronal.runtime.directories import check_apart, check_writable, is_same
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,9 @@ def test_overlaps_are_refused(tmp_path, monkeypatch, work, output, how):
         check_apart(work, output)
     check_apart("w", "w2")
     check_apart("w/a", "w/b")
+
+
+def test_the_same_place_by_another_way(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "place")
+    assert is_same(tmp_path / "link", tmp_path / "absent" / ".." / "place")
+    assert not is_same(tmp_path / "place", tmp_path)

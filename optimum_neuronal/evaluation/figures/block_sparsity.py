@@ -27,7 +27,8 @@ def plot_block_sparsity(
 
     Raises:
         `ImportError`: matplotlib is not installed.
-        `ValueError`: shares outside [0, 1], methods with different numbers of blocks; a path with a suffix or in a folder that does not exist.
+        `ValueError`: shares outside [0, 1], methods with different numbers of blocks; a path with a suffix or in a folder
+            that does not exist.
     """
     check_shares(by_method)
     if len({len(shares) for shares in by_method.values()}) > 1:
@@ -37,22 +38,7 @@ def plot_block_sparsity(
     with new_figure(path, 3.6) as (figure, written):
         axes = figure.subplots()
         for index, (name, shares) in enumerate(by_method.items()):
-            step = 1 + len(shares) // 16
-            style = styles[name]
-            axes.plot(
-                range(len(shares)),
-                shares,
-                lw=1.8,
-                ms=6,
-                mew=0.8,
-                label=name,
-                color=style.colour,
-                marker=style.marker,
-                ls=style.dashes,
-                mfc=style.face,
-                mec="black" if style.face == style.colour else style.colour,
-                markevery=(index % step, step),  # markers of different lines at different blocks
-            )
+            _draw(axes, index, name, shares, styles[name])
         axes.set(xlabel="Decoder block", ylabel="Sparsity")
         show_rounded(axes.yaxis)
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=min(3, len(shares)))
@@ -60,3 +46,22 @@ def plot_block_sparsity(
         add_title(figure, title)
         add_legend(figure, axes.lines)
     return written
+
+
+def _draw(axes, index: int, name: str, shares: Sequence[float], style: Style) -> None:
+    """The line of a method; `index` counts them."""
+    step = 1 + len(shares) // 16
+    axes.plot(
+        range(len(shares)),
+        shares,
+        lw=1.8,
+        ms=6,
+        mew=0.8,
+        label=name,
+        color=style.colour,
+        marker=style.marker,
+        ls=style.dashes,
+        mfc=style.face,
+        mec="black" if style.face == style.colour else style.colour,
+        markevery=(index % step, step),  # markers of different lines at different blocks
+    )

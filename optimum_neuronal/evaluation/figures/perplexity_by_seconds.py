@@ -41,16 +41,13 @@ def plot_perplexity_by_seconds(
             in a folder that does not exist.
     """
     runs = [run for run in results if not run.get("error")]
-    datasets = {tuple(sorted(run["perplexity"])) for run in runs}
-    if len(datasets) != 1:
-        found = "; ".join(", ".join(names) for names in sorted(datasets)) or "no run without an error"
-        raise ValueError(f"One figure needs runs on the same datasets, but got: {found}.")
+    datasets = _datasets(runs)
     points = [(run, *_point(run)) for run in runs]
     sparsities = sorted({run["sparsity"] for run in runs})
     styles = styles or make_styles(run["topup"] for run in runs)
     saliencies = list(dict.fromkeys(run["saliency"] for run in runs))
     markers = {name: MARKERS[index % len(MARKERS)] for index, name in enumerate(saliencies)}
-    level = None if dense is None else geometric_mean([dense[name] for name in next(iter(datasets))])
+    level = None if dense is None else geometric_mean([dense[name] for name in datasets])
     with new_figure(path, 0.6 + 3.2 * len(sparsities)) as (figure, written):
         panels = figure.subplots(len(sparsities), 1, sharex=True, squeeze=False)[:, 0]
         for panel, sparsity in zip(panels, sparsities):
@@ -61,8 +58,7 @@ def plot_perplexity_by_seconds(
             label_log_axis(axis)
         panels[-1].set_xlabel("Runtime in seconds: allocation and pruning")
         figure.align_ylabels(panels)
-        pruned = ", ".join([*([title] if title else []), *(saliencies if len(saliencies) == 1 else [])])
-        add_title(figure, (f"{pruned}: p" if pruned else "P") + f"erplexity {over(*datasets)}")
+        add_title(figure, _title(title, saliencies, datasets))
         add_legend(figure, _handles(runs, styles, markers, level))
     return written
 
@@ -71,6 +67,20 @@ def over(datasets: Sequence[str]) -> str:
     """What a perplexity is of, if it is drawn as one number: `"on wikitext2"`."""
     names = ", ".join(datasets)
     return f"(geometric mean of {names})" if len(datasets) > 1 else f"on {names}"
+
+
+def _title(title: str | None, saliencies: Sequence[str], datasets: Sequence[str]) -> str:
+    pruned = ", ".join([*([title] if title else []), *(saliencies if len(saliencies) == 1 else [])])
+    return (f"{pruned}: p" if pruned else "P") + f"erplexity {over(datasets)}"
+
+
+def _datasets(runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Names of the datasets that all runs were measured on. Raises `ValueError` if they differ."""
+    found = {tuple(sorted(run["perplexity"])) for run in runs}
+    if len(found) != 1:
+        told = "; ".join(", ".join(names) for names in sorted(found)) or "no run without an error"
+        raise ValueError(f"One figure needs runs on the same datasets, but got: {told}.")
+    return found.pop()
 
 
 def _draw(panel, sparsity: float, points: Sequence[tuple], styles: Mapping, markers: Mapping) -> None:

@@ -1,0 +1,140 @@
+"""What a comparison is asked for, checked before a model is loaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ..config import NeuronALConfig
+from ..config_aliases import as_json
+from ..config_fields import ALIASES
+from ..data.documents import check_dataset
+from ..runtime.arguments import check_several, check_texts
+from ..runtime.processes import Processes
+from ..runtime.registry import parse_method
+from ..saliency import SALIENCIES
+from ..topup import TOPUPS
+from .tasks import check_tasks
+from .test_sets import name_test_sets
+
+
+Combination = tuple[float, str, str]  # sparsity, saliency and top-up
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a comparison is asked for, see [`compare`]; made by [`check_asked`].
+
+    Args:
+        configs (`dict`): combination, in the order asked for -> its [`NeuronALConfig`], or why there is none.
+        dataset: calibration data.
+        tests (`dict`): name -> test set.
+        max_windows (`int`, *optional*): windows per test set.
+        tasks (`list[str]`): zero-shot tasks; none if it is empty.
+        limit (`int`, *optional*): questions of each task.
+        include_path (`str` or `Path`, *optional*): folder of further tasks.
+    """
+
+    configs: dict[Combination, NeuronALConfig | str]
+    dataset: Any
+    tests: dict[str, Any]
+    max_windows: int | None
+    tasks: list[str]
+    limit: int | None
+    include_path: str | Path | None
+
+    @property
+    def possible(self) -> dict[Combination, NeuronALConfig]:
+        """The combinations that have a config; at least one."""
+        return {combination: found for combination, found in self.configs.items() if isinstance(found, NeuronALConfig)}
+
+
+def check_asked(
+    *,
+    saliencies: Sequence[str],
+    topups: Sequence[str],
+    sparsities: Sequence[float],
+    dataset: Any,
+    evaluate: Sequence | Mapping[str, Any],
+    config: Mapping[str, Any],
+    max_windows: int | None = None,
+    tasks: Sequence[str] = (),
+    limit: int | None = None,
+    include_path: str | Path | None = None,
+) -> Asked:
+    """What [`compare`] is asked for, if nothing is wrong with it that can be known without a model.
+
+    Arguments and errors are those of [`compare`]; `config` holds the further fields of [`NeuronALConfig`].
+    """
+    if Processes.current().count > 1:
+        raise ValueError("compare runs in one process; start it without torchrun or accelerate launch.")
+    saliencies = check_texts("saliencies", saliencies, "['wanda']")
+    topups = check_texts("topups", topups, "['search']")
+    sparsities = check_several("sparsities", sparsities, "[0.6, 0.7]")
+    tests, tasks = name_test_sets(evaluate), check_texts("tasks", tasks, "['boolq']")
+    for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
+        for method in methods:
+            registry.get(parse_method(method)[0])
+    combinations = list(product(sparsities, saliencies, topups))
+    if not combinations:
+        raise ValueError("There is nothing to compare: name at least one saliency, one top-up and one sparsity.")
+    configs = make_configs(combinations, dataset, as_json(config))
+    asked = Asked(configs, dataset, tests, max_windows, tasks, limit, include_path)
+    if isinstance(dataset, str) and any(found.make_methods().needs_calibration for found in asked.possible.values()):
+        check_dataset(dataset)
+    for test in tests.values():
+        if isinstance(test, str):
+            check_dataset(test, "test")
+    if tasks:
+        check_tasks(tasks, include_path, limit)
+    return asked
+
+
+def make_config(sparsity: float, saliency: str, topup: str, dataset, others: dict[str, Any]) -> NeuronALConfig:
+    """The config of one combination. With a saliency that knows no rows, a top-up leaves them alone if it can.
+
+    Args:
+        sparsity (`float`): in [0, 1).
+        saliency, topup (`str`): names of methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
+        dataset: calibration data; the config holds a name or a path only.
+        others (`dict[str, Any]`):
+            Fields of the config, for all combinations. Among them aliases, which only the top-ups that they belong to
+            are given, and which its own hyper-parameters override.
+
+    Raises:
+        `ValueError`, `TypeError`: this combination is not possible.
+    """
+    saliency, saliency_args = parse_method(saliency)
+    topup, topup_args = parse_method(topup)
+    fields = {name: value for name, value in others.items() if name not in ALIASES}
+    aliases = {name: value for name, value in others.items() if name in ALIASES and topup in ALIASES[name].topups}
+    without_rows = {} if SALIENCIES.get(saliency).knows_rows else TOPUPS.get(topup).without_rows
+    return NeuronALConfig(
+        sparsity=sparsity,
+        saliency=saliency,
+        saliency_args=saliency_args,
+        topup=topup,
+        topup_args={**without_rows, **aliases, **topup_args},
+        dataset=dataset if isinstance(dataset, str) else None,
+        **fields,
+    )
+
+
+def make_configs(
+    combinations: Sequence[Combination], dataset, others: dict[str, Any]
+) -> dict[Combination, NeuronALConfig | str]:
+    """Combination -> its config, or why there is none. Arguments: [`make_config`].
+
+    Raises:
+        `ValueError`: no combination is possible.
+    """
+    configs: dict[Combination, NeuronALConfig | str] = {}
+    for combination in combinations:
+        try:
+            configs[combination] = make_config(*combination, dataset, others)
+        except ValueError as error:
+            configs[combination] = " ".join(str(error).split())
+    if all(isinstance(config, str) for config in configs.values()):
+        raise ValueError(f"No combination is possible: {next(iter(configs.values()))}")
+    return configs

@@ -1,0 +1,37 @@
+import pytest
+
+from optimum_neuronal.evaluation.asked import check_asked, make_config
+
+
+def test_a_combination_is_asked_for_once():
+    given = {"saliencies": ["wanda", "wanda"], "topups": ["uniform"], "sparsities": (0.5, 0.6, 0.5)}
+    found = check_asked(**given, dataset=[[1, 2]], evaluate={"own": [[1, 2]]}, config={})
+    assert list(found.configs) == list(found.possible) == [(0.5, "wanda", "uniform"), (0.6, "wanda", "uniform")]
+
+
+def test_a_shared_hyper_parameter_name_goes_to_the_config_for_every_method(own_topup):
+    others = {"seed": 7, "batch_size": 2, "block_lambdas": (0.1,)}
+    for topup in ("uniform", "neuronal", "search", "test-only:seed=5"):
+        config = make_config(0.7, "wanda", topup, "c4", others)
+        assert (config.seed, config.batch_size) == (7, 2)
+    assert config.make_methods().topup == own_topup(seed=5)
+
+
+def test_compare_gives_aliases_to_their_topups_beneath_what_a_method_says_itself():
+    others = {"block_lambdas": (0.1,), "reference": "dense"}
+    own = make_config(0.7, "wanda", "neuronal:block_lambdas=[0.2]", "c4", others)
+    assert own.topup_args == {"block_lambdas": [0.2], "reference": "dense"}
+    assert make_config(0.7, "wanda", "search", "c4", others).topup_args == {}
+    assert make_config(0.7, "sparsegpt", "neuronal", "c4", {}).topup_args == {"steps": "block"}
+    with pytest.raises(ValueError, match="updates all rows"):
+        make_config(0.7, "sparsegpt", "neuronal", "c4", {"steps": "both"})
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [({"limit": 0}, "limit is 0: expected a whole number"), ({"include_path": "absent"}, "'absent' is not a folder")],
+)
+def test_what_tasks_are_asked_with_is_checked_without_a_model(options, message):
+    given = {"saliencies": ["wanda"], "topups": ["uniform"], "sparsities": [0.5], "dataset": [[1, 2]], "config": {}}
+    with pytest.raises(ValueError, match=message):
+        check_asked(**given, evaluate={}, tasks=["boolq"], **options)
