@@ -102,9 +102,11 @@ class PairedRuns:
 
         Those of the stages that inputs were asked of must be the ones that were told as solved then.
         """
-        self._parts[index].begin(None)
-        with self._parts[index].in_place():
-            return self.runner.output(self.block, self.streams[index], self.calls)
+        stream, parts = self.streams[index], self._parts[index]
+        parts.begin(None)
+        self.runner.block_forwards -= round(stream.sequences * parts.known_share)
+        with parts.in_place():
+            return self.runner.output(self.block, stream, self.calls)
 
 
 def _inputs(
