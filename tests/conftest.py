@@ -1,5 +1,6 @@
 """Fixtures: tiny models, made from the installed transformers' own config classes, token ids, a tokenizer."""
 
+import gc
 import os
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 transformers.logging.enable_propagation()  # so that pytest's caplog sees notes
 torch.set_num_threads(1)
+gc.collect()
+gc.freeze()  # what is imported stays: tests that collect garbage need not look through it
 
 # A few, for tests that need not run on all: separate and fused projections, grouped queries, parallel blocks, experts.
 FEW = ("gpt2", "gpt_neox", "llama", "llama4_text", "mistral", "mixtral", "opt", "phi", "qwen3")

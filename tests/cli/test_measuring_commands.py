@@ -1,11 +1,12 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.measuring_commands import task_rows
-from optimum_neuronal.evaluation import asked
+from optimum_neuronal.evaluation import asked, tasks
 from optimum_neuronal.evaluation.tasks import TaskResult
 
 
@@ -55,11 +56,13 @@ class TestCompare:
         assert stop.value.code == "compare: 1 of 2 combinations failed, see the table"
         assert "failed: The saliency 'sparsegpt' updates all rows" in capsys.readouterr().out
 
-    def test_tasks_are_checked_first(self, run, arguments):
-        pytest.importorskip("lm_eval")
+    def test_tasks_are_checked_first(self, run, arguments, monkeypatch):
+        manager = pytest.importorskip("lm_eval.tasks").TaskManager
+        own = Path(__file__).parents[1] / "fixtures" / "tasks"  # the harness's take long to index
+        monkeypatch.setattr(tasks, "_stock_tasks", lambda: manager(include_path=str(own), include_defaults=False))
         with pytest.raises(SystemExit) as stop:
-            run(*arguments, "--tasks", "hellaswagg")
-        assert "Did you mean 'hellaswag'" in stop.value.code
+            run(*arguments, "--tasks", "neuronal_word")
+        assert "Did you mean 'neuronal_words'" in stop.value.code
 
 
 def test_tasks_on_the_command_line(run, dense, tmp_path, monkeypatch):
