@@ -1,0 +1,109 @@
+"""The scale that a row's kept values share within a group of columns: found where values were rounded, or fitted.
+
+Tables are symmetric, so all of it computes with magnitudes: float32, shape (groups, columns of a group), 0 where pruned.
+A scale is a positive bfloat16; each value is the float32 product of scale and level, rounded to the weight's dtype.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from .codebooks import nearest_magnitude
+
+
+# Of the largest magnitude of a group, which part the largest level stands for. Below 1 the largest values are clipped,
+# which errs less on all the others.
+CLIPPING = (1.0, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5, 0.4)
+PROBED = 16  # values on which a scale is tried before it is on all of its group
+NEIGHBOURS = (0, 1, -1, 2, -2)  # a value's rounding moves the scale that is found from it by less than 2 steps
+
+
+def scale_range(dtype: torch.dtype, levels: Sequence[int]) -> tuple[float, float]:
+    """The least and the largest scale: with them no value of a dtype overflows, or vanishes among its subnormal numbers.
+
+    Args:
+        dtype (`torch.dtype`): of the weight.
+        levels (`Sequence[int]`): positive, ascending.
+    """
+    limits = torch.finfo(dtype)
+    least = max(torch.finfo(torch.bfloat16).tiny, 128 * limits.smallest_normal * limits.eps / levels[0])
+    return _bfloat16(least, up=True), _bfloat16(limits.max / levels[-1], up=False)
+
+
+def find_scales(magnitudes: torch.Tensor, levels: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+    """The scales of values that were rounded: with them each is a level times its group's scale, bit for bit.
+
+    Returns:
+        `Tensor`: bfloat16, shape (groups,), 0 where a group keeps nothing; `None` where a group has no such scale.
+    """
+    # The smallest tell scales apart best: large ones lie so close that many a wrong scale has a level for them.
+    ordered = torch.where(magnitudes == 0, torch.inf, magnitudes).sort(1).values
+    ordered = ordered.masked_fill_(ordered == torch.inf, 0)
+    largest = ordered.amax(1)
+    scales = torch.zeros_like(largest, dtype=torch.bfloat16)
+    low, high = scale_range(dtype, levels)
+    left = largest.nonzero().flatten()
+    for level in reversed(levels):
+        for step in NEIGHBOURS:
+            if not len(left):
+                return scales
+            tried = ((largest[left] / level).bfloat16().view(torch.int16) + step).view(torch.bfloat16)
+            fits = (tried >= low) & (tried <= high)
+            fits &= _is_exact(ordered[left, :PROBED], tried, levels, dtype)
+            likely = fits.nonzero().flatten()
+            fits[likely] = _is_exact(ordered[left[likely]], tried[likely], levels, dtype)
+            scales[left[fits]] = tried[fits]
+            left = left[~fits]
+    return None if len(left) else scales
+
+
+def fit_scales(
+    magnitudes: torch.Tensor, levels: Sequence[int], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales with which values are rounded to their nearest levels with the least squared error, of those tried.
+
+    Tried are the clippings of [`CLIPPING`], and of the best the scale that is best for the levels chosen with it.
+
+    Returns:
+        `tuple`: scales, bfloat16, shape (groups,), 0 where a group keeps nothing; squared errors, float32, shape (groups,).
+    """
+    low, high = scale_range(dtype, levels)
+    largest = magnitudes.amax(1)
+
+    def rounded(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scales as they are stored, and the errors with them."""
+        scales = scales.clamp(low, high).bfloat16()
+        return scales, (round_to_levels(magnitudes, scales, levels) - magnitudes).square().sum(1)
+
+    best, least = rounded(largest / levels[-1])
+    for part in CLIPPING[1:]:
+        best, least = _better(best, least, *rounded(largest * (part / levels[-1])))
+    chosen = round_to_levels(magnitudes, best, levels) / best[:, None].float()
+    best, least = _better(best, least, *rounded((chosen * magnitudes).sum(1) / chosen.square().sum(1)))
+    return best.masked_fill(largest == 0, 0), least
+
+
+def round_to_levels(magnitudes: torch.Tensor, scales: torch.Tensor, levels: Sequence[int]) -> torch.Tensor:
+    """The magnitudes with each that is not 0 rounded to its nearest level, in float32; scales are of shape (groups,)."""
+    scale = scales.float()[:, None]
+    return nearest_magnitude(magnitudes / scale, levels).mul_(scale).masked_fill_(magnitudes == 0, 0)
+
+
+def _is_exact(
+    magnitudes: torch.Tensor, scales: torch.Tensor, levels: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    return (round_to_levels(magnitudes, scales, levels).to(dtype).float() == magnitudes).all(1)
+
+
+def _better(scales: torch.Tensor, errors: torch.Tensor, others: torch.Tensor, their_errors: torch.Tensor):
+    """Of two scales of each group the one that errs less, the first where they err alike."""
+    other = their_errors < errors
+    return torch.where(other, others, scales), torch.where(other, their_errors, errors)
+
+
+def _bfloat16(number: float, up: bool) -> float:
+    """The nearest bfloat16 that is no less, or no greater, than a positive number."""
+    rounded = torch.tensor(number, dtype=torch.float64).bfloat16().view(1)
+    if rounded.double() < number if up else rounded.double() > number:
+        rounded = (rounded.view(torch.int16) + (1 if up else -1)).view(torch.bfloat16)
+    return float(rounded)

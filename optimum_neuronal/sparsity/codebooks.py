@@ -1,0 +1,65 @@
+"""The levels that few-bit codes of kept values stand for: small tables of int8 numbers.
+
+Zeros are in the mask, so no level is zero; tables are symmetric, so that a level is told by a sign and a magnitude. Of 8
+bits there is no table: a code is the level itself, in two's complement, never 0 and never -128.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+
+BITS = (8, 4, 3, 2)
+LARGEST = 127
+
+# For each number of bits the tables that are known: 2**bits levels each, ascending, the largest of them 127.
+TABLES: dict[int, tuple[tuple[int, ...], ...]] = {
+    2: ((-127, -42, 42, 127),),
+    3: ((-127, -91, -54, -18, 18, 54, 91, 127),),
+    4: ((-127, -110, -93, -76, -59, -42, -25, -8, 8, 25, 42, 59, 76, 93, 110, 127),),
+    8: ((),),
+}
+
+
+def check_bits(bits: int) -> None:
+    """Raises `ValueError` if there is no format of values with so many bits."""
+    if type(bits) is not int or bits not in BITS:
+        raise ValueError(f"values of {bits!r} bits are not known: expected one of {', '.join(map(str, BITS))}")
+
+
+def check_table(table: Sequence[int], bits: int) -> None:
+    """Raises `ValueError` if these are no levels of so many bits: whole numbers of -127 to 127, ascending, symmetric, no zero."""
+    levels = [int(level) for level in table]
+    if len(levels) != (0 if bits == 8 else 2**bits):
+        raise ValueError(f"its table has {len(levels)} levels: expected {0 if bits == 8 else 2**bits} for {bits} bits")
+    ascending = all(lower < upper for lower, upper in zip(levels, levels[1:]))
+    if (
+        not ascending
+        or 0 in levels
+        or levels != [-level for level in reversed(levels)]
+        or max(levels, default=0) > LARGEST
+    ):
+        raise ValueError(
+            f"its table is {levels}: expected levels of -{LARGEST} to {LARGEST}, ascending, symmetric and without zero"
+        )
+
+
+def magnitudes(table: Sequence[int]) -> list[int]:
+    """The positive levels of a table, ascending; of 8 bits, whose table is empty, 1 to 127."""
+    return [int(level) for level in table if level > 0] or list(range(1, LARGEST + 1))
+
+
+def nearest_magnitude(ratios: torch.Tensor, levels: Sequence[int]) -> torch.Tensor:
+    """The nearest of some positive levels.
+
+    Args:
+        ratios (`Tensor`): magnitudes of weights in units of their scales, float32, at least 0.
+        levels (`Sequence[int]`): positive, ascending, as [`magnitudes`] gives them.
+
+    Returns:
+        `Tensor`: levels as float32, of the same shape.
+    """
+    if len(levels) == LARGEST:  # all of them
+        return ratios.round().clamp_(1, LARGEST)
+    known = torch.tensor(levels, dtype=torch.float32, device=ratios.device)
+    return known[torch.bucketize(ratios, (known[1:] + known[:-1]) / 2)]
