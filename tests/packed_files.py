@@ -1,31 +1,44 @@
-"""A small packed checkpoint, for tests that read and damage it."""
+"""A small packed checkpoint, for tests that read and damage it: of the first version of the format, or with coded weights."""
 
 import torch
 
+from optimum_neuronal.checkpoint.coding import Coding
 from optimum_neuronal.checkpoint.packed_index import open_checkpoint
 from optimum_neuronal.checkpoint.packed_writing import PackedWriter
+from optimum_neuronal.sparsity.coded import CodedWeight
 
 
 FILE = "packed-00001-of-00001.safetensors"
 NAME = "layers.0.up_proj.weight"
+TRANSPOSED = "layers.0.down_proj.weight"
+BITS = 3
+SPARSITY_CONFIG = {
+    "block_sparsity": {"layers.0": 0.7},
+    "projections": {
+        "up_proj": {"sparsity": 0.7, "weights": ["layers.*.up_proj.weight"]},
+        "down_proj": {"sparsity": 0.7, "weights": ["layers.*.down_proj.weight"], "transposed": True},
+    },
+    "value_bits": BITS,
+}
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """What the checkpoint holds: two weights with many zeros, and two that are not packed."""
+    """What the checkpoint holds: two weights with many zeros and values of few bits, and two that are not packed."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(6, 5, generator=generator)
     weight[torch.rand(6, 5, generator=generator) < 0.7] = 0
     return {
-        NAME: weight.bfloat16(),
-        "layers.0.down_proj.weight": weight.T.contiguous(),
+        NAME: CodedWeight.nearest(weight.bfloat16(), BITS).unpack(),
+        TRANSPOSED: CodedWeight.nearest(weight, BITS).unpack().T.contiguous(),
         "norm.weight": torch.randn(3, generator=generator),
         "steps": torch.tensor(7),
     }
 
 
-def write(folder, max_shard_size="1GB") -> None:
+def write(folder, max_shard_size="1GB", coded=False) -> None:
     """Writes it into a folder."""
     with PackedWriter(folder, max_shard_size) as writer:
+        writer.coding = Coding(SPARSITY_CONFIG, tensors()) if coded else None
         for name, tensor in tensors().items():
             writer.add(name, tensor)
 

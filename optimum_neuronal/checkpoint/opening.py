@@ -19,9 +19,10 @@ from .dense_index import dense_files, open_dense
 from .files import read_json
 from .names import CONFIG, DENSE_INDEX, FOREIGN_SUFFIXES, WEIGHT_FILES, is_of_weights
 from .packed_index import open_checkpoint
-from .packed_reading import DTYPES, PackedFile
+from .packed_reading import PackedFile
 from .sparsity_config import read_sparsity_config
 from .stored_format import stored_format
+from .stored_tensors import DTYPES
 
 
 PIECE = 2**24  # elements that are read at a time
@@ -119,15 +120,12 @@ class Checkpoint:
             (
                 file.path,
                 [
-                    Weight(
-                        name, stored.shape, DTYPES[stored.values.dtype],
-                        stored.values.nbytes + (stored.mask.nbytes if stored.mask else 0), file,
-                    )
+                    Weight(name, stored.shape, stored.dtype, stored.stored_bytes, file)
                     for name, stored in file.weights.items()
                 ],
             )
             for file in open_checkpoint(self.directory)
-        ]  # fmt: skip
+        ]
 
     def _dense(self, opened: ExitStack) -> list[tuple[Path, list[Weight]]]:
         pairs = []

@@ -7,47 +7,26 @@ name the file and the tensor.
 import json
 import math
 import re
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ..runtime.schema import short
 from ..sparsity.bitmask import MASK, VALUES, Values, check_headers, check_mask, checksum_seed, unpack
 from ..sparsity.packed import PackedMask, PackedWeight
+from .coded_reading import CODED_PARTS, StoredCodedWeight
 from .files import check_file, check_names, open_safetensors
+from .stored_tensors import DTYPES, FileValues, Stored
 
 
-VERSION = 1
+VERSION, CODED_VERSION = 1, 2  # of the format; the second has weights with values of few bits beside all of the first
+VERSIONS = (VERSION, CODED_VERSION)
 METADATA = "neuronal"  # key in a shard's metadata
 
 _Made = TypeVar("_Made")
-
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor of a safetensors file as its header describes it.
-
-    Args:
-        name (`str`), dtype (`str`): as in the header; dtypes are called `"BF16"`, `"U8"`, ...
-        shape (`tuple[int, ...]`): of the tensor.
-        offset (`int`), nbytes (`int`): where its bytes lie in the file.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
 
 
 class PackedFile:
@@ -59,7 +38,7 @@ class PackedFile:
         path (`str` or `Path`): of the file.
 
     Attributes:
-        weights (`dict[str, StoredWeight]`): by their names in the dense checkpoint.
+        weights (`dict[str, StoredWeight | StoredCodedWeight]`): by their names in the dense checkpoint.
 
     Raises:
         `ValueError`: it is no such file, or it is damaged.
@@ -67,29 +46,34 @@ class PackedFile:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        stored, about = _read_header(self.path)
-        self.weights: dict[str, StoredWeight] = {}
+        stored, about, version = _read_header(self.path)
+        self.weights: dict[str, StoredWeight | StoredCodedWeight] = {}
         for name, facts in about.items():
-            self.weights[name] = self._weight(name, facts, stored)
+            self.weights[name] = self._weight(name, facts, stored, version)
         if stored:
             raise ValueError(f"{path} holds the tensor {min(stored)!r}, which its metadata does not know.")
 
-    def _weight(self, name: str, facts: Any, stored: dict[str, Stored]) -> "StoredWeight":
+    def _weight(
+        self, name: str, facts: Any, stored: dict[str, Stored], version: int
+    ) -> "StoredWeight | StoredCodedWeight":
         """Takes a weight's tensors out of those that are stored."""
         if not isinstance(facts, dict) or not re.fullmatch("[0-9a-f]{8}", str(facts.get("crc32"))):
             raise ValueError(
                 f"{self.path}: the metadata of {name!r} is {short(facts)}: expected a 'crc32' of 8 hex digits."
             )
         checksum = int(facts["crc32"], 16)
-        parts = [name] if "shape" not in facts else [name + MASK, name + VALUES]
-        for part in parts:
-            if part not in stored:
-                raise ValueError(f"{self.path} has no tensor {part!r}, which its metadata names: it is damaged.")
-        tensors = [stored.pop(part) for part in parts]
+        coded = "bits" in facts and version >= CODED_VERSION
+        ends = CODED_PARTS if coded else (MASK, VALUES) if "shape" in facts else ("",)
+        for end in ends:
+            if name + end not in stored:
+                raise ValueError(f"{self.path} has no tensor {name + end!r}, which its metadata names: it is damaged.")
+        tensors = [stored.pop(name + end) for end in ends]
         if len(tensors) == 1:
             return StoredWeight(self.path, name, tensors[0].shape, checksum, tensors[0])
-        mask, values = tensors
         try:
+            if coded:
+                return StoredCodedWeight.of_header(self.path, name, facts, tensors, checksum)
+            mask, values = tensors
             check_headers(facts["shape"], mask.shape, DTYPES[mask.dtype], values.shape, DTYPES[values.dtype])
         except ValueError as error:
             raise ValueError(f"{self.path}: {name} cannot be unpacked: {error}.") from error
@@ -103,13 +87,13 @@ class PackedFile:
     @property
     def tensors(self) -> set[str]:
         """Names of the tensors that are stored, as in the index."""
-        return {part.name for weight in self.weights.values() for part in (weight.values, weight.mask) if part}
+        return {part.name for weight in self.weights.values() for part in weight.parts}
 
     def keys(self) -> list[str]:
         """Names of the weights, as in the dense checkpoint."""
         return list(self.weights)
 
-    def get_slice(self, name: str) -> "StoredWeight":
+    def get_slice(self, name: str) -> "StoredWeight | StoredCodedWeight":
         """A weight that is read when it is indexed: `file.get_slice(name)[...]`."""
         return self.weights[name]
 
@@ -148,9 +132,24 @@ class StoredWeight:
     mask: Stored | None = None
 
     @property
+    def parts(self) -> list[Stored]:
+        """The tensors that it consists of."""
+        return [self.values] if self.mask is None else [self.mask, self.values]
+
+    @property
     def stored_bytes(self) -> int:
         """Bytes that it takes in the file."""
-        return self.values.nbytes + (self.mask.nbytes if self.mask else 0)
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def kept(self) -> int | None:
+        """How many elements are kept, None if it is not packed."""
+        return None if self.mask is None else math.prod(self.values.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weight."""
+        return DTYPES[self.values.dtype]
 
     def get_shape(self) -> list[int]:
         """The shape of the weight, unpacked."""
@@ -170,11 +169,11 @@ class StoredWeight:
     def _checked(self, make: Callable[[torch.Tensor | None, Values], _Made]) -> _Made:
         """What is made of the bitmask and of the values, which it must read from the first to the last, once."""
         with self.path.open("rb") as file:
-            values = _FileValues(file, self.values, checksum_seed(self.name, self.values.dtype, self.shape))
+            values = FileValues(file, self.values, checksum_seed(self.name, self.values.dtype, self.shape))
             try:
                 bitmask = None
                 if self.mask is not None:
-                    mask = _FileValues(file, self.mask, values.checksum)
+                    mask = FileValues(file, self.mask, values.checksum)
                     bitmask = mask[0 : len(mask)]
                     values.checksum = mask.checksum
                 made = make(bitmask, values)
@@ -195,31 +194,8 @@ class StoredWeight:
         return PackedWeight(PackedMask(mask, self.shape), values[0 : len(values)])
 
 
-class _FileValues(Values):
-    """The elements of a stored tensor in their order, read piece by piece; the checksum grows with each."""
-
-    def __init__(self, file: BinaryIO, stored: Stored, checksum: int):
-        self.dtype = DTYPES[stored.dtype]
-        self.checksum = checksum
-        self._file, self._stored = file, stored
-
-    def __len__(self) -> int:
-        return math.prod(self._stored.shape)
-
-    def __getitem__(self, piece: slice) -> torch.Tensor:
-        tensor = torch.empty(piece.stop - piece.start, dtype=self.dtype)
-        if not len(tensor):
-            return tensor
-        buffer = tensor.view(torch.uint8).numpy()
-        self._file.seek(self._stored.offset + piece.start * tensor.element_size())
-        if self._file.readinto(buffer) != len(buffer):
-            raise ValueError("the file ends in the middle of it")
-        self.checksum = zlib.crc32(buffer, self.checksum)
-        return tensor
-
-
-def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """The tensors of a file by name, and what its metadata tells of every weight."""
+def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any], int]:
+    """The tensors of a file by name, what its metadata tells of every weight, and the version of the format."""
     with open_safetensors(check_file(path.parent, path.name)):  # so that what follows may believe the header
         pass
     with path.open("rb") as file:
@@ -233,10 +209,10 @@ def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
         raise ValueError(
             f"{path} is no file of a packed checkpoint: its metadata lack {METADATA!r}, or it is damaged."
         ) from error
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or version not in VERSIONS:
         raise ValueError(
-            f"{path} has version {short(version)} of the packed format, but this optimum_neuronal reads {VERSION}: install "
-            "a newer one."
+            f"{path} has version {short(version)} of the packed format, but this optimum_neuronal reads "
+            f"{' and '.join(map(str, VERSIONS))}: install a newer one."
         )
     check_names(path, [*header, *weights])
     stored = {}
@@ -245,4 +221,4 @@ def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
             raise ValueError(f"{path}: {name} has the dtype {entry['dtype']}: expected one of {', '.join(DTYPES)}.")
         first, last = entry["data_offsets"]
         stored[name] = Stored(name, entry["dtype"], tuple(entry["shape"]), 8 + length + first, last - first)
-    return stored, dict(names)
+    return stored, dict(names), version

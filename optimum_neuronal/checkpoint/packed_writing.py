@@ -10,13 +10,18 @@ from typing import Any
 import torch
 
 from ..sparsity.bitmask import MASK, VALUES, checksum_seed, pack, saves_space
+from ..sparsity.code_checks import GROUP
+from ..sparsity.coded import CodedWeight
 from ..sparsity.packed import PackedWeight
 from ..sparsity.stand_in import StandIn
 from ..transformers_plugin import internals
+from .coded_reading import coded_seed
+from .coding import Coding
 from .names import CONFIG, PACKED, PACKED_INDEX
-from .packed_reading import DTYPES, METADATA, VERSION
+from .packed_reading import CODED_VERSION, METADATA, VERSION
 from .shards import ShardWriter
-from .stored_format import HINT, QUANTIZATION_CONFIG
+from .stored_format import CODED_QUANTIZATION_CONFIG, HINT, QUANTIZATION_CONFIG
+from .stored_tensors import DTYPES
 
 
 SHARD_SIZE = "2GB"  # at most, since a file's content is held in memory until it is written
@@ -39,11 +44,15 @@ class PackedWriter(ShardWriter):
         folder (`str` or `Path`): where the files are written; exists.
         max_shard_size (`int` or `str`):
             Bytes of a file, or text such as `"500MB"`; never more than 2 GB, but for a weight that is larger.
+
+    Attributes:
+        coding ([`Coding`], *optional*): which weights have values of few bits; set before the first is added.
     """
 
     def __init__(self, folder: str | Path, max_shard_size: int | str = SHARD_SIZE):
         size = min(internals.bytes_of(max_shard_size), internals.bytes_of(SHARD_SIZE))
         super().__init__(folder, size, PACKED)
+        self.coding: Coding | None = None
         self._about: dict[str, Any] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
@@ -54,6 +63,10 @@ class PackedWriter(ShardWriter):
         """
         if tensor.dtype not in NAMES:
             raise ValueError(f"{name} has the dtype {tensor.dtype}, which a packed checkpoint cannot hold.")
+        coded = self.coding and self.coding.code(name, tensor)
+        if coded and coded[0].nbytes < tensor.numel() * tensor.element_size():
+            self._add_coded(name, tensor, *coded)
+            return
         facts: dict[str, Any] = {}
         packed = tensor.packed() if isinstance(tensor, StandIn) else None
         if packed is None and isinstance(tensor, StandIn):
@@ -66,16 +79,28 @@ class PackedWriter(ShardWriter):
             # Copied: a view would keep, and safetensors would refuse, the whole of which it is a part.
             tensor = tensor if packed is None else packed.unpack()
             parts = {name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)}
-        checksum = checksum_seed(name, NAMES[tensor.dtype], tensor.shape)
+        self._take(name, parts, facts, checksum_seed(name, NAMES[tensor.dtype], tensor.shape))
+
+    def _add_coded(self, name: str, tensor: torch.Tensor, coded: CodedWeight, transposed: bool) -> None:
+        dtype, shape = NAMES[tensor.dtype], list(tensor.shape)
+        facts = {"shape": shape, "bits": coded.bits, "group": GROUP, "dtype": dtype}
+        facts |= {"transposed": True} if transposed else {}
+        parts = coded.parts(name)
+        owned = dict(zip(parts, _owned(*parts.values())))
+        self._take(name, owned, facts, coded_seed(name, dtype, shape, coded.bits, transposed))
+
+    def _take(self, name: str, parts: Mapping[str, torch.Tensor], facts: Mapping[str, Any], checksum: int) -> None:
+        """Takes what a weight consists of; the checksum is that of what the header says of it."""
         for part in parts.values():
             if part.numel():
                 checksum = zlib.crc32(part.view(-1).view(torch.uint8).numpy(), checksum)
-        self.take(parts)
+        self.take(dict(parts))
         self._about[name] = {**facts, "crc32": f"{checksum:08x}"}
 
     def metadata(self) -> dict[str, str]:
         about, self._about = self._about, {}
-        return {METADATA: json.dumps({"version": VERSION, "tensors": about})}
+        version = CODED_VERSION if self.coding else VERSION
+        return {METADATA: json.dumps({"version": version, "tensors": about})}
 
     def finish(self, count: int, index: dict) -> None:
         (self.folder / PACKED_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -92,7 +117,9 @@ def _owned(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """What config.json of a packed checkpoint holds, made of the dense one's."""
-    return _with_format(config, "packed") | {"quantization_config": dict(QUANTIZATION_CONFIG)}
+    coded = (config.get("sparsity_config") or {}).get("value_bits")
+    stored = CODED_QUANTIZATION_CONFIG if coded else QUANTIZATION_CONFIG
+    return _with_format(config, "packed") | {"quantization_config": dict(stored)}
 
 
 def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:

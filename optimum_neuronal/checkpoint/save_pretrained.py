@@ -1,7 +1,7 @@
 """`save_pretrained` of sparse models in either format, and models that are saved packed unless told otherwise."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +16,11 @@ from ..runtime.arguments import check_path
 from ..runtime.scratch import scratch_directory
 from ..sparsity.stand_in import StandIn
 from ..transformers_plugin import internals
+from .coding import Coding
 from .converting import DenseWriter
 from .names import DENSE_FILES, PACKED_FILES, SUFFIX
 from .packed_writing import SHARD_SIZE, PackedWriter, add_hint, dense_config, packed_config
+from .sparsity_config import KEY, read_sparsity_config
 
 
 PARAMETERS = list(inspect.signature(PreTrainedModel.save_pretrained).parameters.values())[1:]  # without self
@@ -145,11 +147,23 @@ def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str
         if any(parameter.is_meta for parameter in model.parameters()):
             _pack_offloaded(model, writer, max_shard_size, **kwargs)
         else:
-            for name, tensor in logging.tqdm(checkpoint_tensors(model).items(), desc="Packing weights"):
+            tensors = checkpoint_tensors(model)
+            writer.coding = _coding(model, tensors)
+            for name, tensor in logging.tqdm(tensors.items(), desc="Packing weights"):
                 writer.add(name, tensor)
+        if writer.coding:
+            writer.coding.tell()
         _remove(folder, PACKED_FILES)
     _save_all_but_weights(model, folder, packed_config, **kwargs)
     add_hint(folder)  # transformers would leave it out
+
+
+def _coding(model: PreTrainedModel, names: Iterable[str]) -> Coding | None:
+    """How weights of these names are coded, None if the model was not rounded to few bits."""
+    sparsity_config = getattr(model.config, KEY, None)
+    if not isinstance(sparsity_config, Mapping) or sparsity_config.get("value_bits") is None:
+        return None
+    return Coding(read_sparsity_config(model.config), names)
 
 
 def _save_all_but_weights(model: PreTrainedModel, folder: Path, change: Callable, **kwargs) -> None:
@@ -184,11 +198,18 @@ def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size
     """Packs weights that are on disk by way of dense files, which transformers alone can make of them."""
     with scratch_directory(writer.folder, ".dense") as dense, internals.known_as_offloaded(model):
         type(model).save_pretrained(model, dense, max_shard_size=max_shard_size, **kwargs)
-        for path in sorted(dense.glob(f"*{SUFFIX}")):
+        paths = sorted(dense.glob(f"*{SUFFIX}"))
+        writer.coding = _coding(model, [name for path in paths for name in _names(path)])
+        for path in paths:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
                     writer.add(name, file.get_tensor(name))
             path.unlink()
+
+
+def _names(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
 
 
 @contextmanager

@@ -65,6 +65,7 @@ def make_sparsity_config(
         weight_names (`Mapping[str, list[str]]`): from [`stored_names`].
     """
     kinds = _sparsity_by_kind(decoder, report)
+    transposed = {kind_of(block, p) for block, p in every_projection(decoder) if p.transposed}
     return {
         "version": VERSION,
         "quant_method": "neuronal",
@@ -73,8 +74,11 @@ def make_sparsity_config(
         "achieved_sparsity": report.achieved_sparsity,
         "block_sparsity": dict(report.blocks),
         "projections": {
-            kind: {"sparsity": sparsity, "weights": weight_names[kind]} for kind, sparsity in kinds.items()
+            kind: {"sparsity": sparsity, "weights": weight_names[kind]}
+            | ({"transposed": True} if kind in transposed else {})
+            for kind, sparsity in kinds.items()
         },
+        "value_bits": report.config.get("value_bits"),
         "left_out": [
             projection.name
             for block, projection in every_projection(decoder)

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..runtime.schema import short
-from .packed_reading import VERSION
+from .packed_reading import CODED_VERSION, VERSION, VERSIONS
 
 
 QUANT_METHOD = "optimum_neuronal"  # whoever does not know it quotes it: so it is the name of this package
 EARLIER_QUANT_METHOD = "neuronal"  # the same, of checkpoints of an earlier release
 QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
+CODED_QUANTIZATION_CONFIG = QUANTIZATION_CONFIG | {"version": CODED_VERSION}  # where values have few bits
 
 # In the place of the name of the file with the weights: transformers quotes one that cannot be any before it looks for
 # files. With this package the name is replaced first.
@@ -47,10 +48,10 @@ def is_ours(quantization_config: Any) -> bool:
 def check_packed(quantization_config: Mapping[str, Any]) -> None:
     """Raises `ValueError` if the `quantization_config` of a checkpoint is of a format or a version that is not known."""
     format, version = quantization_config.get("format"), quantization_config.get("version")
-    if format != "packed" or type(version) is not int or version != VERSION:
+    if format != "packed" or type(version) is not int or version not in VERSIONS:
         raise ValueError(
             f"The checkpoint's quantization_config has format {short(format)}, version {short(version)}, but this optimum_neuronal "
-            f"reads 'packed', version {VERSION}: install a newer one."
+            f"reads 'packed', versions {' and '.join(map(str, VERSIONS))}: install a newer one."
         )
 
 

@@ -71,11 +71,13 @@ class StoredProjection:
         block (`str`): full name of its block.
         kind (`str`): see [`kind_of`].
         left_out (`frozenset[str]`): of a weight of shape (experts, ., .), numbers of the experts that were not pruned.
+        transposed (`bool`): whether the model keeps it as (in, out).
     """
 
     block: str
     kind: str
     left_out: frozenset[str] = frozenset()
+    transposed: bool = False
 
 
 class PrunedWeights:
@@ -92,6 +94,7 @@ class PrunedWeights:
         self.left_out = set(sparsity_config.get("left_out", []))
         self._experts_left_out = _by_number(self.left_out)
         kinds = sparsity_config.get("projections", {})
+        self._transposed = {kind for kind, about in kinds.items() if about.get("transposed")}
         self._kinds = {name: kind for kind, about in kinds.items() for name in about["weights"]}
         self._kinds_of_tails = {name.partition(".")[2]: kind for name, kind in self._kinds.items()}
         self._shift = self._find_shift({with_stars(name) for name in names})
@@ -117,8 +120,9 @@ class PrunedWeights:
             return None
         full = _fill(f"{block}.{kind}", numbers[depth:])
         if "*" in full:  # all experts in one weight
-            return StoredProjection(block, kind, frozenset(self._experts_left_out.get(full, ())))
-        return None if full in self.left_out else StoredProjection(block, kind)
+            left_out = frozenset(self._experts_left_out.get(full, ()))
+            return StoredProjection(block, kind, left_out, kind in self._transposed)
+        return None if full in self.left_out else StoredProjection(block, kind, transposed=kind in self._transposed)
 
 
 def _by_number(names: Iterable[str]) -> dict[str, set[str]]:

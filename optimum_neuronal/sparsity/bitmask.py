@@ -139,15 +139,8 @@ def check_headers(
     values_dtype: torch.dtype,
 ) -> None:
     """What the headers of a file tell before a byte of a weight is read. Raises `ValueError` if they do not agree."""
-    whole = isinstance(shape, Sequence) and all(type(size) is int and size >= 0 for size in shape)
-    if not whole or not 2 <= len(shape) <= MOST_DIMENSIONS:
-        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to {MOST_DIMENSIONS} whole numbers")
+    check_mask_header(shape, mask_shape, mask_dtype)
     numel = math.prod(shape)
-    if mask_dtype != torch.uint8 or tuple(mask_shape) != (mask_length(numel),):
-        raise ValueError(
-            f"its bitmask has dtype {mask_dtype} and shape {list(mask_shape)}: expected torch.uint8 and "
-            f"[{mask_length(numel)}] for a weight of shape {list(shape)}"
-        )
     if not values_dtype.is_floating_point:
         raise ValueError(f"its values have dtype {values_dtype}: expected a floating one")
     if len(values_shape) != 1 or values_shape[0] > numel:
@@ -157,18 +150,36 @@ def check_headers(
         )
 
 
+def check_mask_header(shape: Sequence[int], mask_shape: Sequence[int], mask_dtype: torch.dtype) -> None:
+    """Raises `ValueError` if these are no shape of a weight, or if its bitmask is not one of it."""
+    whole = isinstance(shape, Sequence) and all(type(size) is int and size >= 0 for size in shape)
+    if not whole or not 2 <= len(shape) <= MOST_DIMENSIONS:
+        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to {MOST_DIMENSIONS} whole numbers")
+    numel = math.prod(shape)
+    if mask_dtype != torch.uint8 or tuple(mask_shape) != (mask_length(numel),):
+        raise ValueError(
+            f"its bitmask has dtype {mask_dtype} and shape {list(mask_shape)}: expected torch.uint8 and "
+            f"[{mask_length(numel)}] for a weight of shape {list(shape)}"
+        )
+
+
 def check_mask(mask: np.ndarray, numel: int, kept: int, found: int | None = None) -> None:
     """Raises `ValueError` if the bitmask does not have exactly `kept` bits set, or one behind its end.
 
     `found` is how many it has, where that is known.
     """
-    if numel % 8 and int(mask[-1]) >> numel % 8:
-        raise ValueError(f"its bitmask has bits set behind the weight's {numel} elements")
+    check_mask_end(mask, numel)
     if found is None:
         pieces = (mask[start : start + CHUNK] for start in range(0, len(mask), CHUNK))
         found = sum(np.count_nonzero(np.unpackbits(piece)) for piece in pieces)
     if found != kept:
         raise ValueError(f"its bitmask keeps {found} values, but {kept} are stored")
+
+
+def check_mask_end(mask: np.ndarray | torch.Tensor, numel: int) -> None:
+    """Raises `ValueError` if the bitmask has a bit set behind its end."""
+    if numel % 8 and int(mask[-1]) >> numel % 8:
+        raise ValueError(f"its bitmask has bits set behind the weight's {numel} elements")
 
 
 def checksum_seed(name: str, dtype: str, shape: Sequence[int]) -> int:

@@ -49,9 +49,10 @@ def find_scales(magnitudes: torch.Tensor, levels: Sequence[int], dtype: torch.dt
                 return scales
             tried = ((largest[left] / level).bfloat16().view(torch.int16) + step).view(torch.bfloat16)
             fits = (tried >= low) & (tried <= high)
-            fits &= _is_exact(ordered[left, :PROBED], tried, levels, dtype)
-            likely = fits.nonzero().flatten()
-            fits[likely] = _is_exact(ordered[left[likely]], tried[likely], levels, dtype)
+            fits &= (tried.float() * level).to(dtype).float() == largest[left]
+            for values in (ordered[:, :PROBED], ordered):
+                likely = fits.nonzero().flatten()
+                fits[likely] = _is_exact(values[left[likely]], tried[likely], levels, dtype)
             scales[left[fits]] = tried[fits]
             left = left[~fits]
     return None if len(left) else scales

@@ -9,17 +9,16 @@ from dataclasses import dataclass
 
 import torch
 
-from .bitmask import MASK
+from .bitmask import MASK, check_mask_end
 from .changes import Change
-from .code_scales import find_scales, fit_scales, scale_range
+from .code_checks import CODED_DTYPES, GROUP, check_scales
+from .code_scales import find_scales, fit_scales
 from .code_stream import BLOCK, pack_codes, unpack_codes
 from .codebooks import TABLES, check_bits, check_table, magnitudes, nearest_magnitude
 from .packed import PackedMask
 
 
-GROUP = 128  # columns that share a scale
 CODES, SCALES, TABLE = ".packed_codes", ".packed_scales", ".packed_table"  # what follows a weight's name in a file
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,10 @@ class CodedWeight(Change):
         levels = torch.tensor(table, dtype=torch.int8, device=weight.device)
         pieces, height = [], _height(rows)
         for block, scale in zip(rows.split(height), scales.split(height)):
-            values = block.float()
-            ratios = values.abs() / _by_column(scale, block.shape[1]).float()
-            signed = nearest_magnitude(ratios, magnitudes(table)).copysign_(values)[values != 0]
+            kept = block != 0
+            values = block[kept].float()
+            ratios = values.abs() / _by_column(scale, block.shape[1])[kept].float()
+            signed = nearest_magnitude(ratios, magnitudes(table)).copysign_(values)
             known = torch.bucketize(signed, levels.float()) if len(levels) else signed.to(torch.int8).view(torch.uint8)
             pieces.append(known.to(torch.uint8))
         kept = rows != 0
@@ -152,8 +152,9 @@ class CodedWeight(Change):
         """
         if device is not None and device != self.codes.device:
             return self.to(device).unpack()
+        check_mask_end(self.mask.bits, math.prod(self.shape))
         kept = self.mask.unpack().view(_matrix_shape(self.shape))
-        self._check(kept)
+        check_scales(self.scales, kept, self.table.tolist(), self.bits, self.dtype)
         codes = unpack_codes(self.codes, kept, self.bits)
         levels = self.table[codes.int()] if self.bits < 8 else codes.view(torch.int8)
         if self.bits == 8 and ((levels == 0) | (levels == -128)).any():
@@ -165,24 +166,6 @@ class CodedWeight(Change):
             row[mask] = (wide * levels[first : first + len(wide)]).to(self.dtype)
             first += len(wide)
         return rows.view(self.shape)
-
-    def _check(self, kept: torch.Tensor) -> None:
-        """Raises `ValueError` if table or scales are none that can be of these kept elements."""
-        check_table(self.table.tolist(), self.bits)
-        expected = (kept.shape[0], -(-kept.shape[1] // GROUP))
-        if tuple(self.scales.shape) != expected:
-            raise ValueError(f"its scales have shape {list(self.scales.shape)}: expected {list(expected)}")
-        low, high = scale_range(self.dtype, magnitudes(self.table.tolist()))
-        padded = torch.nn.functional.pad(kept, (0, -kept.shape[1] % GROUP))
-        used = padded.view(*expected, GROUP).any(-1)
-        scales = self.scales.float()
-        wrong = torch.where(used, ~((scales >= low) & (scales <= high)), self.scales.view(torch.int16) != 0)
-        if wrong.any():
-            row, group = wrong.nonzero()[0].tolist()
-            wanted = f"one of {low:.3g} to {high:.3g}" if used[row, group] else "0, since nothing is kept there"
-            raise ValueError(
-                f"its scale of row {row} and group {group} is {float(scales[row, group])}: expected {wanted}"
-            )
 
     def apply_to(self, weight: torch.Tensor) -> None:
         weight.copy_(self.unpack(weight.device))
@@ -198,10 +181,10 @@ def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 def _rows(weight: torch.Tensor, bits: int) -> torch.Tensor:
     """The weight as a matrix of rows. Raises `ValueError` if it cannot be coded."""
     check_bits(bits)
-    if weight.ndim < 2 or weight.dtype not in DTYPES:
+    if weight.ndim < 2 or weight.dtype not in CODED_DTYPES:
         raise ValueError(
             f"a weight of shape {list(weight.shape)} and {weight.dtype} cannot have values of {bits} bits: expected at "
-            f"least two dimensions and one of {', '.join(map(str, DTYPES))}"
+            f"least two dimensions and one of {', '.join(map(str, CODED_DTYPES))}"
         )
     rows = weight.detach().reshape(_matrix_shape(weight.shape))
     if not all(bool(block.isfinite().all()) for block in rows.split(_height(rows))):

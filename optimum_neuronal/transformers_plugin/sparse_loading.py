@@ -12,8 +12,9 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..checkpoint.coded_reading import StoredCodedWeight
 from ..checkpoint.dense_index import check_dense, check_listed
-from ..checkpoint.packed_reading import DTYPES, PackedFile, StoredWeight
+from ..checkpoint.packed_reading import PackedFile, StoredWeight
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..checkpoint.stored_format import check_agreement, is_ours
 from ..inference.arriving import finish_arriving, pack_arriving
@@ -34,10 +35,10 @@ class KeptFile:
         self.file, self.path = file, file.path
         self.keys, self.metadata = file.keys, file.metadata
 
-    def get_slice(self, name: str) -> "KeptWeight | StoredWeight":
+    def get_slice(self, name: str) -> "KeptWeight | StoredWeight | StoredCodedWeight":
         """A weight that is read when it is indexed."""
         weight = self.file.get_slice(name)
-        computed = weight.mask is not None and DTYPES[weight.values.dtype] in COMPUTED
+        computed = weight.kept is not None and weight.dtype in COMPUTED
         return KeptWeight(weight) if computed else weight
 
     def get_tensor(self, name: str) -> torch.Tensor:
@@ -55,10 +56,10 @@ class KeptWeight:
     """A packed weight in a file; indexing reads and checks it.
 
     Args:
-        stored ([`StoredWeight`]): where it lies.
+        stored ([`StoredWeight`] or [`StoredCodedWeight`]): where it lies.
     """
 
-    def __init__(self, stored: StoredWeight):
+    def __init__(self, stored: StoredWeight | StoredCodedWeight):
         self.stored = stored
         self.get_shape, self.get_dtype = stored.get_shape, stored.get_dtype
 
@@ -105,8 +106,8 @@ class KeepingQuantizer(_IntoPacked, PackedQuantizer):
         self.pack(model, self._shares, self._usual)
 
     def readers(self, files: list[PackedFile]) -> list[KeptFile]:
-        packed = [weight for file in files for weight in file.weights.values() if weight.mask is not None]
-        sizes = {weight.name: (math.prod(weight.values.shape), math.prod(weight.shape)) for weight in packed}
+        packed = [weight for file in files for weight in file.weights.values() if weight.kept is not None]
+        sizes = {weight.name: (weight.kept, math.prod(weight.shape)) for weight in packed}
         self._shares = {name: stored / max(1, numel) for name, (stored, numel) in sizes.items()}
         self._usual = sum(stored for stored, _ in sizes.values()) / max(1, sum(numel for _, numel in sizes.values()))
         return [KeptFile(file) for file in files]

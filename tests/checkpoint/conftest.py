@@ -1,4 +1,4 @@
-"""A packed checkpoint that was written."""
+"""Packed checkpoints that were written."""
 
 import pytest
 from packed_files import FILE, write
@@ -6,9 +6,17 @@ from packed_files import FILE, write
 from optimum_neuronal.checkpoint.names import PACKED_INDEX as INDEX
 
 
+@pytest.fixture(scope="module", params=["packed", "coded"])
+def folder(request, tmp_path_factory):
+    """A checkpoint that tests may damage: they write the file anew each time. Of either version of the format."""
+    folder = tmp_path_factory.mktemp(request.param)
+    write(folder, coded=request.param == "coded")
+    return folder, (folder / FILE).read_bytes(), (folder / INDEX).read_bytes()
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A checkpoint that tests may damage: they write the file anew each time."""
+def first_version(tmp_path_factory):
+    """The same of the first version."""
     folder = tmp_path_factory.mktemp("packed")
     write(folder)
     return folder, (folder / FILE).read_bytes(), (folder / INDEX).read_bytes()

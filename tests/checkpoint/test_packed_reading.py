@@ -147,7 +147,7 @@ def change(folder, edit):
     return folder
 
 
-def test_damage_is_told_precisely(folder):
+def test_damage_is_told_precisely(first_version):
     def mask_bit(header, about, weights):
         weights[header[f"{NAME}.packed_mask"]["data_offsets"][0]] ^= 1
         return weights
@@ -166,7 +166,7 @@ def test_damage_is_told_precisely(folder):
         del about["tensors"][NAME]["crc32"]
 
     def newer(header, about, weights):
-        about["version"] = 2
+        about["version"] = 3
 
     def foreign(header, about, weights):
         about.clear()
@@ -177,9 +177,9 @@ def test_damage_is_told_precisely(folder):
         (lost_mask, f"has no tensor '{NAME}.packed_mask'"),
         (unknown_tensor, "holds the tensor 'norm.weight', which its metadata does not know"),
         (no_checksum, f"metadata of '{NAME}' is .* expected a 'crc32'"),
-        (newer, "version 2 of the packed format, but this optimum_neuronal reads 1: install a newer one"),
+        (newer, "version 3 of the packed format, but this optimum_neuronal reads 1 and 2: install a newer one"),
         (foreign, "is no file of a packed checkpoint"),
     ]:
         with pytest.raises(ValueError, match=message) as caught:
-            read(change(folder, edit))
+            read(change(first_version, edit))
         assert FILE in str(caught.value)

@@ -29,5 +29,6 @@ def test_other_tables_are_refused(table):
 def test_nearest_levels():
     ratios = torch.tensor([0.0, 84.0, 85.0, 127.0, 1000.0])
     assert nearest_magnitude(ratios, [42, 127]).tolist() == [42, 42, 127, 127, 127]
+    assert nearest_magnitude(torch.tensor([torch.inf, 84.4]), [42, 127]).tolist() == [127, 42]
     assert nearest_magnitude(ratios / 100, magnitudes(())).tolist() == [1, 1, 1, 1, 10]
     assert nearest_magnitude(ratios, magnitudes(())).tolist() == [1, 84, 85, 127, 127]

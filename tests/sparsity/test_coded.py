@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
+from optimum_neuronal.sparsity.code_checks import CODED_DTYPES as DTYPES
 from optimum_neuronal.sparsity.code_scales import scale_range
 from optimum_neuronal.sparsity.codebooks import BITS, TABLES, magnitudes
-from optimum_neuronal.sparsity.coded import DTYPES, GROUP, CodedWeight
+from optimum_neuronal.sparsity.coded import GROUP, CodedWeight
 from optimum_neuronal.sparsity.packed import PackedWeight
 
 

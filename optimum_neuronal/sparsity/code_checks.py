@@ -1,0 +1,93 @@
+"""What the headers of a file tell of a coded weight, checked before a byte of it is read, and what its parts tell after that.
+
+Errors are `ValueError`s that do not name the tensor, as those of [`bitmask`].
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .bitmask import ALIGNMENT, check_mask_header
+from .code_scales import scale_range
+from .codebooks import check_bits, check_table, magnitudes
+
+
+GROUP = 128  # columns that share a scale
+CODED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of weights whose values can have few bits
+
+
+def check_coded_headers(
+    shape: Sequence[int], bits: Any, group: Any, dtype: Any, parts: Sequence[tuple[torch.dtype, tuple[int, ...]]]
+) -> None:
+    """Raises `ValueError` if what headers tell of a coded weight does not agree.
+
+    Args:
+        shape (`Sequence[int]`): of the matrix that is coded, rows first.
+        bits, group, dtype: as the metadata have them, the dtype as torch's, or None if it is not known.
+        parts (`Sequence`): dtype and shape of mask, codes, scales and table.
+    """
+    check_bits(bits)
+    if type(group) is not int or group != GROUP:
+        raise ValueError(f"its scales are for groups of {group!r} columns: expected {GROUP}")
+    if dtype not in CODED_DTYPES:
+        raise ValueError(f"its dtype is {dtype}: expected one of {', '.join(map(str, CODED_DTYPES))}")
+    mask, codes, scales, table = parts
+    check_mask_header(shape, mask[1], mask[0])
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    expected = {
+        "scales": (scales, torch.bfloat16, (rows, -(-columns // GROUP))),
+        "table": (table, torch.int8, (0 if bits == 8 else 2**bits,)),
+    }
+    for name, (found, expected_dtype, expected_shape) in expected.items():
+        if found != (expected_dtype, expected_shape):
+            raise ValueError(
+                f"its {name} have dtype {found[0]} and shape {list(found[1])}: expected {expected_dtype} and "
+                f"{list(expected_shape)} for {bits} bits and a weight of shape {list(shape)}"
+            )
+    most = rows * -(-columns // ALIGNMENT) * ALIGNMENT * bits // 8
+    if codes[0] != torch.uint8 or len(codes[1]) != 1 or codes[1][0] > most:
+        raise ValueError(
+            f"its codes have dtype {codes[0]} and shape {list(codes[1])}: expected torch.uint8 and one dimension of at most "
+            f"{most} for {bits} bits and a weight of shape {list(shape)}"
+        )
+
+
+def check_scales(
+    scales: torch.Tensor, kept: torch.Tensor, table: Sequence[int], bits: int, dtype: torch.dtype
+) -> None:
+    """Raises `ValueError` if table or scales are none that can be of these kept elements.
+
+    Args:
+        scales (`Tensor`): bfloat16.
+        kept (`Tensor`): boolean, shape (rows, columns).
+        table (`Sequence[int]`): levels.
+        bits (`int`): of codes.
+        dtype (`torch.dtype`): of the weight.
+    """
+    check_table(table, bits)
+    shape = (kept.shape[0], -(-kept.shape[1] // GROUP))
+    if tuple(scales.shape) != shape:
+        raise ValueError(f"its scales have shape {list(scales.shape)}: expected {list(shape)}")
+    low, high = scale_range(dtype, magnitudes(table))
+    used = torch.nn.functional.pad(kept, (0, -kept.shape[1] % GROUP)).view(*shape, GROUP).any(-1)
+    outside = ~((scales.float() >= low) & (scales.float() <= high))
+    wrong = torch.where(used, outside, scales.view(torch.int16) != 0)
+    if wrong.any():
+        row, group = wrong.nonzero()[0].tolist()
+        expected = f"one of {low:.3g} to {high:.3g}" if used[row, group] else "0, since nothing is kept there"
+        raise ValueError(
+            f"its scale of row {row} and group {group} is {float(scales[row, group])}: expected {expected}"
+        )
+
+
+def coded_bytes(shape: tuple[int, int], kept: int, bits: int) -> int:
+    """Bytes that a matrix takes with values of few bits: its mask, codes, scales and table.
+
+    How kept elements lie decides how many bits are padding between words; counted is what it is on average.
+    """
+    rows, columns = shape
+    padding = (8 - math.gcd(bits, 8)) / 2 * min(kept, rows * -(-columns // ALIGNMENT))
+    scales = 2 * rows * -(-columns // GROUP)
+    return -(-rows * columns // 8) + math.ceil((kept * bits + padding) / 8) + scales + (0 if bits == 8 else 2**bits)

@@ -1,0 +1,208 @@
+import json
+import zlib
+
+import pytest
+import torch
+from packed_files import BITS, FILE, NAME, TRANSPOSED, read, tensors, write
+
+from optimum_neuronal.checkpoint.coded_reading import CODED_PARTS, coded_seed
+from optimum_neuronal.checkpoint.names import PACKED_INDEX
+from optimum_neuronal.checkpoint.packed_reading import PackedFile
+from optimum_neuronal.sparsity.packed import PackedWeight
+
+
+@pytest.fixture
+def file(tmp_path):
+    write(tmp_path, coded=True)
+    return PackedFile(tmp_path / FILE)
+
+
+def test_what_was_written_is_read(file):
+    expected = tensors()
+    for name, tensor in read(file.path.parent).items():
+        assert tensor.dtype == expected[name].dtype and torch.equal(tensor, expected[name])
+        assert tensor.is_contiguous()
+    assert file.tensors == {name + end for name in (NAME, TRANSPOSED) for end in CODED_PARTS} | {
+        "norm.weight",
+        "steps",
+    }
+    stored = file.get_slice(NAME)
+    assert stored.get_shape() == [6, 5] and stored.get_dtype() == "BF16" and stored.bits == BITS
+    assert torch.equal(stored[1:3], expected[NAME][1:3])
+    packed = PackedWeight.pack(expected[NAME])
+    assert torch.equal(stored.read_packed().values, packed.values)
+    assert torch.equal(stored.read_coded().mask.bits, packed.mask.bits)
+    assert len(packed.values) <= stored.kept <= 30
+    across = file.get_slice(TRANSPOSED)
+    assert across.transposed and torch.equal(across.read_coded().unpack().T, expected[TRANSPOSED])
+    assert across.get_shape() == [5, 6] and across.read_coded().shape == (6, 5)
+
+
+def test_the_file_is_as_it_is_documented(file):
+    """docs/format.md: metadata of version 2, and the bytes of a scale and of a checksum."""
+    content = file.path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    about = json.loads(header["__metadata__"]["neuronal"])
+    facts = about["tensors"][NAME]
+    assert about["version"] == 2 and about["tensors"][TRANSPOSED]["transposed"] is True
+    assert facts.keys() == {"shape", "bits", "group", "dtype", "crc32"}
+    assert (facts["shape"], facts["bits"], facts["group"], facts["dtype"]) == ([6, 5], 3, 128, "BF16")
+    dtypes = [header[NAME + end]["dtype"] for end in CODED_PARTS]
+    assert dtypes == ["U8", "U8", "BF16", "I8"] and header[NAME + ".packed_scales"]["shape"] == [6, 1]
+    data = b"".join(
+        content[8 + length :][slice(*header[NAME + end]["data_offsets"])]
+        for end in (".packed_mask", ".packed_codes", ".packed_scales", ".packed_table")
+    )
+    assert f"{zlib.crc32(f'{NAME} BF16 3 bits 6x5'.encode() + data):08x}" == facts["crc32"]
+
+
+def changed(file, edit):
+    """Edits metadata and parts of a weight, which `edit` is given, and keeps sizes and checksums right."""
+    content = bytearray(file.path.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    data = content[8 + length :]
+    about = json.loads(header["__metadata__"]["neuronal"])
+    facts = about["tensors"][NAME]
+    stored = {name: bytes(data[slice(*header[name]["data_offsets"])]) for name in header if name != "__metadata__"}
+    parts = {end: bytearray(stored[NAME + end]) for end in CODED_PARTS}
+    edit(facts, parts, header)
+    stored |= {NAME + end: bytes(part) for end, part in parts.items()}
+    try:
+        seed = coded_seed(NAME, facts["dtype"], facts["shape"], facts["bits"], facts.get("transposed", False))
+        facts["crc32"] = f"{zlib.crc32(b''.join(bytes(parts[end]) for end in CODED_PARTS), seed):08x}"
+    except (KeyError, TypeError):
+        pass
+    header["__metadata__"]["neuronal"] = json.dumps(about)
+    position = 0
+    for name, part in stored.items():
+        header[name]["data_offsets"] = [position, position + len(part)]
+        if name.endswith(".packed_codes"):
+            header[name]["shape"] = [len(part)]
+        position += len(part)
+    text = json.dumps(header).encode()
+    file.path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(stored.values()))
+    index = json.loads((file.path.parent / PACKED_INDEX).read_text())
+    index["metadata"]["total_size"] = position
+    (file.path.parent / PACKED_INDEX).write_text(json.dumps(index))
+    return file.path.parent
+
+
+def put(part, values):
+    """An edit that overwrites the first bytes of a part."""
+
+    def edit(facts, parts, header):
+        parts[part][: len(values)] = values
+
+    return edit
+
+
+def fact(**values):
+    return lambda facts, parts, header: facts.update(values)
+
+
+def bfloat16(number):
+    return bytes(torch.tensor([number]).bfloat16().view(torch.uint8).tolist())
+
+
+def cut_codes(facts, parts, header):
+    parts[".packed_codes"].pop()
+
+
+def more_codes(facts, parts, header):
+    parts[".packed_codes"] += bytes(200)
+
+
+def padding(facts, parts, header):
+    parts[".packed_codes"][2] |= 0x80  # of the second row, which keeps two
+
+
+def behind_the_mask(facts, parts, header):
+    parts[".packed_mask"][-1] |= 0x80
+
+
+def no_group(facts, parts, header):
+    del facts["group"]
+
+
+def no_shape(facts, parts, header):
+    del facts["shape"]
+
+
+@pytest.mark.parametrize(
+    "edit, message",
+    [
+        (put(".packed_scales", bfloat16(float("nan"))), "its scale of row 0 and group 0 is nan: expected one of"),
+        (put(".packed_scales", bfloat16(float("inf"))), "its scale of row 0 and group 0 is inf"),
+        (put(".packed_scales", bfloat16(-1.0)), "its scale of row 0 and group 0 is -1.0"),
+        (put(".packed_scales", bfloat16(0.0)), "its scale of row 0 and group 0 is 0.0"),
+        (put(".packed_table", [130]), "its table is .* expected levels of -127 to 127, ascending, symmetric"),
+        (put(".packed_table", [0]), "its table is .* ascending"),
+        (put(".packed_table", [200, 166, 202]), "its table is"),
+        (put(".packed_mask", [0b00110000]), "its codes take .* expected"),
+        (cut_codes, "its codes take .* expected"),
+        (more_codes, "its codes have dtype torch.uint8 .* expected torch.uint8 and one dimension of at most"),
+        (padding, "its codes have bits set between"),
+        (behind_the_mask, "its bitmask has bits set behind"),
+        (fact(bits=4), r"its table have dtype torch.int8 and shape \[8\]: expected torch.int8 and \[16\]"),
+        (fact(bits=5), "values of 5 bits are not known"),
+        (fact(bits="3"), "values of '3' bits are not known"),
+        (fact(bits=True), "values of True bits are not known"),
+        (fact(group=64), "its scales are for groups of 64 columns: expected 128"),
+        (no_group, "its scales are for groups of None columns"),
+        (fact(dtype="F64"), "its dtype is torch.float64: expected one of"),
+        (fact(dtype="F8"), "its dtype is None"),
+        (fact(dtype=[1]), "its dtype is None"),
+        (fact(shape=[5, 7]), "its bitmask has"),
+        (no_shape, "its shape is None"),
+        (fact(transposed=True), r"its scales have .* expected torch.bfloat16 and \[5, 1\]"),
+        (fact(transposed="yes"), "its 'transposed' is 'yes'"),
+    ],
+)
+def test_what_is_damaged_is_told(file, edit, message):
+    """With a checksum that is right, so that it is the check itself that finds it."""
+    with pytest.raises(ValueError, match=message) as caught:
+        read(changed(file, edit))
+    assert FILE in str(caught.value) and NAME in str(caught.value)
+
+
+def test_a_table_of_ones_own_is_read(file):
+    table = [-127, -90, -50, -20, 20, 50, 90, 127]
+    found = read(changed(file, put(".packed_table", [level % 256 for level in table])))[NAME]
+    assert torch.equal(found != 0, tensors()[NAME] != 0) and not torch.equal(found, tensors()[NAME])
+
+
+def test_a_scale_where_nothing_is_kept(file):
+    """The row's mask is emptied, its codes taken out; its scale has to go too."""
+    rows = tensors()[NAME] != 0
+    row = next(index for index in range(6) if rows[index].any())
+    before = sum(-(-int(kept.sum()) * BITS // 8) for kept in rows[:row])
+
+    def edit(facts, parts, header):
+        for column in range(5):
+            bit = row * 5 + column
+            parts[".packed_mask"][bit // 8] &= ~(1 << bit % 8) & 0xFF
+        del parts[".packed_codes"][before : before + -(-int(rows[row].sum()) * BITS // 8)]
+
+    with pytest.raises(
+        ValueError, match=f"its scale of row {row} and group 0 is .* expected 0, since nothing is kept"
+    ):
+        read(changed(file, edit))
+
+
+@pytest.mark.parametrize("part", CODED_PARTS)
+def test_a_flipped_bit_is_told_by_the_checksum(file, part):
+    content = bytearray(file.path.read_bytes())
+    stored = next(stored for stored in file.get_slice(NAME).parts if stored.name == NAME + part)
+    content[stored.offset] ^= 1
+    file.path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{NAME} is damaged: its checksum is"):
+        read(file.path.parent)
+
+
+def test_a_missing_part_is_told(file):
+    content = file.path.read_bytes()
+    file.path.write_bytes(content.replace(f'"{NAME}.packed_table"'.encode(), f'"{NAME}.packed_tablf"'.encode()))
+    with pytest.raises(ValueError, match="has no tensor .*packed_table"):
+        PackedFile(file.path)
