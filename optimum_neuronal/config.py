@@ -17,6 +17,7 @@ from .runtime.arguments import check_count
 from .runtime.hyper_parameters import check_number
 from .runtime.registry import did_you_mean
 from .saliency import SALIENCIES
+from .sparsity.codebooks import BITS
 from .topup import TOPUPS
 
 
@@ -82,6 +83,11 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             being what they are, for a saliency that updates weights: better, and slower, see [`Refit`]. 0: none. None: see `effort`.
         refit_learning_rate (`float`):
             How far its steps move weights at first, as a share of the root mean square of a matrix's kept weights; above 0.
+        value_bits (`int`, *optional*):
+            8, 4, 3 or 2: kept values are rounded to so many bits, with a scale for each row and 128 columns
+            (docs/format.md). The model in memory has the rounded values, and computes with them as with any others; with
+            `format="packed"` they are stored as codes, with `format="dense"` as ordinary numbers, which `convert` makes
+            codes of later. None: values stay as they are.
         format (`str`):
             How the model is saved: `"dense"`, ordinary safetensors with zeros; or `"packed"`, the non-zero values and
             bitmasks, which load in processes that have imported this package only (docs/format.md).
@@ -122,6 +128,8 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             )
         for name in ("targets", "ignore"):
             setattr(self, name, _checked_patterns(name, getattr(self, name)))
+        if self.value_bits is not None:
+            _check_bits(self.value_bits)
         if self.format not in FORMATS:
             raise ValueError(f"format is {self.format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
         if self.reconstruct not in (None, *RECONSTRUCT):
@@ -220,6 +228,19 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
                 raise ValueError(f"NeuronALConfig has no field {key!r}.{did_you_mean(key, known)}")
         config = cls(**merge_saved(values, {key: kwargs.pop(key) for key in list(kwargs) if key in known}))
         return (config, kwargs) if return_unused_kwargs else config
+
+
+def _check_bits(value_bits: Any) -> None:
+    if isinstance(value_bits, bool) or not isinstance(value_bits, int):
+        raise TypeError(f"value_bits is {value_bits!r}: expected a whole number: {_told(BITS)}.")
+    if value_bits not in BITS:
+        raise ValueError(
+            f"value_bits is {value_bits}: expected one of {_told(BITS)}, or None to leave values as they are."
+        )
+
+
+def _told(bits: Iterable[int]) -> str:
+    return ", ".join(map(str, bits))
 
 
 def _checked_patterns(name: str, patterns: Any) -> list[str] | None:

@@ -138,6 +138,13 @@ class ConfigFields:
         default=0.04,
         metadata={"help": "how far a step of --refit-epochs moves weights, as a share of their root mean square"},
     )
+    value_bits: int | None = field(
+        default=None,
+        metadata={
+            "help": "round the kept values to so many bits: 8, 4, 3 or 2; with --format packed they are stored so",
+            "default": "values stay as they are",
+        },
+    )
     format: str = field(
         default="dense",
         metadata={

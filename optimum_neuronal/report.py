@@ -37,6 +37,9 @@ class PruningReport:
         evaluation (`dict`):
             Perplexities of the model on test texts, if they were measured: dataset -> `dense` and `pruned`, before and
             after. May be filled in by hand; the model card shows them.
+        roundings (`dict`):
+            Projection name -> `error`, the squared error of rounding its kept values to few bits as a share of their
+            squares, and `clipped`, how many were beyond what their group's scale holds; empty if none were rounded.
         version (`int`): of this format.
     """
 
@@ -55,6 +58,7 @@ class PruningReport:
     peak_memory: dict[str, int]
     versions: dict[str, str]
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
+    roundings: dict[str, dict[str, float]] = field(default_factory=dict)
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,12 +86,26 @@ class PruningReport:
     def _repr_html_(self) -> str:
         return format_html(["", "pruned model"], self._rows())
 
+    def _values(self) -> str:
+        """To how many bits values were rounded, and where that lost most."""
+        told = f"{self.config['value_bits']} bits"
+        if not self.roundings:
+            return told
+        worst = max(self.roundings, key=lambda name: self.roundings[name]["error"])
+        clipped = sum(rounding["clipped"] for rounding in self.roundings.values())
+        return (
+            f"{told}; squared error of rounding at most {self.roundings[worst]['error']:.2%} ({worst}), {clipped:,} outliers "
+            "clipped"
+        )
+
     def _rows(self) -> list[list[str]]:
         rows = [
             ["sparsity", f"{self.achieved_sparsity:.4%} (asked for {self.requested_sparsity:.2%})"],
             ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"],
             ["method", f"{self.config['saliency']} + {self.config['topup']}"],
         ]
+        if self.config.get("value_bits") is not None:
+            rows.append(["values", self._values()])
         if self.block_lambda is not None:
             rows.append(["lambda of the block step", f"{self.block_lambda:g}"])
         if self.row_lambda is not None:

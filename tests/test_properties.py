@@ -38,6 +38,7 @@ SENSIBLE = {
     "reconstruct": st.sampled_from([None, "dense", "block"]),
     "refit_epochs": st.none() | st.integers(0, 3),
     "format": st.sampled_from(["dense", "packed"]),
+    "value_bits": st.none() | st.sampled_from([8, 4, 3, 2]),
 }
 OTHERS = {name: value for name, value in SENSIBLE.items() if name != "sparsity"}
 REQUIRED = {"sparsity": SENSIBLE["sparsity"]}

@@ -39,15 +39,15 @@ class Coding:
         """A weight's codes, and whether they are of the transposed one; None if it is stored as it is.
 
         Raises:
-            `ValueError`: it is to be rounded, and has values that are not finite.
+            `ValueError`: it is to be rounded, and is of another dtype, or has values that are not finite.
         """
         place = self._places.find(name)
-        if place is None or place.left_out or tensor.ndim < 2 or tensor.dtype not in CODED_DTYPES:
+        if place is None or tensor.ndim < 2 or not tensor.is_floating_point():
             return None
         dense = tensor.unpack() if isinstance(tensor, StandIn) else tensor.detach()
-        if not dense.isfinite().all():
-            if self.rounds:
-                raise ValueError(f"{name} has NaN or infinite values, which cannot have {self.bits} bits.")
+        if place.left_out or (problem := _problem(dense)):
+            if self.rounds and not place.left_out:
+                raise ValueError(f"{name} {problem}: its values cannot be rounded to {self.bits} bits.")
             self.not_coded.append(name)
             return None
         # What is told of how it lies may be of another layout: experts are transposed by some families as they are saved.
@@ -64,7 +64,14 @@ class Coding:
         """Warns of the weights that were left as they are."""
         if self.not_coded:
             logger.warning(
-                f"{len(self.not_coded)} pruned weights, such as {self.not_coded[0]}, hold values of more than {self.bits} "
-                "bits, since they were changed after they were rounded: they are saved as they are. To round them, use "
-                f"`optimum-cli neuronal convert DIR --format packed --value-bits {self.bits}`."
+                f"{len(self.not_coded)} pruned weights, such as {self.not_coded[0]}, are saved with values as they are, since these "
+                f"are not of {self.bits} bits: they were changed after they were rounded, or some of their experts were not pruned. "
+                f"`optimum-cli neuronal convert DIR --format packed --value-bits {self.bits}` rounds what was changed."
             )
+
+
+def _problem(weight: torch.Tensor) -> str | None:
+    """Why a weight can have no codes."""
+    if weight.dtype not in CODED_DTYPES:
+        return f"has the dtype {weight.dtype}, none of {', '.join(map(str, CODED_DTYPES))}"
+    return None if bool(weight.isfinite().all()) else "has NaN or infinite values"

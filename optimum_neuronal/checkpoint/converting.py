@@ -14,8 +14,10 @@ from ..config_fields import FORMATS
 from ..runtime.arguments import check_path
 from ..runtime.directories import is_same
 from ..runtime.notes import get_logger
+from ..sparsity.codebooks import check_bits
 from ..transformers_plugin import internals
 from .card_file import changed, name_for_card
+from .coding import Coding
 from .files import check_file, read_bytes
 from .model_card import with_format
 from .names import (
@@ -46,8 +48,10 @@ def convert_checkpoint(
     *,
     revision: str | None = None,
     token: str | None = None,
+    value_bits: int | None = None,
 ) -> Path:
-    """Writes a pruned checkpoint in the other format. Its weights are the same to the bit, and no model is built.
+    """Writes a pruned checkpoint in the other format. No model is built, and its weights are the same to the bit, unless they
+    are to be rounded.
 
     Held in memory are one weight and the file that is being written. Tokenizer, report, model card and other small
     files come along; `config.json` and the model card are changed to the format. As with every save, whatever
@@ -60,6 +64,10 @@ def convert_checkpoint(
         max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
+        value_bits (`int`, *optional*):
+            8, 4, 3 or 2, with `format="packed"`, of which the checkpoint may be already: the kept values of the pruned weights
+            are rounded to the nearest of so many bits. To round them as they are pruned (`NeuronALConfig(value_bits=...)`) loses
+            less. None: what was rounded before is stored with its bits, all else as it is.
 
     Returns:
         `Path`: the directory that was written.
@@ -71,19 +79,21 @@ def convert_checkpoint(
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
+    if value_bits is not None:
+        check_value_bits(value_bits, format)
     size, source = internals.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
     with Checkpoint(source) as checkpoint:
         target = check_directory(source if output is None else output)
         in_place = is_same(target, source)
-        _check(checkpoint, format, in_place)
+        _check(checkpoint, format, in_place, value_bits)
         others, card = ([], MODEL_CARD) if in_place else (_others(source), name_for_card(target))
         check_free(target, _needed(checkpoint, format))
         with replaced_checkpoint(target, is_of_weights) as staging:
-            _write_weights(checkpoint, staging, format, size)
+            _write_weights(checkpoint, staging, format, size, value_bits)
             for name in others:
                 (staging / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(check_file(source, name), staging / name)
-            _adapt(source, staging, checkpoint, format)
+            _adapt(source, staging, checkpoint, format, value_bits)
             if card != MODEL_CARD and (staging / MODEL_CARD).exists():  # there is one in the target, which stays
                 os.replace(staging / MODEL_CARD, staging / card)
     return target
@@ -130,14 +140,38 @@ class DenseWriter(ShardWriter):
             _write_json(self.folder / DENSE_INDEX, index)
 
 
-def _check(checkpoint: Checkpoint, format: str, in_place: bool) -> None:
+def check_value_bits(value_bits: int, format: str) -> None:
+    """Raises `ValueError` if a checkpoint that is converted to a format cannot have values of so many bits."""
+    try:
+        check_bits(value_bits)
+    except ValueError as error:
+        raise ValueError(f"value_bits is {value_bits!r}: {error}.") from error
+    if format != "packed":
+        raise ValueError(
+            f"value_bits is {value_bits}, but the format {format!r}: convert to 'packed' to round values. Converted to 'dense' "
+            "after that, they are the same."
+        )
+
+
+def _coding(checkpoint: Checkpoint, format: str, value_bits: int | None) -> Coding | None:
+    """How weights are coded, None if none is."""
+    bits = checkpoint.sparsity_config.get("value_bits") if value_bits is None else value_bits
+    if format != "packed" or bits is None:
+        return None
+    names = [weight.name for weight in checkpoint.weights]
+    return Coding({**checkpoint.sparsity_config, "value_bits": bits}, names, rounds=value_bits is not None)
+
+
+def _check(checkpoint: Checkpoint, format: str, in_place: bool, value_bits: int | None) -> None:
     if checkpoint.sparsity_config is None:
         raise ValueError(
             f"{checkpoint.directory} is not pruned (its config.json has no sparsity_config): prune it first, with "
             "optimum-cli neuronal prune."
         )
-    if checkpoint.format == format:
-        raise ValueError(f"{checkpoint.directory} is {format} already.")
+    recorded = checkpoint.sparsity_config.get("value_bits")
+    if checkpoint.format == format and value_bits in (None, recorded):
+        with_bits = f", with values of {recorded} bits" if value_bits else ""
+        raise ValueError(f"{checkpoint.directory} is {format} already{with_bits}.")
     names = [weight.name for weight in checkpoint.weights]
     if len(names) != len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
@@ -152,12 +186,19 @@ def _needed(checkpoint: Checkpoint, format: str) -> int:
     return dense if format == "dense" else int(dense * (1 - checkpoint.sparsity_config["achieved_sparsity"]))
 
 
-def _write_weights(checkpoint: Checkpoint, folder: Path, format: str, max_shard_size: int) -> None:
+def _write_weights(
+    checkpoint: Checkpoint, folder: Path, format: str, max_shard_size: int, value_bits: int | None
+) -> None:
     """Writes all weights in a format, one after the other."""
     writer = PackedWriter(folder, max_shard_size) if format == "packed" else DenseWriter(folder, max_shard_size)
+    coding = _coding(checkpoint, format, value_bits)
+    if coding:
+        writer.coding = coding
     with writer:
         for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
             writer.add(weight.name, _read(weight))
+    if coding:
+        coding.tell()
 
 
 def _read(weight: Weight) -> torch.Tensor:
@@ -189,17 +230,19 @@ def _files(folder: str | Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir() and not entry.name.startswith("."))
 
 
-def _adapt(source: Path, staging: Path, checkpoint: Checkpoint, format: str) -> None:
+def _adapt(source: Path, staging: Path, checkpoint: Checkpoint, format: str, value_bits: int | None) -> None:
     """Writes config.json and the model cards as they are to be in the format."""
     change = packed_config if format == "packed" else dense_config
-    _write_json(staging / CONFIG, change(checkpoint.config))
+    sparsity_config = checkpoint.sparsity_config | ({} if value_bits is None else {"value_bits": value_bits})
+    _write_json(staging / CONFIG, change(checkpoint.config | {"sparsity_config": sparsity_config}))
     if format == "packed":
         add_hint(staging)
+    bits = sparsity_config.get("value_bits")
     for name in (MODEL_CARD, SPARE_MODEL_CARD):
         if (source / name).exists():
             card = read_bytes(source, name)
             with suppress(UnicodeDecodeError):  # a card of another make stays as it is, in whatever encoding
-                card = changed(card.decode("utf-8"), lambda text: with_format(text, format)).encode("utf-8")
+                card = changed(card.decode("utf-8"), lambda text: with_format(text, format, bits)).encode("utf-8")
             (staging / name).write_bytes(card)
 
 

@@ -69,6 +69,7 @@ class Inspection:
         format (`str`): `"dense"` or `"packed"`.
         files (`int`): with weights.
         stored_bytes, dense_bytes, packed_bytes (`int`): of all weights, as they are, dense and packed.
+        pruned_bytes, pruned_numel (`int`): of those that hold pruned projections: bytes as stored, number of elements.
         total ([`Share`]): of all pruned projections.
         blocks, kinds (`dict[str, Share]`):
             By decoder block and by kind of projection. Of a model that was not pruned: of all matrices in blocks.
@@ -84,6 +85,8 @@ class Inspection:
     stored_bytes: int = 0
     dense_bytes: int = 0
     packed_bytes: int = 0
+    pruned_bytes: int = 0
+    pruned_numel: int = 0
     total: Share = field(default_factory=Share)
     blocks: dict[str, Share] = field(default_factory=dict)
     kinds: dict[str, Share] = field(default_factory=dict)
@@ -93,6 +96,7 @@ class Inspection:
         """JSON-serialisable."""
         values = asdict(self)
         values["total"]["sparsity"] = self.total.sparsity
+        values["bits_per_weight"] = self.bits_per_weight
         for group, shares in (("blocks", self.blocks), ("kinds", self.kinds)):
             for name, share in shares.items():
                 values[group][name]["sparsity"] = share.sparsity
@@ -114,9 +118,18 @@ class Inspection:
         rows = _about(self.sparsity_config) if self.pruned else [["pruned", "no: config.json has no sparsity_config"]]
         rows.append(["zeros found", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
         rows.append(["stored", _sizes(self)])
+        if self.pruned and self.bits_per_weight is not None:
+            rows.append(
+                ["bits a weight", f"{self.bits_per_weight:.2f} in pruned projections, all that is stored counted"]
+            )
         about = ["", f"{self.source} ({self.model_type})"], rows
         parts = [("block", self.blocks), ("projection", self.kinds)]
         return [about, *(_share_table(title, shares) for title, shares in parts if shares)]
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """What a weight of the pruned projections takes as it is stored, mask and scales included; None if there is none."""
+        return 8 * self.pruned_bytes / self.pruned_numel if self.pruned_numel else None
 
     @property
     def verdict(self) -> str:
@@ -199,8 +212,14 @@ def _count(weight: Weight, place: StoredProjection | None, result: Inspection) -
     result.dense_bytes += weight.dense_bytes
     matrix = len(weight.shape) >= 2 and weight.dtype.is_floating_point
     packed = packed_bytes(weight.numel, weight.numel - all_zeros, weight.dtype.itemsize)
+    if weight.is_coded:
+        packed = weight.stored_bytes
     result.packed_bytes += min(packed, weight.dense_bytes) if matrix else weight.dense_bytes
     if place is not None:
+        result.pruned_bytes, result.pruned_numel = (
+            result.pruned_bytes + weight.stored_bytes,
+            result.pruned_numel + weight.numel,
+        )
         shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
         for share in (result.total, *shares):
             share.zeros, share.weights = share.zeros + zeros, share.weights + counted
@@ -230,6 +249,8 @@ def _about(config: Mapping[str, Any]) -> list[list[str]]:
             for name, values in zip((own["saliency"], own["topup"]), arguments)
         ]
         rows.insert(0, ["method", " + ".join(names)])
+    if config.get("value_bits") is not None:
+        rows.append(["values", f"rounded to {config['value_bits']} bits"])
     lambdas = [
         f"{step} {config[f'{step}_lambda']:g}" for step in ("block", "row") if config.get(f"{step}_lambda") is not None
     ]

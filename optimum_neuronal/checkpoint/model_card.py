@@ -30,7 +30,7 @@ CARD = """---
 # {title}
 
 {sparsity:.1%} of the weights of this model's linear projections are zero. It was pruned{origin} without retraining by
-`optimum_neuronal` (saliency: {saliency}, top-up: {topup}).
+`optimum_neuronal` (saliency: {saliency}, top-up: {topup}).{rounded}
 
 ## Use
 
@@ -75,7 +75,7 @@ LOADING = {
 
 model = {call}
 {example}```""",
-    "packed": """Stored are the weights that are not zero, and where they belong. `import optimum_neuronal` makes transformers
+    "packed": """Stored are the weights that are not zero{bits}, and where they belong. `import optimum_neuronal` makes transformers
 understand that, and the result is an ordinary model:
 
 ```python
@@ -135,7 +135,10 @@ def make_card(
         origin=f" from [{base}](https://huggingface.co/{base})" if base else "",
         saliency=report.config["saliency"],
         topup=report.config["topup"],
-        loading=_loading(title, code, format, None if tokenizer is None else _quoted(tokenizer)),
+        rounded=_rounded(report.config.get("value_bits")),
+        loading=_loading(
+            title, code, format, None if tokenizer is None else _quoted(tokenizer), report.config.get("value_bits")
+        ),
         blocks=format_markdown(
             ["block", "sparsity"], [[f"`{name}`", f"{value:.2%}"] for name, value in report.blocks.items()]
         ),
@@ -153,7 +156,7 @@ def make_card(
     return ModelCard(card)
 
 
-def with_format(card: str, format: str) -> str:
+def with_format(card: str, format: str, value_bits: int | None = None) -> str:
     """The text of a card whose section on use is that of another format; a card of another make stays as it is."""
     title = re.search(r"^# (.+)$", card, re.M)
     before, use, rest = card.partition("\n## Use\n\n")
@@ -163,10 +166,10 @@ def with_format(card: str, format: str) -> str:
         return card
     code = LoadingCode(call[1], call[2] or "")
     tokenizer = re.search(rf"^tokenizer = AutoTokenizer\.from_pretrained\(({TEXT_LITERAL})\)$", old, re.M)
-    return before + use + _loading(title[1], code, format, tokenizer and tokenizer[1]) + sparsity + after
+    return before + use + _loading(title[1], code, format, tokenizer and tokenizer[1], value_bits) + sparsity + after
 
 
-def _loading(title: str, code: LoadingCode, format: str, tokenizer: str | None) -> str:
+def _loading(title: str, code: LoadingCode, format: str, tokenizer: str | None, value_bits: int | None) -> str:
     """The section on use; the tokenizer's place is quoted already, None if the model generates nothing."""
     local = title.rpartition("/")[2]
     names = code.loader + (", AutoTokenizer" if tokenizer else "")
@@ -174,8 +177,17 @@ def _loading(title: str, code: LoadingCode, format: str, tokenizer: str | None) 
         imports=f"from transformers import {names}",
         call=code.of(title),
         example=EXAMPLE.format(tokenizer=tokenizer) if tokenizer else "",
+        bits="" if value_bits is None else f", {value_bits} bits each",
         local=shlex.quote(local),
         dense=shlex.quote(f"{local}-dense"),
+    )
+
+
+def _rounded(value_bits: int | None) -> str:
+    return (
+        ""
+        if value_bits is None
+        else f" The others are rounded to {value_bits} bits, with a scale for every row and 128 columns."
     )
 
 

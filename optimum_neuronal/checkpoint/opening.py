@@ -15,6 +15,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from ..runtime.arguments import check_path
+from .coded_reading import StoredCodedWeight
 from .dense_index import dense_files, open_dense
 from .files import read_json
 from .names import CONFIG, DENSE_INDEX, FOREIGN_SUFFIXES, WEIGHT_FILES, is_of_weights
@@ -37,6 +38,7 @@ class Weight:
         shape (`tuple[int, ...]`), dtype (`torch.dtype`): of the weight, unpacked.
         stored_bytes (`int`): what it takes in the file.
         file: the opened file: `safe_open`, or a [`PackedFile`].
+        is_coded (`bool`): whether it is stored with values of few bits.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Weight:
     dtype: torch.dtype
     stored_bytes: int
     file: Any
+    is_coded: bool = False
 
     @property
     def numel(self) -> int:
@@ -120,7 +123,14 @@ class Checkpoint:
             (
                 file.path,
                 [
-                    Weight(name, stored.shape, stored.dtype, stored.stored_bytes, file)
+                    Weight(
+                        name,
+                        stored.shape,
+                        stored.dtype,
+                        stored.stored_bytes,
+                        file,
+                        isinstance(stored, StoredCodedWeight),
+                    )
                     for name, stored in file.weights.items()
                 ],
             )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ..decoder.projections import Decoder, Projection
 from ..sparsity.bitmask import packed_bytes, rows_bytes
+from ..sparsity.code_checks import coded_bytes
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,13 @@ class PackedSize:
     in_memory: int
 
 
-def packed_size(decoder: Decoder, zeros: Callable[[Projection], int]) -> PackedSize:
+def packed_size(decoder: Decoder, zeros: Callable[[Projection], int], value_bits: int | None = None) -> PackedSize:
     """What packing the pruned weights of a decoder gives.
 
     Args:
         decoder ([`Decoder`]): its weights are not read, and may be on the meta device.
         zeros (`Callable[[Projection], int]`): how many weights of a projection are zero.
+        value_bits (`int`, *optional*): of the kept values, if they were rounded.
     """
     owners, zeros_of = {}, {}
     for projection in decoder.projections.values():
@@ -39,6 +41,8 @@ def packed_size(decoder: Decoder, zeros: Callable[[Projection], int]) -> PackedS
         numel, itemsize = owner.numel(), owner.element_size()
         kept = numel - zeros_of[key]
         dense += numel * itemsize
-        saved += min(numel * itemsize, packed_bytes(numel, kept, itemsize))
-        in_memory += min(numel * itemsize, rows_bytes((numel // columns, columns), kept, itemsize))
+        shape = (numel // columns, columns)
+        stored = packed_bytes(numel, kept, itemsize) if value_bits is None else coded_bytes(shape, kept, value_bits)
+        saved += min(numel * itemsize, stored)
+        in_memory += min(numel * itemsize, rows_bytes(shape, kept, itemsize))
     return PackedSize(dense, saved, in_memory)

@@ -40,10 +40,15 @@ class InspectCommand(Command):
 
 class ConvertCommand(Command):
     COMMAND = CommandInfo(
-        name="convert", help="Write a pruned checkpoint packed or dense, the same weights to the bit."
+        name="convert",
+        help="Write a pruned checkpoint packed or dense, the same weights to the bit, or rounded to few.",
     )
     USAGE = "DIR_OR_ID --format {packed,dense} [flags]"
-    EXAMPLES = ("qwen-sparse --format packed", "me/qwen-sparse --format dense --output qwen-sparse-dense")
+    EXAMPLES = (
+        "qwen-sparse --format packed",
+        "qwen-sparse --format packed --value-bits 4 --output qwen-sparse-4",
+        "me/qwen-sparse --format dense --output qwen-sparse-dense",
+    )
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +61,11 @@ class ConvertCommand(Command):
             "(required)",
         )
         parser.add_argument(
+            "--value-bits",
+            type=int,
+            help="with --format packed: round the kept values to so many bits, 8, 4, 3 or 2 (default: values stay as they are)",
+        )
+        parser.add_argument(
             "--output", help="directory to write, required with a Hub id (default: it takes DIR's place)"
         )
         add_overwrite_flag(parser)
@@ -64,16 +74,20 @@ class ConvertCommand(Command):
         )
 
     def work(self) -> None:
-        from ..checkpoint.converting import convert_checkpoint, find_source
+        from ..checkpoint.converting import check_value_bits, convert_checkpoint, find_source
         from ..checkpoint.opening import stored_size
         from ..checkpoint.own_files import check_output
         from ..runtime.directories import is_same
 
+        if self.args.value_bits is not None:
+            check_value_bits(self.args.value_bits, self.args.format)
         source = find_source(self.args.model, self.args.output, self.args.revision)
         if self.args.output is not None and not is_same(self.args.output, source):
             check_output(self.args.output, self.args.overwrite, own=os.listdir(source))
         before = stored_size(source)
-        written = convert_checkpoint(source, self.args.format, self.args.output, self.args.max_shard_size)
+        written = convert_checkpoint(
+            source, self.args.format, self.args.output, self.args.max_shard_size, value_bits=self.args.value_bits
+        )
         after = stored_size(written)
         write(f"Written to {written}, {self.args.format}: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB.")
 

@@ -15,6 +15,7 @@ from ..decoder.finding import find_decoder
 from ..decoder.loading import load_skeleton
 from ..decoder.projections import Decoder
 from ..methods import Methods
+from .rounding import check_dtypes
 
 
 def check(model: PreTrainedModel, config: NeuronALConfig, methods: Methods) -> Decoder:
@@ -98,5 +99,7 @@ def check_structure(model: PreTrainedModel, config: NeuronALConfig, methods: Met
     decoder = find_decoder(model, config.targets, config.ignore)
     methods.suited_to(decoder)
     check_pattern(decoder.projections, methods.pattern)
+    if config.value_bits is not None:
+        check_dtypes(decoder.projections.values())
     resolve_seq_length(model.config, config.seq_length)
     return decoder

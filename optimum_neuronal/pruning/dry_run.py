@@ -173,7 +173,7 @@ def plan_prune(
         blocks=len(decoder.blocks),
         weights=sum(weight.numel() for weight in model.parameters()),
         **_projection_counts(decoder, config.sparsity),
-        **_weight_bytes(model, decoder, config.sparsity),
+        **_weight_bytes(model, decoder, config),
         trial_bytes=max(_trial_bytes(block) for block in decoder.blocks) if passes else 0,
         hidden_bytes=sequences * tokens * decoder.config.hidden_size * model.dtype.itemsize,
         working_bytes=_working_bytes(decoder, config, passes, tokens, device) if passes else 0,
@@ -217,13 +217,13 @@ def _projection_counts(decoder: Decoder, sparsity: float) -> dict[str, int]:
     }
 
 
-def _weight_bytes(model: PreTrainedModel, decoder: Decoder, sparsity: float) -> dict[str, int]:
+def _weight_bytes(model: PreTrainedModel, decoder: Decoder, config: NeuronALConfig) -> dict[str, int]:
     """The fields of the plan about the model's own weights, tied ones once."""
     saved = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
     blocks = [sum(_size(weight) for weight in block.module.parameters()) for block in decoder.blocks]
     saved_bytes = sum(_size(tensor) for tensor in saved.values())
     in_memory = model.get_memory_footprint()  # with the buffers that are not saved
-    packed = packed_size(decoder, lambda projection: _zeros(sparsity, projection.shape))
+    packed = packed_size(decoder, lambda p: _zeros(config.sparsity, p.shape), config.value_bits)
     return {
         "saved_bytes": saved_bytes,
         "packed_saved_bytes": saved_bytes - packed.dense + packed.saved,

@@ -32,6 +32,7 @@ from .dense_targets import DenseTargets
 from .final_pruning import FinalPruning
 from .planned_passes import planned_stages
 from .refit import Refit
+from .rounding import Rounding, round_changes
 
 
 logger = get_logger(__name__)
@@ -53,12 +54,14 @@ class PruneOutcome:
         changes (`dict[str, Change]`): projection name -> what becomes of its weight.
         block_forwards (`int`): how often a block was run on one sequence.
         starved_experts (`list[str]`): the experts' projections that fell back.
+        roundings (`dict[str, Rounding]`): projection name -> what rounding its values to few bits did, if that was done.
     """
 
     allocation: Allocation
     changes: dict[str, Change]
     block_forwards: int
     starved_experts: list[str]
+    roundings: dict[str, Rounding] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,9 +129,12 @@ def _find(engine: Engine, config: NeuronALConfig, methods: Methods, clock: Clock
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
     final = DenseTargets if methods.needs_dense_stream else FinalPruning
     pruning = final(engine, allocation.plan, refine, topup.statistic, refit)
-    changes = pruning.find()
+    changes, roundings = pruning.find(), {}
     clock.lap("pruning")
-    return PruneOutcome(allocation, changes, engine.runner.block_forwards, pruning.starved_experts)
+    if config.value_bits is not None:
+        changes, roundings = round_changes(engine.decoder, changes, config.value_bits)
+        clock.lap("rounding")
+    return PruneOutcome(allocation, changes, engine.runner.block_forwards, pruning.starved_experts, roundings)
 
 
 def _suited(methods: Methods, decoder: Decoder) -> Methods:

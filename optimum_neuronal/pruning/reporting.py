@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -54,6 +55,7 @@ def make_report(
         starved_experts=outcome.starved_experts,
         peak_memory=peak_memory(),
         versions=versions(),
+        roundings={name: asdict(rounding) for name, rounding in outcome.roundings.items()},
     )
 
 

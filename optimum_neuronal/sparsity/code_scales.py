@@ -14,6 +14,7 @@ from .codebooks import nearest_magnitude
 # Of the largest magnitude of a group, which part the largest level stands for. Below 1 the largest values are clipped,
 # which errs less on all the others.
 CLIPPING = (1.0, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5, 0.4)
+TRIED = 2**17  # scales at a time
 PROBED = 16  # values on which a scale is tried before it is on all of its group
 NEIGHBOURS = (0, 1, -1, 2, -2)  # a value's rounding moves the scale that is found from it by less than 2 steps
 
@@ -39,23 +40,40 @@ def find_scales(magnitudes: torch.Tensor, levels: Sequence[int], dtype: torch.dt
     # The smallest tell scales apart best: large ones lie so close that many a wrong scale has a level for them.
     ordered = torch.where(magnitudes == 0, torch.inf, magnitudes).sort(1).values
     ordered = ordered.masked_fill_(ordered == torch.inf, 0)
-    largest = ordered.amax(1)
-    scales = torch.zeros_like(largest, dtype=torch.bfloat16)
+    scales = torch.zeros(len(ordered), dtype=torch.bfloat16, device=ordered.device)
+    left = ordered.any(1).nonzero().flatten()
+    for largest in (levels[-1:], levels):  # mostly the largest magnitude is that of the largest level
+        for groups in left.split(max(1, TRIED // (len(largest) * len(NEIGHBOURS)))):
+            scales[groups] = _first_exact(ordered[groups], largest, levels, dtype)
+            if largest is levels and not scales[groups].all():
+                return None
+        left = left[scales[left] == 0]
+    return scales
+
+
+def _first_exact(
+    ordered: torch.Tensor, largest: Sequence[int], levels: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Of every group a scale with which its values are levels; 0 if there is none.
+
+    Args:
+        ordered (`Tensor`): magnitudes, those that are not 0 ascending.
+        largest (`Sequence[int]`): levels, ascending, one of which the largest magnitude is.
+        levels (`Sequence[int]`), dtype (`torch.dtype`): as for [`find_scales`].
+    """
     low, high = scale_range(dtype, levels)
-    left = largest.nonzero().flatten()
-    for level in reversed(levels):
-        for step in NEIGHBOURS:
-            if not len(left):
-                return scales
-            tried = ((largest[left] / level).bfloat16().view(torch.int16) + step).view(torch.bfloat16)
-            fits = (tried >= low) & (tried <= high)
-            fits &= (tried.float() * level).to(dtype).float() == largest[left]
-            for values in (ordered[:, :PROBED], ordered):
-                likely = fits.nonzero().flatten()
-                fits[likely] = _is_exact(values[left[likely]], tried[likely], levels, dtype)
-            scales[left[fits]] = tried[fits]
-            left = left[~fits]
-    return None if len(left) else scales
+    top, level = ordered.amax(1)[:, None, None], torch.tensor(largest[::-1], device=ordered.device)[:, None]
+    steps = torch.tensor(NEIGHBOURS, dtype=torch.int16, device=ordered.device)
+    tried = ((top / level).bfloat16().view(torch.int16) + steps).view(torch.bfloat16)
+    fits = (tried >= low) & (tried <= high) & ((tried.float() * level).to(dtype).float() == top)
+    groups, candidates = fits.nonzero()[:, 0], tried[fits]
+    for values in (ordered[:, :PROBED], ordered):
+        exact = _is_exact(values[groups], candidates, levels, dtype)
+        groups, candidates = groups[exact], candidates[exact]
+    first = groups.diff(prepend=groups.new_tensor([-1])) != 0
+    scales = torch.zeros(len(ordered), dtype=torch.bfloat16, device=ordered.device)
+    scales[groups[first]] = candidates[first]
+    return scales
 
 
 def fit_scales(
