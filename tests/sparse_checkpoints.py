@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from conftest import make_model
 from safetensors import safe_open
 
@@ -11,10 +12,15 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 
 
 def save_pruned(
-    directory: Path, family: str = "llama", tokenizer=None, overrides: dict | None = None, **fields
+    directory: Path,
+    family: str = "llama",
+    tokenizer=None,
+    overrides: dict | None = None,
+    dtype: torch.dtype = torch.float32,
+    **fields,
 ) -> Any:
     """Saves a pruned model dense, and returns it with its pruner."""
-    model = make_model(family, **(overrides or {}))
+    model = make_model(family, **(overrides or {})).to(dtype)
     pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform", **fields), tokenizer)
     pruner.prune(model)
     pruner.save(model, directory)

@@ -108,6 +108,9 @@ def test_unknown_keys_and_other_methods_are_refused():
         ({"num_alignment_samples": 200}, "num_alignment_samples is 200, more than num_samples=128"),
         ({"targets": ["("]}, "targets holds '\\(', which is no regular expression"),
         ({"format": "pickle"}, "format is 'pickle': expected one of 'dense'"),
+        ({"value_bits": 5}, "value_bits is 5: expected one of 8, 4, 3, 2, or None to leave values as they are"),
+        ({"value_bits": 16}, "value_bits is 16"),
+        ({"value_bits": 0}, "value_bits is 0"),
         ({"block_lambdas": []}, "block_lambdas is"),
     ],
 )

@@ -147,6 +147,21 @@ def test_the_interface_of_optimum(tmp_path, ids):
     assert NeuronALPruner.from_dict(pruner.to_dict()).config == pruner.config
 
 
+@pytest.mark.parametrize("fields", [{"saliency": "magnitude"}, {"saliency": "alps", "num_samples": 8}])
+def test_values_of_few_bits_are_those_of_the_model_in_memory(tmp_path, ids, fields):
+    """So what is measured on it holds for what is saved."""
+    make_model("llama").bfloat16().save_pretrained(tmp_path / "dense")
+    fields = {"topup": "uniform", "format": "packed", "value_bits": 3} | fields
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(**fields))
+    model = pruner.quantize(tmp_path / "sparse", dataset=ids)
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
+    assert all(torch.equal(value, reloaded.state_dict()[name]) for name, value in model.state_dict().items())
+    weight = model.model.layers[1].mlp.up_proj.weight
+    assert all(row[row != 0].abs().unique().numel() <= 4 for row in weight), "one scale and 4 magnitudes for each row"
+    assert weight.eq(0).float().mean() == pytest.approx(pruner.config.sparsity, abs=0.01)
+    assert "3 bits" in str(pruner.report) and model.config.sparsity_config["value_bits"] == 3
+
+
 @pytest.fixture
 def from_disk(tmp_path):
     """Makes a pruner of a model on disk; and tells whether it has pruned."""

@@ -53,6 +53,14 @@ def test_the_table_of_the_least():
     [
         ({"block_lambda": 0.125}, "lambda of the block step  0.125"),
         ({"row_lambda": 0.0}, "lambda of the row step  0"),
+        ({"config": {"saliency": "a", "topup": "b", "value_bits": 4}}, "values         4 bits"),
+        (
+            {
+                "config": {"saliency": "a", "topup": "b", "value_bits": 3},
+                "roundings": {"q": {"error": 0.031, "clipped": 1000}, "k": {"error": 0.02, "clipped": 5}},
+            },
+            "values         3 bits; squared error of rounding at most 3.10% (q), 1,005 outliers clipped",
+        ),
         (
             {"calibration": {"num_samples": 8, "seq_length": 64, "source": "c4"}},
             "calibration   8 x 64 tokens of c4",

@@ -16,6 +16,7 @@ TYPES = {
     "integer": (int, "a whole number"),
     "number": ((int, float), "a number"),
     "null": (type(None), "null"),
+    "boolean": (bool, "true or false"),
 }
 
 
@@ -58,7 +59,9 @@ def _check_object(value: dict, schema: Mapping[str, Any], where: str) -> None:
 
 
 def _is(value: Any, kind: str) -> bool:
-    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+    if isinstance(value, bool):
+        return kind == "boolean"  # though Python takes it for a number
+    if isinstance(value, float) and not math.isfinite(value):
         return False
     return isinstance(value, TYPES[kind][0])
 

@@ -69,6 +69,16 @@ def test_how_to_load_it_depends_on_the_format(pruned):
     assert "optimum-cli neuronal convert llama-70 --format dense --output llama-70-dense" in packed
     assert with_format(dense, "packed") == packed and with_format(packed, "dense") == dense
     assert with_format(dense, "dense") == dense and with_format("# Mine\n", "packed") == "# Mine\n"
+    assert "not zero, 3 bits each, and where they belong" in with_format(packed, "packed", 3)
+
+
+def test_how_many_bits_values_have(pruned):
+    pruner, model = pruned
+    report = replace(pruner.report, config={**pruner.report.config, "value_bits": 4})
+    dense, packed = (str(make_card(model, report, "me/llama-70", format)) for format in ("dense", "packed"))
+    assert "The others are rounded to 4 bits" in dense and "value_bits=4,\n" in dense
+    assert "not zero, 4 bits each" in packed
+    assert with_format(dense, "packed", 4) == packed and with_format(packed, "dense", 4) == dense
 
 
 def test_perplexities_are_told_if_they_were_measured(pruned):

@@ -61,6 +61,20 @@ def test_convert_there_and_back(run, sparse, tmp_path):
         run("inspect", tmp_path / "absent")
 
 
+def test_convert_rounds_to_few_bits(run, sparse, tmp_path):
+    with pytest.raises(
+        SystemExit, match="value_bits is 5: values of 5 bits are not known: expected one of 8, 4, 3, 2"
+    ):
+        run("convert", sparse, "--format", "packed", "--value-bits", 5, "--output", tmp_path / "packed")
+    with pytest.raises(SystemExit, match="value_bits is 4, but the format 'dense'"):
+        run("convert", sparse, "--format", "dense", "--value-bits", 4, "--output", tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+    run("convert", sparse, "--format", "packed", "--value-bits", 4, "--output", tmp_path / "packed")
+    shown = run("inspect", tmp_path / "packed")
+    assert "rounded to 4 bits" in shown and "Verified" in shown
+    assert json.loads(run("inspect", tmp_path / "packed", "--json"))["bits_per_weight"] < 16
+
+
 def test_a_terminal_that_knows_ascii_alone(run, sparse, tmp_path, monkeypatch):
     """What was written is told, and the status is 0."""
     output, shown = tmp_path / "Modèle", io.BytesIO()

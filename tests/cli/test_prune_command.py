@@ -36,6 +36,16 @@ def test_the_packed_format_on_the_command_line(run, dense, tmp_path):
     assert "perplexity" in printed
 
 
+def test_values_of_few_bits_on_the_command_line(run, dense, tmp_path):
+    arguments = ["prune", "--model", dense, "--output", tmp_path / "packed", "--sparsity", 0.7, "--saliency", "magnitude",
+                 "--topup", "uniform", "--format", "packed", "--value-bits"]  # fmt: skip
+    with pytest.raises(SystemExit, match="value_bits is 5: expected one of 8, 4, 3, 2"):
+        run(*arguments, 5)
+    assert not (tmp_path / "packed").exists()
+    assert "4 bits; squared error of rounding" in run(*arguments, 4)
+    assert "bits a weight" in run("inspect", tmp_path / "packed")
+
+
 def test_an_interrupted_prune_goes_on(run, dense, tmp_path, monkeypatch):
     arguments = ["prune", "--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", *SMALL]
     run(*arguments, "--output", tmp_path / "undisturbed")

@@ -191,6 +191,17 @@ def test_packed_bytes_are_those_of_a_prune(family, tmp_path):
     assert plan.to_dict()["packed_saved_bytes"] == plan.packed_saved_bytes
 
 
+@pytest.mark.parametrize("bits", [8, 3])
+def test_packed_bytes_of_values_of_few_bits(bits, tmp_path):
+    model = make_model("llama", hidden_size=256, intermediate_size=512)
+    config = config_of(topup="uniform", saliency="magnitude", value_bits=bits)
+    plan = plan_prune(saved(tmp_path, model)[0], config)
+    NeuronALPruner(config).prune(model)
+    save_pretrained(model, tmp_path / "packed", format="packed")
+    stored = sum(PackedFile(path).nbytes for path in (tmp_path / "packed").glob("*.safetensors"))
+    assert plan.packed_saved_bytes == pytest.approx(stored, rel=0.01)
+
+
 def test_tied_weights_count_once(tmp_path):
     model = make_model("llama", tie_word_embeddings=True)
     directory, file_bytes = saved(tmp_path, model)
