@@ -66,14 +66,13 @@ def convert_checkpoint(
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
         value_bits (`int`, *optional*):
             8, 4, 3 or 2, with `format="packed"`, of which the checkpoint may be already: the kept values of the pruned weights
-            are rounded to the nearest of so many bits. To round them as they are pruned (`NeuronALConfig(value_bits=...)`) loses
-            less. None: what was rounded before is stored with its bits, all else as it is.
+            are rounded to the nearest of so many bits, if they are not such already. None: what was rounded before is stored with its bits, all else as it is.
 
     Returns:
         `Path`: the directory that was written.
 
     Raises:
-        `ValueError`: the checkpoint is damaged, not pruned, or has that format already.
+        `ValueError`: the checkpoint is damaged, not pruned, or has that format already; or its values cannot be rounded.
         `OSError`: it cannot be read, or the output cannot be written; nothing is changed. A README.md in the output that
             is not a card as this package wrote it stays; the new one is written beside it.
     """

@@ -105,7 +105,7 @@ def fit_scales(
 def round_to_levels(magnitudes: torch.Tensor, scales: torch.Tensor, levels: Sequence[int]) -> torch.Tensor:
     """The magnitudes with each that is not 0 rounded to its nearest level, in float32; scales are of shape (groups,)."""
     scale = scales.float()[:, None]
-    return nearest_magnitude(magnitudes / scale, levels).mul_(scale).masked_fill_(magnitudes == 0, 0)
+    return nearest_magnitude(magnitudes / scale, levels).mul_(scale).mul_(magnitudes != 0)
 
 
 def _is_exact(

@@ -3,7 +3,10 @@ import zlib
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from packed_files import BITS, FILE, NAME, TRANSPOSED, read, tensors, write
+from profiles import examples
 
 from optimum_neuronal.checkpoint.coded_reading import CODED_PARTS, coded_seed
 from optimum_neuronal.checkpoint.names import PACKED_INDEX
@@ -206,3 +209,24 @@ def test_a_missing_part_is_told(file):
     file.path.write_bytes(content.replace(f'"{NAME}.packed_table"'.encode(), f'"{NAME}.packed_tablf"'.encode()))
     with pytest.raises(ValueError, match="has no tensor .*packed_table"):
         PackedFile(file.path)
+
+
+@examples(60)
+@given(data=st.data())
+def test_whatever_the_parts_hold_is_a_weight_with_these_zeros_or_an_error(file, data):
+    """With a checksum that is right: nothing but what the format admits is unpacked."""
+    write(file.path.parent, coded=True)
+
+    def edit(facts, parts, header):
+        for _ in range(data.draw(st.integers(1, 3))):
+            part = parts[data.draw(st.sampled_from(CODED_PARTS))]
+            part[data.draw(st.integers(0, len(part) - 1))] = data.draw(st.integers(0, 255))
+
+    folder = changed(file, edit)
+    try:
+        found = read(folder)[NAME]
+    except ValueError as error:
+        assert FILE in str(error) and NAME in str(error)
+    else:
+        mask = PackedFile(folder / FILE).get_slice(NAME).read_coded().mask.unpack()
+        assert found.isfinite().all() and torch.equal(found != 0, mask)
