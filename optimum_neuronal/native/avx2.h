@@ -1,6 +1,6 @@
 /* Kernels for AVX2, FMA and F16C: eight columns are spread by a byte shuffle that is looked up for eight bits. */
 
-#define AVX2 __attribute__((target("avx2,fma,f16c,popcnt")))
+#define AVX2 __attribute__((target("avx2,fma,f16c,bmi2,popcnt")))
 #define BEFORE(mask, byte) ((byte) ? _mm_popcnt_u64((mask) << (64 - 8 * ((byte) ? (byte) : 1))) : 0)
 
 AVX2 INLINE __m128i avx2_spread16(uint8_t mask, const uint16_t *p, const uint16_t *end, const int careful)

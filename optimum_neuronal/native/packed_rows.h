@@ -1,35 +1,4 @@
-/* Products and dense copies of sparse weights that are kept as a bitmask and the kept values, row by row.
- *
- * Plain C11 for GCC and Clang, without any library but OpenMP's, if there is one. A row of the weight is computed by one
- * thread, always in the same order, so that results depend neither on the number of threads nor on the other rows of x.
- * Nothing is read behind the end of a buffer. The caller vouches for what the arguments say of each other. */
-
-#include "common.h"
-#include "portable.h"
-
-#if defined(__x86_64__)
-#define HAS_X86 1
-#include <immintrin.h>
-#include "shuffles.h"
-#include "avx2.h"
-#include "avx512.h"
-#elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-#define HAS_NEON 1
-#include <arm_neon.h>
-#include "shuffles.h"
-#include "neon.h"
-#endif
-
-#if defined(__unix__) || defined(__APPLE__)
-#include <pthread.h>
-#endif
-
-#define EXPORT __attribute__((visibility("default")))
-
-enum { ABI = 1 };
-enum { OK = 0, NO_SUCH_KERNEL = 1, NO_MEMORY = 2, TOO_MANY_ROWS = 3, DISAGREE = 4 };
-/* As in library.py; a processor that can run one can run those before it. */
-enum { ON_ANY, ON_NEON, ON_AVX2, ON_AVX512, ON_AVX512_VBMI2, ON_AVX512_BF16, KERNELS };
+/* Products and dense copies of sparse weights that are kept as a bitmask and the kept values, row by row. */
 
 typedef struct {
     Kernel of[DTYPES];
@@ -54,133 +23,6 @@ static const Set SETS[KERNELS] = {
                      vbmi2_unpack2, avx512_unpack4},
 #endif
 };
-
-/* A forked child has OpenMP's threads in its books, but not in life: it would wait for them for ever. */
-static int forked = 0;
-
-#if defined(__unix__) || defined(__APPLE__)
-static void after_fork(void)
-{
-    forked = 1;
-}
-
-static void __attribute__((constructor)) watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, after_fork);
-}
-#endif
-
-EXPORT int neuronal_abi(void)
-{
-    return ABI;
-}
-
-/* Whether it was compiled with OpenMP: otherwise the number of threads is ignored. */
-EXPORT int neuronal_has_threads(void)
-{
-#ifdef _OPENMP
-    return 1;
-#else
-    return 0;
-#endif
-}
-
-/* Whether this processor can run a kernel. */
-EXPORT int neuronal_supports(int kernel)
-{
-    if (kernel < 0 || kernel >= KERNELS || !SETS[kernel].unpack2)
-        return 0;
-#ifdef HAS_X86
-    __builtin_cpu_init();
-    int can = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("popcnt");
-    if (kernel >= ON_AVX2 && !can)
-        return 0;
-    can = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("bmi2");
-    if (kernel >= ON_AVX512 && !can)
-        return 0;
-    if (kernel >= ON_AVX512_VBMI2 && !__builtin_cpu_supports("avx512vbmi2"))
-        return 0;
-    if (kernel >= ON_AVX512_BF16 && !__builtin_cpu_supports("avx512bf16"))
-        return 0;
-#endif
-    return 1;
-}
-
-typedef void (*Work)(void *context, int64_t first, int64_t last);
-
-static void chunk(int64_t index, int64_t rows, int64_t step, Work work, void *context)
-{
-    const int64_t first = index * step, last = first + step < rows ? first + step : rows;
-    work(context, first, last);
-}
-
-/* Calls `work` for all rows, `step` at a time, shared among threads. */
-static void each_chunk(int64_t rows, int64_t step, int threads, Work work, void *context)
-{
-    const int64_t chunks = (rows + step - 1) / step;
-#ifdef _OPENMP
-    if (threads > 1 && chunks > 1 && !forked) {
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-        for (int64_t index = 0; index < chunks; index++)
-            chunk(index, rows, step, work, context);
-        return;
-    }
-#endif
-    (void)threads;
-    for (int64_t index = 0; index < chunks; index++)
-        chunk(index, rows, step, work, context);
-}
-
-/* Rows of a chunk: some chunks for every thread, none smaller than it is worth. Results do not depend on it. */
-static int64_t chunk_rows(int64_t rows, int threads)
-{
-    int64_t share = rows / (threads > 0 ? threads : 1);
-    int64_t most = share / 4 < 32 ? (share < 32 ? share : 32) : share / 4;
-    return most < 4 ? 4 : most > CHUNK_ROWS ? CHUNK_ROWS : most / 4 * 4;
-}
-
-/* Lays `taken` rows of x out as a kernel wants them, for `count` of which it was compiled: the others are zero. */
-static void arrange(const void *x, int dtype, int64_t taken, int64_t columns, int count, const Kernel *kernel, void *to)
-{
-    const int block = kernel->block, half = block / 2;
-    for (int m = 0; m < taken; m++)
-        for (int64_t column = 0; column < columns; column += block) {
-            const int64_t from = m * columns + column, at = column * count + m * block;
-            const int here = columns - column < block ? (int)(columns - column) : block;
-            for (int i = 0; i < here; i++) {
-                int place = kernel->split ? i / 2 + (i & 1) * half : i;
-                if (kernel->half)
-                    ((uint16_t *)to)[at + place] = ((const uint16_t *)x)[from + i];
-                else
-                    ((float *)to)[at + place] = load_number(x, from + i, dtype);
-            }
-        }
-}
-
-/* A product for each_chunk. */
-typedef struct {
-    Job job;
-    Rows compute;
-    int count, dtype; /* rows of x that `compute` expects; dtype of bias and y */
-    int64_t taken, rows;
-    const void *bias;
-    void *y;
-} Product;
-
-static void multiply(void *context, int64_t first, int64_t last)
-{
-    const Product *product = context;
-    float sums[CHUNK_ROWS * MOST_ROWS];
-    product->compute(&product->job, first, last, sums);
-    for (int64_t row = first; row < last; row++)
-        for (int m = 0; m < product->taken; m++) {
-            float sum = sums[(row - first) * product->count + m];
-            if (product->bias)
-                sum += load_number(product->bias, row, product->dtype);
-            store_number(product->y, m * product->rows + row, product->dtype, sum);
-        }
-}
 
 /* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS; x (taken, columns), y (taken, rows), all of one dtype. */
 EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, const uint8_t *bits, const void *values,
@@ -216,8 +58,8 @@ EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, 
         memset(arranged, 0, bytes);
         arrange(x, dtype, taken, columns, count, how, arranged);
     }
-    Product product = {{bits, values, offsets, kept, stride, arranged ? arranged : x},
-                       how->rows[which], count, dtype, taken, rows, bias, y};
+    const Job job = {.bits = bits, .values = values, .offsets = offsets, .kept = kept, .stride = stride, .x = arranged ? arranged : x};
+    Product product = {job, how->rows[which], count, dtype, taken, rows, bias, y};
     each_chunk(rows, chunk_rows(rows, threads), threads, multiply, &product);
     free(arranged);
     return OK;

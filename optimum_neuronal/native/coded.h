@@ -1,0 +1,43 @@
+/* What kernels for codes of few bits share. A code is an index into a table of int8 levels, or with 8 bits the level
+ * itself; an element is its level times the scale of its row and group of columns. The codes of the kept elements among
+ * 64 columns are one stream of bits, lowest first, that begins with a whole byte. */
+
+/* Bytes of so many codes. */
+INLINE int64_t code_bytes(const Job *job, int64_t count)
+{
+    return (count * job->value_bits + 7) >> 3;
+}
+
+/* The codes of 64 columns, in a buffer of SLACK bytes where fewer may be left. */
+INLINE const uint8_t *whole_codes(const uint8_t *codes, const uint8_t *end, void *buffer, const int careful)
+{
+    return careful && end - codes < SLACK ? copy_last(codes, end, SLACK, buffer) : codes;
+}
+
+/* The sum over groups of whole numbers times scales, eight groups at a time: every kernel the same to the bit. */
+INLINE void add_scaled(float *lanes, int64_t group, int32_t sum, float scale, float x_scale)
+{
+    lanes[group & 7] += (scale * x_scale) * (float)sum;
+}
+
+INLINE float sum_lanes(const float *l)
+{
+    return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
+}
+
+/* Where the scales of a row of x begin: eight groups at a time, the last ones zero. */
+INLINE const float *scales_of_x(const Job *job, int m)
+{
+    return job->x_scales + m * ((job->groups + 7) / 8 * 8);
+}
+
+INLINE float group_scale(const Job *job, int64_t row, int64_t group)
+{
+    return from_bf16(job->scales[row * job->groups + group]);
+}
+
+/* Kernels without an instruction that expands look codes up some time before they spread the levels, so that these have
+ * arrived in the cache. The codes of 2, 4 and 8 bits of all rows are one stream, whose bytes hold whole codes: it is looked
+ * up as it lies. With 3 bits every word of columns begins anew. */
+enum { AHEAD = 1024 };              /* levels that are looked up together */
+typedef int8_t Levels[AHEAD + 128]; /* spreading reads 16 bytes at any of them */

@@ -1,0 +1,220 @@
+/* Kernels for codes of few bits with AVX2: 32 codes are looked up at a time, and 16 columns spread by a byte shuffle. */
+
+/* Of 32 codes in 16 bytes, for each number of bits: which two bytes hold each, as a word, and what moves it to the word's
+ * top. The order is that in which two registers of words are packed to one of bytes. */
+static uint8_t WINDOWS[5][2][32] __attribute__((aligned(64)));
+static uint16_t LIFTS[5][2][16] __attribute__((aligned(64)));
+
+static void __attribute__((constructor)) fill_windows(void)
+{
+    for (int bits = 2; bits <= 4; bits++)
+        for (int code = 0; code < 32; code++) {
+            const int which = code >> 3 & 1, lane = (code >> 4) * 8 + (code & 7), at = code * bits;
+            WINDOWS[bits][which][2 * lane] = (uint8_t)(at / 8);
+            WINDOWS[bits][which][2 * lane + 1] = at / 8 < 15 ? (uint8_t)(at / 8 + 1) : 0x80;
+            LIFTS[bits][which][lane] = (uint16_t)(1 << (16 - bits - at % 8));
+        }
+}
+
+/* Looks 32 codes up; reads 16 bytes. */
+AVX2 INLINE void avx2_levels(const Job *job, const void *codes, int8_t *to)
+{
+    const int bits = job->value_bits;
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)job->table));
+    const __m128i down = _mm_cvtsi32_si128(16 - bits);
+    const __m256i *windows = (const __m256i *)WINDOWS[bits], *lifts = (const __m256i *)LIFTS[bits];
+    __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128(codes));
+    __m256i one = _mm256_srl_epi16(_mm256_mullo_epi16(_mm256_shuffle_epi8(v, windows[0]), lifts[0]), down);
+    __m256i two = _mm256_srl_epi16(_mm256_mullo_epi16(_mm256_shuffle_epi8(v, windows[1]), lifts[1]), down);
+    _mm256_storeu_si256((__m256i *)to, _mm256_shuffle_epi8(table, _mm256_packus_epi16(one, two)));
+}
+
+/* Looks up what of the next AHEAD codes there is before `end`. */
+AVX2 INLINE void avx2_look_ahead(const Job *job, const uint8_t *codes, const uint8_t *end, int8_t *to)
+{
+    if (job->value_bits == 8) {
+        memcpy(to, codes, (size_t)(end - codes < AHEAD ? end - codes : AHEAD));
+        return;
+    }
+    const int step = 4 * job->value_bits; /* bytes of 32 codes */
+    const int8_t *stop = to + AHEAD;
+    for (; to < stop && end - codes >= 16; to += 32, codes += step)
+        avx2_levels(job, codes, to);
+    for (; to < stop && codes < end; to += 32, codes += step) {
+        uint8_t last[16];
+        avx2_levels(job, copy_last(codes, end, 16, last), to);
+    }
+}
+
+/* Looks the codes of up to AHEAD columns of a row up, those of each word at a multiple of 64; returns what follows them. */
+AVX2 INLINE const uint8_t *avx2_look_at_words(const Job *job, const uint8_t *bits, int64_t words, const uint8_t *codes,
+                                              const uint8_t *end, int8_t *to)
+{
+    const int step = 4 * job->value_bits;
+    for (int64_t word = 0; word < words && word < AHEAD / 64; word++, to += 64) {
+        uint8_t last[32];
+        const int64_t count = _mm_popcnt_u64(load_word(bits + 8 * word));
+        const uint8_t *from = end - codes < 32 ? copy_last(codes, end, 32, last) : codes;
+        avx2_levels(job, from, to);
+        if (count > 32)
+            avx2_levels(job, from + step, to + 32);
+        codes += code_bytes(job, count);
+    }
+    return codes;
+}
+
+/* 32 columns' levels, zero where nothing is kept. */
+AVX2 INLINE __m256i avx2_spread_levels(uint32_t mask, const int8_t *levels)
+{
+    /* Rotated rather than shifted: a rotation can go to another register. */
+    const char *places = (const char *)PLACES_LOW, *above = (const char *)PLACES_HIGH;
+    __m256i low = _mm256_castsi128_si256(_mm_load_si128((const __m128i *)(places + ((mask << 4 | mask >> 28) & 0xff0))));
+    __m256i high = _mm256_castsi128_si256(_mm_load_si128((const __m128i *)(above + ((mask >> 4 | mask << 28) & 0xff0))));
+    low = _mm256_inserti128_si256(low, _mm_load_si128((const __m128i *)(places + ((mask >> 12 | mask << 20) & 0xff0))), 1);
+    high = _mm256_inserti128_si256(high, _mm_load_si128((const __m128i *)(above + ((mask >> 20 | mask << 12) & 0xff0))), 1);
+    __m256i windows = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)levels));
+    levels += _mm_popcnt_u32(mask << 16);
+    windows = _mm256_inserti128_si256(windows, _mm_loadu_si128((const __m128i *)levels), 1);
+    return _mm256_shuffle_epi8(windows, _mm256_add_epi8(low, high));
+}
+
+AVX2 static void avx2_spread(const Job *job, uint64_t mask, const uint8_t *codes, int8_t *dense)
+{
+    int8_t levels[64 + 16];
+    if (job->value_bits == 8)
+        memcpy(levels, codes, 64);
+    else
+        for (int half = 0; half < 2; half++)
+            avx2_levels(job, codes + half * 4 * job->value_bits, levels + 32 * half);
+    _mm256_storeu_si256((__m256i *)dense, avx2_spread_levels((uint32_t)mask, levels));
+    _mm256_storeu_si256((__m256i *)(dense + 32),
+                        avx2_spread_levels((uint32_t)(mask >> 32), levels + _mm_popcnt_u32((uint32_t)mask)));
+}
+
+/* The sums of eight registers' numbers. */
+AVX2 INLINE __m256i avx2_whole_sums(const __m256i *v)
+{
+    __m256i one = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+    __m256i two = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
+    return _mm256_add_epi32(_mm256_permute2x128_si256(one, two, 0x20), _mm256_permute2x128_si256(one, two, 0x31));
+}
+
+/* 32 columns with M rows of x, as whole numbers. Products of two bytes fit 15 bits, so that a sum of two fits 16. */
+AVX2 INLINE void avx2_add_bytes(__m256i levels, const int8_t *x, __m256i *sums, const int M)
+{
+    const __m256i size = _mm256_abs_epi8(levels), ones = _mm256_set1_epi16(1);
+    UNROLL for (int m = 0; m < M; m++) {
+        __m256i signed_x = _mm256_sign_epi8(_mm256_load_si256((const __m256i *)(x + 64 * m)), levels);
+        sums[m] = _mm256_add_epi32(sums[m], _mm256_madd_epi16(_mm256_maddubs_epi16(size, signed_x), ones));
+    }
+}
+
+/* The same with floats, in blocks of 8 columns. */
+AVX2 INLINE void avx2_add_floats(__m256i levels, const float *x, __m256 *sums, const int M)
+{
+    UNROLL for (int part = 0; part < 4; part++, x += 8 * M) {
+        __m128i half = part < 2 ? _mm256_castsi256_si128(levels) : _mm256_extracti128_si256(levels, 1);
+        __m256 v = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part & 1 ? _mm_srli_si128(half, 8) : half));
+        UNROLL for (int m = 0; m < M; m++)
+            sums[m] = _mm256_fmadd_ps(v, _mm256_load_ps(x + 8 * m), sums[m]);
+    }
+}
+
+/* What a row of x adds to eight groups' sums. */
+AVX2 INLINE __m256 avx2_scaled(const __m256i *whole, const uint16_t *scales, const float *x_scales)
+{
+    __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)scales)), 16);
+    __m256 both = _mm256_mul_ps(_mm256_castsi256_ps(wide), _mm256_loadu_ps(x_scales));
+    return _mm256_mul_ps(both, _mm256_cvtepi32_ps(avx2_whole_sums(whole)));
+}
+
+/* All rows with M rows of x, which is `bytes` or floats; codes of 3 bits are no `stream`. */
+AVX2 INLINE void avx2_coded(const Job *job, int64_t first, int64_t last, float *sums, const int M, const int bytes,
+                            const int stream)
+{
+    const uint8_t *codes = (const uint8_t *)job->values + job->offsets[first];
+    const uint8_t *end = (const uint8_t *)job->values + job->kept;
+    const int per_byte = stream ? 8 / job->value_bits : 1;
+    Levels levels;
+    const int8_t *next = levels + AHEAD; /* the level of the first code that is not used yet; none is looked up */
+    if (stream)
+        codes -= AHEAD / per_byte; /* the code of levels[0] */
+    for (int64_t row = first; row < last; row++, sums += M) {
+        const uint8_t *bits = job->bits + row * job->stride, *stop = bits + job->stride;
+        const int8_t *whole_x = job->x;
+        const float *x = job->x;
+        __m256 totals[MOST_ROWS];
+        UNROLL for (int m = 0; m < M; m++)
+            totals[m] = _mm256_setzero_ps();
+        for (int64_t block = 0; block < job->groups; block += 8) {
+            __m256i whole[MOST_ROWS][8];
+            uint16_t scales[8] = {0};
+            const int groups = job->groups - block < 8 ? (int)(job->groups - block) : 8;
+            memcpy(scales, job->scales + row * job->groups + block, (size_t)groups * 2);
+            if (!stream) {
+                codes = avx2_look_at_words(job, bits, (stop - bits) / 8, codes, end, levels);
+                next = levels;
+            }
+            if (bytes && groups < 8)
+                memset(whole, 0, sizeof(whole));
+            for (int group = 0; group < groups; group++) {
+                __m256i whole_parts[MOST_ROWS];
+                __m256 parts[MOST_ROWS];
+                UNROLL for (int m = 0; m < M; m++) {
+                    whole_parts[m] = _mm256_setzero_si256();
+                    parts[m] = _mm256_setzero_ps();
+                }
+                if (stream && next > levels + AHEAD - GROUP) {
+                    codes += (next - levels) / per_byte;
+                    avx2_look_ahead(job, codes, end, levels);
+                    next = levels;
+                }
+                const int words = stop - bits > 8 ? 2 : 1;
+                for (int word = 0; word < words; word++, bits += 8) {
+                    const uint64_t mask = load_word(bits);
+                    __m256i low = avx2_spread_levels((uint32_t)mask, next);
+                    __m256i high = avx2_spread_levels((uint32_t)(mask >> 32), next + _mm_popcnt_u32((uint32_t)mask));
+                    next += stream ? (_mm_popcnt_u64(mask) + per_byte - 1) & -per_byte : 64;
+                    if (bytes) {
+                        avx2_add_bytes(low, whole_x, whole_parts, M);
+                        avx2_add_bytes(high, whole_x + 32, whole_parts, M);
+                    } else {
+                        avx2_add_floats(low, x, parts, M);
+                        avx2_add_floats(high, x + 32 * M, parts, M);
+                    }
+                    whole_x += 64 * M;
+                    x += 64 * M;
+                }
+                UNROLL for (int m = 0; m < M; m++)
+                    if (bytes)
+                        whole[m][group] = whole_parts[m];
+                    else
+                        totals[m] = _mm256_fmadd_ps(parts[m], _mm256_set1_ps(from_bf16(scales[group])), totals[m]);
+            }
+            if (bytes)
+                UNROLL for (int m = 0; m < M; m++) {
+                    const float *x_scales = scales_of_x(job, m) + block;
+                    totals[m] = _mm256_add_ps(totals[m], avx2_scaled(whole[m], scales, x_scales));
+                }
+        }
+        UNROLL for (int m = 0; m < M; m++)
+            sums[m] = avx2_sum(totals[m]);
+    }
+}
+
+#define AVX2_CODED(NAME, M, BYTES)                                                                   \
+    AVX2 static void NAME##_##M(const Job *job, int64_t first, int64_t last, float *sums)            \
+    {                                                                                                \
+        if (job->value_bits == 3)                                                                    \
+            avx2_coded(job, first, last, sums, M, BYTES, 0);                                         \
+        else                                                                                         \
+            avx2_coded(job, first, last, sums, M, BYTES, 1);                                         \
+    }
+AVX2_CODED(avx2_floats, 1, 0)
+AVX2_CODED(avx2_floats, 2, 0)
+AVX2_CODED(avx2_floats, 4, 0)
+AVX2_CODED(avx2_floats, 6, 0)
+AVX2_CODED(avx2_bytes, 1, 1)
+AVX2_CODED(avx2_bytes, 2, 1)
+AVX2_CODED(avx2_bytes, 4, 1)
+AVX2_CODED(avx2_bytes, 6, 1)
