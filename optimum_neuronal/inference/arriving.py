@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..transformers_plugin import internals
-from .packed_rows import PackedRows
+from .layouts import Rows
 from .packed_tensor import PackedTensor
 from .packing import has_kernels, keeps_transposed, pack_rows, packable, pays
 from .sparsify import check_model, finish_packing, has_own_forward, projections_of, put_packed
@@ -26,7 +26,7 @@ class _Arriving:
 
     def _take(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """What is to be held instead of a tensor that has been read: itself, unpacked, if it stays dense."""
-        arrived: dict[str, PackedRows | None] = self.__dict__["arrived"]
+        arrived: dict[str, Rows | None] = self.__dict__["arrived"]
         if name in arrived:
             arrived[name] = None
             if internals.was_read(value) and has_kernels(value) and pays(value, keeps_transposed(self)):
@@ -73,7 +73,7 @@ def finish_arriving(model: PreTrainedModel) -> None:
         if not isinstance(module, _Arriving):
             continue
         module.__class__ = type(module).__mro__[2]
-        arrived: dict[str, PackedRows | None] = module.__dict__.pop("arrived")
+        arrived: dict[str, Rows | None] = module.__dict__.pop("arrived")
         if arrived and all(rows is not None for rows in arrived.values()) and not has_own_forward(module):
             put_packed(model, name, arrived)
             continue

@@ -4,12 +4,14 @@ Each has an implementation by device, and one for `torch.compile` that tells onl
 Bits, values and offsets are those of a [`PackedRows`] that was checked: kernels believe what they say.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from ..native.library import MAX_ROWS, Kernel, find_kernel, warn_without_kernel
 from ..sparsity.bitmask import row_stride
 from . import accelerator, torch_fallback
-from .packed_rows import row_blocks
+from .bit_rows import row_blocks
 
 
 # Rows of x up to which a fused kernel is faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.
@@ -128,13 +130,30 @@ def _multiply_packed(kernel: Kernel, x, bits, values, offsets, bias):
 
 
 def _multiply_unpacked(kernel: Kernel, x, bits, values, offsets, bias):
-    rows, columns = len(bits), x.shape[1]
+    def fill(block: slice, scratch: torch.Tensor) -> None:
+        kernel.unpack(bits[block], values, offsets[block.start : block.stop + 1], scratch)
+
+    return multiply_by_blocks(x, len(bits), bias, fill)
+
+
+def multiply_by_blocks(
+    x: torch.Tensor, rows: int, bias: torch.Tensor | None, fill: Callable[[slice, torch.Tensor], None]
+) -> torch.Tensor:
+    """`x @ W.T + bias`, W unpacked some rows at a time into scratch memory.
+
+    Args:
+        x (`Tensor`): shape (count, columns), contiguous.
+        rows (`int`): of W.
+        bias (`Tensor`, *optional*): shape (rows,).
+        fill (`Callable`): unpacks a slice of rows into a tensor of shape (those, columns), of the dtype of x.
+    """
+    columns = x.shape[1]
     y = x.new_empty(len(x), rows)
     scratch = None
     for block in row_blocks(rows, columns, SCRATCH_ROWS * columns):
         count = block.stop - block.start
         scratch = x.new_empty(count, columns) if scratch is None else scratch[:count]
-        kernel.unpack(bits[block], values, offsets[block.start : block.stop + 1], scratch)
+        fill(block, scratch)
         if bias is None:
             torch.mm(x, scratch.t(), out=y[:, block])
         else:

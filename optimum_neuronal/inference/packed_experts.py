@@ -5,14 +5,15 @@ name, and its config names the function below, which reads the packed bytes of t
 of no others.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from ..transformers_plugin import internals
 from .inference_only import ADVICE, mark, watched
-from .ops import packed_linear
+from .layouts import Rows, rows_of
 from .packed_module import PackedBuffers
-from .packed_rows import PackedRows
 
 
 FUNCTION = "optimum_neuronal_packed"  # name in the registry
@@ -23,7 +24,7 @@ class PackedStack(PackedBuffers):
     """The weights of all experts of a layer, one after the other in the same buffers.
 
     Args:
-        rows ([`PackedRows`]): of all experts, shape (experts * out, in).
+        rows ([`PackedRows`] or [`CodedRows`]): of all experts, shape (experts * out, in).
         experts (`int`): how many.
         transposed (`bool`): whether the dense parameter has the shape (experts, in, out).
         function (`str`, *optional*): what computed the mixture before, by its name in the registry; None if not known.
@@ -31,7 +32,7 @@ class PackedStack(PackedBuffers):
 
     suffix = ""
 
-    def __init__(self, rows: PackedRows, experts: int, transposed: bool, function: str | None):
+    def __init__(self, rows: Rows, experts: int, transposed: bool, function: str | None):
         super().__init__(rows, transposed)
         self.experts, self.function = experts, function
 
@@ -52,13 +53,13 @@ class PackedStack(PackedBuffers):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
-        return self.values.dtype
+        """Of the weights."""
+        return self.held.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of the values."""
-        return self.values.device
+        """Of the weights."""
+        return self.held.device
 
     def __getitem__(self, index):
         raise TypeError(
@@ -75,9 +76,10 @@ class PackedStack(PackedBuffers):
                 the result is 0.
 
         Returns:
-            `Tensor`: shape (rows, out), of the values' dtype.
+            `Tensor`: shape (rows, out), of the weights' dtype.
         """
-        return packed_experts(x.to(self.dtype), chosen, self.bits, self.values, self.offsets, self.experts)
+        tensors = [getattr(self, name) for name in self.owned]
+        return packed_experts(x.to(self.dtype), chosen, tensors, self.kind, self.experts)
 
     def extra_repr(self) -> str:
         return f"experts={self.experts}, out_features={self.out_features}, in_features={self.columns}, {super().extra_repr()}"
@@ -87,28 +89,26 @@ class PackedStack(PackedBuffers):
 def packed_experts(
     x: torch.Tensor,
     chosen: torch.Tensor,
-    bits: torch.Tensor,
-    values: torch.Tensor,
-    offsets: torch.Tensor,
+    tensors: Sequence[torch.Tensor],
+    kind: str,
     experts: int,
 ) -> torch.Tensor:
     """[`PackedStack.forward`] as one operation, in which graphs of torch.compile need not look at the choice."""
-    out = bits.shape[0] // experts
+    rows = rows_of(kind, tensors, x.shape[1])
+    out = rows.shape[0] // experts
     output = x.new_zeros(len(x), out)
     start = 0
     for expert, count in enumerate(torch.bincount(chosen, minlength=experts)[:experts].tolist()):
         if count:
-            first, last = expert * out, (expert + 1) * out
-            output[start : start + count] = packed_linear(
-                x[start : start + count], bits[first:last], values, offsets[first : last + 1]
-            )
+            window = rows.window(expert * out, (expert + 1) * out)
+            output[start : start + count] = window.linear(x[start : start + count])
             start += count
     return output
 
 
 @packed_experts.register_fake
-def _(x, chosen, bits, values, offsets, experts):
-    return x.new_empty(x.shape[0], bits.shape[0] // experts)
+def _(x, chosen, tensors, kind, experts):
+    return x.new_empty(x.shape[0], tensors[0].shape[0] // experts)
 
 
 def packed_forward(
@@ -161,12 +161,12 @@ def is_packable(module: nn.Module) -> bool:
     return len(names) == 2 and all(isinstance(w, nn.Parameter) and w.ndim == 3 for w in weights)
 
 
-def put_stacks(experts: nn.Module, rows: dict[str, PackedRows]) -> None:
+def put_stacks(experts: nn.Module, rows: dict[str, Rows]) -> None:
     """Replaces a mixture's parameters by packed ones.
 
     Args:
         experts (`nn.Module`): the mixture.
-        rows (`dict[str, PackedRows]`): of both of its weights, by name, shape (experts * out, in).
+        rows (`dict[str, PackedRows | CodedRows]`): of both of its weights, by name, shape (experts * out, in).
     """
     before, transposed = internals.experts_function(experts), internals.is_transposed(experts, default=False)
     function = None if before == FUNCTION else before  # of a layer before this one, they share the config

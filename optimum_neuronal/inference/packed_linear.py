@@ -7,7 +7,7 @@ from transformers import Conv1D
 from ..decoder.architectures import AS_LINEAR
 from ..sparsity.packed import PackedWeight
 from .inference_only import ADVICE, mark, watched
-from .ops import packed_linear
+from .layouts import Rows
 from .packed_module import PackedBuffers, WeightFacts, take_place
 from .packed_rows import PackedRows
 
@@ -22,20 +22,20 @@ class PackedLinear(PackedBuffers):
     """Computes what the `nn.Linear` or `Conv1D` did that it was made of; only for inference.
 
     Args:
-        rows ([`PackedRows`]): the weight, shape (out, in).
+        rows ([`PackedRows`] or [`CodedRows`]): the weight, shape (out, in).
         bias (`Tensor`, *optional*): shape (out,), of the weight's dtype and on its device.
         kind (`type`): the class of the layer that it stands for; a `Conv1D` keeps its weight as (in, out).
 
     Attributes:
-        bits, values, offsets (`Tensor`): buffers, see [`PackedRows`].
+        bits, ... (`Tensor`): buffers, those of the rows.
         weight ([`WeightFacts`]): shape, dtype and device of the weight, for models that ask for these.
     """
 
     suffix = ".weight"
 
-    def __init__(self, rows: PackedRows, bias: torch.Tensor | None = None, kind: type[nn.Module] = nn.Linear):
+    def __init__(self, rows: Rows, bias: torch.Tensor | None = None, kind: type[nn.Module] = nn.Linear):
         super().__init__(rows, transposed=kind is Conv1D)
-        self.kind = kind
+        self.stands_for = kind
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     @classmethod
@@ -59,7 +59,7 @@ class PackedLinear(PackedBuffers):
                 linear = Conv1D(self.out_features, self.in_features)
             else:
                 linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
-                linear.__class__ = self.kind
+                linear.__class__ = self.stands_for
         linear.weight = nn.Parameter(self.dense())
         linear.bias = None if self.bias is None else nn.Parameter(self.bias)
         return take_place(linear, self)
@@ -88,7 +88,7 @@ class PackedLinear(PackedBuffers):
 
     @property
     def weight(self) -> WeightFacts:
-        return WeightFacts(self.dense_shape, self.values)
+        return WeightFacts(self.dense_shape, self.held)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x @ W.T + bias`.
@@ -103,7 +103,7 @@ class PackedLinear(PackedBuffers):
             `RuntimeError`: in training mode, if gradients are wanted; else a backward raises it.
         """
         inner = x.detach() if watched(self, x) else x
-        output = packed_linear(inner.to(self.values.dtype), self.bits, self.values, self.offsets, self.bias)
+        output = self.rows.linear(inner.to(self.held.dtype), self.bias)
         if torch.is_autocast_enabled(x.device.type):
             output = output.to(torch.get_autocast_dtype(x.device.type))
         return output if inner is x else mark(output, x)

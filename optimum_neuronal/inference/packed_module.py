@@ -8,33 +8,38 @@ from torch import nn
 
 from ..decoder.packed_modules import PackedModule
 from .inference_only import ADVICE
-from .packed_rows import DTYPES, PackedRows
+from .layouts import Rows, rows_of
+from .packed_rows import DTYPES
 from .packed_tensor import PackedTensor
 
 
 class PackedBuffers(PackedModule):
-    """Holds [`PackedRows`] in buffers, so that no optimizer sees them, and that `.to` moves all and converts the values.
+    """Holds rows in buffers, so that no optimizer sees them, and that `.to` moves all and converts the values.
 
     Args:
-        rows ([`PackedRows`]): to hold.
+        rows ([`PackedRows`] or [`CodedRows`]): to hold.
         transposed (`bool`): whether the dense parameter is kept as (in, out).
+
+    Attributes:
+        kind (`str`): of the rows' layout.
     """
 
-    owned = ("bits", "values", "offsets")
-
-    def __init__(self, rows: PackedRows, transposed: bool):
+    def __init__(self, rows: Rows, transposed: bool):
         super().__init__()
         self.columns, self.transposed = rows.shape[1], transposed
-        self._hold(rows)
-
-    def _hold(self, rows: PackedRows) -> None:
-        for name in self.owned:
+        self.kind, self.owned = rows.kind, rows.names
+        for name in rows.names:
             self.register_buffer(name, getattr(rows, name).detach())
 
     @property
-    def rows(self) -> PackedRows:
+    def rows(self) -> Rows:
         """What it holds, shared."""
-        return PackedRows(self.bits, self.values, self.offsets, (self.bits.shape[0], self.columns))
+        return rows_of(self.kind, [getattr(self, name) for name in self.owned], self.columns)
+
+    @property
+    def held(self) -> torch.Tensor:
+        """The buffer whose dtype and device are the weight's: those that `.to` converts."""
+        return getattr(self, "values" if "values" in self.owned else "like")
 
     @property
     @abstractmethod
@@ -43,7 +48,7 @@ class PackedBuffers(PackedModule):
 
     @property
     def dense_bytes(self) -> int:
-        return self.bits.shape[0] * self.columns * self.values.element_size()
+        return self.bits.shape[0] * self.columns * self.held.element_size()
 
     @property
     def packed_bytes(self) -> int:
@@ -52,7 +57,7 @@ class PackedBuffers(PackedModule):
     @property
     def sparsity(self) -> float:
         """Share of the elements that are not kept, in [0, 1]."""
-        return 1 - len(self.values) / max(1, self.bits.shape[0] * self.columns)
+        return 1 - self.rows.kept / max(1, self.bits.shape[0] * self.columns)
 
     def stand_in(self) -> PackedTensor:
         return PackedTensor(self.rows, self.dense_shape, self.transposed)
@@ -62,30 +67,32 @@ class PackedBuffers(PackedModule):
         return self.stand_in().unpack()
 
     def _apply(self, function, recurse: bool = True):
-        dtype = function(self.values[:0]).dtype
+        dtype = function(self.held[:0]).dtype
         if dtype not in DTYPES:
             raise TypeError(f"Packed weights cannot be {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
         return super()._apply(function, recurse)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors):
-        """Takes packed weights with any number of values, and refuses damaged ones."""
-        given = state_dict.get(f"{prefix}values")
-        if given is not None and given.ndim == 1 and len(given) != len(self.values):
-            self.values = self.values.new_empty(len(given))
+        """Takes packed weights with any number of values or codes, and refuses damaged ones."""
+        for name in set(self.owned) & {"values", "codes"}:
+            given, own = state_dict.get(f"{prefix}{name}"), getattr(self, name)
+            if given is not None and given.ndim == 1 and len(given) != len(own):
+                setattr(self, name, own.new_empty(len(given)))
         known = len(errors)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors
         )
         if f"{prefix}weight" in state_dict:
             errors.append(f"{prefix}weight is dense, but the model's is packed: {ADVICE}.")
-        elif len(errors) == known and not self.values.is_meta:
+        elif len(errors) == known and not self.held.is_meta:
             try:
                 self.rows.check()
             except ValueError as error:
-                errors.append(f"{prefix}values is damaged: {error}.")
+                errors.append(f"{prefix}{self.owned[1]} is damaged: {error}.")
 
     def extra_repr(self) -> str:
-        return f"sparsity={self.sparsity:.4f}, dtype={self.values.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
+        coded = "" if self.kind == "packed" else f"value_bits={self.rows.value_bits}, activations={self.kind}, "
+        return f"sparsity={self.sparsity:.4f}, {coded}dtype={self.held.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
 
 
 class WeightFacts:

@@ -6,15 +6,16 @@ the one, all in one parameter in the other). Given these in place of dense tenso
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
 
-from ..sparsity.bitmask import INTEGERS
+from ..sparsity.coded import CodedWeight
 from ..sparsity.packed import PackedMask, PackedWeight
 from ..sparsity.stand_in import StandIn
-from .ops import unpack_rows
-from .packed_rows import PackedRows
+from .coded_rows import ACTIVATIONS, CodedRows
+from .layouts import Rows, lay_out
 
 
 aten = torch.ops.aten
@@ -38,30 +39,42 @@ class PackedTensor(StandIn):
     """A tensor of shape (..., in) whose rows are packed, in row-major order.
 
     Args:
-        rows ([`PackedRows`]): all of its rows, shape (number of rows, in); shared, not copied.
+        rows ([`PackedRows`] or [`CodedRows`]): all of its rows, shape (number of rows, in); shared, not copied.
         shape (`Sequence[int]`): of the tensor.
         transposed (`bool`): whether the rows run along the last dimension but one, so that the shape is (..., in, out).
     """
 
-    rows: PackedRows
+    rows: Rows
     transposed: bool
 
     @staticmethod
-    def __new__(cls, rows: PackedRows, shape: Sequence[int], transposed: bool = False):
-        values = rows.values
-        return torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=values.dtype, device=values.device)
+    def __new__(cls, rows: Rows, shape: Sequence[int], transposed: bool = False):
+        return torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=rows.dtype, device=rows.device)
 
-    def __init__(self, rows: PackedRows, shape: Sequence[int], transposed: bool = False):
+    def __init__(self, rows: Rows, shape: Sequence[int], transposed: bool = False):
         self.rows, self.transposed = rows, transposed
 
     @classmethod
-    def of(cls, packed: PackedWeight) -> "PackedTensor":
-        """Of a packed weight of at least two dimensions. Raises `ValueError` if mask and values disagree."""
-        flat = (math.prod(packed.shape[:-1]), packed.shape[-1])
-        return cls(PackedRows.of(PackedWeight(PackedMask(packed.mask.bits, flat), packed.values)), packed.shape)
+    def of(
+        cls, packed: PackedWeight | CodedWeight, transposed: bool = False, activations: str = ACTIVATIONS[0]
+    ) -> "PackedTensor":
+        """Of a packed weight of at least two dimensions.
+
+        Args:
+            packed ([`PackedWeight`] or [`CodedWeight`]): the weight.
+            transposed (`bool`): whether it holds the tensor with its last two dimensions swapped.
+            activations (`str`): what inputs become that meet codes.
+
+        Raises:
+            `ValueError`: its parts disagree.
+        """
+        shape = tuple(packed.shape)
+        flat = replace(packed, mask=PackedMask(packed.mask.bits, (math.prod(shape[:-1]), shape[-1])))
+        rows = lay_out(flat, activations)
+        return cls(rows, (*shape[:-2], shape[-1], shape[-2]) if transposed else shape, transposed)
 
     def unpack(self) -> torch.Tensor:
-        dense = unpack_rows(self.rows.bits, self.rows.values, self.rows.offsets, self.rows.shape[1])
+        dense = self.rows.unpack()
         if not self.transposed:
             return dense.view(self.shape)
         return dense.view(*self.shape[:-2], self.shape[-1], self.shape[-2]).mT.clone(
@@ -69,14 +82,18 @@ class PackedTensor(StandIn):
         )
 
     def packed(self) -> PackedWeight | None:
-        integers = self.rows.values.view(INTEGERS[self.rows.values.element_size()])
-        if self.transposed or bool((integers == 0).any()):  # converted to a dtype in which they are no values any more
+        packed = None if self.transposed or isinstance(self.rows, CodedRows) else self.rows.to_packed()
+        return packed and replace(packed, mask=PackedMask(packed.mask.bits, tuple(self.shape)))
+
+    def coded(self) -> tuple[CodedWeight, bool] | None:
+        if not isinstance(self.rows, CodedRows):
             return None
-        packed = self.rows.to_packed()
-        return PackedWeight(PackedMask(packed.mask.bits, tuple(self.shape)), packed.values)
+        shape = (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else tuple(self.shape)
+        coded = self.rows.to_packed()
+        return replace(coded, mask=PackedMask(coded.mask.bits, shape)), self.transposed
 
     def __repr__(self, **_) -> str:
-        return f"PackedTensor(shape={list(self.shape)}, dtype={self.dtype}, kept={len(self.rows.values)})"
+        return f"PackedTensor(shape={list(self.shape)}, dtype={self.dtype}, kept={self.rows.kept})"
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
@@ -84,7 +101,7 @@ class PackedTensor(StandIn):
         if function in SAME:
             return cls(args[0].rows, args[0].shape, args[0].transposed)
         if function is aten._to_copy.default and kwargs.get("dtype", args[0].dtype).is_floating_point:
-            rows = converted(args[0].rows, kwargs.get("device"), kwargs.get("dtype"))
+            rows = args[0].rows.converted(kwargs.get("device"), kwargs.get("dtype"))
             return cls(rows, args[0].shape, args[0].transposed)
         if function is aten.squeeze.default and args[0].shape[-1] != 1 and not args[0].transposed:
             return cls(args[0].rows, [size for size in args[0].shape if size != 1])
@@ -95,32 +112,6 @@ class PackedTensor(StandIn):
         return function(*_unpacked(args), **{name: _unpacked([value])[0] for name, value in kwargs.items()})
 
 
-def converted(rows: PackedRows, device: torch.device | None, dtype: torch.dtype | None) -> PackedRows:
-    """Packed rows on another device, or with values of another dtype. None: as they are."""
-    values = rows.values.to(device=device, dtype=dtype)
-    return PackedRows(rows.bits.to(device=device), values, rows.offsets.to(device=device), rows.shape)
-
-
-def part(rows: PackedRows, first: int, last: int) -> PackedRows:
-    """The rows from `first` on, up to `last`; bits and values are shared."""
-    offsets = rows.offsets[first : last + 1]
-    start, stop = int(offsets[0]), int(offsets[-1])
-    return PackedRows(rows.bits[first:last], rows.values[start:stop], offsets - start, (last - first, rows.shape[1]))
-
-
-def joined(parts: Sequence[PackedRows]) -> PackedRows:
-    """The rows of all parts, one after the other; a single part is shared, several are copied."""
-    if len(parts) == 1:
-        return parts[0]
-    starts, offsets = 0, [parts[0].offsets[:1]]
-    for rows in parts:
-        offsets.append(rows.offsets[1:] + starts)
-        starts += len(rows.values)
-    bits = torch.cat([rows.bits for rows in parts])
-    values = torch.cat([rows.values for rows in parts])
-    return PackedRows(bits, values, torch.cat(offsets), (len(bits), parts[0].shape[1]))
-
-
 def _move(function, args: Sequence) -> "PackedTensor | list[PackedTensor] | None":
     """The result of a function that moves rows, found by moving their numbers. None if it does not move whole rows."""
     sources = list(args[0]) if isinstance(args[0], (list, tuple)) else [args[0]]
@@ -128,7 +119,10 @@ def _move(function, args: Sequence) -> "PackedTensor | list[PackedTensor] | None
     position = ROW_MOVES[function]
     dim = args[position] if len(args) > position else 0
     whole = all(isinstance(source, PackedTensor) and not source.transposed for source in sources)
-    if not whole or dim % ndim == ndim - 1 or len({(s.shape[-1], s.dtype, s.device) for s in sources}) > 1:
+    if not whole or dim % ndim == ndim - 1:
+        return None
+    first = sources[0].rows
+    if not all(type(source.rows) is type(first) and first.joins(source.rows) for source in sources):
         return None
     ends = [0, *accumulate(source.rows.shape[0] for source in sources)]
     numbers = [torch.arange(*ends[i : i + 2]).view(source.shape[:-1]) for i, source in enumerate(sources)]
@@ -140,7 +134,7 @@ def _move(function, args: Sequence) -> "PackedTensor | list[PackedTensor] | None
     return [_gathered(rows, ends, numbers) for numbers in moved]
 
 
-def _gathered(sources: list[PackedRows], ends: list[int], numbers: torch.Tensor) -> PackedTensor:
+def _gathered(sources: list[Rows], ends: list[int], numbers: torch.Tensor) -> PackedTensor:
     """A tensor of the rows of these numbers, counted through all sources, which begin and end at `ends`."""
     flat = numbers.flatten()
     bounds = [0, *(flat.diff() != 1).nonzero().flatten().add(1).tolist(), len(flat)]
@@ -150,8 +144,10 @@ def _gathered(sources: list[PackedRows], ends: list[int], numbers: torch.Tensor)
         stop = start + last - first
         for source, begin, end in zip(sources, ends, ends[1:]):
             if begin < stop and start < end:
-                parts.append(part(source, max(start, begin) - begin, min(stop, end) - begin))
-    return PackedTensor(joined(parts or [part(sources[0], 0, 0)]), (*numbers.shape, sources[0].shape[1]))
+                parts.append(source.part(max(start, begin) - begin, min(stop, end) - begin))
+    return PackedTensor(
+        type(sources[0]).joined(parts or [sources[0].part(0, 0)]), (*numbers.shape, sources[0].shape[1])
+    )
 
 
 def _unpacked(values: Sequence) -> list:

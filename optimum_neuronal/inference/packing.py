@@ -1,16 +1,42 @@
 """Whether a dense weight is to be packed, and its packed form: of matrices, of stacks of them, of what is packed already."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from transformers import Conv1D
 
 from ..sparsity.bitmask import INTEGERS, rows_bytes
+from ..sparsity.codebooks import check_bits
+from ..sparsity.coded import CodedWeight
 from ..sparsity.packed import PackedWeight
 from ..transformers_plugin import internals
+from .coded_rows import check_activations
+from .layouts import Rows
 from .packed_experts import is_packable, stack_names
 from .packed_linear import is_linear
 from .packed_rows import DTYPES, PackedRows
-from .packed_tensor import PackedTensor, joined
+from .packed_tensor import PackedTensor
+
+
+@dataclass(frozen=True)
+class ValueFormat:
+    """How the kept values of a weight are held as codes of few bits.
+
+    Args:
+        bits (`int`): of each: 8, 4, 3 or 2.
+        activations (`str`): what a projection's inputs become: `"int8"` or `"bf16"`, as they are.
+
+    Raises:
+        `ValueError`: there are no such codes, or no such kernels.
+    """
+
+    bits: int
+    activations: str
+
+    def __post_init__(self):
+        check_bits(self.bits)
+        check_activations(self.activations)
 
 
 def packable(module: nn.Module) -> list[str]:
@@ -42,7 +68,7 @@ def pays(weight: torch.Tensor, transposed: bool) -> bool:
 def kept(weight: torch.Tensor) -> int:
     """How many elements have any bit set."""
     if isinstance(weight, PackedTensor):
-        return len(weight.rows.values)
+        return weight.rows.kept
     return int(torch.count_nonzero(weight.detach().contiguous().view(-1).view(INTEGERS[weight.element_size()])))
 
 
@@ -51,20 +77,25 @@ def has_kernels(weight: torch.Tensor) -> bool:
     return weight.dtype in DTYPES
 
 
-def pack_rows(weight: torch.Tensor, transposed: bool) -> PackedRows:
+def pack_rows(weight: torch.Tensor, transposed: bool, value: ValueFormat | None = None) -> Rows:
     """The packed rows of a weight, expert by expert if it is a stack; of a [`PackedTensor`] its own if they can be.
 
     Args:
         weight (`Tensor`): shape (out, in), (experts, out, in), or each with its last two dimensions swapped.
         transposed (`bool`): whether they are.
+        value ([`ValueFormat`], *optional*): codes of few bits for the values, of one table for all experts.
 
     Returns:
-        [`PackedRows`]: shape (out, in), or (experts * out, in).
+        [`PackedRows`] or [`CodedRows`]: shape (out, in), or (experts * out, in).
     """
     if isinstance(weight, PackedTensor) and weight.transposed == transposed:
         return weight.rows
+    if value is not None:
+        dense = weight.detach()
+        coded = CodedWeight.rounded(dense.mT if transposed else dense, value.bits)
+        return PackedTensor.of(coded, activations=value.activations).rows
     matrices = [weight] if weight.ndim == 2 else weight.detach().unbind(0)
-    return joined([_pack_matrix(matrix, transposed) for matrix in matrices])
+    return PackedRows.joined([_pack_matrix(matrix, transposed) for matrix in matrices])
 
 
 def _pack_matrix(matrix: torch.Tensor, transposed: bool) -> PackedRows:

@@ -1,11 +1,16 @@
 """Multiplying with packed rows in plain torch, on any device: exact, and the measure for every kernel, but slow."""
 
 import math
+from collections.abc import Callable
 
 import torch
 
+from ..native.library import bits_of_codes
 from ..sparsity.bitmask import INTEGERS
-from .packed_rows import row_blocks, unpack_bits
+from ..sparsity.code_stream import unpack_codes
+from ..sparsity.coded import GROUP
+from .activations import to_int8
+from .bit_rows import row_blocks, unpack_bits
 
 
 SCRATCH = 2**20  # elements of a weight that are unpacked at a time: a few megabytes, which stay in a cache
@@ -22,6 +27,86 @@ def packed_linear(
         weight = unpack_rows(bits[block], values, offsets[block.start : block.stop + 1], columns)
         y[:, block] = torch.nn.functional.linear(flat, weight, None if bias is None else bias[block])
     return y.view(*x.shape[:-1], len(bits))
+
+
+def coded_linear(
+    x: torch.Tensor,
+    bits: torch.Tensor,
+    codes: torch.Tensor,
+    offsets: torch.Tensor,
+    scales: torch.Tensor,
+    table: torch.Tensor,
+    bias: torch.Tensor | None,
+    int8: bool,
+) -> torch.Tensor:
+    """`x @ W.T + bias` of codes, some rows at a time; with `int8` the same to the bit as every kernel."""
+    columns = x.shape[-1]
+    flat = x.reshape(math.prod(x.shape[:-1]), columns)
+    multiply = _by_int8(flat) if int8 else _by_floats(flat)
+    y = x.new_empty(len(flat), len(bits))
+    for block in row_blocks(len(bits), columns, SCRATCH):
+        found = _levels(bits[block], codes, offsets[block.start : block.stop + 1], table, columns)
+        sums = multiply(found.float(), _scales(scales[block]))
+        y[:, block] = (sums if bias is None else sums + bias[block].float()).to(x.dtype)
+    return y.view(*x.shape[:-1], len(bits))
+
+
+def unpack_coded(
+    bits: torch.Tensor,
+    codes: torch.Tensor,
+    offsets: torch.Tensor,
+    scales: torch.Tensor,
+    table: torch.Tensor,
+    columns: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The dense rows of codes, shape (rows, columns), of a dtype. `bits`, `offsets` and `scales` may be of some rows."""
+    dense = torch.empty(len(bits), columns, dtype=dtype, device=bits.device)
+    for block in row_blocks(len(bits), columns, SCRATCH):
+        found = _levels(bits[block], codes, offsets[block.start : block.stop + 1], table, columns)
+        dense[block] = _scaled(found.float(), _scales(scales[block])).to(dtype)
+    return dense
+
+
+def _levels(bits, codes, offsets, table, columns: int) -> torch.Tensor:
+    """The levels of some rows: int8, shape (rows, columns), 0 where nothing is kept."""
+    kept = unpack_bits(bits, columns)
+    levels = torch.zeros(kept.shape, dtype=torch.int8, device=bits.device)
+    found = unpack_codes(codes[int(offsets[0]) : int(offsets[-1])], kept, bits_of_codes(table))
+    levels[kept] = table[found.int()] if len(table) else found.view(torch.int8)
+    return levels
+
+
+def _scales(scales: torch.Tensor) -> torch.Tensor:
+    return scales.view(torch.bfloat16).float()
+
+
+def _scaled(levels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return levels * scales.repeat_interleave(GROUP, 1)[:, : levels.shape[1]]
+
+
+def _by_floats(x: torch.Tensor) -> Callable:
+    wide = x.float()
+    return lambda levels, scales: wide @ _scaled(levels, scales).T
+
+
+def _by_int8(x: torch.Tensor) -> Callable:
+    """Sums of products of whole numbers, which float32 holds exactly, then of groups in the order of all kernels."""
+    numbers, x_scales = to_int8(x)
+    numbers = numbers.transpose(0, 1)
+
+    def multiply(levels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        groups = torch.nn.functional.pad(levels, (0, -levels.shape[1] % GROUP)).view(len(levels), -1, GROUP)
+        sums = torch.bmm(numbers, groups.permute(1, 2, 0))
+        terms = (scales.T[:, None, :] * x_scales.T[:, :, None]) * sums
+        lanes = torch.zeros(8, *terms.shape[1:], device=terms.device)
+        for first in range(0, len(terms), 8):
+            part = terms[first : first + 8]
+            lanes[: len(part)] += part
+        halves = lanes[:4] + lanes[4:]
+        return (halves[0] + halves[2]) + (halves[1] + halves[3])
+
+    return multiply
 
 
 def unpack_rows(bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, columns: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ..sparsity.bitmask import INTEGERS
-from .packed_rows import row_blocks
+from .bit_rows import row_blocks
 
 
 MAX_FUSED_ROWS = 8  # rows of x; more are multiplied with unpacked rows

@@ -19,13 +19,14 @@ from .build import BuildError, cached_library, installed_library
 logger = get_logger(__name__)
 
 VARIABLE = "OPTIMUM_NEURONAL_KERNEL"
-# As in packed_rows.c, the slowest first.
+# As in processors.h, the slowest first.
 KERNELS = {"portable": 0, "neon": 1, "avx2": 2, "avx512": 3, "avx512_vbmi2": 4, "avx512_bf16": 5}
 TORCH = "torch"
-ABI = 1
+ABI = 2
 MAX_ROWS = 8  # of x that the kernels take in one call
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 SIZES = (2, 4)  # bytes of an element that can be unpacked
+BITS_BY_LEVELS = {4: 2, 8: 3, 16: 4, 0: 8}  # levels in a table -> bits of a code
 OK, DISAGREE = 0, 4
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -37,6 +38,13 @@ FUNCTIONS = {
         _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
     ],
     "neuronal_unpack": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _INT],
+    "neuronal_coded_linear": [
+        _INT, _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _INT, _POINTER,
+        _POINTER, _SIZE, _SIZE, _INT,
+    ],
+    "neuronal_coded_unpack": [
+        _INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _SIZE, _SIZE, _INT,
+    ],
     "neuronal_count_bits": [_POINTER, _SIZE],
     "neuronal_unpack_flat": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _INT],
 }  # fmt: skip
@@ -88,6 +96,8 @@ class Kernel:
         self._linear = library._library.neuronal_linear
         self._unpack = library._library.neuronal_unpack
         self._unpack_flat = library._library.neuronal_unpack_flat
+        self._coded_linear = library._library.neuronal_coded_linear
+        self._coded_unpack = library._library.neuronal_coded_unpack
 
     def linear(
         self,
@@ -117,6 +127,47 @@ class Kernel:
             )
         )  # fmt: skip
 
+    def coded_linear(
+        self,
+        x: torch.Tensor,
+        bits: torch.Tensor,
+        codes: torch.Tensor,
+        offsets: torch.Tensor,
+        scales: torch.Tensor,
+        table: torch.Tensor,
+        bias: torch.Tensor | None,
+        int8: bool,
+    ) -> torch.Tensor:
+        """As `linear`, for a weight whose values are codes, with x of any dtype of `DTYPES`; `int8`: x is rounded first."""
+        y = x.new_empty(x.shape[0], bits.shape[0])
+        _check(
+            self._coded_linear(
+                self._code, DTYPES[x.dtype], int8, x.data_ptr(), x.shape[0], bits.data_ptr(), codes.data_ptr(),
+                codes.shape[0], offsets.data_ptr(), scales.data_ptr(), table.data_ptr(), bits_of_codes(table),
+                None if bias is None else bias.data_ptr(), y.data_ptr(), bits.shape[0], x.shape[1],
+                torch.get_num_threads(),
+            )
+        )  # fmt: skip
+        return y
+
+    def unpack_coded(
+        self,
+        bits: torch.Tensor,
+        codes: torch.Tensor,
+        offsets: torch.Tensor,
+        scales: torch.Tensor,
+        table: torch.Tensor,
+        dense: torch.Tensor,
+    ) -> None:
+        """Fills `dense`, (rows, columns) of any dtype of `DTYPES`, with rows whose values are codes, of all `codes`."""
+        _check(
+            self._coded_unpack(
+                self._code, DTYPES[dense.dtype], bits.data_ptr(), codes.data_ptr(), codes.shape[0], offsets.data_ptr(),
+                scales.data_ptr(), table.data_ptr(), bits_of_codes(table), dense.data_ptr(), dense.shape[0],
+                dense.shape[1], torch.get_num_threads(),
+            )
+        )  # fmt: skip
+
     def unpack_flat(self, bits: torch.Tensor, values: torch.Tensor, dense: torch.Tensor) -> bool:
         """Fills `dense`, of any shape and 2 or 4 bytes an element, from bits and values that lie without alignment.
 
@@ -131,6 +182,11 @@ class Kernel:
         if result != DISAGREE:
             _check(result)
         return result == OK
+
+
+def bits_of_codes(table: torch.Tensor) -> int:
+    """How many bits a code has, by its table of levels: 2**bits of them, none of 8 bits."""
+    return BITS_BY_LEVELS[len(table)]
 
 
 def _check(result: int) -> None:

@@ -2,6 +2,7 @@
 
 import torch
 
+from .coded import CodedWeight
 from .packed import PackedWeight
 
 
@@ -18,3 +19,8 @@ class StandIn(torch.Tensor):
     def packed(self) -> PackedWeight | None:
         """The tensor as files hold it, None if it cannot be had without unpacking."""
         raise NotImplementedError
+
+    def coded(self) -> tuple[CodedWeight, bool] | None:
+        """The tensor as files hold it whose values are codes of few bits, and whether its last two dimensions are swapped
+        there; None if its values are none."""
+        return None
