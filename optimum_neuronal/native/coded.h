@@ -41,3 +41,15 @@ INLINE float group_scale(const Job *job, int64_t row, int64_t group)
  * up as it lies. With 3 bits every word of columns begins anew. */
 enum { AHEAD = 1024 };              /* levels that are looked up together */
 typedef int8_t Levels[AHEAD + 128]; /* spreading reads 16 bytes at any of them */
+
+/* Defines NAME_floats_M and NAME_bytes_M, functions for M rows of x, from an inlined NAME_coded(job, first, last, sums, M,
+ * bytes). */
+#define CODED_ROWS(TARGET, NAME, M)                                                                         \
+    TARGET static void NAME##_floats_##M(const Job *job, int64_t first, int64_t last, float *sums)          \
+    {                                                                                                       \
+        NAME##_coded(job, first, last, sums, M, 0);                                                         \
+    }                                                                                                       \
+    TARGET static void NAME##_bytes_##M(const Job *job, int64_t first, int64_t last, float *sums)           \
+    {                                                                                                       \
+        NAME##_coded(job, first, last, sums, M, 1);                                                         \
+    }

@@ -109,14 +109,14 @@ AVX2 INLINE void avx2_add_bytes(__m256i levels, const int8_t *x, __m256i *sums, 
     }
 }
 
-/* The same with floats, in blocks of 8 columns. */
-AVX2 INLINE void avx2_add_floats(__m256i levels, const float *x, __m256 *sums, const int M)
+/* The same with floats, in blocks of 8 columns, every other one of which is summed apart: additions wait for each other. */
+AVX2 INLINE void avx2_add_floats(__m256i levels, const float *x, __m256 sums[][2], const int M)
 {
     UNROLL for (int part = 0; part < 4; part++, x += 8 * M) {
         __m128i half = part < 2 ? _mm256_castsi256_si128(levels) : _mm256_extracti128_si256(levels, 1);
         __m256 v = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(part & 1 ? _mm_srli_si128(half, 8) : half));
         UNROLL for (int m = 0; m < M; m++)
-            sums[m] = _mm256_fmadd_ps(v, _mm256_load_ps(x + 8 * m), sums[m]);
+            sums[m][part & 1] = _mm256_fmadd_ps(v, _mm256_load_ps(x + 8 * m), sums[m][part & 1]);
     }
 }
 
@@ -129,8 +129,8 @@ AVX2 INLINE __m256 avx2_scaled(const __m256i *whole, const uint16_t *scales, con
 }
 
 /* All rows with M rows of x, which is `bytes` or floats; codes of 3 bits are no `stream`. */
-AVX2 INLINE void avx2_coded(const Job *job, int64_t first, int64_t last, float *sums, const int M, const int bytes,
-                            const int stream)
+AVX2 INLINE void avx2_coded_in(const Job *job, int64_t first, int64_t last, float *sums, const int M, const int bytes,
+                               const int stream)
 {
     const uint8_t *codes = (const uint8_t *)job->values + job->offsets[first];
     const uint8_t *end = (const uint8_t *)job->values + job->kept;
@@ -159,10 +159,10 @@ AVX2 INLINE void avx2_coded(const Job *job, int64_t first, int64_t last, float *
                 memset(whole, 0, sizeof(whole));
             for (int group = 0; group < groups; group++) {
                 __m256i whole_parts[MOST_ROWS];
-                __m256 parts[MOST_ROWS];
+                __m256 parts[MOST_ROWS][2];
                 UNROLL for (int m = 0; m < M; m++) {
                     whole_parts[m] = _mm256_setzero_si256();
-                    parts[m] = _mm256_setzero_ps();
+                    parts[m][0] = parts[m][1] = _mm256_setzero_ps();
                 }
                 if (stream && next > levels + AHEAD - GROUP) {
                     codes += (next - levels) / per_byte;
@@ -189,7 +189,7 @@ AVX2 INLINE void avx2_coded(const Job *job, int64_t first, int64_t last, float *
                     if (bytes)
                         whole[m][group] = whole_parts[m];
                     else
-                        totals[m] = _mm256_fmadd_ps(parts[m], _mm256_set1_ps(from_bf16(scales[group])), totals[m]);
+                        totals[m] = _mm256_fmadd_ps(_mm256_add_ps(parts[m][0], parts[m][1]), _mm256_set1_ps(from_bf16(scales[group])), totals[m]);
             }
             if (bytes)
                 UNROLL for (int m = 0; m < M; m++) {
@@ -202,19 +202,15 @@ AVX2 INLINE void avx2_coded(const Job *job, int64_t first, int64_t last, float *
     }
 }
 
-#define AVX2_CODED(NAME, M, BYTES)                                                                   \
-    AVX2 static void NAME##_##M(const Job *job, int64_t first, int64_t last, float *sums)            \
-    {                                                                                                \
-        if (job->value_bits == 3)                                                                    \
-            avx2_coded(job, first, last, sums, M, BYTES, 0);                                         \
-        else                                                                                         \
-            avx2_coded(job, first, last, sums, M, BYTES, 1);                                         \
-    }
-AVX2_CODED(avx2_floats, 1, 0)
-AVX2_CODED(avx2_floats, 2, 0)
-AVX2_CODED(avx2_floats, 4, 0)
-AVX2_CODED(avx2_floats, 6, 0)
-AVX2_CODED(avx2_bytes, 1, 1)
-AVX2_CODED(avx2_bytes, 2, 1)
-AVX2_CODED(avx2_bytes, 4, 1)
-AVX2_CODED(avx2_bytes, 6, 1)
+AVX2 INLINE void avx2_coded(const Job *job, int64_t first, int64_t last, float *sums, const int M, const int bytes)
+{
+    if (job->value_bits == 3)
+        avx2_coded_in(job, first, last, sums, M, bytes, 0);
+    else
+        avx2_coded_in(job, first, last, sums, M, bytes, 1);
+}
+
+CODED_ROWS(AVX2, avx2, 1)
+CODED_ROWS(AVX2, avx2, 2)
+CODED_ROWS(AVX2, avx2, 4)
+CODED_ROWS(AVX2, avx2, 6)

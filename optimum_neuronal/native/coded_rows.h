@@ -4,6 +4,9 @@
 #include "coded_portable.h"
 #if defined(HAS_X86)
 #include "coded_avx2.h"
+#include "coded_avx512.h"
+#elif defined(HAS_NEON)
+#include "coded_neon.h"
 #endif
 
 /* Writes the levels of 64 columns, zero where nothing is kept. */
@@ -18,12 +21,27 @@ static const CodedSet CODED[KERNELS] = {
     [ON_ANY] = {{64, 0, 0, ROWS_OF(portable_floats)}, {64, 0, 0, ROWS_OF(portable_bytes)}, portable_spread},
 #if defined(HAS_X86)
     [ON_AVX2] = {{8, 0, 0, ROWS_OF(avx2_floats)}, {64, 0, 0, ROWS_OF(avx2_bytes)}, avx2_spread},
+    [ON_AVX512_VBMI2] = {{16, 0, 0, ROWS_OF(vnni_floats)}, {64, 0, 0, ROWS_OF(vnni_bytes)}, vnni_spread},
+    [ON_AVX512_BF16] = {{16, 0, 0, ROWS_OF(vnni_floats)}, {64, 0, 0, ROWS_OF(vnni_bytes)}, vnni_spread},
+#elif defined(HAS_NEON)
+    [ON_NEON] = {{8, 0, 0, ROWS_OF(neon_floats)}, {64, 0, 0, ROWS_OF(neon_bytes)}, neon_spread},
 #endif
 };
 
-/* The kernels to use, those of a simpler processor where this one has none of its own. */
+#if defined(HAS_NEON)
+static const CodedSet NEON_WITH_DOT = {{8, 0, 0, ROWS_OF(neon_floats)}, {64, 0, 0, ROWS_OF(neon_one_bytes)}, neon_spread};
+#endif
+
+/* The kernels to use: those of a simpler processor where a kernel has none of its own, or needs more than its name says. */
 static const CodedSet *coded_set(int kernel)
 {
+#if defined(HAS_X86)
+    if (kernel >= ON_AVX512_VBMI2 && !(__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni")))
+        kernel = ON_AVX2;
+#elif defined(HAS_NEON)
+    if (kernel == ON_NEON && has_dot_products())
+        return &NEON_WITH_DOT;
+#endif
     while (!CODED[kernel].spread)
         kernel--;
     return &CODED[kernel];

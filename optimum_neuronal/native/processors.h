@@ -1,5 +1,10 @@
 /* Which instruction sets there are, and which of them the processor at hand can run. */
 
+#if defined(HAS_NEON) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 /* As in library.py; a processor that can run one can run those before it. */
 enum { ON_ANY, ON_NEON, ON_AVX2, ON_AVX512, ON_AVX512_VBMI2, ON_AVX512_BF16, KERNELS };
 
@@ -28,3 +33,19 @@ EXPORT int neuronal_supports(int kernel)
     return 0;
 #endif
 }
+
+#if defined(HAS_NEON)
+/* Whether an Arm processor multiplies and adds four bytes at once; NEURONAL_NO_DOT in a build says no, for tests. */
+static int has_dot_products(void)
+{
+#if defined(NEURONAL_NO_DOT)
+    return 0;
+#elif defined(__APPLE__)
+    return 1;
+#elif defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+    return 0;
+#endif
+}
+#endif

@@ -6,7 +6,8 @@ from test_ops import finite, packed
 from test_packed_rows import bits, sparse
 
 from optimum_neuronal.inference import accelerator, ops, torch_fallback
-from optimum_neuronal.inference.packed_rows import DTYPES, unpack_bits
+from optimum_neuronal.inference.bit_rows import unpack_bits
+from optimum_neuronal.inference.packed_rows import DTYPES
 from optimum_neuronal.sparsity.bitmask import INTEGERS
 
 

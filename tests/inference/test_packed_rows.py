@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
-from optimum_neuronal.inference import packed_rows
+from optimum_neuronal.inference import bit_rows
 from optimum_neuronal.inference.packed_rows import DTYPES, PackedRows
 from optimum_neuronal.inference.torch_fallback import unpack_rows
 from optimum_neuronal.sparsity.bitmask import INTEGERS
@@ -70,7 +70,7 @@ def test_any_bits_come_back(out, columns, dtype, density, seed):
 def test_more_than_one_block(monkeypatch):
     weight = sparse((37, 29))
     whole = PackedRows.of(PackedWeight.pack(weight))
-    monkeypatch.setattr(packed_rows.row_blocks, "__defaults__", (64,))
+    monkeypatch.setattr(bit_rows.row_blocks, "__defaults__", (64,))
     rows = PackedRows.of(PackedWeight.pack(weight))
     rows.check()
     assert torch.equal(rows.bits, whole.bits) and torch.equal(rows.offsets, whole.offsets)

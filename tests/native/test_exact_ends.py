@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from optimum_neuronal.native.build import SOURCES, BuildError, find_compiler
-from optimum_neuronal.native.library import KERNELS
+from optimum_neuronal.native.library import KERNELS, find_library
 
 
 PROGRAM = Path(__file__).parent / "exact_ends.c"
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+EMULATED, SIMDE = PROGRAM.with_name("emulated_avx512.c"), Path("/usr/include/simde/x86/avx512.h")
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 
 
@@ -27,8 +28,8 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def compile_program(compiler: list[str], target: Path, *flags: str) -> None:
-    run([*compiler, "-std=c11", "-g", "-O1", f"-I{SOURCES}", str(PROGRAM), "-o", str(target), *flags, "-lm"])
+def compile_program(compiler: list[str], target: Path, *flags: str, program: Path = PROGRAM) -> None:
+    run([*compiler, "-std=c11", "-ffp-contract=off", "-g", "-O0", f"-I{SOURCES}", str(program), "-o", str(target), *flags, "-lm"])
 
 
 def test_under_sanitizers(tmp_path):
@@ -50,6 +51,20 @@ def test_under_sanitizers(tmp_path):
     platform.machine() == "aarch64" or not shutil.which(CROSS) or not shutil.which(EMULATOR),
     reason=f"needs {CROSS} and {EMULATOR} (on Debian: gcc-aarch64-linux-gnu, qemu-user)",
 )
-def test_neon_in_an_emulator(tmp_path):
-    compile_program([CROSS], tmp_path / "program", "-static")
+@pytest.mark.parametrize("flags", [(), ("-DNEURONAL_NO_DOT",)])
+def test_neon_in_an_emulator(flags, tmp_path):
+    compile_program([CROSS], tmp_path / "program", "-static", *flags)
     assert kernels_of(run([EMULATOR, str(tmp_path / "program"), "40"])) == {"portable", "neon"}
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not shutil.which("gcc") or not SIMDE.exists(),
+    reason="needs gcc and SIMDe (on Debian: libsimde-dev)",
+)
+def test_avx512_for_codes_in_an_emulator(tmp_path):
+    """SIMDe says of itself that it shifts by 64: hence without a sanitizer of that."""
+    flags = ["-w", "-fsanitize=address", "-mavx2", "-mfma", "-mf16c", "-mbmi2", "-mpopcnt"]
+    if "avx2" not in getattr(find_library(), "kernels", ()):
+        pytest.skip("needs AVX2")
+    compile_program(["gcc"], tmp_path / "program", *flags, program=EMULATED)
+    assert kernels_of(run([str(tmp_path / "program"), "20"])) == {"avx512_vbmi2"}

@@ -60,7 +60,7 @@ def test_another_compiler_or_source_makes_another_library(cache, make_compiler, 
     second = build.cached_library()
     sources = tmp_path / "sources"
     sources.mkdir()
-    (sources / "packed_rows.c").write_text("int changed;")
+    (sources / "kernels.c").write_text("int changed;")
     monkeypatch.setattr(build, "SOURCES", sources)
     assert len({first, second, build.cached_library()}) == 3
 
@@ -93,8 +93,8 @@ def test_what_was_compiled_before_is_used_without_a_compiler(cache, make_compile
 
 
 def test_a_failing_compiler(cache, make_compiler):
-    make_compiler("echo warning: odd >&2; echo 'packed_rows.c:1: error: no such header' >&2; exit 1")
-    with pytest.raises(build.BuildError, match="failed: packed_rows.c:1: error: no such header$"):
+    make_compiler("echo warning: odd >&2; echo 'kernels.c:1: error: no such header' >&2; exit 1")
+    with pytest.raises(build.BuildError, match="failed: kernels.c:1: error: no such header$"):
         build.cached_library()
     assert [path.name for path in cache.iterdir()] == ["lock"], "nothing half written is left"
 

@@ -1,0 +1,137 @@
+"""Kernels for values of few bits, against the same arithmetic in torch."""
+
+import os
+
+import pytest
+import torch
+from coded import coded_tensors, make_coded
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import examples
+from test_native_library import kernels
+
+from optimum_neuronal.inference import torch_fallback
+from optimum_neuronal.inference.packed_rows import DTYPES
+from optimum_neuronal.sparsity.codebooks import BITS
+
+
+FUZZ = examples(60)
+TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
+
+
+def make_x(count, columns, dtype=torch.float32, seed=1) -> torch.Tensor:
+    x = torch.randn(count, columns, generator=torch.Generator().manual_seed(seed))
+    x[:, 5:7] *= 30  # as hidden states have them
+    return x.to(dtype)
+
+
+@FUZZ
+@given(
+    out=st.integers(1, 40),
+    columns=st.integers(1, 300) | st.sampled_from([64, 128, 1024, 1100, 2200]),
+    count=st.integers(1, 8),
+    value_bits=st.sampled_from(BITS),
+    dtype=st.sampled_from(DTYPES),
+    density=st.sampled_from([0, 0.02, 0.3, 0.5, 1]),
+    with_bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_products(out, columns, count, value_bits, dtype, density, with_bias, seed):
+    """With floats close to float64; with bytes the same to the bit as in torch, whose sums are exact."""
+    coded = make_coded(out, columns, value_bits, density, seed=seed)
+    tensors, x = coded_tensors(coded), make_x(count, columns, dtype, seed)
+    bias = torch.randn(out).to(dtype) if with_bias else None
+    weight = coded.unpack().double()
+    exact = torch.nn.functional.linear(x.double(), weight, None if bias is None else bias.double())
+    size = x.double().abs() @ weight.abs().T + (0 if bias is None else bias.double().abs())
+    by_bytes = torch_fallback.coded_linear(x, *tensors, bias, True)
+    for kernel in kernels():
+        y = kernel.coded_linear(x, *tensors, bias, False)
+        off = (y.double() - exact).abs() - TOLERANCE[dtype] * exact.abs() - 1e-6 * size
+        assert y.dtype == dtype and off.max() <= 1e-7, kernel.name
+        assert torch.equal(kernel.coded_linear(x, *tensors, bias, True), by_bytes), kernel.name
+
+
+@pytest.mark.parametrize("value_bits", BITS)
+def test_what_rounding_inputs_costs(value_bits):
+    """Of inputs without outliers: one in a hundred, since 8 bits hold 127 steps on each side."""
+    coded = make_coded(64, 1500, value_bits)
+    x = torch.randn(3, 1500, generator=torch.Generator().manual_seed(2))
+    exact = x.double() @ coded.unpack().double().T
+    for kernel in kernels():
+        y = kernel.coded_linear(x, *coded_tensors(coded), None, True).double()
+        assert 1e-4 < (y - exact).norm() / exact.norm() < 1.2e-2, kernel.name
+        y = kernel.coded_linear(x, *coded_tensors(coded), None, False).double()
+        assert (y - exact).norm() / exact.norm() < 1e-6, kernel.name
+
+
+@pytest.mark.parametrize("value_bits", BITS)
+@pytest.mark.parametrize("int8", [False, True])
+def test_neither_threads_nor_other_rows_change_a_bit(value_bits, int8):
+    tensors, x = coded_tensors(make_coded(701, 1000, value_bits)), make_x(8, 1000)
+    before = torch.get_num_threads()
+    for kernel in kernels():
+        results = []
+        try:
+            for threads in (1, 2, (os.cpu_count() or 1) + 3):
+                torch.set_num_threads(threads)
+                results.append(kernel.coded_linear(x, *tensors, None, int8))
+        finally:
+            torch.set_num_threads(before)
+        assert all(torch.equal(result, results[0]) for result in results), kernel.name
+        alone = torch.cat([kernel.coded_linear(row[None], *tensors, None, int8) for row in x])
+        assert torch.equal(alone, results[0]), kernel.name
+
+
+@FUZZ
+@given(
+    out=st.integers(1, 40),
+    columns=st.integers(1, 200) | st.sampled_from([64, 4096, 5000]),
+    value_bits=st.sampled_from(BITS),
+    dtype=st.sampled_from(DTYPES),
+    density=st.sampled_from([0, 0.3, 1]),
+    seed=st.integers(0, 1000),
+)
+def test_dense_copies_are_bit_equal(out, columns, value_bits, dtype, density, seed):
+    coded = make_coded(out, columns, value_bits, density, dtype, seed)
+    expected = coded.unpack()
+    for kernel in kernels():
+        dense = torch.full((out, columns), 7, dtype=dtype)
+        kernel.unpack_coded(*coded_tensors(coded), dense)
+        assert torch.equal(dense, expected), kernel.name
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_in_its_row(special):
+    tensors, x = coded_tensors(make_coded(7, 300, 4)), make_x(3, 300)
+    plain = torch_fallback.coded_linear(x, *tensors, None, True)
+    x[1, 200] = special
+    for kernel in kernels():
+        y = kernel.coded_linear(x, *tensors, None, True)
+        assert y[1].isnan().all() and torch.equal(y[[0, 2]], plain[[0, 2]]), kernel.name
+        assert kernel.coded_linear(x, *tensors, None, False)[[0, 2]].isfinite().all(), kernel.name
+
+
+def test_inputs_that_are_nearly_zero():
+    """Their scale would be a number without all of its bits: they are taken for zero. Halves are rounded to even."""
+    tensors = coded_tensors(make_coded(7, 300, 4))
+    x = torch.zeros(4, 300)
+    x[0], x[1], x[2, 3] = 1e-37, 1e-45, 2e-36
+    x[3, :4] = torch.tensor([127.0, 0.5, 1.5, -2.5])
+    expected = torch_fallback.coded_linear(x, *tensors, None, True)
+    assert not expected[:2].any()
+    for kernel in kernels():
+        assert torch.equal(kernel.coded_linear(x, *tensors, None, True), expected), kernel.name
+
+
+@pytest.mark.parametrize("value_bits", BITS)
+def test_codes_behind_two_to_the_31(value_bits, tmp_path):
+    """More bytes of codes than 31 bits number, in a file that holds nothing but the last ones."""
+    far, coded = 2**31 + 5, make_coded(9, 200, value_bits)
+    bits, codes, offsets, *rest = coded_tensors(coded)
+    many = torch.from_file(str(tmp_path / "codes"), shared=True, size=far + len(codes), dtype=torch.uint8)
+    many[far:] = codes
+    x = make_x(3, 200)
+    for kernel in kernels():
+        near = kernel.coded_linear(x, bits, codes, offsets, *rest, None, False)
+        assert torch.equal(kernel.coded_linear(x, bits, many, offsets + far, *rest, None, False), near), kernel.name
