@@ -11,7 +11,6 @@ import torch
 from ..sparsity.bitmask import MASK, check_mask_header, checksum_seed
 from ..sparsity.code_checks import check_coded_headers
 from ..sparsity.coded import CODES, SCALES, TABLE, CodedWeight
-from ..sparsity.packed import PackedWeight
 from .stored_tensors import DTYPES, FileValues, Stored
 
 
@@ -76,11 +75,6 @@ class StoredCodedWeight:
     def __getitem__(self, index) -> torch.Tensor:
         _, dense = self._read()
         return dense[index]
-
-    def read_packed(self) -> PackedWeight:
-        """The weight with its values unpacked, its mask not."""
-        _, dense = self._read()
-        return PackedWeight.pack(dense)
 
     def read_coded(self) -> CodedWeight:
         """The weight as it is stored, of a transposed one the transposed; checked as one that is unpacked."""

@@ -54,6 +54,13 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
     return value
 
 
+def record_value_bits(config: PreTrainedConfig, bits: int) -> None:
+    """Notes in a model's config, if it tells how the model was pruned, that kept values have so many bits now."""
+    value = getattr(config, KEY, None)
+    if isinstance(value, Mapping):
+        setattr(config, KEY, {**value, "value_bits": bits})
+
+
 def make_sparsity_config(
     decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
 ) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.save_pretrained import save_packed_by_default, save_plainly, saves_packed_by_default
+from ..checkpoint.sparsity_config import record_value_bits
 from ..decoder.finding import find_decoder
 from ..decoder.packed_modules import packed_modules
 from ..runtime.memory import hand_back_freed
@@ -68,6 +69,8 @@ def sparsify(model: PreTrainedModel, value_bits: int | None = None, activations:
             left_dense[name] = why
     finish_packing(model, left_dense, f"Nothing of {type(model).__name__} is smaller packed: its weights are dense. "
                    "Prune it first, with NeuronALPruner or optimum-cli neuronal prune.")  # fmt: skip
+    if value is not None:
+        record_value_bits(model.config, value.bits)
     return model
 
 

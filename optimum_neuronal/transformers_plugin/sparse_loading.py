@@ -22,6 +22,7 @@ from ..inference.packed_rows import DTYPES as COMPUTED
 from ..inference.packed_tensor import PackedTensor
 from . import internals
 from .packed_loading import PackedConfig, PackedQuantizer
+from .staying_packed import kept_activations
 
 
 class KeptFile:
@@ -29,17 +30,18 @@ class KeptFile:
 
     Args:
         file ([`PackedFile`]): as its header was checked.
+        activations (`str`): what inputs become that meet values of few bits.
     """
 
-    def __init__(self, file: PackedFile):
-        self.file, self.path = file, file.path
+    def __init__(self, file: PackedFile, activations: str):
+        self.file, self.path, self.activations = file, file.path, activations
         self.keys, self.metadata = file.keys, file.metadata
 
     def get_slice(self, name: str) -> "KeptWeight | StoredWeight | StoredCodedWeight":
         """A weight that is read when it is indexed."""
         weight = self.file.get_slice(name)
         computed = weight.kept is not None and weight.dtype in COMPUTED
-        return KeptWeight(weight) if computed else weight
+        return KeptWeight(weight, self.activations) if computed else weight
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """A weight, on the CPU."""
@@ -57,14 +59,18 @@ class KeptWeight:
 
     Args:
         stored ([`StoredWeight`] or [`StoredCodedWeight`]): where it lies.
+        activations (`str`): what inputs become that meet values of few bits.
     """
 
-    def __init__(self, stored: StoredWeight | StoredCodedWeight):
-        self.stored = stored
+    def __init__(self, stored: StoredWeight | StoredCodedWeight, activations: str):
+        self.stored, self.activations = stored, activations
         self.get_shape, self.get_dtype = stored.get_shape, stored.get_dtype
 
     def __getitem__(self, index) -> torch.Tensor:
-        weight = PackedTensor.of(self.stored.read_packed())
+        if isinstance(self.stored, StoredCodedWeight):
+            weight = PackedTensor.of(self.stored.read_coded(), self.stored.transposed, self.activations)
+        else:
+            weight = PackedTensor.of(self.stored.read_packed())
         return weight if index is Ellipsis else weight[index]
 
 
@@ -110,7 +116,8 @@ class KeepingQuantizer(_IntoPacked, PackedQuantizer):
         sizes = {weight.name: (weight.kept, math.prod(weight.shape)) for weight in packed}
         self._shares = {name: stored / max(1, numel) for name, (stored, numel) in sizes.items()}
         self._usual = sum(stored for stored, _ in sizes.values()) / max(1, sum(numel for _, numel in sizes.values()))
-        return [KeptFile(file) for file in files]
+        activations = kept_activations()
+        return [KeptFile(file, activations) for file in files]
 
     def postprocess_model(self, model: PreTrainedModel, **kwargs) -> PreTrainedModel:
         super().postprocess_model(model, **kwargs)

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..decoder.loading import load_model
+from ..inference.coded_rows import check_activations
 from ..runtime.arguments import check_path
 from .sparse_loading import PackingConfig, is_packed
 from .staying_packed import keeping_packed
@@ -39,7 +40,9 @@ class SparseModelForCausalLM:
         )
 
     @classmethod
-    def from_pretrained(cls, directory_or_id: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
+    def from_pretrained(
+        cls, directory_or_id: str | os.PathLike[str], activations: str = "int8", **kwargs: Any
+    ) -> PreTrainedModel:
         """Loads a checkpoint of a sparse model, packed or dense, into what [`sparsify`] makes.
 
         A packed checkpoint's weights stay packed; a dense one's are packed one after the other as they are read. In
@@ -47,6 +50,9 @@ class SparseModelForCausalLM:
 
         Args:
             directory_or_id (`str` or `Path`): of the checkpoint; one on the Hub is downloaded into the cache.
+            activations (`str`):
+                What the inputs of projections become whose values are stored with few bits, see [`sparsify`]: `"int8"` or
+                `"bf16"`. Others take them as they are.
             kwargs: for transformers' `from_pretrained`: `dtype`, `device_map`, `revision`, `token`, ...
 
         Returns:
@@ -58,12 +64,13 @@ class SparseModelForCausalLM:
             `OSError`: there is no such checkpoint.
         """
         check_path("directory_or_id", directory_or_id)
+        check_activations(activations)
         for name, why in REFUSED.items():
             if kwargs.get(name) is not None:
                 raise ValueError(f"SparseModelForCausalLM.from_pretrained takes no {name}: {why}.")
         hub = {name: kwargs[name] for name in HUB if name in kwargs}
         config, _ = PreTrainedConfig.get_config_dict(directory_or_id, **hub)
         if is_packed(config):
-            with keeping_packed():
+            with keeping_packed(activations):
                 return load_model(directory_or_id, **kwargs)
         return load_model(directory_or_id, quantization_config=PackingConfig(), **kwargs)
