@@ -1,4 +1,4 @@
-"""The two operations where tensors lie on no CPU: by Triton if it works on that device, else by torch, with a warning."""
+"""The operations where tensors lie on no CPU: by Triton if it works on that device, else by torch, with a warning."""
 
 import functools
 import os
@@ -44,6 +44,15 @@ def kernels(device: torch.device) -> ModuleType:
     except Exception as error:  # whatever a compiler, a driver or an unknown device raise
         return _without(device, f"Triton does not work there: {type(error).__name__}: {error}")
     return triton_kernels
+
+
+def coded_kernels(device: torch.device) -> ModuleType:
+    """As `kernels`, for values of few bits: `triton_coded` or `torch_fallback`."""
+    if kernels(device) is torch_fallback:
+        return torch_fallback
+    from . import triton_coded
+
+    return triton_coded
 
 
 def _try(module: ModuleType, device: torch.device) -> None:

@@ -166,12 +166,12 @@ def _unpack_coded(bits, codes, offsets, scales, table, columns, dtype):
 
 def _coded_linear_elsewhere(x, bits, codes, offsets, scales, table, bias, int8):
     check_coded_linear(x, bits, codes, offsets, scales, table, bias)
-    return accelerator.kernels(x.device).coded_linear(x, bits, codes, offsets, scales, table, bias, int8)
+    return accelerator.coded_kernels(x.device).coded_linear(x, bits, codes, offsets, scales, table, bias, int8)
 
 
 def _unpack_coded_elsewhere(bits, codes, offsets, scales, table, columns, dtype):
     check_coded(bits, codes, offsets, scales, table, columns, dtype)
-    return accelerator.kernels(bits.device).unpack_coded(bits, codes, offsets, scales, table, columns, dtype)
+    return accelerator.coded_kernels(bits.device).unpack_coded(bits, codes, offsets, scales, table, columns, dtype)
 
 
 LIBRARY.impl("coded_linear", _coded_linear, "CPU")

@@ -6,7 +6,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from optimum_neuronal.inference import triton_kernels
+from optimum_neuronal.inference import triton_coded, triton_kernels
 
 
 TARGETS = (GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64))
@@ -29,10 +29,26 @@ def kernels():
         yield triton_kernels._unpack, {"values": dtype, "dense": dtype}, {"TOGETHER": triton_kernels.UNPACKED}
     yield triton_kernels._unpack, {"values": "i16", "dense": "i16"}, {"TOGETHER": 4, "rows": 1, "columns": 1}
 
+    for bits in (2, 3, 4, 8):
+        own = {"BITS": bits, "WORDS": triton_coded.WORDS}
+        linear = {"x": "bf16", "y": "bf16", "bias": "bf16"}
+        yield triton_coded._multiply, linear, {"COUNT": 1, "TOGETHER": 4, **own}
+        yield triton_coded._unpack, {"dense": "bf16"}, {"TOGETHER": 4, **own}
+    own = {"BITS": 4, "WORDS": triton_coded.WORDS}
+    linear = {"x": "fp32", "y": "bf16"}
+    yield triton_coded._multiply, linear, {"bias": None, "COUNT": 8, "TOGETHER": 1, **own}
+
 
 def compiled(kernel, pointers, constants, target):
     constants = {"WORDS": triton_kernels.WORDS, **constants}
-    types = {"bits": "*u32", "offsets": "*i64", **dict.fromkeys(SIZES, "i32")}
+    types = {
+        "bits": "*u32",
+        "offsets": "*i64",
+        "codes": "*u8",
+        "scales": "*i16",
+        "table": "*i8",
+        **dict.fromkeys(SIZES, "i32"),
+    }
     types.update({name: f"*{dtype}" for name, dtype in pointers.items()}, **dict.fromkeys(constants, "constexpr"))
     signature = {name: types[name] for name in kernel.arg_names}
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}

@@ -94,7 +94,9 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="packed"):
         keep_sparsity(model)
     with pytest.raises(RuntimeError, match="densify"):
-        model.train()(input_ids=torch.ones(1, 4, dtype=torch.long), labels=torch.ones(1, 4, dtype=torch.long)).loss.backward()
+        model.train()(
+            input_ids=torch.ones(1, 4, dtype=torch.long), labels=torch.ones(1, 4, dtype=torch.long)
+        ).loss.backward()
 
 
 def test_values_that_are_not_finite_are_left_dense():

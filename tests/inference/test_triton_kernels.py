@@ -21,8 +21,9 @@ def run(arguments, tmp_path, **environment):
 
 
 @needs_triton
-def test_in_the_interpreter(tmp_path):
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted_triton.py")]
+@pytest.mark.parametrize("file", ["interpreted_triton.py", "interpreted_triton_coded.py"])
+def test_in_the_interpreter(file, tmp_path):
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file)]
     result = run(tests, tmp_path, TRITON_INTERPRET="1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert " passed" in result.stdout

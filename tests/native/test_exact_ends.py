@@ -29,7 +29,21 @@ def run(command: list[str]) -> str:
 
 
 def compile_program(compiler: list[str], target: Path, *flags: str, program: Path = PROGRAM) -> None:
-    run([*compiler, "-std=c11", "-ffp-contract=off", "-g", "-O0", f"-I{SOURCES}", str(program), "-o", str(target), *flags, "-lm"])
+    run(
+        [
+            *compiler,
+            "-std=c11",
+            "-ffp-contract=off",
+            "-g",
+            "-O0",
+            f"-I{SOURCES}",
+            str(program),
+            "-o",
+            str(target),
+            *flags,
+            "-lm",
+        ]
+    )
 
 
 def test_under_sanitizers(tmp_path):
