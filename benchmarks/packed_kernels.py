@@ -1,6 +1,6 @@
 """One packed projection against dense ones, in turns: where packed weights pay, by tokens at a time.
 
-    python -m benchmarks.packed_kernels [--sparsity 0.6 0.7 0.8] [--threads 2] [--rounds 15]
+    python -m benchmarks.packed_kernels [--sparsity 0.6 0.7 0.8] [--value-bits 4 3] [--threads 2] [--rounds 15]
 
 Beside torch's `F.linear` stands, for one token, a dense loop of our own (`dense_loop.c`, compiled for this processor),
 and beside that the bandwidth which it reaches and the one of merely reading. Several copies of the weight are gone
@@ -14,22 +14,26 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
 import torch
 from torch.nn.functional import linear
 
-from optimum_neuronal.inference.ops import packed_linear
+from optimum_neuronal.inference.coded_rows import ACTIVATIONS, CodedRows
+from optimum_neuronal.inference.layouts import Rows
 from optimum_neuronal.inference.packed_rows import PackedRows
 from optimum_neuronal.native.build import find_compiler
 from optimum_neuronal.native.library import find_kernel
 from optimum_neuronal.runtime.tables import format_table
+from optimum_neuronal.sparsity.coded import CodedWeight
 from optimum_neuronal.sparsity.packed import PackedWeight
 
 
 TOKENS = (1, 4, 8, 16, 64, 512)
+BESIDE = ("torch", "dense loop", "packed")
 SHAPES = ((8192, 2048), (4096, 14336))
 COPIES_BYTES = 2**29  # of dense weights together
 FLAGS = ("-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC")
@@ -67,45 +71,60 @@ def seconds(call: Callable, *arguments) -> float:
     return time.perf_counter() - start
 
 
-def measure(shape: tuple[int, int], sparsity: float, rounds: int, loop: DenseLoop) -> tuple[list[list[str]], str]:
-    """Rows of a table (tokens, milliseconds of torch, the dense loop and packed, ratios), and a line on bandwidth."""
-    count = max(2, COPIES_BYTES // (2 * shape[0] * shape[1]))
-    weights = [torch.randn(shape).bfloat16().masked_fill_(torch.rand(shape) < sparsity, 0) for _ in range(count)]
-    packed = [PackedRows.of(PackedWeight.pack(weight)) for weight in weights]
+def forms_of(weight: torch.Tensor, value_bits: Sequence[int]) -> dict[str, Rows]:
+    """A weight packed with values as they are, and of so many bits with inputs of 8 bits and as they are."""
+    forms: dict[str, Rows] = {"packed": PackedRows.of(PackedWeight.pack(weight))}
+    for bits in value_bits:
+        coded = CodedWeight.nearest(weight, bits)
+        forms |= {f"{bits} bits, {activations}": CodedRows.of(coded, activations) for activations in ACTIVATIONS}
+    return forms
+
+
+def copied(rows: Rows) -> Rows:
+    """The same elsewhere in memory."""
+    return replace(rows, **{name: getattr(rows, name).clone() for name in rows.names})
+
+
+def measure(shape: tuple[int, int], sparsity: float, args: argparse.Namespace, loop: DenseLoop) -> tuple[list, str]:
+    """Rows of a table (tokens, weights, bytes to dense, milliseconds, ratios), and a line on bandwidth."""
+    weights = [torch.randn(shape).bfloat16().masked_fill_(torch.rand(shape) < sparsity, 0)]
+    weights += [weights[0].clone() for _ in range(max(2, COPIES_BYTES // weights[0].nbytes) - 1)]
+    forms = forms_of(weights[0], args.value_bits)
+    sizes = {name: f"{rows.nbytes / weights[0].nbytes:.3f}" for name, rows in forms.items()}
+    calls = {name: cycle([copied(rows) for _ in weights]) for name, rows in forms.items()}
     read = statistics.median(seconds(loop.read, weight) for weight in [*weights, *weights])
-    copies, table = cycle(zip(weights, packed)), []
-    for tokens in TOKENS:
+    dense, table, reached = cycle(weights), [], 0.0
+    for tokens in args.tokens:
         x = torch.randn(tokens, shape[1]).bfloat16()
         single, times = x[0].float(), []
-        for _ in range(rounds + 1):
-            weight, form = next(copies)
-            found = [seconds(linear, x, weight)]
+        for _ in range(args.rounds + 1):
+            found = {"torch": seconds(linear, x, next(dense))}
             if tokens == 1:
-                found.append(seconds(loop.multiply, single, next(copies)[0]))
-            found.append(seconds(packed_linear, x, form.bits, form.values, form.offsets))
-            times.append(found)
-        dense, *looped, sparse = (statistics.median(column) for column in zip(*times[1:]))
-        own = [f"{1e3 * looped[0]:.2f}", f"{looped[0] / sparse:.2f}"] if looped else ["", ""]
-        table.append(
-            [str(tokens), f"{1e3 * dense:.2f}", own[0], f"{1e3 * sparse:.2f}", f"{dense / sparse:.2f}", own[1]]
-        )
-        if looped:
-            reached = weights[0].nbytes / looped[0] / 1e9
+                found["dense loop"] = seconds(loop.multiply, single, next(dense))
+            times.append(found | {name: seconds(next(copies).linear, x) for name, copies in calls.items()})
+        medians = {name: statistics.median(found[name] for found in times[1:]) for name in times[0]}
+        for name, median in medians.items():
+            ratios = [medians[other] / median if other in medians else None for other in BESIDE]
+            told = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+            table.append([str(tokens), name, sizes.get(name, "1"), f"{1e3 * median:.2f}", *told])
+        reached = weights[0].nbytes / medians["dense loop"] / 1e9 if tokens == 1 else reached
     return table, f"dense loop {reached:.0f} GB/s, merely reading {weights[0].nbytes / read / 1e9:.0f} GB/s"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sparsity", nargs="+", type=float, default=[0.6, 0.7, 0.8], help="(default: 0.6 0.7 0.8)")
+    parser.add_argument("--value-bits", nargs="*", type=int, default=[4, 3], help="of codes (default: 4 3)")
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS, help="at a time (default: 1 4 8 16 64 512)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="(default: as torch decides)")
     parser.add_argument("--rounds", type=int, default=15, help="(default: 15)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     kernel, loop = find_kernel(), DenseLoop()
-    header = ["tokens", "torch ms", "dense loop ms", "packed ms", "times torch", "times loop"]
+    header = ["tokens", "weights", "bytes", "ms", *(f"times {name}" for name in BESIDE)]
     for shape in SHAPES:
         for sparsity in args.sparsity:
-            table, bandwidth = measure(shape, sparsity, args.rounds, loop)
+            table, bandwidth = measure(shape, sparsity, args, loop)
             print(f"\n{shape[0]} x {shape[1]}, bfloat16, {sparsity:.0%} sparse, {args.threads} threads, kernels "
                   f"{kernel.name if kernel else 'of torch'}; {bandwidth}\n")  # fmt: skip
             print(format_table(header, table), flush=True)

@@ -97,13 +97,13 @@ def _levels(bits, codes, start, row, inside, first, words, table, BITS: tl.const
     kept = (part[:, :, :, None] & bit) != 0
     before = (tl.cumsum(counts, axis=2) - counts)[:, :, :, None] + _count(part[:, :, :, None] & (bit - 1))
     place = before * BITS
-    byte = codes + (begin[:, :, None, None] + (place >> 3))
-    code = tl.load(byte, mask=kept, other=0).to(tl.int32) >> (place & 7)
+    byte = begin[:, :, None, None] + (place >> 3)
+    code = tl.load(codes + byte, mask=kept, other=0).to(tl.int32) >> (place & 7)
     if BITS == 8:
         level = code - ((code >> 7) << 8)
     else:
         across = kept & ((place & 7) + BITS > 8)
-        code |= tl.load(byte + 1, mask=across, other=0).to(tl.int32) << (8 - (place & 7))
+        code |= tl.load(codes + (byte + 1), mask=across, other=0).to(tl.int32) << (8 - (place & 7))
         level = tl.load(table + (code & ((1 << BITS) - 1)).to(tl.int64), mask=kept, other=0)
     return tl.where(kept, level.to(tl.float32), 0.0), tl.sum(taken, axis=1)
 

@@ -16,33 +16,59 @@ static void __attribute__((constructor)) fill_windows(void)
         }
 }
 
-/* Looks 32 codes up; reads 16 bytes. */
-AVX2 INLINE void avx2_levels(const Job *job, const void *codes, int8_t *to)
+/* What looking codes up takes, held in registers. */
+typedef struct {
+    __m256i table, windows[2], lifts[2];
+    __m128i down;
+} Lookup;
+
+AVX2 INLINE Lookup avx2_lookup(const Job *job)
 {
-    const int bits = job->value_bits;
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)job->table));
-    const __m128i down = _mm_cvtsi32_si128(16 - bits);
-    const __m256i *windows = (const __m256i *)WINDOWS[bits], *lifts = (const __m256i *)LIFTS[bits];
-    __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128(codes));
-    __m256i one = _mm256_srl_epi16(_mm256_mullo_epi16(_mm256_shuffle_epi8(v, windows[0]), lifts[0]), down);
-    __m256i two = _mm256_srl_epi16(_mm256_mullo_epi16(_mm256_shuffle_epi8(v, windows[1]), lifts[1]), down);
-    _mm256_storeu_si256((__m256i *)to, _mm256_shuffle_epi8(table, _mm256_packus_epi16(one, two)));
+    const __m256i *windows = (const __m256i *)WINDOWS[job->value_bits & 7], *lifts = (const __m256i *)LIFTS[job->value_bits & 7];
+    Lookup how = {_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)job->table)),
+                  {windows[0], windows[1]},
+                  {lifts[0], lifts[1]},
+                  _mm_cvtsi32_si128(16 - job->value_bits)};
+    return how;
+}
+
+/* Looks 32 codes up; reads 16 bytes. */
+AVX2 INLINE void avx2_levels(const Lookup how, const void *codes, int8_t *to)
+{
+    const __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128(codes));
+    __m256i one = _mm256_srl_epi16(_mm256_mullo_epi16(_mm256_shuffle_epi8(v, how.windows[0]), how.lifts[0]), how.down);
+    __m256i two = _mm256_srl_epi16(_mm256_mullo_epi16(_mm256_shuffle_epi8(v, how.windows[1]), how.lifts[1]), how.down);
+    _mm256_storeu_si256((__m256i *)to, _mm256_shuffle_epi8(how.table, _mm256_packus_epi16(one, two)));
+}
+
+/* The same of codes of 4 bits, in fewer steps. */
+AVX2 INLINE void avx2_levels_of_4_bits(__m256i table, const void *codes, int8_t *to)
+{
+    __m256i v = _mm256_cvtepu8_epi16(_mm_loadu_si128(codes));
+    v = _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi16(v, 4)), _mm256_set1_epi8(15));
+    _mm256_storeu_si256((__m256i *)to, _mm256_shuffle_epi8(table, v));
 }
 
 /* Looks up what of the next AHEAD codes there is before `end`. */
 AVX2 INLINE void avx2_look_ahead(const Job *job, const uint8_t *codes, const uint8_t *end, int8_t *to)
 {
+    for (int line = 0; line < AHEAD * job->value_bits / 8; line += 64)
+        __builtin_prefetch((const void *)((uintptr_t)codes + 2048 + line));
     if (job->value_bits == 8) {
         memcpy(to, codes, (size_t)(end - codes < AHEAD ? end - codes : AHEAD));
         return;
     }
+    const Lookup how = avx2_lookup(job);
     const int step = 4 * job->value_bits; /* bytes of 32 codes */
     const int8_t *stop = to + AHEAD;
+    if (job->value_bits == 4)
+        for (; to < stop && end - codes >= 16; to += 32, codes += 16)
+            avx2_levels_of_4_bits(how.table, codes, to);
     for (; to < stop && end - codes >= 16; to += 32, codes += step)
-        avx2_levels(job, codes, to);
+        avx2_levels(how, codes, to);
     for (; to < stop && codes < end; to += 32, codes += step) {
         uint8_t last[16];
-        avx2_levels(job, copy_last(codes, end, 16, last), to);
+        avx2_levels(how, copy_last(codes, end, 16, last), to);
     }
 }
 
@@ -50,14 +76,16 @@ AVX2 INLINE void avx2_look_ahead(const Job *job, const uint8_t *codes, const uin
 AVX2 INLINE const uint8_t *avx2_look_at_words(const Job *job, const uint8_t *bits, int64_t words, const uint8_t *codes,
                                               const uint8_t *end, int8_t *to)
 {
+    const Lookup how = avx2_lookup(job);
     const int step = 4 * job->value_bits;
     for (int64_t word = 0; word < words && word < AHEAD / 64; word++, to += 64) {
+        __builtin_prefetch((const void *)((uintptr_t)codes + 2048));
         uint8_t last[32];
         const int64_t count = _mm_popcnt_u64(load_word(bits + 8 * word));
         const uint8_t *from = end - codes < 32 ? copy_last(codes, end, 32, last) : codes;
-        avx2_levels(job, from, to);
+        avx2_levels(how, from, to);
         if (count > 32)
-            avx2_levels(job, from + step, to + 32);
+            avx2_levels(how, from + step, to + 32);
         codes += code_bytes(job, count);
     }
     return codes;
@@ -67,15 +95,15 @@ AVX2 INLINE const uint8_t *avx2_look_at_words(const Job *job, const uint8_t *bit
 AVX2 INLINE __m256i avx2_spread_levels(uint32_t mask, const int8_t *levels)
 {
     /* Rotated rather than shifted: a rotation can go to another register. */
-    const char *places = (const char *)PLACES_LOW, *above = (const char *)PLACES_HIGH;
+    const char *places = (const char *)PLACES;
     __m256i low = _mm256_castsi128_si256(_mm_load_si128((const __m128i *)(places + ((mask << 4 | mask >> 28) & 0xff0))));
-    __m256i high = _mm256_castsi128_si256(_mm_load_si128((const __m128i *)(above + ((mask >> 4 | mask << 28) & 0xff0))));
+    __m256i high = _mm256_castsi128_si256(_mm_load_si128((const __m128i *)(places + ((mask >> 4 | mask << 28) & 0xff0))));
     low = _mm256_inserti128_si256(low, _mm_load_si128((const __m128i *)(places + ((mask >> 12 | mask << 20) & 0xff0))), 1);
-    high = _mm256_inserti128_si256(high, _mm_load_si128((const __m128i *)(above + ((mask >> 20 | mask << 12) & 0xff0))), 1);
+    high = _mm256_inserti128_si256(high, _mm_load_si128((const __m128i *)(places + ((mask >> 20 | mask << 12) & 0xff0))), 1);
     __m256i windows = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)levels));
     levels += _mm_popcnt_u32(mask << 16);
     windows = _mm256_inserti128_si256(windows, _mm_loadu_si128((const __m128i *)levels), 1);
-    return _mm256_shuffle_epi8(windows, _mm256_add_epi8(low, high));
+    return _mm256_shuffle_epi8(windows, _mm256_add_epi8(low, _mm256_slli_si256(high, 8)));
 }
 
 AVX2 static void avx2_spread(const Job *job, uint64_t mask, const uint8_t *codes, int8_t *dense)
@@ -85,7 +113,7 @@ AVX2 static void avx2_spread(const Job *job, uint64_t mask, const uint8_t *codes
         memcpy(levels, codes, 64);
     else
         for (int half = 0; half < 2; half++)
-            avx2_levels(job, codes + half * 4 * job->value_bits, levels + 32 * half);
+            avx2_levels(avx2_lookup(job), codes + half * 4 * job->value_bits, levels + 32 * half);
     _mm256_storeu_si256((__m256i *)dense, avx2_spread_levels((uint32_t)mask, levels));
     _mm256_storeu_si256((__m256i *)(dense + 32),
                         avx2_spread_levels((uint32_t)(mask >> 32), levels + _mm_popcnt_u32((uint32_t)mask)));
@@ -150,7 +178,10 @@ AVX2 INLINE void avx2_coded_in(const Job *job, int64_t first, int64_t last, floa
             __m256i whole[MOST_ROWS][8];
             uint16_t scales[8] = {0};
             const int groups = job->groups - block < 8 ? (int)(job->groups - block) : 8;
-            memcpy(scales, job->scales + row * job->groups + block, (size_t)groups * 2);
+            if (groups == 8)
+                memcpy(scales, job->scales + row * job->groups + block, sizeof(scales));
+            else
+                memcpy(scales, job->scales + row * job->groups + block, (size_t)groups * 2);
             if (!stream) {
                 codes = avx2_look_at_words(job, bits, (stop - bits) / 8, codes, end, levels);
                 next = levels;
@@ -169,8 +200,9 @@ AVX2 INLINE void avx2_coded_in(const Job *job, int64_t first, int64_t last, floa
                     avx2_look_ahead(job, codes, end, levels);
                     next = levels;
                 }
-                const int words = stop - bits > 8 ? 2 : 1;
-                for (int word = 0; word < words; word++, bits += 8) {
+                UNROLL for (int word = 0; word < GROUP / 64; word++) {
+                    if (bits == stop)
+                        break;
                     const uint64_t mask = load_word(bits);
                     __m256i low = avx2_spread_levels((uint32_t)mask, next);
                     __m256i high = avx2_spread_levels((uint32_t)(mask >> 32), next + _mm_popcnt_u32((uint32_t)mask));
@@ -182,6 +214,7 @@ AVX2 INLINE void avx2_coded_in(const Job *job, int64_t first, int64_t last, floa
                         avx2_add_floats(low, x, parts, M);
                         avx2_add_floats(high, x + 32 * M, parts, M);
                     }
+                    bits += 8;
                     whole_x += 64 * M;
                     x += 64 * M;
                 }

@@ -48,8 +48,8 @@ INLINE void neon_word_levels(const Job *job, const uint8_t *codes, const uint8_t
 /* 16 columns' levels, zero where nothing is kept. */
 INLINE int8x16_t neon_spread_levels(uint32_t mask, const int8_t *levels)
 {
-    uint8x16_t places = vaddq_u8(vld1q_u8(PLACES_LOW[mask & 0xff]), vld1q_u8(PLACES_HIGH[mask >> 8 & 0xff]));
-    return vqtbl1q_s8(vld1q_s8(levels), places);
+    const uint8x16_t second = vextq_u8(vdupq_n_u8(0), vld1q_u8(PLACES[mask >> 8 & 0xff]), 8);
+    return vqtbl1q_s8(vld1q_s8(levels), vaddq_u8(vld1q_u8(PLACES[mask & 0xff]), second));
 }
 
 static void neon_spread(const Job *job, uint64_t mask, const uint8_t *codes, int8_t *dense)

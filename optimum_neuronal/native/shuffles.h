@@ -4,8 +4,9 @@
 static uint8_t SHUFFLE16[256][16] __attribute__((aligned(64)));
 static int8_t SHUFFLE32[256][8] __attribute__((aligned(64))); /* the same for eight 32-bit values: their numbers, or -1 */
 
-/* The same for sixteen bytes, of a mask's first and of its second byte: the sum of both tables' entries says where. */
-static uint8_t PLACES_LOW[256][16] __attribute__((aligned(64))), PLACES_HIGH[256][16] __attribute__((aligned(64)));
+/* Which of the next sixteen bytes go where in the first eight columns of sixteen, and eight times how many they are: what
+ * is to be added to the places of the second eight. */
+static uint8_t PLACES[256][16] __attribute__((aligned(64)));
 
 static void __attribute__((constructor)) fill_shuffles(void)
 {
@@ -16,10 +17,9 @@ static void __attribute__((constructor)) fill_shuffles(void)
             SHUFFLE16[mask][2 * column] = kept ? (uint8_t)(2 * next) : 0x80;
             SHUFFLE16[mask][2 * column + 1] = kept ? (uint8_t)(2 * next + 1) : 0x80;
             SHUFFLE32[mask][column] = kept ? (int8_t)next : -1;
-            PLACES_LOW[mask][column] = kept ? (uint8_t)next : 0x80;
-            PLACES_HIGH[mask][8 + column] = kept ? (uint8_t)next : 0x80;
+            PLACES[mask][column] = kept ? (uint8_t)next : 0x80;
             next += kept;
         }
-        memset(PLACES_LOW[mask] + 8, next, 8);
+        memset(PLACES[mask] + 8, next, 8);
     }
 }
