@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, St
 from transformers.utils import logging
 
 from ..checkpoint.origin import public_name
+from ..decoder.packed_modules import packed_modules
 from ..engine.capture import inference
+from ..inference.coded_rows import CodedRows
 from ..runtime.arguments import check_count
 from ..runtime.quantities import format_bytes
 from ..runtime.tables import format_table
@@ -24,13 +26,14 @@ FASTER = 1.02  # from which ratio on a difference is more than chance
 
 @dataclass(frozen=True)
 class Timing:
-    """One kind of work, done by both models in turns.
+    """One kind of work, done by all forms of a model in turns.
 
     Args:
         work (`str`): `"decode, batch 4"` or `"prefill, 512 tokens"`.
         dense, packed (`float`): tokens per second of the whole batch, medians.
         lowest, highest (`float`): of the rounds' ratios packed to dense.
         ratio (`float`): their median: above 1, packed weights are faster.
+        coded, coded_ratio (`float`, *optional*): the same of packed weights with values of few bits, if there are any.
     """
 
     work: str
@@ -39,6 +42,8 @@ class Timing:
     ratio: float
     lowest: float
     highest: float
+    coded: float | None = None
+    coded_ratio: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class SpeedReport:
         timings (`list[Timing]`): one per kind of work.
         dense_bytes, packed_bytes (`int`): of the models' parameters and buffers.
         resident (`dict[str, int]`): bytes that the process grew by with each model, `"dense"` and `"packed"`, if known.
+        coded_bytes (`int`, *optional*): as `packed_bytes`, of the model with values of few bits.
+        coded_as (`str`, *optional*): what these are: `"4 bits, int8"`.
     """
 
     model: str
@@ -61,6 +68,8 @@ class SpeedReport:
     dense_bytes: int
     packed_bytes: int
     resident: dict[str, int]
+    coded_bytes: int | None = None
+    coded_as: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, JSON-serialisable."""
@@ -81,14 +90,26 @@ class SpeedReport:
             for t in self.timings
         ]
         header = ["tokens per second", "dense", "packed", "times", "lowest and highest"]
-        sizes = [["model", format_bytes(self.dense_bytes), format_bytes(self.packed_bytes)]]
-        sizes[0].append(f"{self.packed_bytes / self.dense_bytes:.2f}")
-        if len(self.resident) == 2:
-            dense, packed = self.resident["dense"], self.resident["packed"]
-            sizes.append(["resident", format_bytes(dense), format_bytes(packed), f"{packed / max(1, dense):.2f}"])
-        memory = format_table(["memory", "dense", "packed", "times"], sizes)
+        if self.coded_as:
+            header += [self.coded_as, "times"]
+            rows = [[*row, f"{t.coded:.1f}", f"{t.coded_ratio:.2f}"] for row, t in zip(rows, self.timings)]
+        model = {"dense": self.dense_bytes, "packed": self.packed_bytes}
+        model |= {"coded": self.coded_bytes} if self.coded_as else {}
+        sizes = [_sizes("model", model), *([_sizes("resident", self.resident)] if self.resident else [])]
+        memory = format_table(
+            ["memory", "dense", "packed", "times", *([self.coded_as, "times"] if self.coded_as else [])], sizes
+        )
         about = f"{self.model}, {self.dtype} on {self.device}, {self.threads} thread{'s' * (self.threads > 1)}"
         return f"{about}\n\n{format_table(header, rows)}\n\n{memory}\n\n{self.verdict}"
+
+
+def _sizes(name: str, bytes_of: dict[str, int]) -> list[str]:
+    """A row of the table of memory."""
+    dense, row = bytes_of["dense"], [name, format_bytes(bytes_of["dense"])]
+    for form in ("packed", "coded"):
+        if form in bytes_of:
+            row += [format_bytes(bytes_of[form]), f"{bytes_of[form] / max(1, dense):.2f}"]
+    return row
 
 
 def measure_speed(
@@ -99,8 +120,9 @@ def measure_speed(
     new_tokens: int = 32,
     rounds: int = 5,
     resident: dict[str, int] | None = None,
+    coded: PreTrainedModel | None = None,
 ) -> SpeedReport:
-    """Times two forms of one model in turns, so that a machine's moods meet both.
+    """Times the forms of one model in turns, so that a machine's moods meet all.
 
     Args:
         dense, packed (`PreTrainedModel`): a sparse model with dense weights, and the same with packed ones.
@@ -109,6 +131,7 @@ def measure_speed(
         new_tokens (`int`): tokens to generate for each sequence.
         rounds (`int`): how often each kind of work is done by both; one more goes before, to warm up.
         resident (`dict[str, int]`, *optional*): what the process grew by with each, for the report.
+        coded (`PreTrainedModel`, *optional*): the same model with values of few bits, see [`sparsify`].
 
     Raises:
         `ValueError`, `TypeError`: a number that is below 1, or not whole.
@@ -121,8 +144,11 @@ def measure_speed(
         for batch in batches
     ]
     work.append((f"prefill, {prompt_tokens} tokens", prompt_tokens, lambda m: prefill_seconds(m, prompt_tokens)))
-    with inference(dense), inference(packed):
-        timings = [_in_turns(name, tokens, seconds, (dense, packed), rounds) for name, tokens, seconds in work]
+    models = [dense, packed, *([coded] if coded is not None else [])]
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(inference(model))
+        timings = [_in_turns(name, tokens, seconds, models, rounds) for name, tokens, seconds in work]
     return SpeedReport(
         model=public_name(dense),
         dtype=str(dense.dtype).removeprefix("torch."),
@@ -132,7 +158,17 @@ def measure_speed(
         dense_bytes=dense.get_memory_footprint(),
         packed_bytes=packed.get_memory_footprint(),
         resident=dict(resident or {}),
+        coded_bytes=coded.get_memory_footprint() if coded is not None else None,
+        coded_as=_coded_as(coded) if coded is not None else None,
     )
+
+
+def _coded_as(model: PreTrainedModel) -> str:
+    """What a model's values and inputs are, by the first of its packed modules. Raises `ValueError` if it has none."""
+    for _, module in packed_modules(model):
+        if isinstance(getattr(module, "rows", None), CodedRows):
+            return f"{module.rows.value_bits} bits, {module.rows.activations}"
+    raise ValueError("measure_speed(coded=...) has no values of few bits: make it with sparsify(model, value_bits=4).")
 
 
 class _Moments(StoppingCriteria):
@@ -171,14 +207,14 @@ def _in_turns(
     work: str,
     tokens: int,
     seconds: Callable[[PreTrainedModel], float],
-    models: tuple[PreTrainedModel, PreTrainedModel],
+    models: Sequence[PreTrainedModel],
     rounds: int,
 ) -> Timing:
-    found: list[tuple[float, float]] = []
+    found: list[list[float]] = []
     for _ in logging.tqdm(range(rounds + 1), desc=work, unit="round", leave=False):
-        found.append((seconds(models[0]), seconds(models[1])))
-    dense, packed = zip(*found[1:])
-    ratios = [one / other for one, other in found[1:]]
+        found.append([seconds(model) for model in models])
+    dense, packed, *coded = zip(*found[1:])
+    ratios = [one / other for one, other in zip(dense, packed)]
     return Timing(
         work,
         tokens / statistics.median(dense),
@@ -186,6 +222,8 @@ def _in_turns(
         statistics.median(ratios),
         min(ratios),
         max(ratios),
+        *(tokens / statistics.median(times) for times in coded),
+        *(statistics.median(one / other for one, other in zip(dense, times)) for times in coded),
     )
 
 

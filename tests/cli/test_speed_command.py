@@ -21,6 +21,12 @@ def test_a_table_and_a_figure(run, sparse, tmp_path):
     assert (tmp_path / "figure.png").exists() and (tmp_path / "figure.svg").exists()
 
 
+def test_values_of_few_bits(run, sparse, tmp_path):
+    flags = ("--value-bits", 4, "--activations", "bf16", "--plots", tmp_path / "figure")
+    assert "4 bits, bf16" in run("speed", "--model", sparse, *FEW, *flags)
+    assert (tmp_path / "figure.png").exists()
+
+
 def test_json(run, sparse):
     found = json.loads(run("speed", "--model", sparse, *FEW, "--json"))
     assert len(found["timings"]) == 3 and found["packed_bytes"] < found["dense_bytes"]

@@ -29,6 +29,18 @@ def test_both_forms_are_timed_in_turns(models, monkeypatch):
     assert report.verdict == "Packed weights are slower here for: prefill, 20 tokens." and "0.25" in str(report)
 
 
+def test_values_of_few_bits_beside(models, monkeypatch):
+    coded = sparsify(make_zeroed("llama"), value_bits=4)
+    taken = {id(models[0]): 4.0, id(models[1]): 2.0, id(coded): 1.0}
+    monkeypatch.setattr(speed, "decode_seconds", lambda model, batch, new: taken[id(model)])
+    report = measure_speed(*models, batches=(1,), prompt_tokens=4, new_tokens=4, rounds=1, coded=coded)
+    assert (report.timings[0].ratio, report.timings[0].coded, report.timings[0].coded_ratio) == (2.0, 4.0, 4.0)
+    assert report.coded_as == "4 bits, int8" and report.coded_bytes < report.packed_bytes
+    assert "4 bits, int8" in str(report) and report.to_dict()["coded_bytes"] == report.coded_bytes
+    with pytest.raises(ValueError, match="has no values of few bits"):
+        measure_speed(*models, batches=(1,), prompt_tokens=4, new_tokens=4, rounds=1, coded=models[1])
+
+
 def test_tokens_are_generated_whatever_the_checkpoint_says(models):
     """As many as asked for, although every token ends the text; the generation config is put back."""
     model = models[1]

@@ -29,16 +29,18 @@ def plot_speed(report: Mapping[str, Any], path: str | Path) -> list[Path]:
         raise ValueError("There is nothing to draw: the report has no timings.")
     with new_figure(path, 1.2 + 0.6 * len(timings)) as (figure, written):
         axes = figure.subplots()
-        for offset, (name, colour) in enumerate((("dense", GREY), ("packed", COLOURS[0]))):
-            places = [index + 0.4 * offset - 0.2 for index in range(len(timings))]
-            axes.barh(places, [timing[name] for timing in timings], 0.38, color=colour, label=f"{name} weights")
+        named = {"dense": "dense weights", "packed": "packed weights"}
+        named |= {"coded": report["coded_as"]} if report.get("coded_as") else {}
+        width = 0.8 / len(named)
+        for offset, (name, colour) in enumerate(zip(named, (GREY, *COLOURS))):
+            places = [index + width * (offset - (len(named) - 1) / 2) for index in range(len(timings))]
+            axes.barh(places, [timing[name] for timing in timings], 0.95 * width, color=colour, label=named[name])
         for index, timing in enumerate(timings):
-            end = max(timing["dense"], timing["packed"])
-            text = f"{timing['ratio']:.2f} times"
+            end = max(timing[name] for name in named)
+            ratios = [timing["ratio"], *([timing["coded_ratio"]] if "coded" in named else [])]
+            text = " and ".join(f"{ratio:.2f}" for ratio in ratios) + " times"
             axes.annotate(text, (end, index), (4, 0), textcoords="offset points", va="center")
-        least, most = (
-            choose(timing[name] for timing in timings for name in ("dense", "packed")) for choose in (min, max)
-        )
+        least, most = (choose(timing[name] for timing in timings for name in named) for choose in (min, max))
         least = 10.0 ** math.floor(math.log10(least) - 0.1)
         axes.set(xscale="log", xlabel="Tokens per second", xlim=(least, most * (most / least) ** 0.2))  # room for text
         axes.set_yticks(range(len(timings)), [timing["work"] for timing in timings])
