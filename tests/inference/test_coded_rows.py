@@ -14,7 +14,7 @@ from optimum_neuronal.sparsity.codebooks import BITS
 from optimum_neuronal.sparsity.coded import CodedWeight
 
 
-@examples(60)
+@examples(30)
 @given(
     out=st.integers(0, 40),
     columns=st.integers(0, 300) | st.sampled_from([64, 128, 256]),

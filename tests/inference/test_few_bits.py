@@ -8,7 +8,6 @@ import torch
 from conftest import FEW
 from packed import assert_close, assert_same_state, logits, make_zeroed
 from sparse import make_sparse
-from test_packed_experts import MIXTURES
 
 from optimum_neuronal import SparseModelForCausalLM, densify, keep_sparsity, sparsify
 from optimum_neuronal.decoder.packed_modules import packed_modules
@@ -29,7 +28,7 @@ def first(model) -> PackedLinear:
     return next(module for module in model.modules() if isinstance(module, PackedLinear))
 
 
-@pytest.mark.parametrize("family", [*FEW, *MIXTURES, "falcon", "phi3"])
+@pytest.mark.parametrize("family", [*FEW, "gpt_oss", "nemotron_h", "phi3"])
 def test_as_the_dense_model_of_the_same_values(family, ids):
     model = coded(family)
     modules = [module for _, module in packed_modules(model)]

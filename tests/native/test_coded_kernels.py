@@ -15,7 +15,7 @@ from optimum_neuronal.inference.packed_rows import DTYPES
 from optimum_neuronal.sparsity.codebooks import BITS
 
 
-FUZZ = examples(60)
+FUZZ = examples(30)
 TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
 
 
