@@ -8,13 +8,16 @@ from sweeps import make_sweep, state, unchanged, uniform
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.engine import Engine
+from optimum_neuronal.engine.paired_inputs import PairedRuns
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.metrics.statistics import Hessian, activation
 from optimum_neuronal.pruning.final_pruning import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.sparsity.coded import CodedWeight
 from optimum_neuronal.sparsity.cuts import prune_rows
 from optimum_neuronal.sparsity.packed import PackedWeight
 
@@ -205,3 +208,51 @@ def test_magnitude_needs_no_forward(llama):
         masks = FinalPruning(sweep.engine, uniform(sweep)).find()
     assert sweep.engine.runner.block_forwards == 0
     assert all((~mask.unpack()).float().mean() == pytest.approx(0.5, abs=0.01) for mask in masks.values())
+
+
+class TestFewBits:
+    """Values are rounded while weights are found, so that nothing is left to round and what follows sees them."""
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"saliency": "alps"},
+            {"saliency": "alps", "reconstruct": "block"},
+            {"saliency": "sparsegpt"},
+            {"saliency": "alps", "pattern": "2:4"},
+            {"saliency": "wanda"},
+            {"saliency": "magnitude"},
+            {"saliency": "wanda", "topup": "dsnot"},
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("family", ["llama", "mixtral"])
+    def test_nothing_is_left_to_be_rounded(self, family, fields, ids):
+        model, plain = make_model(family), make_model(family)
+        fields = {"topup": "uniform", "num_alignment_samples": 2, "num_samples": len(ids), **fields}
+        pruner = NeuronALPruner(NeuronALConfig(0.5, value_bits=3, **fields))
+        pruner.prune(model, ids)
+        NeuronALPruner(NeuronALConfig(0.5, **fields)).prune(plain, ids)
+        assert not pruner.report.roundings
+        first = plain.state_dict()
+        for name, weight in model.state_dict().items():
+            if ".layers.0." in name and name.endswith("q_proj.weight"):
+                assert torch.equal(weight == 0, first[name] == 0)
+                assert not torch.equal(weight, first[name])
+        projections = find_decoder(model).projections.values()
+        owners = {projection.owner for projection in projections}
+        assert all(CodedWeight.exact(owner.detach(), 3) is not None for owner in owners)
+
+    def test_later_stages_see_rounded_ones(self, ids, monkeypatch):
+        seen = []
+        original = PairedRuns.inputs
+
+        def inputs(self, stage, solved):
+            seen.append([weight.detach().clone() for weight in solved.tensors.values()])
+            return original(self, stage, solved)
+
+        monkeypatch.setattr(PairedRuns, "inputs", inputs)
+        fields = {"saliency": "alps", "topup": "uniform", "num_alignment_samples": 2, "num_samples": len(ids)}
+        NeuronALPruner(NeuronALConfig(0.5, value_bits=2, **fields)).prune(make_model("llama"), ids)
+        weights = [weight for stage in seen for weight in stage]
+        assert weights and all(CodedWeight.exact(weight, 2) is not None for weight in weights)
