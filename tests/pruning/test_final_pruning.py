@@ -213,35 +213,43 @@ def test_magnitude_needs_no_forward(llama):
 class TestFewBits:
     """Values are rounded while weights are found, so that nothing is left to round and what follows sees them."""
 
+    ALPS = {"saliency": "alps", "saliency_args": {"iterations": 6}}
+
+    def prune(self, family, ids, **fields):
+        model = make_model(family, num_hidden_layers=1)
+        fields = {"topup": "uniform", "num_alignment_samples": 2, "num_samples": len(ids), **fields}
+        pruner = NeuronALPruner(NeuronALConfig(0.5, **fields))
+        pruner.prune(model, ids)
+        return model, pruner.report
+
     @pytest.mark.parametrize(
-        "fields",
+        ("family", "fields"),
         [
-            {"saliency": "alps"},
-            {"saliency": "alps", "reconstruct": "block"},
-            {"saliency": "sparsegpt"},
-            {"saliency": "alps", "pattern": "2:4"},
-            {"saliency": "wanda"},
-            {"saliency": "magnitude"},
-            {"saliency": "wanda", "topup": "dsnot"},
+            ("llama", ALPS),
+            ("mixtral", ALPS),
+            ("llama", {**ALPS, "reconstruct": "block", "pattern": "2:4"}),
+            ("llama", {"saliency": "sparsegpt"}),
+            ("mixtral", {"saliency": "wanda"}),
+            ("llama", {"saliency": "wanda", "topup": "dsnot"}),
+            ("llama", {"saliency": "magnitude"}),
         ],
         ids=str,
     )
-    @pytest.mark.parametrize("family", ["llama", "mixtral"])
     def test_nothing_is_left_to_be_rounded(self, family, fields, ids):
-        model, plain = make_model(family), make_model(family)
-        fields = {"topup": "uniform", "num_alignment_samples": 2, "num_samples": len(ids), **fields}
-        pruner = NeuronALPruner(NeuronALConfig(0.5, value_bits=3, **fields))
-        pruner.prune(model, ids)
-        NeuronALPruner(NeuronALConfig(0.5, **fields)).prune(plain, ids)
-        assert not pruner.report.roundings
-        first = plain.state_dict()
-        for name, weight in model.state_dict().items():
-            if ".layers.0." in name and name.endswith("q_proj.weight"):
-                assert torch.equal(weight == 0, first[name] == 0)
-                assert not torch.equal(weight, first[name])
-        projections = find_decoder(model).projections.values()
-        owners = {projection.owner for projection in projections}
+        model, report = self.prune(family, ids, value_bits=3, **fields)
+        assert not report.roundings
+        owners = {projection.owner for projection in find_decoder(model).projections.values()}
         assert all(CodedWeight.exact(owner.detach(), 3) is not None for owner in owners)
+        assert all((owner != 0).float().mean().item() == pytest.approx(0.5, abs=0.01) for owner in owners)
+
+    @pytest.mark.parametrize("fields", [{**ALPS, "reconstruct": "block"}, {"saliency": "wanda"}], ids=str)
+    def test_the_zeros_are_the_same(self, fields, ids):
+        """Where all projections see the dense block's inputs."""
+        (rounded, _), (plain, _) = (self.prune("llama", ids, value_bits=bits, **fields) for bits in (2, None))
+        others = find_decoder(plain).projections
+        for name, projection in find_decoder(rounded).projections.items():
+            assert torch.equal(projection.weight == 0, others[name].weight == 0)
+            assert not torch.equal(projection.weight, others[name].weight)
 
     def test_later_stages_see_rounded_ones(self, ids, monkeypatch):
         seen = []
@@ -252,7 +260,6 @@ class TestFewBits:
             return original(self, stage, solved)
 
         monkeypatch.setattr(PairedRuns, "inputs", inputs)
-        fields = {"saliency": "alps", "topup": "uniform", "num_alignment_samples": 2, "num_samples": len(ids)}
-        NeuronALPruner(NeuronALConfig(0.5, value_bits=2, **fields)).prune(make_model("llama"), ids)
+        self.prune("llama", ids, value_bits=2, **self.ALPS)
         weights = [weight for stage in seen for weight in stage]
         assert weights and all(CodedWeight.exact(weight, 2) is not None for weight in weights)

@@ -96,7 +96,7 @@ def test_epochs_are_all_counted(ids, monkeypatch):
 
 @pytest.mark.parametrize("reconstruct", ["dense", "block"])
 def test_a_prune_with_refit_leaves_nothing_to_be_rounded(reconstruct, ids):
-    model = make_model("llama")
+    model = make_model("llama", num_hidden_layers=1)
     fields = {"num_samples": 16, "num_alignment_samples": 4, "refit_epochs": 1, "reconstruct": reconstruct}
     pruner = NeuronALPruner(NeuronALConfig(0.5, saliency="alps", topup="uniform", value_bits=3, **fields))
     pruner.prune(model, ids)
