@@ -66,14 +66,14 @@ def prune_as(row: str, model, ids: torch.Tensor, plans: Path) -> float:
         saliency_args = {"bits": int(name.removeprefix("int"))}
         reconstruct = "block" if "block" in how else "dense"
         fields = {"saliency": "gptq", "saliency_args": saliency_args, "topup": "uniform", "reconstruct": reconstruct}
-        NeuronALPruner(NeuronALConfig(0.0, dataset=None, **fields)).prune(model, ids)
+        NeuronALPruner(NeuronALConfig(0.0, dataset=None, num_samples=len(ids), **fields)).prune(model, ids)
         return GPTQ(**saliency_args).bits_a_weight
     percent, bits, *how = row.split("+")
     fields = {"topup": "kept-search", "topup_args": {"path": str(plans / f"{percent}.json")}}
     if "refit" in how:
         fields["refit_epochs"] = EFFORTS["best"]["refit_epochs"]
     value_bits = None if "nearest" in how else int(bits)
-    config = NeuronALConfig(int(percent) / 100, dataset=None, value_bits=value_bits, **fields)
+    config = NeuronALConfig(int(percent) / 100, dataset=None, num_samples=len(ids), value_bits=value_bits, **fields)
     NeuronALPruner(config).prune(model, ids)
     projections = list(find_decoder(model).projections.values())
     taken = 0
