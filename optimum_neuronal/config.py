@@ -85,7 +85,8 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
             How far its steps move weights at first, as a share of the root mean square of a matrix's kept weights; above 0.
         value_bits (`int`, *optional*):
             8, 4, 3 or 2: kept values are rounded to so many bits, with a scale for each row and 128 columns
-            (docs/format.md). The model in memory has the rounded values, and computes with them as with any others; with
+            (docs/format.md); where the saliency updates weights, they make up for each other's rounding
+            (docs/few_bits.md). The model in memory has the rounded values, and computes with them as with any others; with
             `format="packed"` they are stored as codes, with `format="dense"` as ordinary numbers, which `convert` makes
             codes of later. None: values stay as they are.
         format (`str`):

@@ -1,7 +1,7 @@
 """From activations to what becomes of weights: saliency, mask or update, as a plan or a pattern says."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,10 +10,15 @@ from ..decoder.trial import ChangeOf
 from ..metrics.projection_activations import projection_activations
 from ..metrics.statistics import Norms, SquaredNorms
 from ..saliency import Saliency
+from ..saliency.rounding import SWEEPS
 from ..sparsity.changes import NewWeight, Zeros
 from ..sparsity.cuts import Cut, apply_cut, find_cut, prune_rows, sort_rows
 from ..sparsity.pattern import ColumnPattern, prune_columns
 from ..sparsity.plan import SparsityPlan
+from .few_bits import Solved, round_solved
+
+
+QUICK = 2  # sweeps, where weights are rounded for trials
 
 
 @dataclass(frozen=True)
@@ -24,11 +29,23 @@ class PlanApplier:
         saliency ([`Saliency`]): decides which weights of a projection fall.
         pattern ([`ColumnPattern`], *optional*): N:M, if zeros have to follow one.
         min_expert_tokens (`int`): an expert that receives fewer falls back, see [`projection_activations`].
+        value_bits (`int`, *optional*): of the weights that stay, if they are to be few, see [`round_solved`].
+        sweeps (`int`): of rounding, over all values of a weight, at most.
     """
 
     saliency: Saliency
     pattern: ColumnPattern | None = None
     min_expert_tokens: int = 1
+    value_bits: int | None = None
+    sweeps: int = SWEEPS
+
+    def unrounded(self) -> "PlanApplier":
+        """This one, but values keep all their bits."""
+        return replace(self, value_bits=None)
+
+    def quick(self) -> "PlanApplier":
+        """This one at less cost, for trials."""
+        return replace(self, saliency=self.saliency.quick(), sweeps=QUICK)
 
     def activations(
         self, block: Block, norms: Norms, projections: Sequence[Projection] | None = None
@@ -84,10 +101,10 @@ class PlanApplier:
         alike: dict[SquaredNorms, list[Projection]] = {}
         for projection in projections:
             alike.setdefault(norms[projection.name], []).append(projection)
-        found = {}
+        found, solved = {}, []
         for statistic, members in alike.items():
             first = members[0]
-            enough = first.expert is None or statistic.tokens >= self.min_expert_tokens
+            enough = self._received_enough(first, norms)
             hessian = statistic.hessian if enough else torch.diag(activations[first.name].square())
             weights = {p.name: _copied(p.weight) for p in members}
             if statistic.cross is not None:
@@ -96,8 +113,40 @@ class PlanApplier:
                     for name, weight in weights.items()
                 }
             sparse = self.saliency.prune_together(weights, hessian, plan.sparsity, self.pattern)
-            found |= {p.name: sparse[p.name].to(p.weight.dtype) for p in members}
-        return found
+            if self.value_bits is None:
+                found |= {p.name: sparse[p.name].to(p.weight.dtype) for p in members}
+            else:
+                own = hessian if enough else None
+                solved += [
+                    Solved(p, sparse[p.name], hessian.diagonal().clone(), weights[p.name], own) for p in members
+                ]
+        return found if self.value_bits is None else round_solved(solved, self.value_bits, self.sweeps)
+
+    def rounded(
+        self,
+        projections: Sequence[Projection],
+        weights: Mapping[str, torch.Tensor],
+        activations: Mapping[str, torch.Tensor],
+        norms: Norms | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Sparse weights with values of `value_bits`, on the same support.
+
+        Args:
+            projections (`Sequence[Projection]`), activations (`Mapping[str, Tensor]`): as for [`updated`].
+            weights (`Mapping[str, Tensor]`): projection name -> sparse weight of shape (out, in).
+            norms (`Mapping[str, Hessian]`, *optional*):
+                Of their inputs; with them, values make up for each other's rounding, else each goes to its nearest.
+        """
+        solved = []
+        for p in projections:
+            sparse, activation = _copied(weights[p.name]), activations.get(p.name)
+            importance = torch.ones_like(sparse[0]) if activation is None else activation.square()
+            hessian = norms[p.name].hessian if norms is not None and self._received_enough(p, norms) else None
+            solved.append(Solved(p, sparse, importance, sparse, hessian))
+        return round_solved(solved, self.value_bits, self.sweeps)
+
+    def _received_enough(self, projection: Projection, norms: Norms) -> bool:
+        return projection.expert is None or norms[projection.name].tokens >= self.min_expert_tokens
 
     def changes(
         self, block: Block, norms: Norms, plans: Sequence[SparsityPlan], updates: bool = True

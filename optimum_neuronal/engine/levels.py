@@ -31,6 +31,7 @@ from .streams import Streams
 
 SHARES = (2.0, 1.5, 1.2, 1.0, 0.75, 0.45, 0.2)  # of the kept weights at the target sparsity, from level to level
 LABEL = "Levels"
+GOLDEN = (5**0.5 - 1) / 2  # multiples of it are spread evenly over [0, 1) but for whole numbers
 
 
 def level_sparsities(target: float) -> tuple[float, ...]:
@@ -56,11 +57,15 @@ class Levels:
     Args:
         sparsities (`tuple[float, ...]`): of the levels, ascending, in (0, 1). Beside them, at 0 the weight is as it is,
             and at 1 it is zero.
+        rounded (`bool`):
+            Whether values are of few bits. Between two levels then lie weights with rows of both: a mean of two rounded
+            values would hide half of what rounding loses.
         blocks (`list[dict[str, Tensor]]`): of every block the packed weights by name and level; empty if on disk.
         journal ([`Journal`]): holds them if they are on disk.
     """
 
     sparsities: tuple[float, ...]
+    rounded: bool = False
     blocks: list[dict[str, torch.Tensor]] = field(default_factory=list)
     journal: Journal = field(default_factory=Journal)
 
@@ -97,6 +102,8 @@ class Levels:
         if share == 1:
             return self._level(tensors, projection, above)
         lower, upper = (self._level(tensors, projection, place) for place in (above - 1, above))
+        if self.rounded:
+            return torch.where(spread_rows(len(lower), share, lower.device)[:, None], upper, lower)
         return torch.lerp(lower, upper, share)
 
     def _level(self, tensors: dict[str, torch.Tensor], projection: Projection, place: int) -> torch.Tensor:
@@ -106,6 +113,12 @@ class Levels:
             return torch.zeros_like(projection.weight)
         key = f"{projection.name}@{place - 1}"
         return PackedWeight.of_parts(tensors, key, projection.shape).unpack(projection.weight.device)
+
+
+def spread_rows(rows: int, share: float, device: torch.device) -> torch.Tensor:
+    """About a share of all rows, spread evenly; boolean, shape (rows,). Of a larger share they are a part."""
+    places = torch.arange(1, rows + 1, dtype=torch.float64) * GOLDEN
+    return (places.frac() < share).to(device)
 
 
 def heldout_sequences(samples: int, alignment: int) -> int:
@@ -139,8 +152,8 @@ def solve_levels(
     Raises:
         `ValueError`: the disk has no room for them.
     """
-    levels = _empty_levels(runner, records, level_sparsities(target), budget)
-    solver = PlanApplier(applier.saliency.quick(), applier.pattern, applier.min_expert_tokens)
+    levels = _empty_levels(runner, records, level_sparsities(target), budget, applier.value_bits is not None)
+    solver = applier.quick()
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         output, norms = runner.replay(block, streams[0], calls, solver.saliency.statistic)
@@ -161,11 +174,11 @@ def solve_levels(
 
 
 def _empty_levels(
-    runner: BlockRunner, records: StepRecords, sparsities: tuple[float, ...], budget: int | None
+    runner: BlockRunner, records: StepRecords, sparsities: tuple[float, ...], budget: int | None, rounded: bool
 ) -> Levels:
     size = sum(levels_bytes(block, sparsities) for block in runner.decoder.blocks)
     if not runner.loader.streams and (budget is None or size <= budget):
-        return Levels(sparsities)
+        return Levels(sparsities, rounded)
     journal = records.journal
     if not journal.keeps:
         folder = tempfile.mkdtemp(prefix="optimum-neuronal-")
@@ -176,7 +189,7 @@ def _empty_levels(
             f"The projections at {len(sparsities)} sparsities take {size / 1e9:.1f} GB, more than the disk of "
             f"{journal.directory or tempfile.gettempdir()} has free: name a larger one as work_dir, or set levels=False in topup_args."
         )
-    return Levels(sparsities, journal=journal)
+    return Levels(sparsities, rounded, journal=journal)
 
 
 def levels_bytes(block: Block, sparsities: Sequence[float]) -> int:

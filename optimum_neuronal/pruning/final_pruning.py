@@ -22,6 +22,7 @@ from ..sparsity.changes import Change
 from ..sparsity.packed import PackedMask, PackedWeight
 from ..sparsity.plan import SparsityPlan
 from .refit import RUNS, Refit
+from .rounded_refit import RoundedRefit
 
 
 Refine = Callable[[Projection, torch.Tensor, torch.Tensor, SquaredNorms | None], torch.Tensor]
@@ -65,6 +66,8 @@ class FinalPruning:
         refit: Refit | None = None,
     ):
         self.engine, self.plan, self.refine, self.refit = engine, plan, refine, refit
+        # Refit moves values, and rounds them afterwards.
+        self.applier = engine.applier if refit is None else engine.applier.unrounded()
         self.statistic = most_specific(engine.saliency.statistic, statistic)
         self.starved_experts: list[str] = []
 
@@ -96,7 +99,10 @@ class FinalPruning:
         if self.refit is not None and block.pruned:
             changes = {p.name: stored_change(p, tensors) for p in block.pruned}
             expected = self.output(len(streams) - 1, block, calls, streams)
-            fitted = self.refit.fit(block, changes, streams[0], expected, calls)
+            refit = self.refit
+            if self.engine.applier.value_bits is not None:
+                refit = RoundedRefit(self.engine, refit)
+            fitted = refit.fit(block, changes, streams[0], expected, calls)
             self.engine.runner.block_forwards += RUNS * self.refit.epochs * streams[0].sequences
             for projection in block.pruned:
                 kept = changes[projection.name].mask.unpack(projection.weight.device)
@@ -119,7 +125,7 @@ class FinalPruning:
         """For a saliency that updates weights: packed weights of some of a block's projections."""
         activations, starved = self.engine.applier.activations(block, norms, projections)
         tensors, finite = {}, {}
-        for name, weight in self.engine.applier.updated(projections, norms, activations, self.plan).items():
+        for name, weight in self.applier.updated(projections, norms, activations, self.plan).items():
             packed = PackedWeight.pack(weight)
             finite[name] = torch.isfinite(packed.values).all()
             tensors |= packed.parts(name)
@@ -130,13 +136,18 @@ class FinalPruning:
         """For one that does not: packed masks of a block's projections."""
         applier = self.engine.applier
         activations, starved = ({}, []) if norms is None else applier.activations(block, norms)
-        tensors, finite = {}, {}
+        kept, finite = {}, {}
         for projection in block.pruned:
             score = applier.score(projection, activations)
             finite[projection.name] = torch.isfinite(score).all()
-            kept = ~self._mask(projection, activations, norms, score)
-            tensors[projection.name + MASK] = PackedMask.pack(kept).bits
+            kept[projection.name] = ~self._mask(projection, activations, norms, score)
         _check_finite(finite)
+        if applier.value_bits is None:
+            return {"starved": starved}, {name + MASK: PackedMask.pack(own).bits for name, own in kept.items()}
+        tensors = {}
+        sparse = {p.name: p.weight.masked_fill(~kept.pop(p.name), 0) for p in block.pruned}
+        for name, weight in applier.rounded(block.pruned, sparse, activations).items():
+            tensors |= PackedWeight.pack(weight).parts(name)
         return {"starved": starved}, tensors
 
     def _mask(

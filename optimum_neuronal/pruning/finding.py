@@ -176,7 +176,7 @@ def _engine(
     device = execution_device(model.get_input_embeddings())
     return Engine(
         BlockRunner(decoder, batch_size, device, config.max_hidden_bytes, progress),
-        PlanApplier(methods.saliency, methods.pattern, config.min_expert_tokens),
+        PlanApplier(methods.saliency, methods.pattern, config.min_expert_tokens, config.value_bits),
         ids,
         config.num_alignment_samples,
         StepRecords(journal, Processes.current()),

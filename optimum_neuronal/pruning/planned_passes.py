@@ -14,6 +14,7 @@ from .cost import plan_sweeps
 from .dense_targets import DenseTargetsPass
 from .final_pruning import PruningPass, needs_inputs
 from .refit import RefitPass
+from .rounded_refit import all_epochs
 from .solving_cost import solving_cost
 
 
@@ -28,7 +29,8 @@ def planned_passes(methods: Methods, config: NeuronALConfig) -> list[Pass]:
     if needs_inputs(methods.saliency, methods.topup.statistic):
         final.append((DenseTargetsPass if methods.needs_dense_stream else PruningPass)(PRUNING, 1))
     if config.refit_epochs:
-        final.append(RefitPass(REFIT, 0, epochs=config.refit_epochs))
+        epochs = config.refit_epochs if config.value_bits is None else all_epochs(config.refit_epochs)
+        final.append(RefitPass(REFIT, 0, epochs=epochs))
     return list(all_passes(methods.topup.passes_with(methods.saliency), final))
 
 

@@ -4,7 +4,7 @@ Masks stay as they are, and so do norms, biases and everything else. Guo et al.,
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +62,13 @@ class Refit:
         return max(1, min(SEQUENCES_PER_STEP, TOKENS_PER_FORWARD // tokens))
 
     def fit(
-        self, block: Block, changes: Mapping[str, Change], inputs: Stream, expected: Stream, calls: Sequence[Call]
+        self,
+        block: Block,
+        changes: Mapping[str, Change],
+        inputs: Stream,
+        expected: Stream,
+        calls: Sequence[Call],
+        fixed: Collection[str] = (),
     ) -> dict[str, torch.Tensor]:
         """The weights of a block's pruned projections after the best epoch; the model's are not changed.
 
@@ -72,11 +78,12 @@ class Refit:
             inputs ([`Stream`]): what the sparse block receives.
             expected ([`Stream`]): what it should put out.
             calls (`Sequence[Call]`): the block's calls, one per batch.
+            fixed (`Collection[str]`): names of projections that stay as their change says.
 
         Returns:
             `dict[str, Tensor]`: projection name -> weight of shape (out, in), in its own dtype, zero where it was.
         """
-        weights = _Weights(block, changes)
+        weights = _Weights(block, changes, fixed)
         batches = list(zip(inputs, expected, calls))
         steps, heldout = _split(batches)
         scale = float(sum(out.float().square().mean() for out in expected) / len(batches)) or 1.0
@@ -118,7 +125,7 @@ def _split(batches: Sequence[Batch]) -> tuple[list[list[Batch]], list[Batch]]:
 class _Weights:
     """Parameters of a block that hold pruned projections: float32 masters in their own layout, and what may change."""
 
-    def __init__(self, block: Block, changes: Mapping[str, Change]):
+    def __init__(self, block: Block, changes: Mapping[str, Change], fixed: Collection[str] = ()):
         self._projections = block.pruned
         trials = Prepared(block.pruned, lambda p: changes[p.name]).tensors
         names = {parameter: name for name, parameter in block.module.named_parameters()}
@@ -129,7 +136,7 @@ class _Weights:
         for projection in block.pruned:
             place = self._places[projection.owner]
             kept = projection.view(self.masters[place].detach()) != 0
-            projection.view(self._kept[place]).copy_(kept)
+            projection.view(self._kept[place]).copy_(kept if projection.name not in fixed else False)
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
         """What the block makes of hidden states with these weights, in the model's dtype."""

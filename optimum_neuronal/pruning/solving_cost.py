@@ -6,6 +6,7 @@ from ..config import NeuronALConfig
 from ..decoder.projections import Block, Decoder
 from ..engine.levels import level_sparsities, levels_bytes
 from ..methods import Methods
+from ..saliency.rounding import rounding_operations
 
 
 FLOAT32 = 4
@@ -46,6 +47,7 @@ def solving_cost(decoder: Decoder, config: NeuronALConfig, methods: Methods, tok
     shapes = [p.shape for p in decoder.projections.values()]
     gathered = sum(2 * config.num_samples * tokens * columns**2 for _, columns in shapes)
     solved = sum(methods.saliency.operations(shape) for shape in shapes)
+    rounded = sum(map(rounding_operations, shapes)) if config.value_bits is not None else 0
     refitted = REFIT * max(block.numel for block in decoder.blocks) * FLOAT32 if config.refit_epochs else 0
     kept = 1 - config.sparsity
     asked = methods.topup.passes_with(methods.saliency)
@@ -54,7 +56,7 @@ def solving_cost(decoder: Decoder, config: NeuronALConfig, methods: Methods, tok
     trial_tokens = candidates * config.num_alignment_samples / config.num_samples  # as a share of all tokens
     return SolvingCost(
         sparsities=times,
-        operations=times * solved + int(((2 if levels else 1) + trial_tokens) * gathered),
+        operations=times * solved + rounded + int(((2 if levels else 1) + trial_tokens) * gathered),
         solver_bytes=max(refitted, *(FLOAT32 * (SQUARES * n * n + OTHERS * m * n) for m, n in shapes)),
         levels_bytes=sum(levels_bytes(block, levels) for block in decoder.blocks),
         waiting_bytes=int(sum(kept * block.numel * _itemsize(block) for block in decoder.blocks)),

@@ -77,11 +77,15 @@ def _first_exact(
 
 
 def fit_scales(
-    magnitudes: torch.Tensor, levels: Sequence[int], dtype: torch.dtype
+    magnitudes: torch.Tensor, levels: Sequence[int], dtype: torch.dtype, importance: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The scales with which values are rounded to their nearest levels with the least squared error, of those tried.
 
     Tried are the clippings of [`CLIPPING`], and of the best the scale that is best for the levels chosen with it.
+
+    Args:
+        magnitudes (`Tensor`), levels (`Sequence[int]`), dtype (`torch.dtype`): as above.
+        importance (`Tensor` of float32, shape (columns of a group,), *optional*): what a squared error counts. None: 1.
 
     Returns:
         `tuple`: scales, bfloat16, shape (groups,), 0 where a group keeps nothing; squared errors, float32, shape (groups,).
@@ -92,13 +96,15 @@ def fit_scales(
     def rounded(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Scales as they are stored, and the errors with them."""
         scales = scales.clamp(low, high).bfloat16()
-        return scales, (round_to_levels(magnitudes, scales, levels) - magnitudes).square().sum(1)
+        errors = (round_to_levels(magnitudes, scales, levels) - magnitudes).square()
+        return scales, (errors if importance is None else errors * importance).sum(1)
 
     best, least = rounded(largest / levels[-1])
     for part in CLIPPING[1:]:
         best, least = _better(best, least, *rounded(largest * (part / levels[-1])))
     chosen = round_to_levels(magnitudes, best, levels) / best[:, None].float()
-    best, least = _better(best, least, *rounded((chosen * magnitudes).sum(1) / chosen.square().sum(1)))
+    counted = chosen if importance is None else chosen * importance
+    best, least = _better(best, least, *rounded((counted * magnitudes).sum(1) / (counted * chosen).sum(1)))
     return best.masked_fill(largest == 0, 0), least
 
 

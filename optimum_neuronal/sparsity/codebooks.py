@@ -12,12 +12,46 @@ import torch
 BITS = (8, 4, 3, 2)
 LARGEST = 127
 
+# Magnitudes of the known tables. The first are uniform. Values that survive a prune leave a gap around zero, the wider the
+# more has been pruned, and most are small: the others begin at a gap of their own, of 3 and 4 bits with growing steps.
+MAGNITUDES = {
+    2: (
+        (42, 127),
+        (51, 127),
+        (57, 127),
+        (64, 127),
+        (70, 127),
+        (76, 127),
+        (83, 127),
+    ),
+    3: (
+        (18, 54, 91, 127),
+        (13, 43, 83, 127),
+        (19, 48, 85, 127),
+        (25, 53, 88, 127),
+        (32, 57, 90, 127),
+        (38, 62, 93, 127),
+        (44, 67, 95, 127),
+        (51, 71, 98, 127),
+    ),
+    4: (
+        (8, 25, 42, 59, 76, 93, 110, 127),
+        (6, 18, 33, 50, 68, 87, 107, 127),
+        (13, 24, 38, 54, 71, 89, 108, 127),
+        (19, 29, 43, 58, 74, 91, 109, 127),
+        (25, 35, 48, 62, 77, 93, 110, 127),
+        (32, 41, 53, 66, 80, 95, 111, 127),
+        (38, 47, 58, 70, 84, 97, 112, 127),
+    ),
+}
+
 # For each number of bits the tables that are known: 2**bits levels each, ascending, the largest of them 127.
 TABLES: dict[int, tuple[tuple[int, ...], ...]] = {
-    2: ((-127, -42, 42, 127),),
-    3: ((-127, -91, -54, -18, 18, 54, 91, 127),),
-    4: ((-127, -110, -93, -76, -59, -42, -25, -8, 8, 25, 42, 59, 76, 93, 110, 127),),
     8: ((),),
+    **{
+        bits: tuple((*(-size for size in reversed(sizes)), *sizes) for sizes in known)
+        for bits, known in MAGNITUDES.items()
+    },
 }
 
 

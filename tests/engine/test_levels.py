@@ -1,5 +1,6 @@
 """Weights solved at a few sparsities: what is between them, where they lie, and what they cost."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from optimum_neuronal.engine.streams import Stream
 from optimum_neuronal.runtime.journal import Journal
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.sparsity.coded import CodedWeight
 from optimum_neuronal.sparsity.plan import SparsityPlan
 
 
@@ -81,6 +83,26 @@ def test_between_two_levels_it_is_interpolated(solved):
             expected = (1 - share) * solved.weight(projection, low) + share * solved.weight(projection, high)
             found = solved.weight(projection, (1 - share) * low + share * high)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_rounded_levels_are_mixed_by_rows(llama, ids):
+    """A mean of two rounded values would be of more bits, and nearer to what was rounded than either."""
+    sweep = build_sweep(find_decoder(llama), FAST, ids, 4, 4)
+    sweep.engine.applier = replace(sweep.engine.applier, value_bits=2)
+    with inference(llama):
+        sweep.solve_levels(0.6)
+    projection = sweep.decoder.blocks[1].pruned[-1]
+    low, high = sweep.engine.levels.sparsities[2:4]
+    found = []
+    for share in (0, 0.2, 0.5, 0.8, 1):
+        plan = uniform(sweep, low + share * (high - low))
+        found.append(sweep.engine.levels.changes(1, [plan])[0](projection).applied(projection.weight))
+    assert CodedWeight.exact(found[0], 2) is not None and CodedWeight.exact(found[-1], 2) is not None
+    from_high = [(weight == found[-1]).all(dim=1) for weight in found]
+    for share, weight, rows in zip((0, 0.2, 0.5, 0.8, 1), found, from_high):
+        assert torch.equal(weight, torch.where(rows[:, None], found[-1], found[0]))
+        assert rows.float().mean() == pytest.approx(share, abs=1 / 16)
+    assert all((fewer <= more).all() for fewer, more in zip(from_high, from_high[1:]))
 
 
 def test_at_the_ends_it_is_dense_and_nothing(solved):

@@ -46,6 +46,15 @@ def test_one_solution_of_a_llama_by_hand(llama):
     assert cost.waiting_bytes == pytest.approx(0.3 * 3 * WEIGHTS * 4, abs=4)
 
 
+def test_rounding_to_few_bits_is_counted_by_hand(llama):
+    plain, rounded = (cost_of(llama, topup="uniform", value_bits=bits, **ITERATIONS) for bits in (None, 3))
+    columns = 6 * [32] + [48]
+    rows = 4 * [32] + 2 * [48] + [32]
+    assert rounded.operations - plain.operations == 3 * sum(
+        8 * 2 * n * m * (m + 2 * 128) for n, m in zip(rows, columns)
+    )
+
+
 def test_levels_are_solved_and_kept_too(llama):
     once, searched = (cost_of(llama, topup=topup, **ITERATIONS) for topup in ("uniform", "search"))
     levels = level_sparsities(0.7)
