@@ -1,5 +1,7 @@
 """What is published: the packages, what they hold, and the texts and workflows around them."""
 
+import ast
+import configparser
 import re
 import subprocess
 import sys
@@ -73,6 +75,19 @@ def test_the_metadata_names_licences_author_and_addresses(packages):
     assert "License-File: LICENSE\n" in header and f"License-File: {NOTICE}\n" in header
     assert "\nAuthor: " in header and "https://arxiv.org/abs/2411.07066" in header and "Typing :: Typed" in header
     assert f"\nVersion: {VERSION}\n" in header
+
+
+def test_the_type_checker_reads_every_public_name():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    read = {name.strip() for name in setup["mypy"]["files"].split(",")}
+    for home in set(optimum_neuronal._HOME.values()):
+        path = f"optimum_neuronal/{home.replace('.', '/')}"
+        assert {f"{path}.py", f"{path}/__init__.py"} & read, f"{home} is not among mypy's files in setup.cfg"
+    assert "tests/public_types.py" in read and all((ROOT / name).is_file() for name in read)
+    program = ast.parse(text_of("tests/public_types.py"))
+    names = {alias.name for node in program.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert not set(optimum_neuronal.__all__) - names, "not used by tests/public_types.py"
 
 
 def test_one_version_everywhere_and_none_of_development():
