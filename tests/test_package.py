@@ -47,7 +47,11 @@ def test_the_sdist_holds_what_its_tests_and_commands_need(packages):
     needed = ["constraints.txt", "constraints-lowest.txt", "Makefile", ".ci/run", "CITATION.cff", "setup.py", NOTICE]
     needed += [path.name for path in ROOT.glob("*.md")]
     for folder in ("tests", "examples", "benchmarks", "docs"):
-        files = (path for path in (ROOT / folder).rglob("*.*") if path.suffix in {".py", ".md", ".c", ".npz", ".yaml"})
+        files = (
+            path
+            for path in (ROOT / folder).rglob("*.*")
+            if path.suffix in {".py", ".ipynb", ".md", ".c", ".npz", ".yaml"}
+        )
         needed += [str(path.relative_to(ROOT)) for path in files]
     assert "tests/killed_saves.py" in needed and "SECURITY.md" in needed
     assert not set(needed) - in_sdist
@@ -73,6 +77,7 @@ def test_the_metadata_names_licences_author_and_addresses(packages):
     *_, metadata = packages
     header = metadata.split("\n\n")[0]
     assert "License-File: LICENSE\n" in header and f"License-File: {NOTICE}\n" in header
+    assert "\nLicense-Expression: Apache-2.0 AND PSF-2.0\n" in header
     assert "\nAuthor: " in header and "https://arxiv.org/abs/2411.07066" in header and "Typing :: Typed" in header
     assert f"\nVersion: {VERSION}\n" in header
 
