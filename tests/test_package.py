@@ -44,7 +44,16 @@ def packages(tmp_path_factory) -> tuple[set[str], set[str], str]:
 
 def test_the_sdist_holds_what_its_tests_and_commands_need(packages):
     in_sdist, *_ = packages
-    needed = ["constraints.txt", "constraints-lowest.txt", "Makefile", ".ci/run", "CITATION.cff", "setup.py", NOTICE]
+    needed = [
+        "constraints.txt",
+        "constraints-lowest.txt",
+        "Makefile",
+        ".ci/run",
+        "Dockerfile",
+        "CITATION.cff",
+        "setup.py",
+        NOTICE,
+    ]
     needed += [path.name for path in ROOT.glob("*.md")]
     for folder in ("tests", "examples", "benchmarks", "docs"):
         files = (
@@ -93,6 +102,14 @@ def test_the_type_checker_reads_every_public_name():
     program = ast.parse(text_of("tests/public_types.py"))
     names = {alias.name for node in program.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert not set(optimum_neuronal.__all__) - names, "not used by tests/public_types.py"
+
+
+def test_an_image_is_made_of_what_the_package_needs():
+    taken = {line[1:] for line in text_of(".dockerignore").splitlines() if line.startswith("!")}
+    assert all((ROOT / name).exists() for name in taken)
+    assert {"setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "optimum", "optimum_neuronal"} <= taken
+    named = set(re.findall(r"/source/([\w.]+)", text_of("Dockerfile")))
+    assert named and named <= taken
 
 
 def test_one_version_everywhere_and_none_of_development():
