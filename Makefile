@@ -1,8 +1,8 @@
 # make demo   prune the model that comes with the package, and show what was gained
 # make test   run the tests
-# make style  format the code          make check  verify format, lint and import directions
+# make style  format the code          make check  verify format, lint, import directions and public types
 # make test-lowest  run the tests with the lowest transformers and optimum that setup.cfg admits
-# make dist   make the sdist and the wheel in dist/, and run the demo of the wheel, installed into an empty environment
+# make dist   make the sdist and the wheel in dist/; install the wheel into an empty environment, run its demo, read its types
 # Each first makes .venv (.venv-lowest, .venv-wheel); another interpreter: make demo PYTHON=python3.12
 
 PYTHON ?= python3
@@ -34,6 +34,7 @@ check: .venv/.installed
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/lint-imports
+	@$(BIN)/mypy
 
 # From an empty folder, so that nothing but the wheel is found. Another command of it: make dist TRIED=env
 TRIED := demo
@@ -43,7 +44,9 @@ dist: $(BIN)/twine
 	@$(BIN)/twine check --strict dist/*
 	@$(MAKE) --no-print-directory .venv-wheel/.installed
 	@empty=$$(mktemp -d) && trap 'rm -rf "$$empty"' EXIT && cd "$$empty" && unset PYTHONPATH \
-		&& "$(CURDIR)/.venv-wheel/bin/optimum-cli" neuronal $(TRIED)
+		&& "$(CURDIR)/.venv-wheel/bin/optimum-cli" neuronal $(TRIED) \
+		&& "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/setup.cfg" --python-executable "$(CURDIR)/.venv-wheel/bin/python" \
+			"$(CURDIR)/tests/public_types.py"
 
 $(BIN)/twine: .venv/.installed
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c .venv/constraints.txt -e ".[dist]"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, overload
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -25,9 +25,13 @@ WANDA = "wanda"  # goes together with a top-up that weights must not move under
 FEWEST = 16  # calibration sequences from which some may be held out of a refit
 
 
+# Type checkers would make `quant_method`, a field there and a class attribute here, the first argument of the config.
+_QuantizationConfig: Any = QuantizationConfigMixin
+
+
 @understands_aliases
 @dataclass
-class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
+class NeuronALConfig(ConfigFields, _QuantizationConfig):
     """How to prune a model. Checked when made; bad values raise `ValueError` or `TypeError`.
 
     Args:
@@ -103,7 +107,7 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
 
     quant_method: ClassVar[str] = "neuronal"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for entry in fields(self):
             if entry.name != "dataset":
                 setattr(self, entry.name, as_json(getattr(self, entry.name)))
@@ -176,6 +180,7 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
         Raises:
             `ValueError`: an unknown name, an unknown hyper-parameter, or a value that a method refuses.
         """
+        assert self.saliency is not None and self.topup is not None  # see _fill_in
         return make_methods(
             self.saliency, self.saliency_args, self.topup, self.topup_args, self.pattern, self.reconstruct
         )
@@ -200,8 +205,20 @@ class NeuronALConfig(ConfigFields, QuantizationConfigMixin):
         """Makes a config from what `to_json_file` wrote, or any other file that [`read_config_file`] understands."""
         return cls.from_dict(read_config_file(path))
 
+    @overload
     @classmethod
-    def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs):
+    def from_dict(
+        cls, config_dict: Mapping[str, Any], return_unused_kwargs: Literal[False] = False, **kwargs: Any
+    ) -> "NeuronALConfig": ...
+
+    @overload
+    @classmethod
+    def from_dict(
+        cls, config_dict: Mapping[str, Any], return_unused_kwargs: Literal[True], **kwargs: Any
+    ) -> tuple["NeuronALConfig", dict[str, Any]]: ...
+
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """Makes a config from the dict that `to_dict` returns, or did in an earlier release.
 
         Args:

@@ -91,7 +91,7 @@ class NeuronALPruner(OptimumQuantizer):
         tokenizer: PreTrainedTokenizerBase | str | None = None,
         stream_to: str | Path | None = None,
         device: torch.device | None = None,
-        **model_kwargs,
+        **model_kwargs: Any,
     ) -> "NeuronALPruner":
         """Loads a dense model, of the class that its config names, to be pruned and saved by [`~NeuronALPruner.quantize`].
 
@@ -124,7 +124,7 @@ class NeuronALPruner(OptimumQuantizer):
         save_dir: str | Path,
         file_prefix: str | None = None,
         *,
-        dataset=None,
+        dataset: Any = None,
         work_dir: str | Path | None = None,
         evaluate: Sequence | Mapping[str, Any] = (),
     ) -> PreTrainedModel:
@@ -154,7 +154,8 @@ class NeuronALPruner(OptimumQuantizer):
             before = self._perplexities(windows)
             model = self._prune(self.model, dataset, folder)
             after = self._perplexities(windows)
-            self.report.evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
+            report, _ = self._find(model)
+            report.evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
             self.save(model, save_dir)
             folder.remove()
         return model
@@ -162,7 +163,9 @@ class NeuronALPruner(OptimumQuantizer):
     def _perplexities(self, windows: Mapping[str, torch.Tensor]) -> dict[str, float]:
         return {name: evaluate_perplexity(self.model, None, ids) for name, ids in windows.items()}
 
-    def prune(self, model: PreTrainedModel, dataset=None, work_dir: str | Path | None = None) -> PreTrainedModel:
+    def prune(
+        self, model: PreTrainedModel, dataset: Any = None, work_dir: str | Path | None = None
+    ) -> PreTrainedModel:
         """Sets weights of the model to zero, in place.
 
         A prune that fails or is interrupted leaves every weight as it was: masks are applied at the very end. Under
@@ -192,7 +195,7 @@ class NeuronALPruner(OptimumQuantizer):
         with work_directory(work_dir) as folder, alone_with(model):
             return self._prune(model, dataset, folder)
 
-    def _prune(self, model: PreTrainedModel, dataset, folder: WorkDirectory) -> PreTrainedModel:
+    def _prune(self, model: PreTrainedModel, dataset: Any, folder: WorkDirectory) -> PreTrainedModel:
         clock = Clock()
         methods = self.config.make_methods()
         decoder = check(model, self.config, methods)
@@ -215,7 +218,7 @@ class NeuronALPruner(OptimumQuantizer):
         return model
 
     def draw_calibration(
-        self, model: PreTrainedModel, dataset=None, revision: str | None = None
+        self, model: PreTrainedModel, dataset: Any = None, revision: str | None = None
     ) -> CalibrationSet | None:
         """The calibration sequences that [`~NeuronALPruner.prune`] would use; the model's weights need not be loaded.
 
@@ -229,8 +232,11 @@ class NeuronALPruner(OptimumQuantizer):
         check_model(model)
         return self._draw(model, self.config.make_methods(), dataset, revision)
 
-    def _draw(self, model, methods: Methods, dataset=None, revision: str | None = None) -> CalibrationSet | None:
+    def _draw(
+        self, model: PreTrainedModel, methods: Methods, dataset: Any = None, revision: str | None = None
+    ) -> CalibrationSet | None:
         """The calibration sequences; the tokenizer that was loaded for them is kept, to be saved with the model."""
+        calibration: CalibrationSet | None
         if isinstance(dataset, CalibrationSet):
             calibration, tokenizer = dataset, self._tokenizers.of(model, dataset)
         else:
@@ -255,7 +261,7 @@ class NeuronALPruner(OptimumQuantizer):
             save_pruned(model, directory, report, tokenizer)
         processes.from_first(None)  # the others wait
 
-    def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs) -> str:
+    def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:
         """Publishes a model that this pruner pruned. Arguments and return value: see [`push_pruned`]."""
         report, tokenizer = self._find(model)
         return push_pruned(model, repo_id, report, tokenizer, **kwargs)
@@ -272,7 +278,9 @@ class NeuronALPruner(OptimumQuantizer):
         return self.config.to_dict()
 
     @classmethod
-    def from_dict(cls, config_dict: Mapping[str, Any], tokenizer=None) -> "NeuronALPruner":
+    def from_dict(
+        cls, config_dict: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | str | None = None
+    ) -> "NeuronALPruner":
         """Makes a pruner of what [`~NeuronALPruner.to_dict`] returned."""
         return cls(NeuronALConfig.from_dict(config_dict), tokenizer)
 

@@ -1,6 +1,8 @@
 """Every example runs as it is written, on something small."""
 
+import ast
 import hashlib
+import json
 import runpy
 import sys
 import sysconfig
@@ -115,3 +117,61 @@ def test_gradual_pruning(tmp_path, monkeypatch, capsys, text):
     assert "70.0% sparse: perplexity" in capsys.readouterr().out
     tuned = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned")
     assert tuned.config.sparsity_config["sparsity"] == 0.7
+
+
+NOTEBOOKS = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in EXAMPLES.glob("*.ipynb")}
+
+
+def run_notebook(name, **parameters):
+    """Runs the code cells as a notebook would, with other parameters, and returns their namespace."""
+    namespace = {"__name__": "__main__"}
+    for cell in NOTEBOOKS[name]["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        program = ast.parse("".join(cell["source"]))
+        shown = program.body.pop() if isinstance(program.body[-1], ast.Expr) else None
+        exec(compile(program, name, "exec"), namespace)
+        if shown is not None:
+            shown = eval(compile(ast.Expression(shown.value), name, "eval"), namespace)
+            getattr(shown, "_repr_html_", shown.__repr__)()
+        if "parameters" in cell["metadata"].get("tags", ()):
+            assert parameters.keys() <= namespace.keys()
+            namespace.update(parameters)
+    return namespace
+
+
+def small(folder):
+    """Two blocks of the tiny model, little text, and where a notebook saves."""
+    *_, test, _, _ = prepare(folder, 6_000)
+    return {
+        "MODEL": str(folder / "dense"),
+        "TEST": str(test),
+        "WINDOWS": 4,
+        "LENGTH": 32,
+        "OUTPUT": str(folder / "sparse"),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(NOTEBOOKS))
+def test_notebooks_hold_no_output(name):
+    for cell in NOTEBOOKS[name]["cells"]:
+        assert cell["cell_type"] == "markdown" or (cell["outputs"] == [] and cell["execution_count"] is None)
+
+
+def test_prune_and_compare(tmp_path, capsys):
+    found = run_notebook(
+        "prune_and_compare.ipynb", SAMPLES=8, TOPUPS=["uniform", "owl"], EFFORT="fast", **small(tmp_path)
+    )
+    assert [len(found["comparison"].results), len(found["comparison"].failed)] == [4, 0]
+    assert found["pruner"].report.achieved_sparsity == pytest.approx(0.7, abs=1e-3)
+    assert "dense," in capsys.readouterr().out
+    assert same_zeros(found["reloaded"], zeros_of(found["model"]))
+
+
+def test_run_faster_and_fine_tune(tmp_path, capsys):
+    found = run_notebook("run_faster_and_fine_tune.ipynb", STEPS=2, **small(tmp_path))
+    assert found["tuned"] < found["pruned"]
+    assert found["zeros"] == pytest.approx(0.7, abs=1e-3)
+    printed = capsys.readouterr().out
+    assert "tokens per second dense" in printed and "70% zeros" in printed
+    assert (tmp_path / "sparse" / "tokenizer.json").exists() and found["model"].packing is not None

@@ -1,5 +1,7 @@
 """What is published: the packages, what they hold, and the texts and workflows around them."""
 
+import ast
+import configparser
 import re
 import subprocess
 import sys
@@ -42,10 +44,23 @@ def packages(tmp_path_factory) -> tuple[set[str], set[str], str]:
 
 def test_the_sdist_holds_what_its_tests_and_commands_need(packages):
     in_sdist, *_ = packages
-    needed = ["constraints.txt", "constraints-lowest.txt", "Makefile", ".ci/run", "CITATION.cff", "setup.py", NOTICE]
+    needed = [
+        "constraints.txt",
+        "constraints-lowest.txt",
+        "Makefile",
+        ".ci/run",
+        "Dockerfile",
+        "CITATION.cff",
+        "setup.py",
+        NOTICE,
+    ]
     needed += [path.name for path in ROOT.glob("*.md")]
     for folder in ("tests", "examples", "benchmarks", "docs"):
-        files = (path for path in (ROOT / folder).rglob("*.*") if path.suffix in {".py", ".md", ".c", ".npz", ".yaml"})
+        files = (
+            path
+            for path in (ROOT / folder).rglob("*.*")
+            if path.suffix in {".py", ".ipynb", ".md", ".c", ".npz", ".yaml"}
+        )
         needed += [str(path.relative_to(ROOT)) for path in files]
     assert "tests/killed_saves.py" in needed and "SECURITY.md" in needed
     assert not set(needed) - in_sdist
@@ -71,8 +86,30 @@ def test_the_metadata_names_licences_author_and_addresses(packages):
     *_, metadata = packages
     header = metadata.split("\n\n")[0]
     assert "License-File: LICENSE\n" in header and f"License-File: {NOTICE}\n" in header
+    assert "\nLicense-Expression: Apache-2.0 AND PSF-2.0\n" in header
     assert "\nAuthor: " in header and "https://arxiv.org/abs/2411.07066" in header and "Typing :: Typed" in header
     assert f"\nVersion: {VERSION}\n" in header
+
+
+def test_the_type_checker_reads_every_public_name():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    read = {name.strip() for name in setup["mypy"]["files"].split(",")}
+    for home in set(optimum_neuronal._HOME.values()):
+        path = f"optimum_neuronal/{home.replace('.', '/')}"
+        assert {f"{path}.py", f"{path}/__init__.py"} & read, f"{home} is not among mypy's files in setup.cfg"
+    assert "tests/public_types.py" in read and all((ROOT / name).is_file() for name in read)
+    program = ast.parse(text_of("tests/public_types.py"))
+    names = {alias.name for node in program.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert not set(optimum_neuronal.__all__) - names, "not used by tests/public_types.py"
+
+
+def test_an_image_is_made_of_what_the_package_needs():
+    taken = {line[1:] for line in text_of(".dockerignore").splitlines() if line.startswith("!")}
+    assert all((ROOT / name).exists() for name in taken)
+    assert {"setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "optimum", "optimum_neuronal"} <= taken
+    named = set(re.findall(r"/source/([\w.]+)", text_of("Dockerfile")))
+    assert named and named <= taken
 
 
 def test_one_version_everywhere_and_none_of_development():

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils import logging
@@ -154,20 +155,26 @@ def check_value_bits(value_bits: int, format: str) -> None:
 
 def _coding(checkpoint: Checkpoint, format: str, value_bits: int | None) -> Coding | None:
     """How weights are coded, None if none is."""
-    bits = checkpoint.sparsity_config.get("value_bits") if value_bits is None else value_bits
+    sparsity_config = _how_pruned(checkpoint)
+    bits = sparsity_config.get("value_bits") if value_bits is None else value_bits
     if format != "packed" or bits is None:
         return None
     names = [weight.name for weight in checkpoint.weights]
-    return Coding({**checkpoint.sparsity_config, "value_bits": bits}, names, rounds=value_bits is not None)
+    return Coding({**sparsity_config, "value_bits": bits}, names, rounds=value_bits is not None)
 
 
-def _check(checkpoint: Checkpoint, format: str, in_place: bool, value_bits: int | None) -> None:
+def _how_pruned(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The checkpoint's `sparsity_config`. Raises `ValueError` if it has none."""
     if checkpoint.sparsity_config is None:
         raise ValueError(
             f"{checkpoint.directory} is not pruned (its config.json has no sparsity_config): prune it first, with "
             "optimum-cli neuronal prune."
         )
-    recorded = checkpoint.sparsity_config.get("value_bits")
+    return checkpoint.sparsity_config
+
+
+def _check(checkpoint: Checkpoint, format: str, in_place: bool, value_bits: int | None) -> None:
+    recorded = _how_pruned(checkpoint).get("value_bits")
     if checkpoint.format == format and value_bits in (None, recorded):
         with_bits = f", with values of {recorded} bits" if value_bits else ""
         raise ValueError(f"{checkpoint.directory} is {format} already{with_bits}.")
@@ -182,7 +189,7 @@ def _check(checkpoint: Checkpoint, format: str, in_place: bool, value_bits: int 
 def _needed(checkpoint: Checkpoint, format: str) -> int:
     """Bytes that the weights take at least."""
     dense = sum(weight.dense_bytes for weight in checkpoint.weights)
-    return dense if format == "dense" else int(dense * (1 - checkpoint.sparsity_config["achieved_sparsity"]))
+    return dense if format == "dense" else int(dense * (1 - _how_pruned(checkpoint)["achieved_sparsity"]))
 
 
 def _write_weights(
@@ -191,7 +198,7 @@ def _write_weights(
     """Writes all weights in a format, one after the other."""
     writer = PackedWriter(folder, max_shard_size) if format == "packed" else DenseWriter(folder, max_shard_size)
     coding = _coding(checkpoint, format, value_bits)
-    if coding:
+    if isinstance(writer, PackedWriter):
         writer.coding = coding
     with writer:
         for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
@@ -232,7 +239,7 @@ def _files(folder: str | Path) -> list[str]:
 def _adapt(source: Path, staging: Path, checkpoint: Checkpoint, format: str, value_bits: int | None) -> None:
     """Writes config.json and the model cards as they are to be in the format."""
     change = packed_config if format == "packed" else dense_config
-    sparsity_config = checkpoint.sparsity_config | ({} if value_bits is None else {"value_bits": value_bits})
+    sparsity_config = _how_pruned(checkpoint) | ({} if value_bits is None else {"value_bits": value_bits})
     _write_json(staging / CONFIG, change(checkpoint.config | {"sparsity_config": sparsity_config}))
     if format == "packed":
         add_hint(staging)

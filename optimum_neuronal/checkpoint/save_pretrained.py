@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -27,7 +28,7 @@ PARAMETERS = list(inspect.signature(PreTrainedModel.save_pretrained).parameters.
 POSITIONAL = [parameter.name for parameter in PARAMETERS[1:]]  # behind the directory
 
 
-def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: str, **kwargs) -> None:
+def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: str, **kwargs: Any) -> None:
     """Saves a model as transformers' `save_pretrained` does, in either of the formats of sparse models.
 
     ```python
@@ -116,7 +117,7 @@ class _PackedByDefault:
     __signature__ = inspect.Signature(PARAMETERS)
     __doc__ = PreTrainedModel.save_pretrained.__doc__
 
-    def __call__(self, save_directory: str | Path, *args, format: str | None = None, **kwargs):
+    def __call__(self, save_directory: str | Path, *args: Any, format: str | None = None, **kwargs: Any) -> Any:
         kwargs |= dict(zip(POSITIONAL, args))
         if internals.has_own_adapters(self.model):
             return type(self.model).save_pretrained(self.model, save_directory, **kwargs)
@@ -141,7 +142,7 @@ def _check_packable(model: PreTrainedModel, kwargs: dict) -> None:
             raise ValueError(f"{name} is spread over processes, which has no packed format: save with format='dense'.")
 
 
-def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str = SHARD_SIZE, **kwargs) -> None:
+def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str = SHARD_SIZE, **kwargs: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with PackedWriter(folder, max_shard_size) as writer:
         if any(parameter.is_meta for parameter in model.parameters()):
@@ -163,10 +164,11 @@ def _coding(model: PreTrainedModel, names: Iterable[str]) -> Coding | None:
     sparsity_config = getattr(model.config, KEY, None)
     if not isinstance(sparsity_config, Mapping) or sparsity_config.get("value_bits") is None:
         return None
-    return Coding(read_sparsity_config(model.config), names)
+    recorded = read_sparsity_config(model.config)
+    return None if recorded is None else Coding(recorded, names)
 
 
-def _save_all_but_weights(model: PreTrainedModel, folder: Path, change: Callable, **kwargs) -> None:
+def _save_all_but_weights(model: PreTrainedModel, folder: Path, change: Callable, **kwargs: Any) -> None:
     """Saves what transformers saves beside weights, and removes dense ones: first those that the model may be mapped to."""
     _remove(folder, DENSE_FILES)
     with _config_of(model, change), _no_progress_bar():
@@ -174,7 +176,9 @@ def _save_all_but_weights(model: PreTrainedModel, folder: Path, change: Callable
     _remove(folder, DENSE_FILES)
 
 
-def _save_unpacked(model: PreTrainedModel, folder: Path, max_shard_size: int | str = SHARD_SIZE, **kwargs) -> None:
+def _save_unpacked(
+    model: PreTrainedModel, folder: Path, max_shard_size: int | str = SHARD_SIZE, **kwargs: Any
+) -> None:
     """Saves a model that computes with packed weights dense, unpacking one after the other."""
     _check_packable(model, kwargs)
     if not kwargs.get("is_main_process", True):
@@ -194,7 +198,7 @@ def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return dict(sorted(stored.items(), key=lambda item: natural_order(item[0])))
 
 
-def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs) -> None:
+def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs: Any) -> None:
     """Packs weights that are on disk by way of dense files, which transformers alone can make of them."""
     with scratch_directory(writer.folder, ".dense") as dense, internals.known_as_offloaded(model):
         type(model).save_pretrained(model, dense, max_shard_size=max_shard_size, **kwargs)
@@ -225,7 +229,7 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 @contextmanager
-def _config_of(model: PreTrainedModel, change) -> Iterator[None]:
+def _config_of(model: PreTrainedModel, change: Callable) -> Iterator[None]:
     """While the context lasts, the model's config is that of a dense or of a packed checkpoint."""
     names = ("sparsity_config", "quantization_config")
     before = {name: getattr(model.config, name) for name in names if hasattr(model.config, name)}

@@ -7,6 +7,7 @@ added to the table below or, from outside the package, with [`register_architect
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 NEXT_BLOCK, MLP = "next block", "mlp"  # what is fed beside projections of the same module
@@ -156,7 +157,7 @@ class Architecture:
     stacked_experts: bool = False
     blocks: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_types(self)
         for name, role in self.roles.items():
             if role is not None and role not in FEEDS:
@@ -168,9 +169,9 @@ class Architecture:
         parts = name.split(".")
         suffixes = (".".join(parts[start:]) for start in range(len(parts)))  # the longest first
         known = next((suffix for suffix in suffixes if suffix in roles), None)
-        return known is not None, roles.get(known)
+        return known is not None, None if known is None else roles[known]
 
-    def is_parallel(self, config) -> bool:
+    def is_parallel(self, config: Any) -> bool:
         """Whether attention and MLP are parallel in a model whose text config is `config`."""
         if isinstance(self.parallel, bool):
             return self.parallel
@@ -212,7 +213,7 @@ def is_gated(role: str) -> bool:
     return role != "up"
 
 
-def experts_per_token(config) -> int | None:
+def experts_per_token(config: Any) -> int | None:
     """How many experts a token is sent to, at most over the layers; None if the text config does not say."""
     found = next((value for name in EXPERTS_PER_TOKEN if (value := getattr(config, name, None))), None)
     return max(found) if isinstance(found, list) else found

@@ -1,5 +1,6 @@
 """Loads the model of a checkpoint: whole, as a skeleton without weights, or with its blocks left on disk."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ OF_TOKENIZERS = (
 OF_CONFIGS = (*OF_TOKENIZERS, "code_revision", "gguf_file", "subfolder")
 
 
-def load_model(model_or_path: str | Path, **model_kwargs) -> PreTrainedModel:
+def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> PreTrainedModel:
     """Loads a model as the class that its config names: with its own head, of a multimodal model all parts.
 
     Args:
@@ -34,7 +35,7 @@ def load_model(model_or_path: str | Path, **model_kwargs) -> PreTrainedModel:
     return loader.from_pretrained(model_or_path, **model_kwargs)
 
 
-def _find_loader(model_or_path: str | Path, kwargs: dict) -> tuple[type, PreTrainedConfig]:
+def _find_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tuple[type, PreTrainedConfig]:
     """What loads a checkpoint's model, and its config."""
     config = kwargs.get("config")
     if config is None:

@@ -1,6 +1,7 @@
 """`compare`: every combination of saliency, top-up and sparsity on one model that is loaded once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,15 @@ def compare(
     saliencies: Sequence[str] = DEFAULTS["saliencies"],
     topups: Sequence[str] = DEFAULTS["topups"],
     sparsities: Sequence[float] = DEFAULTS["sparsities"],
-    dataset="c4",
-    evaluate: Sequence = ("wikitext2",),
+    dataset: Any = "c4",
+    evaluate: Sequence | Mapping[str, Any] = ("wikitext2",),
     tasks: Sequence[str] = (),
     limit: int | None = None,
     include_path: str | Path | None = None,
     max_windows: int | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
-    **config,
+    **config: Any,
 ) -> Comparison:
     """Prunes a model in many ways and measures what each loses. The model is as before afterwards.
 
@@ -102,7 +103,7 @@ def _run(trials: Trials, records: ResultRecords, output: str | Path | None) -> C
     configs = trials.asked.configs
     for combination, config in logging.tqdm(configs.items(), desc="Comparing", unit="combination"):
         fields_of_config = config if isinstance(config, str) else config.to_dict()
-        result = records.get_or_make(combination, fields_of_config, lambda c=combination: trials.run(*c))
+        result = records.get_or_make(combination, fields_of_config, partial(trials.run, *combination))
         if result.error is not None:
             logger.warning(f"{result.saliency} + {result.topup} at {result.sparsity:.0%} failed: {result.error}")
         comparison.results.append(result)

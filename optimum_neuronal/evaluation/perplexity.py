@@ -1,9 +1,12 @@
 """Perplexity of a language model, by the protocol that the papers of this field share."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
@@ -14,9 +17,9 @@ from .loading import as_model, check_language_model
 
 
 def evaluate_perplexity(
-    model,
-    tokenizer=None,
-    dataset="wikitext2",
+    model: PreTrainedModel | str | Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    dataset: Any = "wikitext2",
     seq_length: int | None = None,
     *,
     max_windows: int | None = None,
@@ -62,7 +65,11 @@ def evaluate_perplexity(
 
 
 def load_windows(
-    model_config, tokenizer, dataset, seq_length: int | None = None, max_windows: int | None = None
+    model_config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    dataset: Any,
+    seq_length: int | None = None,
+    max_windows: int | None = None,
 ) -> torch.Tensor:
     """Windows to evaluate on: int64, shape (windows, seq_length), on the CPU. Arguments: [`evaluate_perplexity`]."""
     for name, value, least in (("seq_length", seq_length, 2), ("max_windows", max_windows, 1)):
@@ -89,7 +96,7 @@ def load_windows(
     return windows[: documents.max_windows if max_windows is None else max_windows]
 
 
-def _mean_nll(model, windows: torch.Tensor, batch_size: int, device) -> float:
+def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, device: torch.device | str) -> float:
     """Mean NLL in nats of every token but the first of each window; `windows` of shape (windows, seq_length)."""
     total = 0.0
     for start in logging.tqdm(range(0, len(windows), batch_size), desc="Perplexity", unit="batch", leave=False):
@@ -104,7 +111,7 @@ def _mean_nll(model, windows: torch.Tensor, batch_size: int, device) -> float:
     return total / (len(windows) * (windows.shape[1] - 1))
 
 
-def _summed_nll(model, ids: torch.Tensor) -> float:
+def _summed_nll(model: PreTrainedModel, ids: torch.Tensor) -> float:
     """Sum of the NLL over one batch, in float32: a function, so that its logits are freed before the next forward."""
     logits = model(input_ids=ids, use_cache=False).logits
     targets = ids[:, 1:].flatten().to(logits.device)

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..engine.capture import inference
 from ..pruning.pruned_models import check_tokenizer
@@ -15,6 +18,9 @@ from ..runtime.arguments import check_count, check_path, check_texts
 from ..runtime.registry import did_you_mean
 from .loading import check_language_model
 
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
 
 METRIC = "acc"
 GROUPS = {"paper": ("rte", "winogrande", "boolq", "hellaswag", "arc_easy", "arc_challenge", "openbookqa")}
@@ -38,8 +44,8 @@ class TaskResult:
 
 
 def evaluate_tasks(
-    model,
-    tokenizer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     tasks: Sequence[str],
     *,
     limit: int | None = None,
@@ -96,7 +102,7 @@ def _check_options(limit: int | None, include_path: str | Path | None) -> None:
         raise ValueError(f"include_path={str(include_path)!r} is not a folder of task files.")
 
 
-def _check_tokenizer(tokenizer) -> None:
+def _check_tokenizer(tokenizer: Any) -> None:
     if tokenizer is None or isinstance(tokenizer, str):
         raise ValueError(
             "Zero-shot tasks are text and need a tokenizer: pass what AutoTokenizer.from_pretrained returns."
@@ -134,7 +140,7 @@ def _load_tasks(names: list[str], include_path: str | Path | None) -> dict:
     return loaded
 
 
-def _task_manager(names: list[str], include_path: str | Path | None):
+def _task_manager(names: list[str], include_path: str | Path | None) -> "TaskManager":
     """The harness's index of tasks. Its own take seconds to index, so that they are left out if none is asked for."""
     try:
         from lm_eval.tasks import TaskManager
@@ -149,7 +155,7 @@ def _task_manager(names: list[str], include_path: str | Path | None):
 
 
 @functools.lru_cache
-def _stock_tasks():
+def _stock_tasks() -> "TaskManager":
     """The index of the harness's own tasks, made once: many models may be evaluated one after the other."""
     from lm_eval.tasks import TaskManager
 
@@ -160,7 +166,9 @@ def _missing(error: ImportError) -> ImportError:
     return ImportError(f"Zero-shot tasks need lm-eval ({error}): pip install optimum-neuronal[eval]")
 
 
-def _run(model, tokenizer, loaded: dict, limit: int | None, batch_size: int) -> dict:
+def _run(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, loaded: dict, limit: int | None, batch_size: int
+) -> dict:
     """The harness's results: of every task its metrics, and how many questions were asked."""
     try:
         from lm_eval import evaluate
@@ -183,7 +191,7 @@ def _run(model, tokenizer, loaded: dict, limit: int | None, batch_size: int) -> 
     return evaluate(lm=wrapped, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=False)
 
 
-def _result(name: str, task, results: dict) -> TaskResult:
+def _result(name: str, task: Any, results: dict) -> TaskResult:
     for instance in task.instances:
         # (log-likelihood, whether greedy decoding gives this answer)
         if any(isinstance(response, tuple) and math.isnan(response[0]) for response in instance.resps):

@@ -8,6 +8,7 @@ densify(model)
 """
 
 from collections import Counter
+from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -91,7 +92,7 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
         return model
     names = [name for name, module in packed_modules(model) if isinstance(module, PackedLinear)]
     for name in names:
-        _replace(model, name, model.get_submodule(name).to_linear())
+        _replace(model, name, cast(PackedLinear, model.get_submodule(name)).to_linear())
     stacks = [name for name, _ in packed_modules(model)]
     for name in dict.fromkeys(name.rpartition(".")[0] for name in stacks):
         take_stacks(model.get_submodule(name))
@@ -199,7 +200,7 @@ def put_packed(model: nn.Module, name: str, rows: dict) -> None:
         name (`str`): of a module that [`packable`] knows.
         rows (`dict[str, PackedRows | CodedRows]`): by the parameters' names.
     """
-    module = model.get_submodule(name)
+    module: Any = model.get_submodule(name)
     if "weight" in rows:
         packed = PackedLinear(rows["weight"], module.bias, type(module))
         _replace(model, name, take_place(packed, module))

@@ -7,7 +7,11 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+
+Method = TypeVar("Method")
+Registered = TypeVar("Registered", bound=type)
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
@@ -48,7 +52,7 @@ def _outside_brackets(text: str) -> list[str]:
     return parts
 
 
-class Registry:
+class Registry(Generic[Method]):
     """Methods of one kind, registered by a decorator and found by name.
 
     Every module of `package` is imported at the first look-up, so a method is added by adding its file, and a user's
@@ -64,10 +68,10 @@ class Registry:
         self.kind = kind
         self.package = package
         self.base = base
-        self._classes: dict[str, type] = {}
+        self._classes: dict[str, type[Method]] = {}
         self._discovered = False
 
-    def register(self, name: str) -> Callable[[type], type]:
+    def register(self, name: str) -> Callable[[Registered], Registered]:
         """Class decorator: makes the class known as `name`. To run a class statement again replaces the class.
 
         Raises:
@@ -79,7 +83,7 @@ class Registry:
         if not re.fullmatch(r"[\w.+-]+", name):
             raise ValueError(f"The {self.kind} name {name!r} is none: expected letters, digits and any of _.+- alone.")
 
-        def decorate(cls: type) -> type:
+        def decorate(cls: Registered) -> Registered:
             if not (isinstance(cls, type) and issubclass(cls, self.base)):
                 raise TypeError(f"The {self.kind} {name!r} is {cls!r}: expected a subclass of {self.base.__name__}.")
             if not cls.__module__.startswith(f"{self.package}."):
@@ -100,7 +104,7 @@ class Registry:
         self._discover()
         return sorted(self._classes)
 
-    def get(self, name: str) -> type:
+    def get(self, name: str) -> type[Method]:
         """The class registered as `name`. Raises `ValueError` with the known names if there is none."""
         known = self.names()
         if name not in known:

@@ -32,7 +32,7 @@ class Saliency(ABC):
     statistic: ClassVar[type[SquaredNorms]] = SquaredNorms
 
     @abstractmethod
-    def score(self, weight: torch.Tensor, activation: torch.Tensor | None) -> torch.Tensor:
+    def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         """Saliency of every weight. Within each row, the least salient weights are pruned.
 
         Args:
@@ -46,7 +46,7 @@ class Saliency(ABC):
         """
 
 
-SALIENCIES = Registry("saliency", __package__, Saliency)
+SALIENCIES: Registry[Saliency] = Registry("saliency", __package__, Saliency)
 register_saliency = SALIENCIES.register
 
 

@@ -112,5 +112,5 @@ class TopUp(ABC):
         return mask
 
 
-TOPUPS = Registry("top-up", __package__, TopUp)
+TOPUPS: Registry[TopUp] = Registry("top-up", __package__, TopUp)
 register_topup = TOPUPS.register

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
 from ..config import NeuronALConfig
@@ -41,7 +43,7 @@ class SparsityCallback(TrainerCallback):
     serve several Trainers, also at the same time. See [`keep_sparsity`] for what it raises.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._guarded: dict[nn.Module, tuple[SparsityKeeper, Training]] = {}  # by the unwrapped model
 
     def __repr__(self) -> str:
@@ -55,7 +57,9 @@ class SparsityCallback(TrainerCallback):
         kept = 0 if self.keeper is None else len(self.keeper.weights)
         return [f"keeps the zeros of {kept} weights" if kept else "keeps zeros"]
 
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
         self._keep(model, Training(state))
 
     @property
@@ -63,33 +67,39 @@ class SparsityCallback(TrainerCallback):
         """What keeps the zeros of the model whose training began last; None before, and of a dense model."""
         return next((keeper for keeper, _ in reversed(self._guarded.values())), None)
 
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
         for keeper in self._keepers(model):
             keeper.mask_gradients()
 
-    def on_optimizer_step(self, args, state, control, model=None, **kwargs):
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
         for keeper in self._keepers(model):
             keeper.apply()
 
-    def on_train_end(self, args, state, control, model=None, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
         for keeper in self._keepers(model):
             keeper.release()
             keeper.verify()
 
-    def _keepers(self, model) -> list[SparsityKeeper]:
+    def _keepers(self, model: nn.Module | None) -> list[SparsityKeeper]:
         """Of a model that is being trained, if it is sparse; of all if the event names none."""
         if model is None:
             return [keeper for keeper, _ in self._guarded.values()]
         return [self._guarded[found][0]] if (found := unwrap(model)) in self._guarded else []
 
-    def _keep(self, model, training: Training) -> SparsityKeeper:
+    def _keep(self, model: nn.Module, training: Training) -> SparsityKeeper:
         self._forget(model)
         keeper = keep_sparsity(model)
         keeper.mask_from_now_on(training.is_under_way)
         self._guarded[unwrap(model)] = keeper, training
         return keeper
 
-    def _forget(self, model) -> None:
+    def _forget(self, model: nn.Module) -> None:
         """Lets go of earlier masks of the model, and of those of trainings that have ended, if only with an error."""
         for other, (keeper, training) in list(self._guarded.items()):
             if other is unwrap(model) or not training.is_under_way():
@@ -97,7 +107,10 @@ class SparsityCallback(TrainerCallback):
                 del self._guarded[other]
 
 
-class NeuronALCallback(SparsityCallback, internals.exportable_state()):
+_ExportableState: Any = internals.exportable_state()
+
+
+class NeuronALCallback(SparsityCallback, _ExportableState):
     """Prunes the model while it is trained, once or gradually, and keeps it sparse from then on.
 
     The calibration sequences are drawn from the Trainer's own training data, see [`training_sequences`]. After pruning,
@@ -151,7 +164,16 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         attributes = {"sparsity_config": self.sparsity_config}
         return {"args": {"config": self.config.to_dict(), "schedule": schedule}, "attributes": attributes}
 
-    def on_train_begin(self, args, state, control, model=None, train_dataloader=None, optimizer=None, **kwargs):
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        train_dataloader: Any = None,
+        optimizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
         if self._training is not None and self._training.is_under_way() and not self._training.is_of(state):
             raise ValueError(
                 "This NeuronALCallback prunes in a training that is under way: make one for each Trainer."
@@ -172,14 +194,24 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         if not state.global_step:
             self._prune_if_due(model, optimizer, state)
 
-    def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        optimizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
         self._prune_if_due(unwrap(model), optimizer, state)
 
-    def on_train_end(self, args, state, control, model=None, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
         self._training = None
         super().on_train_end(args, state, control, model=model, **kwargs)
 
-    def _resume(self, model, state) -> None:
+    def _resume(self, model: PreTrainedModel, state: TrainerState) -> None:
         """Gives the model, which has the checkpoint's weights, the checkpoint's sparsity_config as well."""
         stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         stored = stored[-1] if isinstance(stored, list) else stored
@@ -187,7 +219,7 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         if self.sparsity_config is not None:
             record_sparsity(model, self.sparsity_config)
 
-    def _check(self, model, loader) -> None:
+    def _check(self, model: PreTrainedModel, loader: DataLoader) -> None:
         """Finds out before training what would stop it at a later step, and draws the calibration sequences."""
         methods = self.config.make_methods()  # the stages differ in sparsity alone
         with _as_if_dense(model):
@@ -196,7 +228,7 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
         if methods.needs_calibration:
             self.ids = training_sequences(loader, self.config, model.config)
 
-    def _prune_if_due(self, model, optimizer, state) -> None:
+    def _prune_if_due(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
         stage = self.stages.get(state.global_step)
         if stage is None:
             return
@@ -205,8 +237,10 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
             pruner.prune(model, self.ids)
         for keeper in self._keepers(model):
             keeper.apply()  # some saliencies update the other weights, those that were zero already among them
+            assert pruner.report is not None  # it has just pruned
             _record_anew(model, pruner.report)
         self.sparsity_config = getattr(model.config, KEY)
+        assert self._training is not None  # it has begun
         keeper = self._keep(model, self._training)
         keeper.clear_state(optimizer)
         state.best_metric = state.best_model_checkpoint = state.best_global_step = None
@@ -214,7 +248,7 @@ class NeuronALCallback(SparsityCallback, internals.exportable_state()):
 
 
 @contextmanager
-def _as_if_dense(model) -> Iterator[None]:
+def _as_if_dense(model: PreTrainedModel) -> Iterator[None]:
     """Without its sparsity_config, with which a model would not be pruned; it is put back if there is no new one."""
     recorded = model.config.__dict__.pop(KEY, None)
     try:
@@ -224,7 +258,7 @@ def _as_if_dense(model) -> Iterator[None]:
             setattr(model.config, KEY, recorded)
 
 
-def _record_anew(model, report: PruningReport) -> None:
+def _record_anew(model: PreTrainedModel, report: PruningReport) -> None:
     """Writes into the model's config what is zero now: what a prune set to zero, and what had been before."""
     decoder, _ = find_sparse_decoder(model)
     achieved, blocks, projections = measure_sparsity(decoder)
@@ -250,7 +284,7 @@ def _checked(schedule: Mapping[int, float]) -> dict[int, float]:
     return dict(zip(steps, sparsities))
 
 
-def _whole(step: int | str) -> int:
+def _whole(step: int | str | None) -> int:
     """A step, which checkpoints hold as text."""
     if isinstance(step, str) and step.isdecimal():
         return int(step)

@@ -146,6 +146,7 @@ class SparsityKeeper(AbstractContextManager):
             @torch.no_grad()
             def mask(parameter: nn.Parameter) -> None:
                 if under_way is None or under_way():
+                    assert parameter.grad is not None  # it was accumulated just now
                     weight.apply_to(parameter.grad)
                 else:
                     self.release()
@@ -167,7 +168,7 @@ class SparsityKeeper(AbstractContextManager):
         self._handles.append(register_optimizer_step_post_hook(lambda optimizer, *_: self.apply(optimizer)))
         return self
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.release()
         if kind is None:
             self.verify()

@@ -7,6 +7,7 @@ adapter then learns to do without that part, and the merged model computes what 
 
 import functools
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -77,19 +78,21 @@ def guard_merging(model: nn.Module, weights: list[SparseWeight], kind: type | No
         layer.sparse_weight = weight
         if kind is not None or not isinstance(layer, _GuardedMerge):
             anew = True
-            layer.__class__ = _subclass(kind or _GuardedMerge, getattr(type(layer), "peft_class", type(layer)))
+            own: Any = type(layer)
+            layer.__class__ = _subclass(kind or _GuardedMerge, getattr(own, "peft_class", own))
     return anew
 
 
-def _all_layers(model: nn.Module):
+def _all_layers(model: nn.Module) -> Iterator[Any]:
     """PEFT's layers, of nested ones all."""
+    layer: Any  # with attributes of PEFT's
     for layer in adapter_layers(model).values():
         while hasattr(layer, "get_base_layer"):
             yield layer
             layer = layer.base_layer
 
 
-def _layers_of(layers: list[nn.Module], weights: list[SparseWeight]) -> dict[nn.Module, SparseWeight]:
+def _layers_of(layers: list[Any], weights: list[SparseWeight]) -> dict[Any, SparseWeight]:
     """Adapter layer -> the sparse weight that it updates."""
     by_owner = {(weight.module, weight.parameter): weight for weight in weights}
     updated = {layer: by_owner.get((layer.get_base_layer(), _parameter(layer))) for layer in layers}
@@ -110,23 +113,28 @@ def _subclass(kind: type, own: type) -> type:
 
 def _new_layer(kind: type, own: type) -> nn.Module:
     """A layer without attributes, for a pickle: the class of such a layer cannot be found by its name."""
-    cls = _subclass(kind, own)
+    cls: Any = _subclass(kind, own)
     return cls.__new__(cls)
 
 
-class _GuardedMerge:
+_PeftLayer: Any = object  # whichever of PEFT's the classes below are mixed into
+
+
+class _GuardedMerge(_PeftLayer):
     """An adapter layer that puts the zeros of its base weight back after merging and unmerging.
 
     That is the same as to merge an update that is zero there: the pruned weights were zero before.
     """
 
     sparse_weight: SparseWeight
+    kind: type
+    peft_class: type
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         _, _, *state = super().__reduce_ex__(protocol)
         return _new_layer, (self.kind, self.peft_class), *state
 
-    def merge(self, *args, **kwargs) -> None:
+    def merge(self, *args: Any, **kwargs: Any) -> None:
         super().merge(*args, **kwargs)
         self._put_zeros_back()
 
@@ -142,7 +150,7 @@ class _GuardedMerge:
 class _ExactLora(_GuardedMerge):
     """A layer of LoRA whose forward computes with the weight that merging would make."""
 
-    def get_delta_weight(self, adapter: str, *args, **kwargs) -> torch.Tensor:
+    def get_delta_weight(self, adapter: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         with torch.autocast(self.sparse_weight.owner.device.type, enabled=False):  # merging happens without it
             return self.sparse_weight.masked(super().get_delta_weight(adapter, *args, **kwargs))
 
@@ -152,7 +160,8 @@ class _ExactLora(_GuardedMerge):
             return super().forward(x, *args, **kwargs)
         if any(kwargs.pop(key, None) is not None for key in ("adapter_names", "alora_offsets")):
             raise ValueError("keep_lora_sparse: batches of several adapters are not understood. Use exact=False.")
-        weight, dropped = self.sparse_weight.owner, []
+        weight: torch.Tensor = self.sparse_weight.owner
+        dropped = []
         for adapter in adapters:
             if self.training and getattr(self.lora_dropout[adapter], "p", 0):
                 dropped.append(adapter)
@@ -183,7 +192,9 @@ class _ExactLora(_GuardedMerge):
             factor = (magnitude.weight / norm).view((1, -1) if transposed else (-1, 1))
             return factor * (weight + update) - weight
 
-    def _compute(self, weight: torch.Tensor, x: torch.Tensor, args: tuple, kwargs: dict, bias: bool = True):
+    def _compute(
+        self, weight: torch.Tensor, x: torch.Tensor, args: tuple, kwargs: dict, bias: bool = True
+    ) -> torch.Tensor:
         """What the base layer, or a nested adapter layer around it, computes with another weight."""
         path, layer = "", self.base_layer
         while hasattr(layer, "get_base_layer"):
@@ -194,7 +205,7 @@ class _ExactLora(_GuardedMerge):
         return functional_call(self.base_layer, tensors, (x, *args), kwargs)
 
 
-def _check_understood(layer: nn.Module) -> None:
+def _check_understood(layer: Any) -> None:
     """Raises `ValueError` for adapters whose update is not known as a change of the weight."""
     from peft.tuners.lora.layer import Linear, ParamWrapper
     from peft.tuners.lora.variants import DoraLinearVariant
@@ -212,7 +223,7 @@ def _check_understood(layer: nn.Module) -> None:
             )
 
 
-def _check_own_weights(layers: list[nn.Module]) -> None:
+def _check_own_weights(layers: list[Any]) -> None:
     """Raises `ValueError` if two adapter layers update the same weight: merging adds both updates to it."""
     modules: dict[int, nn.Module] = {}
     for layer in layers:

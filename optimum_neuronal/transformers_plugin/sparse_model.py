@@ -34,7 +34,7 @@ class SparseModelForCausalLM:
     ```
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         raise TypeError(
             "Call SparseModelForCausalLM.from_pretrained(directory_or_id): the model is of its ordinary class."
         )

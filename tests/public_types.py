@@ -1,0 +1,98 @@
+"""What a user's type checker sees of the public interface: `make check` reads this file, nothing runs it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import assert_type
+
+from optimum_neuronal import (
+    Architecture,
+    NeuronALCallback,
+    NeuronALConfig,
+    NeuronALPruner,
+    PruningReport,
+    SparseModelForCausalLM,
+    SparsityCallback,
+    __version__,
+    compare,
+    convert_checkpoint,
+    densify,
+    evaluate_perplexity,
+    evaluate_tasks,
+    inspect_checkpoint,
+    keep_lora_sparse,
+    keep_sparsity,
+    register_architecture,
+    register_saliency,
+    register_topup,
+    save_pretrained,
+    sparsify,
+)
+from optimum_neuronal.saliency import Saliency
+from optimum_neuronal.topup import Allocation, TopUp
+
+
+def prune(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    config = NeuronALConfig(0.7, saliency="wanda", topup="owl:half_width=0.1", saliency_args={}, dataset=None)
+    assert_type(config.sparsity, float)
+    assert_type(NeuronALConfig.from_dict(config.to_dict()), NeuronALConfig)
+    assert_type(NeuronALConfig.from_dict({}, return_unused_kwargs=True), tuple[NeuronALConfig, dict[str, Any]])
+    pruner = NeuronALPruner(config, tokenizer)
+    model = pruner.prune(model, dataset=["text"], work_dir=folder / "work")
+    assert_type(pruner.report, PruningReport | None)
+    pruner.save(model, folder)
+    assert_type(pruner.push_to_hub(model, "me/sparse", private=True), str)
+    assert_type(NeuronALPruner.from_pretrained("dense", config=config, dtype="auto"), NeuronALPruner)
+    assert_type(__version__, str)
+
+
+def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    assert_type(evaluate_perplexity(model, tokenizer, "wikitext2", max_windows=2), float)
+    assert_type(evaluate_perplexity("dense", dataset=torch.zeros(1, 8, dtype=torch.int64)), float)
+    assert_type(evaluate_tasks(model, tokenizer, ["boolq"])["boolq"].accuracy, float)
+    comparison = compare("dense", saliencies=["wanda"], sparsities=[0.5], evaluate={"mine": folder}, num_samples=8)
+    comparison.save(folder)
+
+
+def store(model: PreTrainedModel, folder: Path) -> None:
+    save_pretrained(model, folder, format="packed")
+    convert_checkpoint(folder, "dense")
+    inspect_checkpoint(folder)
+    densify(sparsify(model, value_bits=4))
+    SparseModelForCausalLM.from_pretrained(folder, dtype="auto")
+
+
+def train(model: PreTrainedModel) -> None:
+    with keep_sparsity(model) as keeper:
+        keeper.apply()
+    assert_type(keeper.sparsity, float)
+    keep_lora_sparse(model, exact=False)
+    SparsityCallback()
+    NeuronALCallback(NeuronALConfig(0.7), schedule={0: 0.5, 100: 0.7})
+    register_architecture("mine", Architecture(roles={"attn.wq": "query", "gate": None}))
+
+
+@register_saliency("mine")
+@dataclass(frozen=True)
+class Mine(Saliency):
+    power: float = 0.5
+
+    def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
+        return weight.abs() * activation**self.power
+
+
+@register_topup("mine")
+@dataclass(frozen=True)
+class MyTopUp(TopUp):
+    half_width: float = 0.05
+
+    def allocate(self, sweep: Any, sparsity: float) -> Allocation:
+        raise NotImplementedError
+
+
+assert_type(Mine(power=1.0).power, float)  # a registered class is still the class that it was
+assert_type(MyTopUp(half_width=0.1).half_width, float)
+Mine(power="much")  # type: ignore[arg-type]  # an error that is not found is one
