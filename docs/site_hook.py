@@ -16,7 +16,8 @@ DOCS = ROOT / "docs"
 FURTHER = ("benchmarks/*.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 NO_PAGES = {"benchmarks/methods.head.md"}  # a part of another
 LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])+)\]\((?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
-PUBLIC_NAME = re.compile(r"\[(<code>(\w+)</code>)\]")  # as docstrings of transformers refer to a name
+NAME = re.compile(r"\[(<code>[\w.~]+</code>)\]")  # as docstrings in transformers' style refer to something
+TYPE = re.compile(r"<code>[^<]*`[^<]*")  # as they tell a type, Markdown that mkdocstrings takes for code
 
 
 def further_pages() -> dict[str, Path]:
@@ -37,7 +38,8 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    return PUBLIC_NAME.sub(r"\1", html)
+    html = NAME.sub(lambda name: name[1].replace("~", ""), html)
+    return TYPE.sub(lambda told: re.sub("[`*]", "", told[0]), html)
 
 
 def _on_the_site(link: re.Match, origin: Path, page: str) -> str:

@@ -52,10 +52,11 @@ def links(path: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def anchors(path: Path) -> set[str]:
-    """Of all headings, made as mkdocs and the package index make them."""
+    """Of all headings, made as mkdocs makes them, and of what mkdocstrings documents there."""
     text = BLOCK.sub("", path.read_text(encoding="utf-8"))
     titles = (re.sub(r"[`*]|\]\([^)]*\)|\[", "", title) for title in re.findall(r"^#+ (.+)$", text, re.M))
-    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+    named = set(re.findall(r"^::: (\S+)$", text, re.M))
+    return named | {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
 
 
 def navigation() -> list[str]:

@@ -6,7 +6,7 @@ mkdocs checks the same of the site that it builds (`make docs`); this needs no m
 import ast
 import inspect
 import re
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import pytest
 from markdown_files import DOCS, PAGES, ROOT, TEXTS, anchors, blocks, commands, links, name_of, navigation, prose
@@ -86,7 +86,9 @@ def test_every_block_that_is_not_run_says_why():
             assert block.language, f"{name_of(path)} has a block of no language: name one, or `text`"
             if block.language == "sh" and not block.reason:
                 for words in commands(block.code):
-                    assert words[:2] == ["optimum-cli", "neuronal"], f"{name_of(path)}: {words} is not run by the tests"
+                    assert words[:2] == ["optimum-cli", "neuronal"], (
+                        f"{name_of(path)}: {words} is not run by the tests"
+                    )
 
 
 def test_messages_that_are_explained_are_there():
@@ -108,3 +110,11 @@ def texts_of(path) -> str:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.append(node.value)
     return "\n".join(text.replace("\n", " ") for text in found)
+
+
+def test_every_field_of_the_config_is_told_of_with_its_default():
+    text = (DOCS / "reference.md").read_text(encoding="utf-8")
+    for entry in fields(NeuronALConfig):
+        default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
+        told = "required" if default is MISSING else f"`{default!r}`"
+        assert f"| `{entry.name}` | {told} | " in text, f"{entry.name}: {told}"

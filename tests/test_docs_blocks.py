@@ -17,7 +17,7 @@ from conftest import make_model, make_tokenizer
 from markdown_files import DOCS, PAGES, ROOT, blocks, commands, name_of
 
 from optimum.commands import optimum_cli
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint
 from optimum_neuronal.data import hub_loading
 from optimum_neuronal.efforts import EFFORTS
 from optimum_neuronal.saliency import SALIENCIES
@@ -26,8 +26,13 @@ from optimum_neuronal.topup import TOPUPS
 
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the package is installed without its documentation")
 RUN = ("python", "sh")
-LENGTH = 16  # tokens that the models admit
-TEXT = " ".join(f"w{(i * i + 3 * i) % 60}" for i in range(800))
+LENGTH = 32  # tokens that the models admit
+TEXT = " ".join(f"w{(i * i + 3 * i) % 60}" for i in range(600))
+LITTLE = {  # what commands are given beside what the page says, so that they are quick
+    "speed": ["--batches", "1", "--prompt-tokens", "8", "--new-tokens", "2", "--rounds", "1"],
+    "evaluate": ["--max-windows", "2"],
+    "compare": ["--max-windows", "2"],
+}
 WITH_CODE = [
     path
     for path in (ROOT / "README.md", *PAGES)
@@ -49,6 +54,7 @@ def files(tmp_path_factory):
         tokenizer.save_pretrained(folder / name)
     pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform"), tokenizer)
     pruner.save(pruner.prune(tiny("llama")), folder / "qwen3-70")
+    convert_checkpoint(folder / "qwen3-70", "packed", folder / "qwen3-70-packed")
     for name in ("my-text.txt", "my-test.txt"):
         (folder / name).write_text(TEXT)
     shutil.copytree(DOCS / "recipes", folder / "recipes")
@@ -64,7 +70,7 @@ def cheap(monkeypatch):
     check = NeuronALConfig.__post_init__
 
     def little(config):
-        config.num_samples = min(config.num_samples, 16)
+        config.num_samples = min(config.num_samples, 8)
         config.num_alignment_samples = min(config.num_alignment_samples, 2)
         check(config)
 
@@ -77,7 +83,7 @@ def cheap(monkeypatch):
 @pytest.fixture
 def no_hub(monkeypatch):
     def load_dataset(*_, **__):
-        return datasets.Dataset.from_dict({name: [TEXT] * 2 for name in ("text", "sentence")})
+        return datasets.Dataset.from_dict({name: [TEXT] for name in ("text", "sentence")})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(hub_loading, "connection_error", lambda _: None)
@@ -125,5 +131,5 @@ def test_blocks_run(path, files, cheap, no_hub, names, tmp_path, monkeypatch):
             continue
         for words in commands(block.code):
             assert words[0] == "optimum-cli"
-            monkeypatch.setattr(sys, "argv", words)
+            monkeypatch.setattr(sys, "argv", [*words, *LITTLE.get(words[2], [])])
             optimum_cli.main()
