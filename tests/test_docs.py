@@ -118,3 +118,9 @@ def test_every_field_of_the_config_is_told_of_with_its_default():
         default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
         told = "required" if default is MISSING else f"`{default!r}`"
         assert f"| `{entry.name}` | {told} | " in text, f"{entry.name}: {told}"
+
+
+def test_every_figure_is_shown():
+    shown = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    for path in (DOCS / "figures").iterdir():
+        assert f"figures/{path.name})" in shown, path.name

@@ -42,7 +42,15 @@ def packages(tmp_path_factory) -> tuple[set[str], set[str], str]:
 
 def test_the_sdist_holds_what_its_tests_and_commands_need(packages):
     in_sdist, *_ = packages
-    needed = ["constraints.txt", "constraints-lowest.txt", "Makefile", "mkdocs.yml", ".ci/run", "CITATION.cff", "setup.py"]
+    needed = [
+        "constraints.txt",
+        "constraints-lowest.txt",
+        "Makefile",
+        "mkdocs.yml",
+        ".ci/run",
+        "CITATION.cff",
+        "setup.py",
+    ]
     needed.append(NOTICE)
     needed += [path.name for path in ROOT.glob("*.md")]
     for folder in ("tests", "examples", "benchmarks", "docs"):
