@@ -37,7 +37,7 @@ def excesses(model: str) -> dict[tuple[str, str], list[float]]:
             for column, value in zip(head[1:], values):
                 saliency, percent = column.split()
                 found[saliency, topup, percent] = float(value)
-    return {key: [found[*key, f"{share:.0%}"] for share in SPARSITIES] for key in DRAWN}
+    return {key: [found[(*key, f"{share:.0%}")] for share in SPARSITIES] for key in DRAWN}
 
 
 def draw(name: str, title: str, model: str, label: str, place) -> None:
