@@ -3,6 +3,7 @@
 # make style  format the code          make check  verify format, lint, import directions and public types
 # make test-lowest  run the tests with the lowest transformers and optimum that setup.cfg admits
 # make dist   make the sdist and the wheel in dist/; install the wheel into an empty environment, run its demo, read its types
+# make docs   build the documentation's site in site/, strictly
 # Each first makes .venv (.venv-lowest, .venv-wheel); another interpreter: make demo PYTHON=python3.12
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ PYTEST := -m pytest -n 2 --dist loadfile
 # PIP_INDEX_URL or PIP_EXTRA_INDEX_URL already says where packages come from.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test test-lowest style check dist
+.PHONY: demo test test-lowest style check dist docs
 .DEFAULT_GOAL := demo
 
 demo: .venv/.installed
@@ -50,6 +51,15 @@ dist: $(BIN)/twine
 
 $(BIN)/twine: .venv/.installed
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c .venv/constraints.txt -e ".[dist]"
+	@touch $@
+
+# NO_MKDOCS_2_WARNING: mkdocs-material speaks of another release than the one that setup.cfg admits.
+docs: $(BIN)/mkdocs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "The site is in site/: open site/index.html"
+
+$(BIN)/mkdocs: .venv/.installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c .venv/constraints.txt -e ".[docs]"
 	@touch $@
 
 WHAT := -e ".[dev]"

@@ -171,8 +171,9 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         if self.saliency is None:
             self.saliency = WANDA if TOPUPS.get(self.topup).needs_fixed_weights else meant["saliency"]
         if self.refit_epochs is None:
-            updates = SALIENCIES.get(self.saliency).updates_weights
-            self.refit_epochs = meant["refit_epochs"] if updates else 0
+            # Fitted values that are rounded then lose on text unlike the calibration's: docs/few_bits.md
+            pays = SALIENCIES.get(self.saliency).updates_weights and self.value_bits is None
+            self.refit_epochs = meant["refit_epochs"] if pays else 0
 
     def make_methods(self) -> Methods:
         """Saliency, top-up and pattern, with their hyper-parameters; made anew by every call.

@@ -1,6 +1,6 @@
-"""The README's table of families, made from the coverage matrix.
+"""The documentation's table of families, made from the coverage matrix.
 
-python tests/family_table.py            # writes it into the README; a test compares the two
+python tests/family_table.py            # writes it into docs/families.md; a test compares the two
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 from families import FAMILIES
 
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 BEGIN, END = "<!-- families: made by tests/family_table.py -->\n", "<!-- end of families -->\n"
 
 
@@ -32,14 +32,14 @@ def _projections(names: str | tuple[str, ...]) -> str:
     return "; ".join(f"{f'`{parent}`: ' if parent else ''}{' '.join(lasts)}" for parent, lasts in parts.items())
 
 
-def in_readme(text: str) -> str:
-    """The table that a README's text holds."""
+def in_page(text: str) -> str:
+    """The table that the page's text holds."""
     return text.partition(BEGIN)[2].partition(END)[0]
 
 
 def main():
-    text = README.read_text(encoding="utf-8")
-    README.write_text(text.replace(BEGIN + in_readme(text), BEGIN + table()), encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(text.replace(BEGIN + in_page(text), BEGIN + table()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class TestEffort:
         assert (config.saliency, config.topup, config.refit_epochs) == ("alps", "owl", 3)
         config = NeuronALConfig(0.7, effort="best", saliency="wanda")
         assert (config.topup, config.refit_epochs) == ("search", 0), "Wanda leaves the weights that stay"
+        assert NeuronALConfig(0.7, effort="best", value_bits=3).refit_epochs == 0, "fitted values are rounded then"
         assert NeuronALConfig(0.5, effort="best", pattern="2:4").topup == "uniform"
         config = NeuronALConfig(0.7, effort="best", topup="besa")
         assert (config.saliency, config.refit_epochs) == ("wanda", 0), "BESA decides while the other weights stay"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import make_model
 from families import FAMILIES
-from family_table import README, in_readme, table
+from family_table import PAGE, in_page, table
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -94,4 +94,4 @@ def test_prune_save_and_reload(family, topup, ids, tmp_path):
 
 
 def test_the_table_of_the_readme_is_of_this_matrix():
-    assert in_readme(README.read_text(encoding="utf-8")) == table(), "run python tests/family_table.py"
+    assert in_page(PAGE.read_text(encoding="utf-8")) == table(), "run python tests/family_table.py"

@@ -48,6 +48,7 @@ def test_the_sdist_holds_what_its_tests_and_commands_need(packages):
         "constraints.txt",
         "constraints-lowest.txt",
         "Makefile",
+        "mkdocs.yml",
         ".ci/run",
         "Dockerfile",
         "CITATION.cff",
@@ -161,6 +162,7 @@ def test_workflows_run_what_a_change_must_pass_and_publish_without_a_token():
         assert yaml.safe_load(path.read_text(encoding="utf-8")), path.name
     ci, release = (yaml.safe_load(text_of(f".github/workflows/{name}.yml"))["jobs"] for name in ("ci", "release"))
     assert {"run": ".ci/run"} in ci["all"]["steps"] and {"run": ".ci/run"} in release["build"]["steps"]
+    assert {"run": "make docs"} in yaml.safe_load(text_of(".github/workflows/ci.yml"))["jobs"]["docs"]["steps"]
     assert {"run": "make dist"} in release["build"]["steps"] and release["publish"]["needs"] == "build"
     assert release["publish"]["permissions"] == {"id-token": "write"}
     assert "secrets." not in text_of(".github/workflows/release.yml")
