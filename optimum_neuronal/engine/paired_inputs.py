@@ -100,13 +100,15 @@ class PairedRuns:
     def output(self, index: int) -> Stream:
         """What the block puts out in one of the models, 0 being the sparse one, with the weights that it has at the moment.
 
-        Those of the stages that inputs were asked of must be the ones that were told as solved then.
+        Those of the stages that inputs were asked of must be the ones that were told as solved then. What is known of that
+        model is let go of.
         """
-        stream, parts = self.streams[index], self._parts[index]
+        parts = self._parts[index]
         parts.begin(None)
-        self.runner.block_forwards -= round(stream.sequences * parts.known_share)
         with parts.in_place():
-            return self.runner.output(self.block, stream, self.calls)
+            found = self.runner.output(self.block, self.streams[index], self.calls)
+        parts.forget()
+        return found
 
 
 def _inputs(

@@ -42,7 +42,7 @@ class PartOutputs:
     def __init__(
         self, block: Block, children: Collection[nn.Module], batches: int, device: torch.device | None = None
     ):
-        self.block, self.batches, self.device = block, batches, device
+        self.batches, self.device = batches, device
         self._parts = []
         for child in children:
             inside = set(child.modules())
@@ -71,12 +71,9 @@ class PartOutputs:
         """The part that a module lies in, if its outputs are being noted."""
         return next((p.module for p in self._parts if p.noting and module in set(p.module.modules())), None)
 
-    @property
-    def known_share(self) -> float:
-        """Of the block's weights those in parts whose outputs are known: about what a run does without."""
-        known = {module for part in self._parts if part.known for module in part.module.modules()}
-        projections = self.block.projections.values()
-        return sum(p.numel for p in projections if p.module in known) / max(1, sum(p.numel for p in projections))
+    def forget(self) -> None:
+        """Lets go of all outputs."""
+        self._parts = []
 
     def _forward(self, part: _Part) -> Callable:
         original = part.module.forward

@@ -23,8 +23,9 @@ class DenseTargetsPass(PruningPass):
     """What [`DenseTargets.find`] costs."""
 
     def runs(self, index: int, last: int) -> Runs:
-        # Runs to the inputs of a stage end there and begin behind what is known: half a block on average, in both models.
-        return int(index < last) + STAGES // 2, 0, 0
+        # Runs to the inputs of a stage end there and begin behind what is known: half a block for both models. Of experts
+        # they are whole ones; the runs to the block's end are less than whole.
+        return 2 * int(index < last) + STAGES // 2, 0, 0
 
     def hidden_sequences(self, samples: int, alignment: int, deep: bool) -> int:
         # Of two streams what goes in and comes out; what parts of the block put out, one in the sparse model, two in the dense.

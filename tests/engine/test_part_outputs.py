@@ -76,9 +76,7 @@ def test_attention_runs_three_times_instead_of_eight(llama, ids):
         ran = len(attention)
         with trial_weights(solved, every_other):
             runs.output(0)
-        counted = runner.block_forwards
         runs.output(1)
-    assert runner.block_forwards == counted, "nothing of the dense model's block is left to run"
     assert len(attention) == ran, "known by then"
     assert ran == 2 + 1 + 2, "two runs end at queries, keys and values"
     assert len(down) == 2, "the dense model's with its part, the sparse one's in its output"

@@ -206,5 +206,5 @@ def test_an_unfinished_prune_of_another_kind_is_refused(changed, ids, tmp_path):
 
 def test_it_costs_two_streams():
     step, plain = DenseTargetsPass("Pruning", 1), PruningPass("Pruning", 1)
-    assert step.runs(0, 2)[0] == 1 + STAGES // 2 and step.runs(2, 2)[0] == STAGES // 2
+    assert step.runs(0, 2)[0] == 2 + STAGES // 2 and step.runs(2, 2)[0] == STAGES // 2
     assert step.hidden_sequences(12, 4, False) == 2 * plain.hidden_sequences(12, 4, False) + 2 * 12
