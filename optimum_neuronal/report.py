@@ -39,7 +39,8 @@ class PruningReport:
             after. May be filled in by hand; the model card shows them.
         roundings (`dict`):
             Projection name -> `error`, the squared error of rounding its kept values to few bits as a share of their
-            squares, and `clipped`, how many were beyond what their group's scale holds; empty if none were rounded.
+            squares, and `clipped`, how many were beyond what their group's scale holds; empty if none were rounded, or
+            where the saliency updates weights, so that they make up for each other.
         version (`int`): of this format.
     """
 

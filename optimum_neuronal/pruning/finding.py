@@ -54,7 +54,8 @@ class PruneOutcome:
         changes (`dict[str, Change]`): projection name -> what becomes of its weight.
         block_forwards (`int`): how often a block was run on one sequence.
         starved_experts (`list[str]`): the experts' projections that fell back.
-        roundings (`dict[str, Rounding]`): projection name -> what rounding its values to few bits did, if that was done.
+        roundings (`dict[str, Rounding]`): projection name -> what rounding its values to few bits did, if they
+            were rounded and nothing else.
     """
 
     allocation: Allocation
@@ -132,7 +133,8 @@ def _find(engine: Engine, config: NeuronALConfig, methods: Methods, clock: Clock
     changes, roundings = pruning.find(), {}
     clock.lap("pruning")
     if config.value_bits is not None:
-        changes, roundings = round_changes(engine.decoder, changes, config.value_bits)
+        updated = methods.saliency.updates_weights
+        changes, roundings = round_changes(engine.decoder, changes, config.value_bits, updated)
         clock.lap("rounding")
     return PruneOutcome(allocation, changes, engine.runner.block_forwards, pruning.starved_experts, roundings)
 

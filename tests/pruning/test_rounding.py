@@ -38,9 +38,10 @@ def test_kept_values_are_rounded_along_the_inputs_and_the_zeros_stay(family, bit
 
 def test_what_is_rounded_already_stays_as_it_is():
     decoder = find_decoder(make_model("llama"))
-    once, _ = round_changes(decoder, changes_of(decoder), 3)
+    once, before = round_changes(decoder, changes_of(decoder), 3)
     twice, roundings = round_changes(decoder, once, 3)
-    assert not roundings
+    assert roundings == before, "against the dense weights"
+    assert not round_changes(decoder, once, 3, updated=True)[1], "whose other changes would count as rounding"
     for name, projection in decoder.projections.items():
         assert torch.equal(once[name].applied(projection.weight), twice[name].applied(projection.weight))
 
