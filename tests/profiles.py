@@ -4,6 +4,7 @@ TESTS_PROFILE=night python -m pytest -n 2 $(grep -rl --include="test_*.py" "from
 """
 
 import os
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,3 +25,8 @@ def examples(count: int) -> settings:
         database=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
+
+
+def by_day(values: Iterable, *chosen) -> list:
+    """Values of a parameter, of which those that are not chosen are tried at night alone."""
+    return [value if value in chosen else pytest.param(value, marks=at_night) for value in values]

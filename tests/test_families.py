@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from conftest import make_model
+from conftest import FEW, make_model
 from families import FAMILIES
 from family_table import PAGE, in_page, table
+from profiles import NIGHT
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -66,6 +67,8 @@ def test_replay_is_bit_equal_to_the_models_forward(family, ids, padding, padded)
 
 @pytest.mark.parametrize("topup", ["search", "neuronal"])
 def test_prune_save_and_reload(family, topup, ids, tmp_path):
+    if topup == "neuronal" and family not in FEW and not NIGHT:
+        pytest.skip("for the night: TESTS_PROFILE=night")
     model = make_model(family)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     lambdas = {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}

@@ -3,7 +3,7 @@
 import authors
 import numpy as np
 import pytest
-from profiles import at_night
+from profiles import at_night, by_day
 from sweeps import build_sweep
 
 from optimum_neuronal import evaluate_perplexity
@@ -79,7 +79,7 @@ def their_rounding(monkeypatch):
     monkeypatch.setattr(SquaredNorms, "update", authors.rounded_update)
 
 
-@pytest.mark.parametrize("topup", ["uniform", "neuronal_block", "neuronal_both"])
+@pytest.mark.parametrize("topup", by_day(["uniform", "neuronal_block", "neuronal_both"], "neuronal_both"))
 def test_masks_are_the_authors_bit_for_bit(reference, topup):
     masks = reference.prune(wanda_plan(topup, reference.decoder))
     with np.load(authors.REFERENCE / "masks_wanda_0.7.npz") as file:
@@ -158,7 +158,11 @@ def test_the_papers_own_equation_chooses_012(reference):
 
 @pytest.mark.parametrize(
     "saliency, sparsity, topup",
-    [("magnitude", 0.6, "uniform"), ("multiflow", 0.8, "neuroal_block"), ("magnitude", 0.7, "neuroal_block")],
+    [
+        ("magnitude", 0.6, "uniform"),
+        ("multiflow", 0.8, "neuroal_block"),
+        pytest.param("magnitude", 0.7, "neuroal_block", marks=at_night),
+    ],
 )
 def test_perplexities_are_the_authors(saliency, sparsity, topup):
     """One of each kind; benchmarks/authors.py measures all 27."""

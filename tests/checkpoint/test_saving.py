@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import make_model
+from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, sparsify
 from optimum_neuronal.checkpoint import saving
@@ -34,7 +35,7 @@ def pruned(family="llama", **fields):
     return pruner, model
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("family", by_day(["llama", "gpt2", "mixtral"], "mixtral"))
 def test_plain_transformers_reloads_it(family, tmp_path):
     """A process that never imports the package: equal logits, the same zeros, and not a warning."""
     pruner, model = pruned(family)

@@ -2,7 +2,16 @@ from optimum_neuronal.demo import run as demo
 
 
 def test_demo(run, tmp_path, monkeypatch):
-    """The whole of it, with fewer sequences and lambdas."""
+    """The whole of it, with fewer blocks, sequences and lambdas."""
+    load = demo.load_tiny_model
+
+    def three_blocks():
+        model, tokenizer = load()
+        model.model.layers = model.model.layers[:3]
+        model.config.num_hidden_layers = 3
+        return model, tokenizer
+
+    monkeypatch.setattr(demo, "load_tiny_model", three_blocks)
     small = {"num_samples": 4, "num_alignment_samples": 2}
     lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}
     methods = {"magnitude, uniform": {}, "Wanda, uniform": small, "Wanda, NeuronAL": small | lambdas}

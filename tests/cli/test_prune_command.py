@@ -10,7 +10,7 @@ from optimum_neuronal.evaluation import perplexity
 
 
 SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16, "--block-lambdas", 0.05, 0.1)
-SMALL += ("--topup", "neuronal")
+SMALL += ("--topup", "neuronal", "--saliency", "wanda")
 
 
 def test_streaming_gives_the_same_model(run, dense, tmp_path):

@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 from conftest import make_model
+from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
 from optimum_neuronal.evaluation import trials
@@ -23,7 +24,7 @@ def state(model):
 
 
 @pytest.mark.usefixtures("quick_alps")
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+@pytest.mark.parametrize("family", by_day(["llama", "mixtral", "gpt2"], "llama"))
 @pytest.mark.parametrize("saliency", SALIENCIES.names())
 def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
     model = make_model(family)

@@ -8,6 +8,7 @@ import torch
 import transformers
 from conftest import FEW, make_tokenizer
 from packed import assert_close, logits, make_zeroed
+from profiles import by_day
 from texts import VOCAB
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity, evaluate_tasks, sparsify
@@ -106,7 +107,7 @@ def test_perplexity(ids):
     assert evaluate_perplexity(packed, None, ids, batch_size=4) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", by_day(FAMILIES, "llama", "gpt2", "mixtral"))
 def test_compiled_whole(family, ids):
     torch._dynamo.reset()
     _, packed = pair(family)

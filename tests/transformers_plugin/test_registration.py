@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from profiles import at_night
 
 
 # What registration.py and hf_quantizer.py use of transformers, in a package whose parent does not import the list.
@@ -126,7 +127,7 @@ def test_a_failed_import_can_be_repeated(lazy):
 
 
 @pytest.mark.parametrize(
-    "first", ["", "import importlib.util; importlib.util.find_spec('transformers.quantizers.auto')", "import transformers.quantizers.auto"]
+    "first", ["", pytest.param("import importlib.util; importlib.util.find_spec('transformers.quantizers.auto')", marks=at_night), pytest.param("import transformers.quantizers.auto", marks=at_night)]
 )  # fmt: skip
 def test_in_transformers(first):
     """Whether somebody looked for the list before, or imported it before this package."""
