@@ -1,6 +1,6 @@
 """The bitmask of a weight as kernels read it: every row's bits begin at a multiple of 64."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -97,6 +97,24 @@ def row_blocks(rows: int, columns: int, elements: int = BLOCK) -> Iterator[slice
     step = max(8, elements // max(1, columns) // 8 * 8)
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
+
+
+def multiply_unpacked(
+    x: torch.Tensor, rows: int, bias: torch.Tensor | None, elements: int, unpack: Callable[[slice], torch.Tensor]
+) -> torch.Tensor:
+    """`x @ W.T + bias`, W unpacked some rows at a time.
+
+    Args:
+        x (`Tensor`): shape (count, columns).
+        rows (`int`): of W.
+        bias (`Tensor`, *optional*): shape (rows,).
+        elements (`int`): of W that are unpacked at a time, about.
+        unpack (`Callable`): what the rows of a slice are, shape (those, columns), of the dtype of x.
+    """
+    y = x.new_empty(len(x), rows)
+    for block in row_blocks(rows, x.shape[1], elements):
+        y[:, block] = torch.nn.functional.linear(x, unpack(block), None if bias is None else bias[block])
+    return y
 
 
 def unpack_bits(bits: torch.Tensor, columns: int) -> torch.Tensor:

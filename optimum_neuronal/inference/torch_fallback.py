@@ -10,7 +10,7 @@ from ..sparsity.bitmask import INTEGERS
 from ..sparsity.code_stream import unpack_codes
 from ..sparsity.coded import GROUP
 from .activations import to_int8
-from .bit_rows import row_blocks, unpack_bits
+from .bit_rows import multiply_unpacked, row_blocks, unpack_bits
 
 
 SCRATCH = 2**20  # elements of a weight that are unpacked at a time: a few megabytes, which stay in a cache
@@ -22,10 +22,11 @@ def packed_linear(
     """`x @ W.T + bias`, W unpacked some rows at a time. For arguments and result see `inference.ops`."""
     columns = x.shape[-1]
     flat = x.reshape(math.prod(x.shape[:-1]), columns)  # -1 would not do for no columns
-    y = x.new_empty(len(flat), len(bits))
-    for block in row_blocks(len(bits), columns, SCRATCH):
-        weight = unpack_rows(bits[block], values, offsets[block.start : block.stop + 1], columns)
-        y[:, block] = torch.nn.functional.linear(flat, weight, None if bias is None else bias[block])
+
+    def unpack(block: slice) -> torch.Tensor:
+        return unpack_rows(bits[block], values, offsets[block.start : block.stop + 1], columns)
+
+    y = multiply_unpacked(flat, len(bits), bias, SCRATCH, unpack)
     return y.view(*x.shape[:-1], len(bits))
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from ..native.library import bits_of_codes
 from .activations import to_int8
-from .bit_rows import row_blocks
+from .bit_rows import multiply_unpacked
 from .triton_kernels import MAX_FUSED_ROWS, SCRATCH, UNPACKED, _count, _words
 
 
@@ -75,12 +75,11 @@ def _fused(x, bits, codes, offsets, scales, table, bias, dtype: torch.dtype):
 
 
 def _by_blocks(x, bits, codes, offsets, scales, table, bias):
-    y = x.new_empty(len(x), len(bits))
-    for block in row_blocks(len(bits), x.shape[1], SCRATCH):
+    def unpack(block: slice) -> torch.Tensor:
         rows = bits[block], codes, offsets[block.start : block.stop + 1], scales[block], table
-        weight = unpack_coded(*rows, x.shape[1], x.dtype)
-        y[:, block] = torch.nn.functional.linear(x, weight, None if bias is None else bias[block])
-    return y
+        return unpack_coded(*rows, x.shape[1], x.dtype)
+
+    return multiply_unpacked(x, len(bits), bias, SCRATCH, unpack)
 
 
 @triton.jit

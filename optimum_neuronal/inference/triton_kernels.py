@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ..sparsity.bitmask import INTEGERS
-from .bit_rows import row_blocks
+from .bit_rows import multiply_unpacked
 
 
 MAX_FUSED_ROWS = 8  # rows of x; more are multiplied with unpacked rows
@@ -55,11 +55,10 @@ def _fused(x, bits, values, offsets, bias):
 
 
 def _by_blocks(x, bits, values, offsets, bias):
-    y = x.new_empty(len(x), len(bits))
-    for block in row_blocks(len(bits), x.shape[1], SCRATCH):
-        weight = unpack_rows(bits[block], values, offsets[block.start : block.stop + 1], x.shape[1])
-        y[:, block] = torch.nn.functional.linear(x, weight, None if bias is None else bias[block])
-    return y
+    def unpack(block: slice) -> torch.Tensor:
+        return unpack_rows(bits[block], values, offsets[block.start : block.stop + 1], x.shape[1])
+
+    return multiply_unpacked(x, len(bits), bias, SCRATCH, unpack)
 
 
 def _words(bits: torch.Tensor) -> torch.Tensor:
