@@ -51,9 +51,10 @@ class PartOutputs:
 
     def begin(self, decided: Collection[nn.Parameter] | None) -> None:
         """A run of all batches begins. Of parts whose pruned weights are all among these, outputs are noted; None: of none."""
+        known = None if decided is None else set(decided)
         for part in self._parts:
             part.known = part.known or (part.noting and len(part.outputs) == self.batches)
-            part.noting = not part.known and decided is not None and part.owners <= set(decided)
+            part.noting = not part.known and known is not None and part.owners <= known
             part.calls = 0
             if not part.known:
                 part.outputs = []
