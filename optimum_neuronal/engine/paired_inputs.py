@@ -15,6 +15,9 @@ from .runner import BlockRunner
 from .streams import Stream
 
 
+STAGES = 4  # of most families: queries, keys and values; what joins the heads; the MLP's first; its last
+
+
 class _Reached(Exception):
     """The module that is watched has been called: the rest of the block need not run."""
 
@@ -88,10 +91,11 @@ class PairedRuns:
                 return self.runner.replay(self.block, sparse, self.calls, Hessian)[1]
         other_parts.begin(self._seen)
         statistic, module = Hessian(), stage[0].module
+        part = other_parts.noted(module)
         self.runner.block_forwards += sparse.sequences // 2  # of both together; see above
         for own, other, call in zip(sparse, dense, self.calls):
             with other_parts.in_place():
-                expected = _inputs(self.block, module, other, call, other_parts.noted(module))
+                expected = _inputs(self.block, module, other, call, part)
             with solved.in_place(), own_parts.in_place():
                 received = _inputs(self.block, module, own, call)
             statistic.update_pair(received, expected, len(own))

@@ -8,15 +8,12 @@ import torch
 from ..decoder.projections import Block
 from ..decoder.trial import Prepared
 from ..engine.calls import Call
-from ..engine.paired_inputs import PairedRuns
+from ..engine.paired_inputs import STAGES, PairedRuns
 from ..engine.passes import Runs
 from ..engine.records import Finding
 from ..engine.streams import Stream, Streams
 from ..sparsity.bitmask import MASK
 from .final_pruning import FinalPruning, PruningPass, stored_change
-
-
-STAGES = 4  # of most families: queries, keys and values; what joins the heads; the MLP's first; its last
 
 
 class DenseTargetsPass(PruningPass):

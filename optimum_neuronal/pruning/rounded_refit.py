@@ -13,7 +13,7 @@ from ..decoder.projections import Block
 from ..decoder.trial import Prepared
 from ..engine.calls import Call
 from ..engine.engine import Engine
-from ..engine.paired_inputs import stages
+from ..engine.paired_inputs import STAGES, stages
 from ..engine.streams import Stream
 from ..metrics.statistics import Hessian, Norms
 from ..sparsity.changes import Change, NewWeight
@@ -21,7 +21,6 @@ from .refit import RUNS, Refit
 
 
 AGAIN = 0.25  # of the epochs, and half of the rate, after each stage that was rounded
-STAGES = 4  # of most families
 
 
 def all_epochs(epochs: int) -> int:
