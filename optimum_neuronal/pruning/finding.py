@@ -132,9 +132,9 @@ def _find(engine: Engine, config: NeuronALConfig, methods: Methods, clock: Clock
     pruning = final(engine, allocation.plan, refine, topup.statistic, refit)
     changes, roundings = pruning.find(), {}
     clock.lap("pruning")
-    if config.value_bits is not None:
-        updated = methods.saliency.updates_weights
-        changes, roundings = round_changes(engine.decoder, changes, config.value_bits, updated)
+    updated = methods.saliency.updates_weights  # such values make up for each other's rounding
+    if config.value_bits is not None and not updated:
+        changes, roundings = round_changes(engine.decoder, changes, config.value_bits)
         clock.lap("rounding")
     return PruneOutcome(allocation, changes, engine.runner.block_forwards, pruning.starved_experts, roundings)
 

@@ -42,21 +42,19 @@ def check_dtypes(projections: Iterable[Projection]) -> None:
 
 
 def round_changes(
-    decoder: Decoder, changes: Mapping[str, Change], bits: int, updated: bool = False
+    decoder: Decoder, changes: Mapping[str, Change], bits: int
 ) -> tuple[dict[str, Change], dict[str, Rounding]]:
     """What becomes of every weight, with kept values of few bits; values that are such already stay as they are.
 
-    That they are the final pruning has seen to, as it finds weights; here they get their codes.
+    That they are the final pruning has seen to, as it finds weights; here is told what that did.
 
     Args:
         decoder ([`Decoder`]): whose weights are still the dense ones; none is changed.
         changes (`Mapping[str, Change]`): projection name -> what becomes of its weight.
         bits (`int`): 8, 4, 3 or 2.
-        updated (`bool`): whether the weights that stay have other values than the dense ones besides.
 
     Returns:
-        `tuple`: changes by projection name; what rounding did to each, unless values were `updated`: those make up for each
-            other's rounding.
+        `tuple`: changes by projection name; what rounding did to the dense model's values of each.
     """
     coded: dict[str, Change] = {}
     roundings: dict[str, Rounding] = {}
@@ -68,8 +66,7 @@ def round_changes(
                 found = CodedWeight.exact(weight, bits)
                 if found is None:
                     found = CodedWeight.nearest(weight, bits, _table(projection, bits))
-                if not updated:
-                    roundings[name] = _rounding(projection.weight.masked_fill(weight == 0, 0), found)
+                roundings[name] = _rounding(projection.weight.masked_fill(weight == 0, 0), found)
                 coded[name] = found.to(torch.device("cpu")) if is_offloaded(projection.module) else found
     return coded, roundings
 

@@ -41,7 +41,6 @@ def test_what_is_rounded_already_stays_as_it_is():
     once, before = round_changes(decoder, changes_of(decoder), 3)
     twice, roundings = round_changes(decoder, once, 3)
     assert roundings == before, "against the dense weights"
-    assert not round_changes(decoder, once, 3, updated=True)[1], "whose other changes would count as rounding"
     for name, projection in decoder.projections.items():
         assert torch.equal(once[name].applied(projection.weight), twice[name].applied(projection.weight))
 
