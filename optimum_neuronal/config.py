@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, overload
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .config_aliases import as_arguments, as_json, merge_saved, understands_aliases
+from .config_bits import check_budget, check_value_bits
 from .config_fields import ALIASES, FORMATS, ConfigFields, check_sparsity
 from .config_files import read_config_file
 from .efforts import EFFORTS, default_topup
@@ -17,7 +18,6 @@ from .runtime.arguments import check_count
 from .runtime.hyper_parameters import check_number
 from .runtime.registry import did_you_mean
 from .saliency import SALIENCIES
-from .sparsity.codebooks import BITS
 from .topup import TOPUPS
 
 
@@ -35,8 +35,9 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     """How to prune a model. Checked when made; bad values raise `ValueError` or `TypeError`.
 
     Args:
-        sparsity (`float`):
-            Share of the weights of all linear projections in the decoder blocks to set to zero, in [0, 1).
+        sparsity (`float`, *optional*):
+            Share of the weights of all linear projections in the decoder blocks to set to zero, in [0, 1). None: what
+            `bits` leave room for.
         saliency (`str`, *optional*):
             How weights are scored: `"alps"`, which also fits the weights that stay; `"sparsegpt"`, which does so less
             well; or `"wanda"`, `"ria"`, `"multiflow"`, `"magnitude"`, which leave them as they are. None: see `effort`.
@@ -93,6 +94,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             (docs/few_bits.md). The model in memory has the rounded values, and computes with them as with any others; with
             `format="packed"` they are stored as codes, with `format="dense"` as ordinary numbers, which `convert` makes
             codes of later. None: values stay as they are.
+        bits (`float`, *optional*):
+            A budget of bits a weight, above 1.125, that masks, codes and scales of the projections take in all: 2.4. With
+            `sparsity` the most `value_bits` that fit follow from it; with `value_bits` the least sparsity; alone, of all
+            such pairs the one that loses least is chosen, by the divergence of next-token distributions. The report's
+            config holds the pair instead.
         format (`str`):
             How the model is saved: `"dense"`, ordinary safetensors with zeros; or `"packed"`, the non-zero values and
             bitmasks, which load in processes that have imported this package only (docs/format.md).
@@ -111,7 +117,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         for entry in fields(self):
             if entry.name != "dataset":
                 setattr(self, entry.name, as_json(getattr(self, entry.name)))
-        check_sparsity(self.sparsity)
+        self._check_amount()
         self._fill_in()
         positive = ("num_samples", "num_alignment_samples", "min_expert_tokens")
         for name, smallest in (*((name, 1) for name in positive), ("seed", 0), ("refit_epochs", 0)):
@@ -133,8 +139,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             )
         for name in ("targets", "ignore"):
             setattr(self, name, _checked_patterns(name, getattr(self, name)))
-        if self.value_bits is not None:
-            _check_bits(self.value_bits)
         if self.format not in FORMATS:
             raise ValueError(f"format is {self.format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
         if self.reconstruct not in (None, *RECONSTRUCT):
@@ -146,6 +150,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             setattr(self, name, as_arguments(name, getattr(self, name)))
         methods = self.make_methods()
         methods.check_together(self.sparsity)
+        if self.sparsity is None and self.value_bits is None and not methods.needs_calibration:
+            raise ValueError(
+                f"bits is {self.bits:g} alone, which is divided on calibration sequences, but {self.saliency!r} with "
+                f"{self.topup!r} looks at none: give value_bits too, or sparsity."
+            )
         check_number("refit_learning_rate", self.refit_learning_rate, 0, above=True)
         if self.refit_epochs and not methods.saliency.updates_weights:
             raise ValueError(
@@ -156,6 +165,17 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             raise ValueError(
                 f"num_samples is {self.num_samples}: to refit takes at least {FEWEST}, some of which are held out."
             )
+
+    def _check_amount(self) -> None:
+        """How much is to be pruned and rounded."""
+        if self.sparsity is None and self.bits is None:
+            raise TypeError("NeuronALConfig needs a sparsity, such as 0.7, or bits a weight, such as bits=2.4.")
+        if self.sparsity is not None:
+            check_sparsity(self.sparsity)
+        if self.value_bits is not None:
+            check_value_bits(self.value_bits)
+        if self.bits is not None:
+            check_budget(self.bits, self.sparsity, self.value_bits, self.pattern)
 
     def _fill_in(self) -> None:
         """What is not given is as the effort says, if it goes together with what is given."""
@@ -172,7 +192,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             self.saliency = WANDA if TOPUPS.get(self.topup).needs_fixed_weights else meant["saliency"]
         if self.refit_epochs is None:
             # Fitted values that are rounded then lose on text unlike the calibration's: docs/few_bits.md
-            pays = SALIENCIES.get(self.saliency).updates_weights and self.value_bits is None
+            pays = SALIENCIES.get(self.saliency).updates_weights and self.value_bits is None and self.bits is None
             self.refit_epochs = meant["refit_epochs"] if pays else 0
 
     def make_methods(self) -> Methods:
@@ -223,7 +243,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         """Makes a config from the dict that `to_dict` returns, or did in an earlier release.
 
         Args:
-            config_dict (`dict[str, Any]`): fields of the config; required is `sparsity` alone.
+            config_dict (`dict[str, Any]`): fields of the config; required is `sparsity` or `bits` alone.
             return_unused_kwargs (`bool`): whether to return the keyword arguments that are no fields too.
             kwargs: override the dict's values.
 
@@ -247,19 +267,6 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 raise ValueError(f"NeuronALConfig has no field {key!r}.{did_you_mean(key, known)}")
         config = cls(**merge_saved(values, {key: kwargs.pop(key) for key in list(kwargs) if key in known}))
         return (config, kwargs) if return_unused_kwargs else config
-
-
-def _check_bits(value_bits: Any) -> None:
-    if isinstance(value_bits, bool) or not isinstance(value_bits, int):
-        raise TypeError(f"value_bits is {value_bits!r}: expected a whole number: {_told(BITS)}.")
-    if value_bits not in BITS:
-        raise ValueError(
-            f"value_bits is {value_bits}: expected one of {_told(BITS)}, or None to leave values as they are."
-        )
-
-
-def _told(bits: Iterable[int]) -> str:
-    return ", ".join(map(str, bits))
 
 
 def _checked_patterns(name: str, patterns: Any) -> list[str] | None:

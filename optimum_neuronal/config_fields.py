@@ -37,8 +37,13 @@ class ConfigFields:
     - `room` and `example`, of the names of methods: the folder that they lie in, and one with a hyper-parameter.
     """
 
-    sparsity: float = field(
-        metadata={"help": "share of the projections' weights to set to zero: 0.7", "metavar": "SHARE"}
+    sparsity: float | None = field(
+        default=None,
+        metadata={
+            "help": "share of the projections' weights to set to zero: 0.7",
+            "default": "required, here or by --config, unless there are --bits",
+            "metavar": "SHARE",
+        },
     )
     saliency: str | None = field(
         default=None,
@@ -143,6 +148,14 @@ class ConfigFields:
         metadata={
             "help": "round the kept values to so many bits: 8, 4, 3 or 2; with --format packed they are stored so",
             "default": "values stay as they are",
+        },
+    )
+    bits: float | None = field(
+        default=None,
+        metadata={
+            "help": "bits a weight that masks, codes and scales may take in all, 2.4 for instance: with --sparsity, "
+            "--value-bits follow from it; with these, sparsity; alone, what loses least is chosen",
+            "default": "as sparsity and value bits have it",
         },
     )
     format: str = field(

@@ -46,11 +46,11 @@ class Methods:
         self.topup.check(decoder)
         return replace(self, topup=self.topup.suited_to(decoder))
 
-    def check_together(self, sparsity: float) -> None:
+    def check_together(self, sparsity: float | None) -> None:
         """Raises `ValueError` if saliency, top-up, pattern and sparsity do not go together.
 
         Args:
-            sparsity (`float`): share of the weights to prune, in [0, 1).
+            sparsity (`float`, *optional*): share of the weights to prune, in [0, 1). None: not known yet, and no pattern's.
         """
         saliency, topup, pattern = self.saliency, self.topup, self.pattern
         if not saliency.knows_rows and topup.by_row and not topup.rows_are_optional:

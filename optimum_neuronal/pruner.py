@@ -16,6 +16,7 @@ from .checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsi
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .decoder.checking import check_model
+from .decoder.finding import find_decoder
 from .decoder.loading import OF_TOKENIZERS, load_streamed
 from .decoder.placement import default_device
 from .decoder.weight_names import stored_names
@@ -23,6 +24,7 @@ from .evaluation.perplexity import evaluate_perplexity, load_windows
 from .evaluation.test_sets import name_test_sets
 from .methods import Methods
 from .pruning.applying import apply_changes
+from .pruning.bit_budget import likely
 from .pruning.calibrating import draw_calibration, find_tokenizer
 from .pruning.checking import check
 from .pruning.exclusive import alone_with
@@ -146,7 +148,7 @@ class NeuronALPruner(OptimumQuantizer):
         tests = name_test_sets(evaluate)
         check_saveable(self.model)
         check_not_own(self.model, save_dir)
-        check_space(self.model, save_dir, self.config.to_dict(), self.config.sparsity, self.config.format)
+        self._check_space(save_dir)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
         windows = {name: load_windows(self.model.config, self.tokenizer, test) for name, test in tests.items()}
@@ -159,6 +161,13 @@ class NeuronALPruner(OptimumQuantizer):
             self.save(model, save_dir)
             folder.remove()
         return model
+
+    def _check_space(self, save_dir: str | Path) -> None:
+        config = self.config
+        if config.bits is not None:  # whatever it is spent on
+            config = likely(config, find_decoder(self.model, config.targets, config.ignore))
+        assert self.model is not None and config.sparsity is not None
+        check_space(self.model, save_dir, config.to_dict(), config.sparsity, config.format)
 
     def _perplexities(self, windows: Mapping[str, torch.Tensor]) -> dict[str, float]:
         return {name: evaluate_perplexity(self.model, None, ids) for name, ids in windows.items()}
@@ -206,7 +215,7 @@ class NeuronALPruner(OptimumQuantizer):
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
         journal = open_journal(folder, model, decoder, self.config, ids)
         outcome = find_changes(model, decoder, self.config, methods, ids, clock, journal)
-        report = make_report(decoder, self.config, calibration, outcome, clock.seconds)
+        report = make_report(decoder, calibration, outcome, clock.seconds)
         sparsity_config = make_sparsity_config(decoder, report, names)
         with deferred_interrupt():  # nothing that may fail from here on
             apply_changes(decoder, outcome.changes)
@@ -268,7 +277,9 @@ class NeuronALPruner(OptimumQuantizer):
 
     def __repr__(self) -> str:
         found = "nothing pruned yet" if self.report is None else f"pruned: {self.report.achieved_sparsity:.2%} zeros"
-        return f"NeuronALPruner({self.config.saliency} + {self.config.topup}, {self.config.sparsity:.2%}, {found})"
+        config = self.config
+        amount = f"{config.bits:g} bits" if config.sparsity is None else f"{config.sparsity:.2%}"
+        return f"NeuronALPruner({config.saliency} + {config.topup}, {amount}, {found})"
 
     def _repr_html_(self) -> str:
         return f"<p>{self!r}</p>" + ("" if self.report is None else self.report._repr_html_())

@@ -41,6 +41,9 @@ class PruningReport:
             Projection name -> `error`, the squared error of rounding its kept values to few bits as a share of their
             squares, and `clipped`, how many were beyond what their group's scale holds; empty if none were rounded, or
             where the saliency updates weights, so that they make up for each other.
+        bits_a_weight (`float`, *optional*):
+            What masks, codes and scales take in the packed format for each weight of the pruned projections, about, if
+            values have few bits.
         version (`int`): of this format.
     """
 
@@ -60,6 +63,7 @@ class PruningReport:
     versions: dict[str, str]
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
     roundings: dict[str, dict[str, float]] = field(default_factory=dict)
+    bits_a_weight: float | None = None
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,6 +103,15 @@ class PruningReport:
             "clipped"
         )
 
+    def _bits(self) -> str:
+        """How many there are, and what else would have fitted into a budget."""
+        told = f"{self.bits_a_weight:.3f}"
+        divided = self.decisions.get("bits")
+        if divided is None:
+            return told
+        tried = ", ".join("{value_bits} at {sparsity:.2%}".format(**pair) for pair in divided["pairs"])
+        return f"{told} (at most {divided['budget']:g}; chosen of values with so many bits: {tried})"
+
     def _rows(self) -> list[list[str]]:
         rows = [
             ["sparsity", f"{self.achieved_sparsity:.4%} (asked for {self.requested_sparsity:.2%})"],
@@ -107,6 +120,8 @@ class PruningReport:
         ]
         if self.config.get("value_bits") is not None:
             rows.append(["values", self._values()])
+        if self.bits_a_weight is not None:
+            rows.append(["bits a weight", self._bits()])
         if self.block_lambda is not None:
             rows.append(["lambda of the block step", f"{self.block_lambda:g}"])
         if self.row_lambda is not None:

@@ -16,11 +16,13 @@ class PackedSize:
         dense (`int`): as they are.
         saved (`int`): in the packed format.
         in_memory (`int`): after `sparsify`, if all of them have a packed form.
+        weights (`int`): how many they are.
     """
 
     dense: int
     saved: int
     in_memory: int
+    weights: int
 
 
 def packed_size(decoder: Decoder, zeros: Callable[[Projection], int], value_bits: int | None = None) -> PackedSize:
@@ -45,4 +47,4 @@ def packed_size(decoder: Decoder, zeros: Callable[[Projection], int], value_bits
         stored = packed_bytes(numel, kept, itemsize) if value_bits is None else coded_bytes(shape, kept, value_bits)
         saved += min(numel * itemsize, stored)
         in_memory += min(numel * itemsize, rows_bytes(shape, kept, itemsize))
-    return PackedSize(dense, saved, in_memory)
+    return PackedSize(dense, saved, in_memory, sum(owner.numel() for owner, _ in owners.values()))

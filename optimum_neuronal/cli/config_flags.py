@@ -3,7 +3,7 @@
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -32,12 +32,12 @@ class Flag(NamedTuple):
     """How a field is given on the command line.
 
     Args:
-        default (`str`, *optional*): what the config takes if the flag is not given, in words; None: it must be given.
+        default (`str`): what the config takes if the flag is not given, in words; or that it is required.
         options (`dict[str, Any]`): further arguments of `add_argument`.
         meaning (`str`): of the field, in a line.
     """
 
-    default: str | None
+    default: str
     options: dict[str, Any]
     meaning: str
 
@@ -48,6 +48,8 @@ def _config_flags() -> dict[str, Flag]:
     for entry in fields(ConfigFields):
         if "help" in entry.metadata:
             flags[entry.name] = _flag(entry.type, entry.default, entry.metadata)
+            if entry.name in READ_BY:
+                flags[entry.name].options["type"] = READ_BY[entry.name]
         elif entry.name == "topup_args":
             for name, alias in ALIASES.items():
                 flags[name] = _flag(alias.type, alias.default, {"help": alias.help, "metavar": alias.metavar})
@@ -58,10 +60,7 @@ def _flag(kind: Any, default: Any, metadata: Mapping[str, Any]) -> Flag:
     options = _parsing(kind)
     if metadata.get("metavar"):
         options["metavar"] = metadata["metavar"]
-    if default is MISSING:
-        shown, options["type"] = None, share
-    else:
-        shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
     meaning = metadata["help"]
     if "room" in metadata:
         meaning += f": {methods(metadata['room'])}; with hyper-parameters: {metadata['example']}"
@@ -75,6 +74,7 @@ def _parsing(kind: Any) -> dict[str, Any]:
     return {"type": get_args(kind)[0], "nargs": "+"} if get_origin(kind) is Sequence else {"type": kind}
 
 
+READ_BY = {"sparsity": share}  # what checks more than a field's type
 CONFIG_FLAGS = _config_flags()
 
 
@@ -83,7 +83,7 @@ def add_config_flags(parser: argparse.ArgumentParser, without: Sequence[str] = (
     for name, (default, options, meaning) in CONFIG_FLAGS.items():
         if name in without:
             continue
-        shown = "required, here or by --config" if default is None else f"default: {default}"
+        shown = default if default.startswith("required") else f"default: {default}"
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)
 
@@ -102,13 +102,15 @@ def read_fields(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any
     """The config's fields that the recipe holds, and those that were given as flags.
 
     Raises:
-        `ValueError`: there is no sparsity among them, or the recipe cannot be read.
+        `ValueError`: there are neither sparsity nor bits among them, or the recipe cannot be read.
     """
     from ..config_files import read_config_file
 
     recipe, given = read_config_file(args.config) if args.config else {}, given_fields(args)
-    if "sparsity" not in recipe | given:
-        raise ValueError("--sparsity is missing: give a share of the weights, such as 0.7, or a recipe by --config.")
+    if not {"sparsity", "bits"} & (recipe | given).keys():
+        raise ValueError(
+            "--sparsity is missing: give a share of the weights, such as 0.7, or --bits, such as 2.4, or a recipe by --config."
+        )
     return recipe, given
 
 

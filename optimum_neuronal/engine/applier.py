@@ -45,7 +45,8 @@ class PlanApplier:
 
     def quick(self) -> "PlanApplier":
         """This one at less cost, for trials."""
-        return replace(self, saliency=self.saliency.quick(), sweeps=QUICK)
+        saliency = self.saliency.quick() if self.saliency.updates_weights else self.saliency
+        return replace(self, saliency=saliency, sweeps=QUICK)
 
     def activations(
         self, block: Block, norms: Norms, projections: Sequence[Projection] | None = None
@@ -121,6 +122,20 @@ class PlanApplier:
                     Solved(p, sparse[p.name], hessian.diagonal().clone(), weights[p.name], own) for p in members
                 ]
         return found if self.value_bits is None else round_solved(solved, self.value_bits, self.sweeps)
+
+    def weights(
+        self,
+        projections: Sequence[Projection],
+        norms: Norms,
+        activations: Mapping[str, torch.Tensor],
+        plan: SparsityPlan,
+    ) -> dict[str, torch.Tensor]:
+        """Sparse weights of any saliency, with values of `value_bits` if there are such. Arguments: as for [`updated`]."""
+        if self.saliency.updates_weights:
+            return self.updated(projections, norms, activations, plan)
+        masks = {p.name: self.mask(p, self.score(p, activations), plan) for p in projections}
+        sparse = {p.name: p.weight.masked_fill(masks.pop(p.name), 0) for p in projections}
+        return sparse if self.value_bits is None else self.rounded(projections, sparse, activations)
 
     def rounded(
         self,

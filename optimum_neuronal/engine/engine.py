@@ -1,5 +1,7 @@
 """A model and its calibration sequences, with what is needed to measure what a plan would do to it."""
 
+from collections.abc import Mapping
+
 import torch
 
 from ..decoder.projections import Block, Decoder
@@ -11,7 +13,8 @@ from .applier import PlanApplier
 from .calls import Call
 from .capture import BlockInputs
 from .dense_pass import DenseStream, dense_stream
-from .levels import Levels, heldout_sequences, solve_levels
+from .levels import LABEL as LEVELS
+from .levels import Levels, heldout_sequences, level_sparsities, solve_levels
 from .plan_stream import PlanStream
 from .records import Kept, StepRecords
 from .runner import BlockRunner
@@ -33,7 +36,7 @@ class Engine:
         kept ([`Kept`], *optional*): what engines for the same model and sequences find once and share.
 
     Attributes:
-        levels ([`Levels`], *optional*): what trials take their weights from, once [`Engine.solve_levels`] was called.
+        levels ([`Levels`], *optional*): what trials take their weights from, once [`Engine.solve`] was called.
     """
 
     def __init__(
@@ -94,13 +97,19 @@ class Engine:
         return self.runner.inputs_of(block, stream, calls, self.saliency.statistic)
 
     def solve_levels(self, target: float) -> None:
-        """Reconstructs weights at a few sparsities around a target: trials take theirs from these from then on.
+        """Reconstructs weights at a few sparsities around a target, see [`Engine.solve`]."""
+        bits = self.applier.value_bits
+        name = "levels" if bits is None else f"levels-{bits}-bits"
+        self.solve(dict.fromkeys(level_sparsities(target, bits is not None), self.applier), name)
+
+    def solve(self, solvers: Mapping[float, PlanApplier], name: str = "levels", label: str = LEVELS) -> None:
+        """Makes weights of a few sparsities: trials take theirs from these from then on. Arguments: [`solve_levels`].
 
         The sequences that trials are measured on take no part, if others are left.
         """
         inputs = self.runner.capture(self.ids[heldout_sequences(len(self.ids), len(self.alignment_ids)) :])
         budget = self.runner.max_hidden_bytes
-        self.levels = solve_levels(self.runner, self.applier, self.records, inputs, target, budget)
+        self.levels = solve_levels(self.runner, solvers, self.records, inputs, budget, name, label)
 
     def capture_all(self, statistic: type[SquaredNorms], batch_size: int | None = None) -> BlockInputs:
         """What the blocks are called with for all calibration sequences, or for this process's share of them.

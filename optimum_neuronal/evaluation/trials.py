@@ -97,7 +97,7 @@ class Trials:
             ids = torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
             outcome = find_changes(self.model, self.decoder, config, methods, ids, clock, shared=self.shared)
             changed = list(self.decoder.projections.values())
-            report = make_report(self.decoder, config, self.calibration, outcome, clock.seconds)
+            report = make_report(self.decoder, self.calibration, outcome, clock.seconds)
             with trial_weights(changed, lambda p: outcome.changes[p.name]):
                 rows = self._row_sparsity() if methods.topup.by_row else {}
                 measured = self._measured()

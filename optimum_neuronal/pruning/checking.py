@@ -15,6 +15,8 @@ from ..decoder.finding import find_decoder
 from ..decoder.loading import load_skeleton
 from ..decoder.projections import Decoder
 from ..methods import Methods
+from .bit_budget import pairs_within
+from .choosing_bits import check_choice
 from .rounding import check_dtypes
 
 
@@ -99,7 +101,9 @@ def check_structure(model: PreTrainedModel, config: NeuronALConfig, methods: Met
     decoder = find_decoder(model, config.targets, config.ignore)
     methods.suited_to(decoder)
     check_pattern(decoder.projections, methods.pattern)
-    if config.value_bits is not None:
+    if config.value_bits is not None or config.bits is not None:
         check_dtypes(decoder.projections.values())
+    if config.bits is not None and len(pairs_within(decoder, config)) > 1:
+        check_choice(decoder)
     resolve_seq_length(model.config, config.seq_length)
     return decoder

@@ -18,6 +18,7 @@ from ..engine.output_errors import piece_length
 from ..engine.passes import Pass
 from ..sparsity.bitmask import mask_length
 from ..sparsity.plan import row_counts
+from .bit_budget import Pair, likely, pairs_within
 from .checking import check_unloaded
 from .cost import PlannedSweep, forward_bytes, hidden_sequences, plan_sweeps
 from .finding import default_batch_size
@@ -82,6 +83,7 @@ class PrunePlan:
     mask_bytes: int
     solving: SolvingCost
     sweeps: tuple[PlannedSweep, ...]
+    pairs: tuple[Pair, ...]
     device: str
     rates: Rates
 
@@ -161,7 +163,8 @@ def plan_prune(
     decoder = check_unloaded(model_or_path, config, methods, dtype, **options)
     model, methods = decoder.model, methods.suited_to(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
-    passes = planned_passes(methods, config)
+    pairs = [] if config.bits is None else pairs_within(decoder, config)
+    passes, config = planned_passes(methods, config, pairs), likely(config, decoder)
     samples = config.num_samples, config.num_alignment_samples
     device = device or default_device()
     sequences = hidden_sequences(passes, *samples, len(decoder.blocks))
@@ -177,8 +180,9 @@ def plan_prune(
         trial_bytes=max(_trial_bytes(block) for block in decoder.blocks) if passes else 0,
         hidden_bytes=sequences * tokens * decoder.config.hidden_size * model.dtype.itemsize,
         working_bytes=_working_bytes(decoder, config, passes, tokens, device) if passes else 0,
-        solving=solving_cost(decoder, config, methods, tokens),
+        solving=solving_cost(decoder, config, methods, tokens, pairs),
         sweeps=plan_sweeps(passes, decoder, tokens, *samples),
+        pairs=tuple(pairs),
         device=str(device),
         rates=measure_rates(model.dtype, device, decoder.config.vocab_size),
     )

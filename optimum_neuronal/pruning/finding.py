@@ -4,7 +4,7 @@ Nothing here changes a weight, so the same model can be asked again: by [`Neuron
 and by [`compare`], which tries it out.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 import torch
@@ -27,7 +27,9 @@ from ..runtime.memory import with_less_memory
 from ..runtime.notes import get_logger
 from ..runtime.processes import Processes
 from ..sparsity.changes import Change
-from ..topup import Allocation
+from ..topup import Allocation, TopUp
+from .bit_budget import pairs_within, settled
+from .choosing_bits import choose_pair
 from .dense_targets import DenseTargets
 from .final_pruning import FinalPruning
 from .planned_passes import planned_stages
@@ -50,7 +52,8 @@ class PruneOutcome:
     """What a prune found.
 
     Args:
-        allocation ([`Allocation`]): what the top-up decided.
+        config ([`NeuronALConfig`]): how it pruned: as was asked for, with what was chosen in place of a budget of bits.
+        allocation ([`Allocation`]): what the top-up decided, and how a budget of bits was divided.
         changes (`dict[str, Change]`): projection name -> what becomes of its weight.
         block_forwards (`int`): how often a block was run on one sequence.
         starved_experts (`list[str]`): the experts' projections that fell back.
@@ -58,6 +61,7 @@ class PruneOutcome:
             were rounded and nothing else.
     """
 
+    config: NeuronALConfig
     allocation: Allocation
     changes: dict[str, Change]
     block_forwards: int
@@ -102,7 +106,7 @@ def find_changes(
     Raises:
         `MemoryError`: too little memory, even with half the batch.
     """
-    methods = _suited(methods, decoder)
+    methods, config = _suited(methods, decoder), settled(config, decoder)
     _warn_if_underdetermined(decoder, methods, ids)
     check_first = methods.needs_calibration and not (shared and shared.checked)
 
@@ -124,7 +128,7 @@ def find_changes(
 
 def _find(engine: Engine, config: NeuronALConfig, methods: Methods, clock: Clock) -> PruneOutcome:
     topup = methods.topup
-    allocation = topup.allocate(Sweep(engine), config.sparsity)
+    config, allocation = _allocate(engine, config, topup)
     clock.lap("allocation")
     refine = topup.refine if topup.refines else None
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
@@ -136,7 +140,18 @@ def _find(engine: Engine, config: NeuronALConfig, methods: Methods, clock: Clock
     if config.value_bits is not None and not updated:
         changes, roundings = round_changes(engine.decoder, changes, config.value_bits)
         clock.lap("rounding")
-    return PruneOutcome(allocation, changes, engine.runner.block_forwards, pruning.starved_experts, roundings)
+    starved = pruning.starved_experts
+    return PruneOutcome(config, allocation, changes, engine.runner.block_forwards, starved, roundings)
+
+
+def _allocate(engine: Engine, config: NeuronALConfig, topup: TopUp) -> tuple[NeuronALConfig, Allocation]:
+    """Where the sparsity goes, and the config with what a budget of bits is spent on, by which the engine then goes."""
+    if config.bits is None:
+        return config, topup.allocate(Sweep(engine), config.sparsity)
+    choice = choose_pair(engine, pairs_within(engine.decoder, config), topup)
+    allocation = choice.allocation or topup.allocate(Sweep(engine), choice.pair.sparsity)
+    divided = {"bits": {"budget": config.bits, "pairs": choice.told}}
+    return choice.pair.of(config), replace(allocation, decisions={**divided, **allocation.decisions})
 
 
 def _suited(methods: Methods, decoder: Decoder) -> Methods:

@@ -24,10 +24,18 @@ def _model_rows(plan: "PrunePlan") -> Rows:
     return [
         ["model", f"{plan.model_type}, {format_count(plan.weights)} weights in {plan.dtype}"],
         ["method", f"{config['saliency']} + {config['topup']}{refit}, sparsity {config['sparsity']:.2%}"],
+        *([["bits", _bits(plan)]] if len(plan.pairs) > 1 else []),
         ["pruned", f"{projections}, {format_count(plan.pruned_weights)} weights"],
         ["become zero", f"{format_count(plan.zeros)} weights, {plan.zeros / plan.weights:.2%} of the model's"],
         ["saved model", f"{format_bytes(plan.saved_bytes)}, packed {format_bytes(plan.packed_saved_bytes)}"],
     ]
+
+
+def _bits(plan: "PrunePlan") -> str:
+    tried = ", ".join(f"{pair.value_bits} at {pair.sparsity:.2%}" for pair in plan.pairs)
+    return (
+        f"of values, with sparsity: {tried}; what loses least is chosen, {plan.config['value_bits']} are told of here"
+    )
 
 
 def _memory_rows(plan: "PrunePlan") -> Rows:

@@ -10,6 +10,8 @@ from ..engine.passes import Pass
 from ..engine.progress import Stage
 from ..engine.replay_check import CheckPass
 from ..methods import Methods
+from .bit_budget import Pair, likely, pairs_within
+from .choosing_bits import SOLVING, choosing_passes
 from .cost import plan_sweeps
 from .dense_targets import DenseTargetsPass
 from .final_pruning import PruningPass, needs_inputs
@@ -21,8 +23,13 @@ from .solving_cost import solving_cost
 PRUNING, REFIT = "Pruning", "Refit"
 
 
-def planned_passes(methods: Methods, config: NeuronALConfig) -> list[Pass]:
-    """Everything that runs blocks, in order; nothing if no activations are looked at."""
+def planned_passes(methods: Methods, config: NeuronALConfig, pairs: Sequence[Pair] = ()) -> list[Pass]:
+    """Everything that runs blocks, in order; nothing if no activations are looked at.
+
+    Args:
+        methods ([`Methods`]), config ([`NeuronALConfig`]): of each other.
+        pairs (`Sequence[Pair]`): of sparsity and bits of values, if one of them is to be chosen.
+    """
     if not methods.needs_calibration:
         return []
     final = []
@@ -31,7 +38,7 @@ def planned_passes(methods: Methods, config: NeuronALConfig) -> list[Pass]:
     if config.refit_epochs:
         epochs = config.refit_epochs if config.value_bits is None else all_epochs(config.refit_epochs)
         final.append(RefitPass(REFIT, 0, epochs=epochs))
-    return list(all_passes(methods.topup.passes_with(methods.saliency), final))
+    return list(all_passes(choosing_passes(pairs, methods), final))
 
 
 def all_passes(asked: Sequence[Pass], final: Sequence[Pass]) -> Iterator[Pass]:
@@ -59,12 +66,15 @@ def planned_stages(methods: Methods, config: NeuronALConfig, decoder: Decoder, t
         decoder ([`Decoder`]): whose blocks are run.
         tokens (`int`): of a calibration sequence.
     """
-    passes = planned_passes(methods, config)
+    pairs = [] if config.bits is None else pairs_within(decoder, config)
+    passes, config = planned_passes(methods, config, pairs), likely(config, decoder)
     if not passes:
         return {}
     sweeps = plan_sweeps(passes, decoder, tokens, config.num_samples, config.num_alignment_samples)
-    solving = solving_cost(decoder, config, methods, tokens)
-    shares = {LEVELS: 1 - 1 / solving.sparsities, PRUNING: 1 / solving.sparsities} if solving.sparsities else {}
+    solving = solving_cost(decoder, config, methods, tokens, pairs)
+    chosen, times = len(pairs) if len(pairs) > 1 else 0, max(1, solving.sparsities)
+    solved_by = {SOLVING: chosen, LEVELS: solving.sparsities - chosen - 1, PRUNING: 1}
+    shares = {label: count / times for label, count in solved_by.items()}
     stages: dict[str, Stage] = {}
     for step, sweep in zip(passes, sweeps):
         # Blocks are refitted while they are visited for the final pruning.

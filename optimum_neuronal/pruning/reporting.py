@@ -9,19 +9,18 @@ from pathlib import Path
 import torch
 import transformers
 
-from ..config import NeuronALConfig
 from ..data.calibration import CalibrationSet
 from ..decoder.projections import Decoder
 from ..report import PruningReport
 from ..runtime.peak_memory import peak_memory
 from ..runtime.version import __version__
+from .bit_budget import bits_a_weight
 from .finding import PruneOutcome
 from .sparsity_found import measure_sparsity
 
 
 def make_report(
     decoder: Decoder,
-    config: NeuronALConfig,
     calibration: CalibrationSet | None,
     outcome: PruneOutcome,
     seconds: Mapping[str, float],
@@ -30,11 +29,11 @@ def make_report(
 
     Args:
         decoder ([`Decoder`]): of the model, whose weights are still the dense ones.
-        config ([`NeuronALConfig`]): how it was pruned.
         calibration ([`CalibrationSet`], *optional*): with which sequences; None if none were needed.
         outcome ([`PruneOutcome`]): what was found.
         seconds (`Mapping[str, float]`): phase -> seconds of wall time.
     """
+    config = outcome.config
     achieved, blocks, projections = measure_sparsity(decoder, outcome.changes)
     values = config.to_dict()
     if config.dataset is not None:
@@ -55,8 +54,17 @@ def make_report(
         starved_experts=outcome.starved_experts,
         peak_memory=peak_memory(),
         versions=versions(),
+        bits_a_weight=_bits_a_weight(decoder, projections, config.value_bits),
         roundings={name: asdict(rounding) for name, rounding in outcome.roundings.items()},
     )
+
+
+def _bits_a_weight(
+    decoder: Decoder, projections: Mapping[str, Mapping[str, float]], value_bits: int | None
+) -> float | None:
+    if value_bits is None:
+        return None
+    return bits_a_weight(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel), value_bits)
 
 
 def without_folders(dataset: str) -> str:

@@ -139,11 +139,13 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
         if not isinstance(self.config, NeuronALConfig):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
-        if self.config.value_bits is not None:
+        if self.config.value_bits is not None or self.config.bits is not None:
+            name = "bits" if self.config.value_bits is None else "value_bits"
             raise ValueError(
-                f"config has value_bits={self.config.value_bits}, but training changes values that were rounded: leave it "
+                f"config has {name}={getattr(self.config, name)}, but training changes values that were rounded: leave it "
                 "out, and round the trained model by convert_checkpoint(..., 'packed', value_bits=...)."
             )
+        assert self.config.sparsity is not None
         if (at_step is None) == (schedule is None):
             raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
         schedule = {_whole(at_step): self.config.sparsity} if schedule is None else schedule

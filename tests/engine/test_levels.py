@@ -12,7 +12,7 @@ from sweeps import build_sweep, state, unchanged, uniform
 from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine import levels as levels_module
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.levels import Levels, level_sparsities, levels_bytes, record_name
+from optimum_neuronal.engine.levels import Levels, level_sparsities, levels_bytes
 from optimum_neuronal.engine.streams import Stream
 from optimum_neuronal.runtime.journal import Journal
 from optimum_neuronal.saliency.alps import ALPS
@@ -56,6 +56,7 @@ def test_levels_lie_around_the_target():
         assert any(sparsity == pytest.approx(target) for sparsity in found)
     assert level_sparsities(0.7) == pytest.approx((0.4, 0.55, 0.64, 0.7, 0.775, 0.865, 0.94))
     assert len(level_sparsities(0.3)) == 5, "none below 0"
+    assert level_sparsities(0.7, rounded=True) == (0.0, *level_sparsities(0.7)), "rounded, it is not as it was"
 
 
 def test_at_a_level_the_weight_is_the_solved_one(solved, ids):
@@ -92,7 +93,9 @@ def test_rounded_levels_are_mixed_by_rows(llama, ids):
     with inference(llama):
         sweep.solve_levels(0.6)
     projection = sweep.decoder.blocks[1].pruned[-1]
-    low, high = sweep.engine.levels.sparsities[2:4]
+    whole = sweep.engine.levels.changes(1, [uniform(sweep, 0.0)])[0](projection).applied(projection.weight)
+    assert CodedWeight.exact(whole, 2) is not None and (whole != 0).all(), "nothing falls, and all of it is rounded"
+    low, high = sweep.engine.levels.sparsities[3:5]
     found = []
     for share in (0, 0.2, 0.5, 0.8, 1):
         plan = uniform(sweep, low + share * (high - low))
@@ -266,5 +269,5 @@ def test_bytes_by_hand(llama):
 
 
 def test_records_are_named_in_order():
-    assert record_name(7) == "levels-00007"
+    assert Levels((0.5,), name="levels-2-bits").record_name(7) == "levels-2-bits-00007"
     assert Levels((0.5,)).blocks == [] and not Levels((0.5,)).journal.keeps

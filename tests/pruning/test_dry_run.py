@@ -19,7 +19,7 @@ from optimum_neuronal.inference.sparsify import sparsify
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.sparsity.packed import PackedMask
 
-from .conftest import RATE, config_of, saved
+from .conftest import RATE, SMALL, config_of, saved
 
 
 pytestmark = pytest.mark.usefixtures("known_rate")
@@ -357,3 +357,19 @@ def test_cli_errors_are_one_line(run, tmp_path, llama, flags, message):
     with pytest.raises(SystemExit, match=message) as stop:
         run("--model", directory, "--sparsity", 0.7, *flags)
     assert "\n" not in str(stop.value.code)
+
+
+def test_a_budget_of_bits(tmp_path, ids):
+    """Whatever it is spent on, as many bytes and passes; of sparsities one is told of, and which there are."""
+    model, own = make_model("llama"), {"topup": "uniform", "saliency": "wanda", "num_samples": 8}
+    config = NeuronALConfig(bits=3.0, **{**SMALL, **own})
+    directory, _ = saved(tmp_path, model)
+    plan = plan_prune(directory, config)
+    assert [pair.value_bits for pair in plan.pairs] == [2, 3, 4, 8] and plan.config["value_bits"] == 3
+    assert "2 at " in str(plan) and "what loses least is chosen" in str(plan)
+    for pair in plan.pairs:
+        settled = plan_prune(directory, pair.of(config))
+        assert settled.packed_saved_bytes == pytest.approx(plan.packed_saved_bytes, rel=1e-3) and not settled.pairs
+    pruner = NeuronALPruner(config)
+    pruner.prune(model, dataset=ids[:8])
+    assert_forwards(plan, pruner.report)
