@@ -67,7 +67,7 @@ def prune_as(row: str, model, ids: torch.Tensor, plans: Path) -> float:
         reconstruct = "block" if "block" in how else "dense"
         fields = {"saliency": "gptq", "saliency_args": saliency_args, "topup": "uniform", "reconstruct": reconstruct}
         NeuronALPruner(NeuronALConfig(0.0, dataset=None, num_samples=len(ids), **fields)).prune(model, ids)
-        return GPTQ(**saliency_args).bits_a_weight
+        return GPTQ(**saliency_args).bits_per_weight
     percent, bits, *how = row.split("+")
     fields = {"topup": "kept-search", "topup_args": {"path": str(plans / f"{percent}.json")}}
     if "refit" in how:

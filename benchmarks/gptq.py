@@ -32,7 +32,7 @@ class GPTQ(WeightUpdate):
     dampening: float = 0.01
 
     @property
-    def bits_a_weight(self) -> float:
+    def bits_per_weight(self) -> float:
         return self.bits + SCALE_AND_OFFSET / self.group
 
     def score(self, weight, activation):

@@ -41,7 +41,7 @@ class PruningReport:
             Projection name -> `error`, the squared error of rounding its kept values to few bits as a share of their
             squares, and `clipped`, how many were beyond what their group's scale holds; empty if none were rounded, or
             where the saliency updates weights, so that they make up for each other.
-        bits_a_weight (`float`, *optional*):
+        bits_per_weight (`float`, *optional*):
             What masks, codes and scales take in the packed format for each weight of the pruned projections, about, if
             values have few bits.
         version (`int`): of this format.
@@ -63,7 +63,7 @@ class PruningReport:
     versions: dict[str, str]
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
     roundings: dict[str, dict[str, float]] = field(default_factory=dict)
-    bits_a_weight: float | None = None
+    bits_per_weight: float | None = None
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class PruningReport:
 
     def _bits(self) -> str:
         """How many there are, and what else would have fitted into a budget."""
-        told = f"{self.bits_a_weight:.3f}"
+        told = f"{self.bits_per_weight:.3f}"
         divided = self.decisions.get("bits")
         if divided is None:
             return told
@@ -120,7 +120,7 @@ class PruningReport:
         ]
         if self.config.get("value_bits") is not None:
             rows.append(["values", self._values()])
-        if self.bits_a_weight is not None:
+        if self.bits_per_weight is not None:
             rows.append(["bits a weight", self._bits()])
         if self.block_lambda is not None:
             rows.append(["lambda of the block step", f"{self.block_lambda:g}"])

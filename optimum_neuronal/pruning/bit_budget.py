@@ -32,7 +32,7 @@ class Pair(NamedTuple):
         return replace(config, bits=None, sparsity=self.sparsity, value_bits=self.value_bits)
 
 
-def bits_a_weight(decoder: Decoder, zeros: Callable[[Projection], int], value_bits: int | None) -> float:
+def bits_per_weight(decoder: Decoder, zeros: Callable[[Projection], int], value_bits: int | None) -> float:
     """Bits that the pruned projections take in the packed format for each of their weights, see [`packed_size`]."""
     size = packed_size(decoder, zeros, value_bits)
     return 8 * size.saved / size.weights
@@ -80,7 +80,7 @@ def likely(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig:
 
 
 def _taken(decoder: Decoder, sparsity: float, value_bits: int) -> float:
-    return bits_a_weight(decoder, lambda projection: int(sparsity * projection.numel), value_bits)
+    return bits_per_weight(decoder, lambda projection: int(sparsity * projection.numel), value_bits)
 
 
 def _with_sparsity(decoder: Decoder, config: NeuronALConfig) -> Pair:

@@ -14,7 +14,7 @@ from ..decoder.projections import Decoder
 from ..report import PruningReport
 from ..runtime.peak_memory import peak_memory
 from ..runtime.version import __version__
-from .bit_budget import bits_a_weight
+from .bit_budget import bits_per_weight
 from .finding import PruneOutcome
 from .sparsity_found import measure_sparsity
 
@@ -54,17 +54,17 @@ def make_report(
         starved_experts=outcome.starved_experts,
         peak_memory=peak_memory(),
         versions=versions(),
-        bits_a_weight=_bits_a_weight(decoder, projections, config.value_bits),
+        bits_per_weight=_bits_per_weight(decoder, projections, config.value_bits),
         roundings={name: asdict(rounding) for name, rounding in outcome.roundings.items()},
     )
 
 
-def _bits_a_weight(
+def _bits_per_weight(
     decoder: Decoder, projections: Mapping[str, Mapping[str, float]], value_bits: int | None
 ) -> float | None:
     if value_bits is None:
         return None
-    return bits_a_weight(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel), value_bits)
+    return bits_per_weight(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel), value_bits)
 
 
 def without_folders(dataset: str) -> str:

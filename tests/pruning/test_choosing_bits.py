@@ -52,8 +52,8 @@ class TestByUniformSparsity:
         model, report = prune(ids, topup="uniform")
         found = [CodedWeight.exact(owner, report.config["value_bits"]) for owner in owners(model)]
         bits = 8 * sum(coded.nbytes for coded in found) / sum(owner.numel() for owner in owners(model))
-        assert bits == pytest.approx(report.bits_a_weight, abs=0.01) and bits < BITS + 0.01
-        assert f"{report.bits_a_weight:.3f} (at most 3; chosen of" in str(report)
+        assert bits == pytest.approx(report.bits_per_weight, abs=0.01) and bits < BITS + 0.01
+        assert f"{report.bits_per_weight:.3f} (at most 3; chosen of" in str(report)
 
     def test_the_error_is_that_of_the_models_outputs(self, ids):
         """Against the divergence of one block that is pruned with each pair, on all sequences as the choice is then."""
