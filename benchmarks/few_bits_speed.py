@@ -24,6 +24,7 @@ from optimum_neuronal import sparsify
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.evaluation.quantized import has_torchao, quantize
 from optimum_neuronal.evaluation.speed import decode_seconds
+from optimum_neuronal.runtime.memory import hand_back_freed
 from optimum_neuronal.runtime.peak_memory import resident_memory
 from optimum_neuronal.runtime.tables import format_markdown
 
@@ -89,8 +90,11 @@ def build(shape: str, rows: list[str]) -> tuple[dict[str, LlamaForCausalLM], dic
     models, grown = {}, {}
     for row in rows:
         model = ROWS[row](shape)
-        before, count = resident_memory(), SHAPES[shape]["num_hidden_layers"]
+        count = SHAPES[shape]["num_hidden_layers"]
+        hand_back_freed()
+        before = resident_memory()
         models[row] = stacked(model, shape, head)
+        hand_back_freed()
         grown[row] = (resident_memory() - before) * count // (count - 1)  # the first was there before
         if row.endswith("compiled"):
             compiled(models[row])

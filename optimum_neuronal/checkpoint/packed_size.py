@@ -16,11 +16,18 @@ class PackedSize:
         dense (`int`): as they are.
         saved (`int`): in the packed format.
         in_memory (`int`): after `sparsify`, if all of them have a packed form.
+        weights (`int`): how many there are.
     """
 
     dense: int
     saved: int
     in_memory: int
+    weights: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        """What a weight takes in the packed format: masks, values or codes, and scales."""
+        return 8 * self.saved / self.weights
 
 
 def packed_size(decoder: Decoder, zeros: Callable[[Projection], int], value_bits: int | None = None) -> PackedSize:
@@ -36,13 +43,13 @@ def packed_size(decoder: Decoder, zeros: Callable[[Projection], int], value_bits
         owner = projection.owner
         owners[id(owner)] = owner, projection.shape[1]
         zeros_of[id(owner)] = zeros_of.get(id(owner), 0) + zeros(projection)
-    dense = saved = in_memory = 0
+    dense = saved = in_memory = weights = 0
     for key, (owner, columns) in owners.items():
         numel, itemsize = owner.numel(), owner.element_size()
         kept = numel - zeros_of[key]
-        dense += numel * itemsize
+        dense, weights = dense + numel * itemsize, weights + numel
         shape = (numel // columns, columns)
         stored = packed_bytes(numel, kept, itemsize) if value_bits is None else coded_bytes(shape, kept, value_bits)
         saved += min(numel * itemsize, stored)
         in_memory += min(numel * itemsize, rows_bytes(shape, kept, itemsize))
-    return PackedSize(dense, saved, in_memory)
+    return PackedSize(dense, saved, in_memory, weights)

@@ -7,16 +7,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoint.packed_size import packed_size
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..decoder.identity import identity
 from ..decoder.placement import is_offloaded
-from ..decoder.projections import Decoder
+from ..decoder.projections import Decoder, Projection
 from ..decoder.trial import trial_weights
 from ..methods import Methods
 from ..pruning.calibrating import draw_calibration, own_tokenizer
 from ..pruning.checking import check
 from ..pruning.finding import Shared, default_batch_size, find_changes
 from ..pruning.reporting import make_report, versions
+from ..report import PruningReport
 from ..runtime.clock import Clock
 from ..runtime.peak_memory import reset_peak_memory
 from ..sparsity.plan import row_sparsity
@@ -81,13 +83,13 @@ class Trials:
 
     def dense(self) -> Result:
         """The dense model's figures."""
-        return Result(0.0, DENSE, DENSE, **self._measured())
+        size = packed_size(self.decoder, lambda projection: 0)
+        return Result(0.0, DENSE, DENSE, **self._measured(), bits_per_weight=size.bits_per_weight)
 
-    def run(self, sparsity: float, saliency: str, topup: str) -> Result:
+    def run(self, combination: Combination) -> Result:
         """One combination, from search to test; the model's weights are put back."""
-        combination = sparsity, saliency, topup
         config, methods = self.asked.configs[combination], self.methods.get(combination)
-        result = Result(sparsity, saliency, topup)
+        result = Result(**combination._asdict())
         if isinstance(config, str):
             result.error = config
             return result
@@ -105,10 +107,9 @@ class Trials:
             result.error = " ".join(f"{error}".split()) or type(error).__name__
             return result
         return Result(
-            sparsity,
-            saliency,
-            topup,
+            **combination._asdict(),
             **measured,
+            bits_per_weight=self._bits_per_weight(report, combination.value_bits),
             achieved_sparsity=report.achieved_sparsity,
             block_sparsity=list(report.blocks.values()),
             row_sparsity=rows,
@@ -120,6 +121,14 @@ class Trials:
             decisions=report.decisions,
             config=report.config,
         )
+
+    def _bits_per_weight(self, report: PruningReport, value_bits: int | None) -> float:
+        """Of the weights with the sparsity that was found, packed."""
+
+        def zeros(projection: Projection) -> int:
+            return round(report.projections[projection.name]["sparsity"] * projection.numel)
+
+        return packed_size(self.decoder, zeros, value_bits).bits_per_weight
 
     def _row_sparsity(self) -> dict[str, list[float]]:
         """Of every projection, means over at most `BINS` stretches of its rows."""
