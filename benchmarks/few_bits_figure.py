@@ -38,7 +38,7 @@ def main() -> None:
                 for name, row in found.items():
                     look = {"color": styles[name].colour, "marker": styles[name].marker, "ms": 9, "ls": "none"}
                     points += axes.plot([float(row[column])], [float(row[PERPLEXITY])], label=name, **look)
-                axes.set(xlabel=title, xlim=(0, None))
+                axes.set(xlabel=title, xlim=(0, 1.08 * max(float(row[column]) for row in found.values())))
                 axes.margins(y=0.15)
             panels[0].set_ylabel("perplexity (lower is better)")
             add_title(figure, "Perplexity of the demo's model; tokens per second of random weights of 1B shapes")

@@ -1,9 +1,8 @@
 """What the forms of `benchmarks.few_bits_speed` lose: bits a weight and perplexity of the demo's model.
 
-    python -m benchmarks.few_bits_perplexity [--output DIR]
+    python -m benchmarks.few_bits_perplexity [--topup search] [--output DIR]
 
-Sparse rows are the default prune of the demo's model and texts (finished ones are kept in the output directory), int8 and
-int4 are torchao's weight-only, with as large groups as fit, if it is installed. Bits count masks, codes, scales and offsets
+Sparse rows are ALPS on the demo's model and texts (finished ones are kept in the output directory), int8 and int4 are torchao's weight-only, with as large groups as fit, if it is installed. Bits count masks, codes, scales and offsets
 of the projections. docs/few_bits.md has what this measured.
 """
 
@@ -37,14 +36,16 @@ def quantized_row(dense, form: str, tests: dict) -> tuple[float, float]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", default="few_bits_perplexity", help="(default: few_bits_perplexity)")
+    parser.add_argument("--topup", default="search", help="where the sparsity goes (default: search)")
     args = parser.parse_args()
     logging.disable_progress_bar()
     model, ids, tests = load("demo")
     rows = []
-    if has_torchao():
-        rows += [(form, *quantized_row(model, form, tests)) for form in FORMS]
+    for form in FORMS if has_torchao() else ():
+        rows.append((form, *quantized_row(model, form, tests)))
+        print(rows[-1], flush=True)
     for name, (sparsity, bits) in SPARSE.items():
-        methods = {"saliencies": ["alps"], "topups": ["search"], "sparsities": [sparsity], "value_bits": [bits]}
+        methods = {"saliencies": ["alps"], "topups": [args.topup], "sparsities": [sparsity], "value_bits": [bits]}
         data = {"dataset": ids, "evaluate": tests, "num_samples": len(ids), "output": args.output}
         found = compare(model, **methods, **data)
         (result,) = found.results
