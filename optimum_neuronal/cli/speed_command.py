@@ -88,10 +88,10 @@ class SpeedCommand(Command):
             loads |= {form: partial(self._load_quantized, form, models) for form in FORMS}
         elif not args.no_torchao:
             left_out[" and ".join(FORMS)] = MISSING
-        before = resident_memory()
+        device, before = device_of(args), resident_memory()
         for name, load in loads.items():
             try:
-                models[name] = load().to(device_of(args))
+                models[name] = load().to(device)
             except NotQuantized as error:
                 left_out[name] = str(error)
                 continue
