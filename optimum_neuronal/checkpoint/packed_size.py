@@ -16,7 +16,7 @@ class PackedSize:
         dense (`int`): as they are.
         saved (`int`): in the packed format.
         in_memory (`int`): after `sparsify`, if all of them have a packed form.
-        weights (`int`): how many there are.
+        weights (`int`): how many they are.
     """
 
     dense: int
@@ -43,13 +43,13 @@ def packed_size(decoder: Decoder, zeros: Callable[[Projection], int], value_bits
         owner = projection.owner
         owners[id(owner)] = owner, projection.shape[1]
         zeros_of[id(owner)] = zeros_of.get(id(owner), 0) + zeros(projection)
-    dense = saved = in_memory = weights = 0
+    dense = saved = in_memory = 0
     for key, (owner, columns) in owners.items():
         numel, itemsize = owner.numel(), owner.element_size()
         kept = numel - zeros_of[key]
-        dense, weights = dense + numel * itemsize, weights + numel
+        dense += numel * itemsize
         shape = (numel // columns, columns)
         stored = packed_bytes(numel, kept, itemsize) if value_bits is None else coded_bytes(shape, kept, value_bits)
         saved += min(numel * itemsize, stored)
         in_memory += min(numel * itemsize, rows_bytes(shape, kept, itemsize))
-    return PackedSize(dense, saved, in_memory, weights)
+    return PackedSize(dense, saved, in_memory, sum(owner.numel() for owner, _ in owners.values()))

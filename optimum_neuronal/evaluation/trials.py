@@ -109,7 +109,7 @@ class Trials:
         return Result(
             **combination._asdict(),
             **measured,
-            bits_per_weight=self._bits_per_weight(report, combination.value_bits),
+            bits_per_weight=self._bits_per_weight(report),
             achieved_sparsity=report.achieved_sparsity,
             block_sparsity=list(report.blocks.values()),
             row_sparsity=rows,
@@ -122,13 +122,13 @@ class Trials:
             config=report.config,
         )
 
-    def _bits_per_weight(self, report: PruningReport, value_bits: int | None) -> float:
-        """Of the weights with the sparsity that was found, packed."""
+    def _bits_per_weight(self, report: PruningReport) -> float:
+        """Of the weights with the sparsity and the bits that were found, packed."""
 
         def zeros(projection: Projection) -> int:
             return round(report.projections[projection.name]["sparsity"] * projection.numel)
 
-        return packed_size(self.decoder, zeros, value_bits).bits_per_weight
+        return packed_size(self.decoder, zeros, report.config["value_bits"]).bits_per_weight
 
     def _row_sparsity(self) -> dict[str, list[float]]:
         """Of every projection, means over at most `BINS` stretches of its rows."""
