@@ -42,8 +42,8 @@ class PruningReport:
             squares, and `clipped`, how many were beyond what their group's scale holds; empty if none were rounded, or
             where the saliency updates weights, so that they make up for each other.
         bits_per_weight (`float`, *optional*):
-            What masks, codes and scales take in the packed format for each weight of the pruned projections, about, if
-            values have few bits.
+            What a weight of the pruned projections takes in the packed format, masks and scales counted; of reports of
+            earlier releases None.
         version (`int`): of this format.
     """
 
@@ -120,7 +120,6 @@ class PruningReport:
         ]
         if self.config.get("value_bits") is not None:
             rows.append(["values", self._values()])
-        if self.bits_per_weight is not None:
             rows.append(["bits a weight", self._bits()])
         if self.block_lambda is not None:
             rows.append(["lambda of the block step", f"{self.block_lambda:g}"])

@@ -10,6 +10,7 @@ from optimum_neuronal.evaluation.figures.speed import plot_speed
 from optimum_neuronal.evaluation.plots import (
     plot_block_sparsity,
     plot_lambda_curve,
+    plot_perplexity_by_bits,
     plot_perplexity_by_seconds,
     plot_row_sparsity,
 )
@@ -33,6 +34,22 @@ def runs(sparsities=(0.6, 0.7, 0.8)):
     ]
 
 
+def runs_with_bits(topups=("uniform", "search")):
+    return [
+        run(
+            "alps",
+            topup,
+            sparsity,
+            (30 + 9 * index, 60 - (bits or 9)),
+            value_bits=bits,
+            bits_per_weight=1 + (bits or 16) * (1 - sparsity),
+        )
+        for bits in (None, 4, 3)
+        for sparsity in (0.5, 0.6)
+        for index, topup in enumerate(topups)
+    ]
+
+
 LAYER = {
     f"model.layers.{block}.{name}": [0.5 + 0.01 * block] * rows
     for block in range(4)
@@ -40,6 +57,7 @@ LAYER = {
 }
 DRAWN = {
     "perplexity": lambda path: plot_perplexity_by_seconds(runs(), path),
+    "bits": lambda path: plot_perplexity_by_bits(runs_with_bits(), path, dense={"wikitext2": 20.0, "c4": 25.0}),
     "lambda": lambda path: plot_lambda_curve([(0.1, 1.5), (0.05, 2.0), (0.2, None)], 0.1, path, "Alignment error"),
     "blocks": lambda path: plot_block_sparsity({"uniform": [0.7] * 40, "neuronal": np.linspace(0.6, 0.8, 40)}, path),
     "rows": lambda path: plot_row_sparsity(LAYER, path),
@@ -62,6 +80,7 @@ HARD = {
         title=LONG,
         dense={"wikitext2": 20.0, "c4": 25.0},
     ),
+    "bits": lambda path: plot_perplexity_by_bits(runs_with_bits(TUNED), path, title=LONG),
     "one run": lambda path: plot_perplexity_by_seconds([run()], path, title="model", dense={"wikitext2": 9, "c4": 9}),
     "blocks": lambda path: plot_block_sparsity(
         {name: np.linspace(0.6, 0.7 + 0.01 * i, 80) for i, name in enumerate(TUNED)}, path, title=LONG

@@ -24,6 +24,11 @@ class PackedSize:
     in_memory: int
     weights: int
 
+    @property
+    def bits_per_weight(self) -> float:
+        """What a weight takes in the packed format: masks, values or codes, and scales."""
+        return 8 * self.saved / self.weights
+
 
 def packed_size(decoder: Decoder, zeros: Callable[[Projection], int], value_bits: int | None = None) -> PackedSize:
     """What packing the pruned weights of a decoder gives.

@@ -11,7 +11,7 @@ from ..config_fields import DATASETS
 from .command import Command, write
 from .config_flags import CONFIG_FLAGS, add_config_flags, methods
 from .flags import add_model_flags, add_task_flags, device_of, load_options
-from .parser import count, share
+from .parser import count, share, value_bits
 
 
 if TYPE_CHECKING:
@@ -92,11 +92,12 @@ def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 class CompareCommand(Command):
     COMMAND = CommandInfo(name="compare", help="Prune a model in many ways and compare what each loses.")
-    OWN = ("sparsity", "saliency", "topup", "dataset", "format", "pattern", "bits")
+    OWN = ("sparsity", "saliency", "topup", "value_bits", "bits", "dataset", "format", "pattern")
     USAGE = "--model MODEL [flags]"
     EXAMPLES = (
         "--model Qwen/Qwen3-0.6B --sparsity 0.6 0.7 --topup uniform owl search --plots",
         "--model Qwen/Qwen3-0.6B --saliency wanda alps --dataset my-text.txt --evaluate my-test.txt",
+        "--model Qwen/Qwen3-0.6B --sparsity 0.5 0.6 --topup search --value-bits none 4 3 --plots",
     )
 
     @classmethod
@@ -114,6 +115,13 @@ class CompareCommand(Command):
         )
         parser.add_argument(
             "--sparsity", **several, type=share, help="shares of weights to set to zero (default: 0.6 0.7 0.8)"
+        )
+        parser.add_argument(
+            "--value-bits",
+            **several,
+            type=value_bits,
+            metavar="N",
+            help="round the kept values to so many bits: 8, 4, 3 or 2; none: leave them as they are (default: none)",
         )
         parser.add_argument("--dataset", default="c4", help=f"calibration text: {DATASETS} (default: c4)")
         parser.add_argument(
@@ -165,7 +173,7 @@ class CompareCommand(Command):
         if args.plots:
             check_matplotlib()
         check_writable(args.output, "write tables to")
-        lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities"}
+        lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities", "value_bits": "value_bits"}
         chosen = DEFAULTS | {plural: getattr(args, name) for name, plural in lists.items() if hasattr(args, name)}
         return check_asked(
             **chosen,

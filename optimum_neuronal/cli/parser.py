@@ -67,6 +67,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def value_bits(text: str) -> int | None:
+    """Bits of kept values on the command line, `none` where they stay as they are; which there are is the config's to say.
+
+    Raises:
+        `ArgumentTypeError`: neither a number nor `none`.
+    """
+    if text.lower() != "none" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of bits, such as 4, or none.")
+    return int(text) if text.isdecimal() else None
+
+
 DTYPES = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 KNOWN_DTYPES = ("auto", "float32", "bfloat16", "float16")
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 from optimum.commands.base import CommandInfo
@@ -37,6 +38,10 @@ class SpeedCommand(Command):
             "--activations", choices=("int8", "bf16"), default="int8",
             help="what inputs become that meet values of few bits (default: int8)",
         )  # fmt: skip
+        parser.add_argument(
+            "--no-torchao", action="store_true",
+            help="leave out int8 and int4 weight-only by torchao, which are timed where it is installed (default: no)",
+        )  # fmt: skip
         parser.add_argument("--threads", type=count, help="of torch (default: as torch decides)")
         parser.add_argument("--json", action="store_true", help="print JSON instead of tables (default: no)")
         parser.add_argument(
@@ -50,6 +55,7 @@ class SpeedCommand(Command):
 
         from ..evaluation.figures.speed import plot_speed
         from ..evaluation.plots import check_matplotlib
+        from ..evaluation.quantized import EAGER, FORMS
         from ..evaluation.speed import measure_speed
 
         args = self.args
@@ -59,44 +65,65 @@ class SpeedCommand(Command):
                 raise ValueError(f"The folder of --plots {args.plots} does not exist: make it first.")
         if args.threads:
             torch.set_num_threads(args.threads)
-        models, resident = self._load()
+        models, resident, left_out = self._load()
         numbers = (args.batches, args.prompt_tokens, args.new_tokens, args.rounds)
-        report = measure_speed(models["dense"], models["packed"], *numbers, resident, models.get("coded"))
+        report = measure_speed(models.pop("dense"), models.pop("packed"), *numbers, resident, models, left_out)
         write(json.dumps(report.to_dict(), indent=2) if args.json else f"\n{report}")
+        if FORMS.keys() & models.keys() and not args.json:
+            write(EAGER)
         if args.plots:
             plot_speed(report.to_dict(), args.plots)
 
     def _load(self):
-        """The model in its forms, and what the process grew by with each."""
-        from ..checkpoint.loading import load_checkpoint
+        """The model in its forms, what the process grew by with each, and which forms there are not, and why."""
+        from ..evaluation.quantized import FORMS, MISSING, NotQuantized, has_torchao
         from ..evaluation.speed import prefill_seconds
         from ..runtime.peak_memory import resident_memory
 
-        device = device_of(self.args)
-        loads = {"dense": load_checkpoint, "packed": self._load_packed}
-        loads |= {"coded": self._load_coded} if self.args.value_bits else {}
-        models, resident, before = {}, {}, resident_memory()
+        args, models, resident, left_out = self.args, {}, {}, {}
+        loads = {"dense": self._load_dense, "packed": self._load_packed}
+        if args.value_bits:
+            loads[f"{args.value_bits} bits, {args.activations}"] = self._load_coded
+        if has_torchao() and not args.no_torchao:
+            loads |= {form: partial(self._load_quantized, form, models) for form in FORMS}
+        elif not args.no_torchao:
+            left_out[" and ".join(FORMS)] = MISSING
+        device, before = device_of(args), resident_memory()
         for name, load in loads.items():
-            model = load(self.args.model, **load_options(self.args)).to(device)
-            prefill_seconds(model, 8)  # what is mapped from disk is read when it is used
-            models[name] = model
+            try:
+                models[name] = load().to(device)
+            except NotQuantized as error:
+                left_out[name] = str(error)
+                continue
+            prefill_seconds(models[name], 8)  # what is mapped from disk is read when it is used
             now = resident_memory()
             if now is not None:
                 resident[name] = now - before
                 before = now
-        return models, resident
+        return models, resident, left_out
 
-    def _load_packed(self, model: str, **options):
+    def _load_dense(self):
+        from ..checkpoint.loading import load_checkpoint
+
+        return load_checkpoint(self.args.model, **load_options(self.args))
+
+    def _load_packed(self):
         """The model with packed values as they are, also where the checkpoint holds codes that are to be timed beside."""
         from .. import SparseModelForCausalLM, sparsify
-        from ..checkpoint.loading import load_checkpoint
 
         if self.args.value_bits:
-            return sparsify(load_checkpoint(model, **options))
-        return SparseModelForCausalLM.from_pretrained(model, **options)
+            return sparsify(self._load_dense())
+        return SparseModelForCausalLM.from_pretrained(self.args.model, **load_options(self.args))
 
-    def _load_coded(self, model: str, **options):
+    def _load_coded(self):
         from .. import sparsify
-        from ..checkpoint.loading import load_checkpoint
 
-        return sparsify(load_checkpoint(model, **options), self.args.value_bits, self.args.activations)
+        return sparsify(self._load_dense(), self.args.value_bits, self.args.activations)
+
+    def _load_quantized(self, form: str, models: dict):
+        """The dense model, of which torchao quantised what the packed one has packed."""
+        from ..decoder.packed_modules import packed_modules
+        from ..evaluation.quantized import quantize
+
+        names = [name for name, _ in packed_modules(models["packed"])]
+        return quantize(self._load_dense().to(device_of(self.args)), names, form)

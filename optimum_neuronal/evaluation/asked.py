@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..config import NeuronALConfig
 from ..config_aliases import as_json
@@ -14,12 +14,25 @@ from ..runtime.arguments import check_several, check_texts
 from ..runtime.processes import Processes
 from ..runtime.registry import parse_method
 from ..saliency import SALIENCIES
+from ..sparsity.codebooks import BITS
 from ..topup import TOPUPS
 from .tasks import check_tasks
 from .test_sets import name_test_sets
 
 
-Combination = tuple[float, str, str]  # sparsity, saliency and top-up
+class Combination(NamedTuple):
+    """What a prune is asked for.
+
+    Args:
+        sparsity (`float`): in [0, 1).
+        saliency, topup (`str`): methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
+        value_bits (`int`, *optional*): to how many bits kept values are rounded; None: they are not.
+    """
+
+    sparsity: float
+    saliency: str
+    topup: str
+    value_bits: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ def check_asked(
     dataset: Any,
     evaluate: Sequence | Mapping[str, Any],
     config: Mapping[str, Any],
+    value_bits: Sequence[int | None] | int | None = (None,),
     max_windows: int | None = None,
     tasks: Sequence[str] = (),
     limit: int | None = None,
@@ -76,9 +90,12 @@ def check_asked(
     for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
         for method in methods:
             registry.get(parse_method(method)[0])
-    combinations = list(product(sparsities, saliencies, topups))
+    asked_bits = check_value_bits(value_bits)
+    combinations = [Combination(*found) for found in product(sparsities, saliencies, topups, asked_bits)]
     if not combinations:
-        raise ValueError("There is nothing to compare: name at least one saliency, one top-up and one sparsity.")
+        raise ValueError(
+            "There is nothing to compare: name at least one saliency, one top-up, one sparsity and one number of bits."
+        )
     configs = make_configs(combinations, dataset, as_json(config))
     asked = Asked(configs, dataset, tests, max_windows, tasks, limit, include_path)
     if isinstance(dataset, str) and any(found.make_methods().needs_calibration for found in asked.possible.values()):
@@ -91,12 +108,27 @@ def check_asked(
     return asked
 
 
-def make_config(sparsity: float, saliency: str, topup: str, dataset, others: dict[str, Any]) -> NeuronALConfig:
+def check_value_bits(value_bits: Sequence[int | None] | int | None) -> list[int | None]:
+    """The numbers of bits to compare, from several or from one; None: values stay as they are.
+
+    Raises:
+        `TypeError`: neither a number, nor several, nor None.
+        `ValueError`: bits that values cannot have.
+    """
+    if value_bits is None or isinstance(value_bits, int):
+        value_bits = [value_bits]
+    found = check_several("value_bits", value_bits, "[None, 4, 3]")
+    for bits in found:
+        if bits is not None and bits not in BITS:
+            raise ValueError(f"value_bits holds {bits!r}: expected {', '.join(map(str, BITS))}, or None.")
+    return found
+
+
+def make_config(combination: Combination, dataset, others: dict[str, Any]) -> NeuronALConfig:
     """The config of one combination. With a saliency that knows no rows, a top-up leaves them alone if it can.
 
     Args:
-        sparsity (`float`): in [0, 1).
-        saliency, topup (`str`): names of methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
+        combination ([`Combination`]): sparsity, methods and bits.
         dataset: calibration data; the config holds a name or a path only.
         others (`dict[str, Any]`):
             Fields of the config, for all combinations. Among them aliases, which only the top-ups that they belong to
@@ -105,13 +137,14 @@ def make_config(sparsity: float, saliency: str, topup: str, dataset, others: dic
     Raises:
         `ValueError`, `TypeError`: this combination is not possible.
     """
-    saliency, saliency_args = parse_method(saliency)
-    topup, topup_args = parse_method(topup)
+    saliency, saliency_args = parse_method(combination.saliency)
+    topup, topup_args = parse_method(combination.topup)
     fields = {name: value for name, value in others.items() if name not in ALIASES}
     aliases = {name: value for name, value in others.items() if name in ALIASES and topup in ALIASES[name].topups}
     without_rows = {} if SALIENCIES.get(saliency).knows_rows else TOPUPS.get(topup).without_rows
     return NeuronALConfig(
-        sparsity=sparsity,
+        sparsity=combination.sparsity,
+        value_bits=combination.value_bits,
         saliency=saliency,
         saliency_args=saliency_args,
         topup=topup,
@@ -132,7 +165,7 @@ def make_configs(
     configs: dict[Combination, NeuronALConfig | str] = {}
     for combination in combinations:
         try:
-            configs[combination] = make_config(*combination, dataset, others)
+            configs[combination] = make_config(combination, dataset, others)
         except ValueError as error:
             configs[combination] = " ".join(str(error).split())
     if all(isinstance(config, str) for config in configs.values()):

@@ -1,4 +1,4 @@
-"""`compare`: every combination of saliency, top-up and sparsity on one model that is loaded once."""
+"""`compare`: every combination of saliency, top-up, sparsity and bits on one model that is loaded once."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from ..checkpoint.origin import public_name
 from ..pruning.exclusive import alone_with
 from ..pruning.reporting import versions
 from ..runtime.notes import get_logger
-from .asked import Asked, check_asked
+from .asked import Asked, Combination, check_asked
 from .comparison import Comparison
 from .loading import as_model
 from .result_records import ResultRecords
@@ -26,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "saliencies": ("wanda",),
     "topups": ("uniform", "neuronal", "search"),
     "sparsities": (0.6, 0.7, 0.8),
+    "value_bits": (None,),
 }
 
 
@@ -36,6 +37,7 @@ def compare(
     saliencies: Sequence[str] = DEFAULTS["saliencies"],
     topups: Sequence[str] = DEFAULTS["topups"],
     sparsities: Sequence[float] = DEFAULTS["sparsities"],
+    value_bits: Sequence[int | None] | int | None = DEFAULTS["value_bits"],
     dataset: Any = "c4",
     evaluate: Sequence | Mapping[str, Any] = ("wikitext2",),
     tasks: Sequence[str] = (),
@@ -46,7 +48,7 @@ def compare(
     overwrite: bool = False,
     **config: Any,
 ) -> Comparison:
-    """Prunes a model in many ways and measures what each loses. The model is as before afterwards.
+    """Prunes a model in many ways and measures what each loses, and how many bits a weight it takes. The model is as before afterwards.
 
     What the dense model does is measured once for all. A combination that fails is a result with its error.
 
@@ -55,6 +57,8 @@ def compare(
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the one of the model's own checkpoint.
         saliencies, topups (`Sequence[str]`): methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
         sparsities (`Sequence[float]`): each in [0, 1).
+        value_bits (`Sequence` or `int`, *optional*):
+            To how many bits kept values are rounded: each 8, 4, 3, 2, or None, which leaves them as they are.
         dataset: calibration data, as for [`NeuronALPruner.prune`].
         evaluate (`Sequence` or `dict`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
         tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`].
@@ -71,6 +75,7 @@ def compare(
         saliencies=saliencies,
         topups=topups,
         sparsities=sparsities,
+        value_bits=value_bits,
         dataset=dataset,
         evaluate=evaluate,
         config=config,
@@ -98,14 +103,14 @@ def compare_asked(
 def _run(trials: Trials, records: ResultRecords, output: str | Path | None) -> Comparison:
     calibration = trials.calibration.to_dict() if trials.calibration is not None else {}
     name = public_name(trials.model)
-    dense = records.get_or_make((0.0, DENSE, DENSE), {}, trials.dense)
+    dense = records.get_or_make(Combination(0.0, DENSE, DENSE), {}, trials.dense)
     comparison = Comparison(name, dense, [], calibration, versions())
     configs = trials.asked.configs
     for combination, config in logging.tqdm(configs.items(), desc="Comparing", unit="combination"):
         fields_of_config = config if isinstance(config, str) else config.to_dict()
-        result = records.get_or_make(combination, fields_of_config, partial(trials.run, *combination))
+        result = records.get_or_make(combination, fields_of_config, partial(trials.run, combination))
         if result.error is not None:
-            logger.warning(f"{result.saliency} + {result.topup} at {result.sparsity:.0%} failed: {result.error}")
+            logger.warning(f"{result.method} failed: {result.error}")
         comparison.results.append(result)
         if output is not None:
             comparison.save(output)

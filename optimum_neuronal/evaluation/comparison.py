@@ -28,7 +28,7 @@ class Comparison:
     Args:
         model (`str`): what was pruned.
         dense (`Result`): the dense model's figures.
-        results (`list[Result]`): one per combination, by sparsity, saliency and top-up in the order asked for.
+        results (`list[Result]`): one per combination, by sparsity, saliency, top-up and bits in the order asked for.
         calibration (`dict`): source, number and length of the sequences, seed.
         versions (`dict`): of this package, transformers, torch and Python.
     """
@@ -45,18 +45,19 @@ class Comparison:
         return [result for result in self.results if result.error is not None]
 
     def aggregates(self) -> list[Aggregate]:
-        """One aggregate for each sparsity and top-up, in their order."""
-        groups: dict[tuple[float, str], list[Result]] = {}
+        """One aggregate for each sparsity, top-up and number of bits, in their order."""
+        groups: dict[tuple[float, str, int | None], list[Result]] = {}
         for result in self.results:
-            groups.setdefault((result.sparsity, result.topup), [])
+            members = groups.setdefault((result.sparsity, result.topup, result.value_bits), [])
             if result.error is None:
-                groups[result.sparsity, result.topup].append(result)
+                members.append(result)
         return [self._aggregate(*key, results) for key, results in groups.items()]
 
-    def _aggregate(self, sparsity: float, topup: str, results: Sequence[Result]) -> Aggregate:
+    def _aggregate(self, sparsity: float, topup: str, value_bits: int | None, results: Sequence[Result]) -> Aggregate:
         factors = [r.perplexity[name] / self.dense.perplexity[name] for r in results for name in r.perplexity]
         retained = [r.mean_accuracy / self.dense.mean_accuracy for r in results if self.dense.mean_accuracy]
-        return Aggregate(sparsity, topup, geometric_mean(factors), geometric_mean(retained), len(results))
+        means = geometric_mean(factors), geometric_mean(retained)
+        return Aggregate(sparsity, topup, *means, len(results), value_bits)
 
     def to_dict(self) -> dict[str, Any]:
         """All that was found, with the aggregates, JSON-serialisable."""

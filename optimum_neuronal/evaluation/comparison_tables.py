@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..runtime.tables import Cell
-from .results import DENSE, Aggregate, Result
+from .results import DENSE, Aggregate, Result, told_bits
+
+
+Target = tuple[float, int | None]  # sparsity, and bits of values
 
 
 class Table(NamedTuple):
@@ -22,6 +25,13 @@ class Table(NamedTuple):
     bold: frozenset[Cell]
 
 
+class Told(NamedTuple):
+    """A column that tells what a result is of: its title, and a result's text."""
+
+    title: str
+    text: Callable[[Result], str]
+
+
 class Measure(NamedTuple):
     """A column of something measured: its title, a result's value and text, and what is better."""
 
@@ -32,17 +42,28 @@ class Measure(NamedTuple):
 
 
 def combination_table(dense: Result, results: Sequence[Result]) -> Table:
-    """One row per combination below the dense model's; the best of every sparsity is marked."""
-    measures = _measures(dense)
-    header = ["sparsity", "saliency", "top-up", *(measure.title for measure in measures)]
+    """One row per combination below the dense model's; the best of every sparsity and number of bits is marked.
+
+    Columns of bits are there where they are known: to how many values were rounded, and what a weight takes.
+    """
+    measures, shown = _measures(dense), [dense, *results]
+    told = [
+        Told("sparsity", lambda r: f"{r.achieved_sparsity if r.error is None else r.sparsity:.2%}"),
+        Told("saliency", lambda r: r.saliency),
+        Told("top-up", lambda r: "-" if r.saliency == DENSE else r.topup),
+    ]
+    if any(result.value_bits is not None for result in shown):
+        told.append(Told("value bits", lambda r: "-" if r.value_bits is None else str(r.value_bits)))
+    if any(result.bits_per_weight is not None for result in shown):
+        told.append(Told("bits a weight", lambda r: "-" if r.bits_per_weight is None else f"{r.bits_per_weight:.2f}"))
+    header = [*(column.title for column in told), *(measure.title for measure in measures)]
     header += ["allocation s", "pruning s", "peak GB", "lambda block / row"]
-    groups: dict[float, list[int]] = {}
+    groups: dict[tuple[float, int | None], list[int]] = {}
     for row, result in enumerate(results, 1):
         if result.error is None:
-            groups.setdefault(result.sparsity, []).append(row)
-    shown = [dense, *results]
-    bold = _best(shown, measures, 3, groups.values())
-    return Table(header, [_row(result, measures) for result in shown], bold)
+            groups.setdefault((result.sparsity, result.value_bits), []).append(row)
+    bold = _best(shown, measures, len(told), groups.values())
+    return Table(header, [_row(result, told, measures) for result in shown], bold)
 
 
 def _measures(dense: Result) -> list[Measure]:
@@ -61,14 +82,12 @@ def _measures(dense: Result) -> list[Measure]:
     return found
 
 
-def _row(result: Result, measures: Sequence[Measure]) -> list[str]:
-    dense = result.saliency == DENSE
-    start = [f"{result.achieved_sparsity:.2%}", result.saliency, "-" if dense else result.topup]
+def _row(result: Result, told: Sequence[Told], measures: Sequence[Measure]) -> list[str]:
+    start = [column.text(result) for column in told]
     if result.error is not None:
-        start[0] = f"{result.sparsity:.2%}"
         return [*start, *["-"] * (len(measures) + 3), f"failed: {result.error}"]
     costs = ["", "", ""]
-    if not dense:
+    if result.saliency != DENSE:
         peak = max(result.peak_memory.values(), default=0)
         costs = [f"{result.allocation_seconds:.1f}", f"{result.pruning_seconds:.1f}", f"{peak / 1e9:.2f}"]
     lambdas = [f"{value:g}" for value in (result.block_lambda, result.row_lambda) if value is not None]
@@ -76,23 +95,23 @@ def _row(result: Result, measures: Sequence[Measure]) -> list[str]:
 
 
 def aggregate_table(aggregates: Sequence[Aggregate], with_tasks: bool) -> Table:
-    """One row per top-up, one column per sparsity and aggregate; the best of every column is marked."""
-    sparsities = list(dict.fromkeys(entry.sparsity for entry in aggregates))
+    """One row per top-up, one column per sparsity, bits and aggregate; the best of every column is marked."""
+    targets = list(dict.fromkeys((entry.sparsity, entry.value_bits) for entry in aggregates))
     topups = list(dict.fromkeys(entry.topup for entry in aggregates))
-    found = {(entry.topup, entry.sparsity): entry for entry in aggregates}
+    found = {(entry.topup, entry.sparsity, entry.value_bits): entry for entry in aggregates}
 
-    def measure(title: str, sparsity: float, name: str, text: Callable[[float], str], best: Callable) -> Measure:
+    def measure(title: str, target: Target, name: str, text: Callable[[float], str], best: Callable) -> Measure:
         def value(topup):  # a comparison under way, or one that failed, has none
-            return getattr(found.get((topup, sparsity)), name, None)
+            return getattr(found.get((topup, *target)), name, None)
 
         def cell(topup):
             return "-" if value(topup) is None else text(value(topup))
 
-        return Measure(f"{title}, {sparsity:.0%}", value, cell, best)
+        return Measure(f"{title}, {target[0]:.0%}{told_bits(target[1])}", value, cell, best)
 
-    measures = [measure("perplexity x dense", s, "perplexity_factor", _short, min) for s in sparsities]
+    measures = [measure("perplexity x dense", t, "perplexity_factor", _short, min) for t in targets]
     if with_tasks:
-        measures += [measure("accuracy retained", s, "accuracy_retention", "{:.1%}".format, max) for s in sparsities]
+        measures += [measure("accuracy retained", t, "accuracy_retention", "{:.1%}".format, max) for t in targets]
     rows = [[topup, *(measure.text(topup) for measure in measures)] for topup in topups]
     bold = _best(topups, measures, 1, [range(len(topups))])
     return Table(["top-up", *(measure.title for measure in measures)], rows, bold)
@@ -121,7 +140,7 @@ def to_csv(dense: Result, results: Sequence[Result]) -> str:
     """One line per combination, in full precision."""
     datasets, tasks = list(dense.perplexity), list(dense.accuracy)
     columns = ["saliency", "topup", "sparsity", "achieved_sparsity", "allocation_seconds", "pruning_seconds"]
-    columns += ["block_lambda", "row_lambda", "error"]
+    columns += ["block_lambda", "row_lambda", "value_bits", "bits_per_weight", "error"]
     header = [*columns, "peak_memory", *(f"perplexity {name}" for name in datasets)]
     header += [f"accuracy {name}" for name in tasks] + [f"stderr {name}" for name in tasks]
     text = io.StringIO()

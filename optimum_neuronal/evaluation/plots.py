@@ -2,17 +2,18 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .averages import geometric_mean
 from .figures.block_sparsity import plot_block_sparsity
 from .figures.canvas import check_matplotlib
 from .figures.lambda_curve import plot_lambda_curve
+from .figures.perplexity_by_bits import plot_perplexity_by_bits
 from .figures.perplexity_by_seconds import over, plot_perplexity_by_seconds
 from .figures.row_sparsity import plot_row_sparsity
-from .figures.styles import make_styles
-from .results import Result
+from .figures.styles import Style, make_styles
+from .results import Result, told_bits
 
 
 LONGEST = 80  # characters of a method's name in that of a file
@@ -21,6 +22,7 @@ __all__ = [
     "check_matplotlib",
     "plot_block_sparsity",
     "plot_lambda_curve",
+    "plot_perplexity_by_bits",
     "plot_perplexity_by_seconds",
     "plot_results",
     "plot_row_sparsity",
@@ -30,8 +32,8 @@ __all__ = [
 def plot_results(model: str, dense: Result, results: Sequence[Result], directory: str | Path) -> list[Path]:
     """All figures that the results of a comparison allow, in its directory.
 
-    `perplexity-by-seconds`; for every saliency and sparsity `block-sparsity-...`, for every result of a top-up by row
-    `row-sparsity-...`, and `lambda-...` where the block step was taken with several single lambdas:
+    `perplexity-by-seconds`; `perplexity-by-bits`, where there are several sparsities or numbers of bits; for every
+    saliency, sparsity and number of bits `block-sparsity-...`, for every result of a top-up by row `row-sparsity-...`, and `lambda-...` where the block step was taken with several single lambdas:
     `neuronal:steps=block,block_lambdas=[0.1]`. A top-up has the same colour in all of them, and a shade means the same
     sparsity in all heat maps.
 
@@ -52,12 +54,22 @@ def plot_results(model: str, dense: Result, results: Sequence[Result], directory
     runs = [vars(result) for result in results]
     path = folder / "perplexity-by-seconds"
     paths = plot_perplexity_by_seconds(runs, path, title=model, dense=dense.perplexity, styles=styles)
-    scale = _scale(results)
-    groups: dict[tuple[str, float], list[Result]] = {}
+    by_bits = [run for run in runs if run["bits_per_weight"] is not None]
+    if len({(run["sparsity"], run["value_bits"]) for run in by_bits}) > 1:
+        path = folder / "perplexity-by-bits"
+        paths += plot_perplexity_by_bits(by_bits, path, title=model, dense=dense.perplexity, styles=styles)
+    return paths + _plot_groups(model, results, folder, styles)
+
+
+def _plot_groups(model: str, results: Sequence[Result], folder: Path, styles: Mapping[str, Style]) -> list[Path]:
+    """The figures of results with the same saliency, sparsity and number of bits."""
+    scale, paths = _scale(results), []
+    groups: dict[tuple[str, float, int | None], list[Result]] = {}
     for result in results:
-        groups.setdefault((result.saliency, result.sparsity), []).append(result)
-    for (saliency, sparsity), members in groups.items():
-        stem, target = _stem(f"{saliency}-{100 * sparsity:g}"), f"{100 * sparsity:.4g} % sparsity"
+        groups.setdefault((result.saliency, result.sparsity, result.value_bits), []).append(result)
+    for (saliency, sparsity, bits), members in groups.items():
+        stem = _stem(f"{saliency}-{100 * sparsity:g}" + ("" if bits is None else f"-{bits}bits"))
+        target = f"{100 * sparsity:.4g} % sparsity{told_bits(bits)}"
         by_method = {result.topup: result.block_sparsity for result in members}
         title = f"{model}, {saliency}, {target}"
         paths += plot_block_sparsity(by_method, folder / f"block-sparsity-{stem}", title=title, styles=styles)

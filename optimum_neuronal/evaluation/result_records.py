@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.durable import write_durably
+from .asked import Combination
 from .results import Result
 
 
@@ -33,15 +34,16 @@ class ResultRecords:
             self.directory.mkdir(parents=True, exist_ok=True)
 
     def get_or_make(
-        self, combination: tuple[float, str, str], config: dict[str, Any] | str, make: Callable[[], Result]
+        self, combination: Combination, config: dict[str, Any] | str, make: Callable[[], Result]
     ) -> Result:
         """What is recorded, or made now and recorded."""
         if self.directory is None:
             return make()
-        sparsity, *methods = combination
         depends_on = json.dumps([config, self.depends_on], sort_keys=True, default=str)
         digest = hashlib.sha256(depends_on.encode()).hexdigest()[:12]
-        words = [re.sub(r"[^\w.-]", "_", word)[:LONGEST] for word in (f"{sparsity:g}", *methods)]
+        words = [f"{combination.sparsity:g}", combination.saliency, combination.topup]
+        words += [] if combination.value_bits is None else [f"{combination.value_bits}bits"]
+        words = [re.sub(r"[^\w.-]", "_", word)[:LONGEST] for word in words]
         path = self.directory / ("-".join([*words, digest]) + ".json")
         if path.exists() and not self.overwrite:
             with suppress(ValueError, TypeError):  # what cannot be read, or was written otherwise, is made anew

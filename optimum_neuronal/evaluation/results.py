@@ -26,6 +26,10 @@ class Result:
         decisions (`dict`): what the top-up tried.
         config (`dict`): the `NeuronALConfig`.
         error (`str`, *optional*): why there are no figures.
+        value_bits (`int`, *optional*): to how many bits kept values were rounded.
+        bits_per_weight (`float`, *optional*):
+            What a weight of the pruned projections takes as the packed format stores it, masks, codes and scales counted;
+            None in records of earlier versions.
     """
 
     sparsity: float
@@ -44,6 +48,8 @@ class Result:
     decisions: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+    value_bits: int | None = None
+    bits_per_weight: float | None = None
 
     def __repr__(self) -> str:
         if self.error is not None:
@@ -51,13 +57,24 @@ class Result:
         else:
             told = [f"perplexity {name} {value:.2f}" for name, value in self.perplexity.items()]
             told += [f"mean accuracy {self.mean_accuracy:.2%}"] if self.accuracy else []
-        method = DENSE if self.saliency == DENSE else f"{self.saliency} + {self.topup}, {self.sparsity:.2%}"
-        return f"Result({', '.join([method, *told])})"
+        return f"Result({', '.join([self.method, *told])})"
+
+    @property
+    def method(self) -> str:
+        """What was done, in a line: `"wanda + owl, 70.00%, 4 bits"`."""
+        if self.saliency == DENSE:
+            return DENSE
+        return f"{self.saliency} + {self.topup}, {self.sparsity:.2%}{told_bits(self.value_bits)}"
 
     @property
     def mean_accuracy(self) -> float | None:
         """Mean accuracy over the tasks, in [0, 1]."""
         return sum(task["accuracy"] for task in self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
+
+
+def told_bits(value_bits: int | None) -> str:
+    """What follows a method or a sparsity in a text: `", 4 bits"`, or nothing where values were not rounded."""
+    return "" if value_bits is None else f", {value_bits} bits"
 
 
 @dataclass(frozen=True)
@@ -69,6 +86,7 @@ class Aggregate:
         perplexity_factor (`float`): geometric mean of perplexity over the dense model's; lower is better.
         accuracy_retention (`float`, *optional*): geometric mean of mean accuracy over the dense model's.
         saliencies (`int`): over how many saliencies; those that failed are missing.
+        value_bits (`int`, *optional*): of kept values, if they were rounded.
     """
 
     sparsity: float
@@ -76,3 +94,4 @@ class Aggregate:
     perplexity_factor: float | None
     accuracy_retention: float | None
     saliencies: int
+    value_bits: int | None = None

@@ -2,9 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -12,104 +11,13 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, St
 from transformers.utils import logging
 
 from ..checkpoint.origin import public_name
-from ..decoder.packed_modules import packed_modules
 from ..engine.capture import inference
-from ..inference.coded_rows import CodedRows
 from ..runtime.arguments import check_count
-from ..runtime.quantities import format_bytes
-from ..runtime.tables import format_table
+from .quantized import footprint
+from .speed_report import SpeedReport, Timing
 
 
 PROMPT = 16  # tokens in front of those that are generated
-FASTER = 1.02  # from which ratio on a difference is more than chance
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One kind of work, done by all forms of a model in turns.
-
-    Args:
-        work (`str`): `"decode, batch 4"` or `"prefill, 512 tokens"`.
-        dense, packed (`float`): tokens per second of the whole batch, medians.
-        lowest, highest (`float`): of the rounds' ratios packed to dense.
-        ratio (`float`): their median: above 1, packed weights are faster.
-        coded, coded_ratio (`float`, *optional*): the same of packed weights with values of few bits, if there are any.
-    """
-
-    work: str
-    dense: float
-    packed: float
-    ratio: float
-    lowest: float
-    highest: float
-    coded: float | None = None
-    coded_ratio: float | None = None
-
-
-@dataclass(frozen=True)
-class SpeedReport:
-    """What [`measure_speed`] found. `print(report)` shows it as a table.
-
-    Args:
-        model (`str`): what was measured.
-        dtype (`str`), device (`str`), threads (`int`): of the computation.
-        timings (`list[Timing]`): one per kind of work.
-        dense_bytes, packed_bytes (`int`): of the models' parameters and buffers.
-        resident (`dict[str, int]`): bytes that the process grew by with each model, `"dense"` and `"packed"`, if known.
-        coded_bytes (`int`, *optional*): as `packed_bytes`, of the model with values of few bits.
-        coded_as (`str`, *optional*): what these are: `"4 bits, int8"`.
-    """
-
-    model: str
-    dtype: str
-    device: str
-    threads: int
-    timings: list[Timing]
-    dense_bytes: int
-    packed_bytes: int
-    resident: dict[str, int]
-    coded_bytes: int | None = None
-    coded_as: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, JSON-serialisable."""
-        return asdict(self)
-
-    @property
-    def verdict(self) -> str:
-        """What the figures say, whichever way they fall."""
-        slower = [timing.work for timing in self.timings if timing.ratio < 1 / FASTER]
-        faster = [timing.work for timing in self.timings if timing.ratio > FASTER]
-        found = [("faster", faster), ("slower", slower)]
-        told = [f"Packed weights are {how} here for: {'; '.join(work)}." for how, work in found if work]
-        return " ".join(told or ["Packed weights are neither faster nor slower here."])
-
-    def __str__(self) -> str:
-        rows = [
-            [t.work, f"{t.dense:.1f}", f"{t.packed:.1f}", f"{t.ratio:.2f}", f"{t.lowest:.2f} to {t.highest:.2f}"]
-            for t in self.timings
-        ]
-        header = ["tokens per second", "dense", "packed", "times", "lowest and highest"]
-        if self.coded_as:
-            header += [self.coded_as, "times"]
-            rows = [[*row, f"{t.coded:.1f}", f"{t.coded_ratio:.2f}"] for row, t in zip(rows, self.timings)]
-        model = {"dense": self.dense_bytes, "packed": self.packed_bytes}
-        model |= {"coded": self.coded_bytes} if self.coded_as else {}
-        sizes = [_sizes("model", model), *([_sizes("resident", self.resident)] if self.resident else [])]
-        memory = format_table(
-            ["memory", "dense", "packed", "times", *([self.coded_as, "times"] if self.coded_as else [])], sizes
-        )
-        about = f"{self.model}, {self.dtype} on {self.device}, {self.threads} thread{'s' * (self.threads > 1)}"
-        return f"{about}\n\n{format_table(header, rows)}\n\n{memory}\n\n{self.verdict}"
-
-
-def _sizes(name: str, bytes_of: dict[str, int]) -> list[str]:
-    """A row of the table of memory."""
-    dense, row = bytes_of["dense"], [name, format_bytes(bytes_of["dense"])]
-    for form in ("packed", "coded"):
-        if form in bytes_of:
-            row += [format_bytes(bytes_of[form]), f"{bytes_of[form] / max(1, dense):.2f}"]
-    return row
 
 
 def measure_speed(
@@ -120,7 +28,8 @@ def measure_speed(
     new_tokens: int = 32,
     rounds: int = 5,
     resident: dict[str, int] | None = None,
-    coded: PreTrainedModel | None = None,
+    others: Mapping[str, PreTrainedModel] | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> SpeedReport:
     """Times the forms of one model in turns, so that a machine's moods meet all.
 
@@ -131,7 +40,9 @@ def measure_speed(
         new_tokens (`int`): tokens to generate for each sequence.
         rounds (`int`): how often each kind of work is done by both; one more goes before, to warm up.
         resident (`dict[str, int]`, *optional*): what the process grew by with each, for the report.
-        coded (`PreTrainedModel`, *optional*): the same model with values of few bits, see [`sparsify`].
+        others (`Mapping[str, PreTrainedModel]`, *optional*):
+            Name -> the same model in another form: with values of few bits, see [`sparsify`], or quantised.
+        left_out (`Mapping[str, str]`, *optional*): name of a form -> why it could not be made, for the report.
 
     Raises:
         `ValueError`, `TypeError`: a number that is below 1, or not whole.
@@ -144,9 +55,10 @@ def measure_speed(
         for batch in batches
     ]
     work.append((f"prefill, {prompt_tokens} tokens", prompt_tokens, lambda m: prefill_seconds(m, prompt_tokens)))
-    models = [dense, packed, *([coded] if coded is not None else [])]
+    others = dict(others or {})
+    models = {"dense": dense, "packed": packed, **others}
     with ExitStack() as stack:
-        for model in models:
+        for model in models.values():
             stack.enter_context(inference(model))
         timings = [_in_turns(name, tokens, seconds, models, rounds) for name, tokens, seconds in work]
     return SpeedReport(
@@ -155,38 +67,32 @@ def measure_speed(
         device=str(dense.device),
         threads=torch.get_num_threads(),
         timings=timings,
-        dense_bytes=dense.get_memory_footprint(),
-        packed_bytes=packed.get_memory_footprint(),
+        dense_bytes=footprint(dense),
+        packed_bytes=footprint(packed),
         resident=dict(resident or {}),
-        coded_bytes=coded.get_memory_footprint() if coded is not None else None,
-        coded_as=_coded_as(coded) if coded is not None else None,
+        other_bytes={name: footprint(model) for name, model in others.items()},
+        left_out=dict(left_out or {}),
     )
-
-
-def _coded_as(model: PreTrainedModel) -> str:
-    """What a model's values and inputs are, by the first of its packed modules. Raises `ValueError` if it has none."""
-    for _, module in packed_modules(model):
-        if isinstance(getattr(module, "rows", None), CodedRows):
-            return f"{module.rows.value_bits} bits, {module.rows.activations}"
-    raise ValueError("measure_speed(coded=...) has no values of few bits: make it with sparsify(model, value_bits=4).")
 
 
 class _Moments(StoppingCriteria):
     """Takes down when each token was finished, and stops nothing."""
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, device: torch.device, clock: Callable[[], float]):
+        self.device, self.clock = device, clock
         self.seen: list[float] = []
 
     def __call__(self, input_ids: torch.Tensor, scores, **_) -> torch.Tensor:
         _wait_for(self.device)
-        self.seen.append(time.perf_counter())
+        self.seen.append(self.clock())
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-def decode_seconds(model: PreTrainedModel, batch: int, new_tokens: int) -> float:
+def decode_seconds(
+    model: PreTrainedModel, batch: int, new_tokens: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Seconds that a batch of sequences takes to become so many tokens longer, its prefill not counted."""
-    ids, moments = _tokens(model, batch, PROMPT), _Moments(model.device)
+    ids, moments = _tokens(model, batch, PROMPT), _Moments(model.device, clock)
     with _plain_generation(model):
         model.generate(
             input_ids=ids,
@@ -207,23 +113,30 @@ def _in_turns(
     work: str,
     tokens: int,
     seconds: Callable[[PreTrainedModel], float],
-    models: Sequence[PreTrainedModel],
+    models: Mapping[str, PreTrainedModel],
     rounds: int,
 ) -> Timing:
-    found: list[list[float]] = []
-    for _ in logging.tqdm(range(rounds + 1), desc=work, unit="round", leave=False):
-        found.append([seconds(model) for model in models])
-    dense, packed, *coded = zip(*found[1:])
-    ratios = [one / other for one, other in zip(dense, packed)]
+    """Times one kind of work; `models` has the dense one first, then the packed one."""
+    found: dict[str, list[float]] = {name: [] for name in models}
+    for number in logging.tqdm(range(rounds + 1), desc=work, unit="round", leave=False):
+        for name, model in models.items():
+            taken = seconds(model)
+            if number:
+                found[name].append(taken)
+    rates = {name: tokens / statistics.median(times) for name, times in found.items()}
+    ratios = {name: [one / other for one, other in zip(found["dense"], times)] for name, times in found.items()}
+    medians = {name: statistics.median(values) for name, values in ratios.items()}
+    dense, packed = rates.pop("dense"), rates.pop("packed")
+    packed_ratios = ratios["packed"]
     return Timing(
         work,
-        tokens / statistics.median(dense),
-        tokens / statistics.median(packed),
-        statistics.median(ratios),
-        min(ratios),
-        max(ratios),
-        *(tokens / statistics.median(times) for times in coded),
-        *(statistics.median(one / other for one, other in zip(dense, times)) for times in coded),
+        dense,
+        packed,
+        medians["packed"],
+        min(packed_ratios),
+        max(packed_ratios),
+        rates,
+        {name: medians[name] for name in rates},
     )
 
 

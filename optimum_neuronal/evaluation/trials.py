@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoint.packed_size import packed_size
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..decoder.identity import identity
 from ..decoder.placement import is_offloaded
@@ -81,13 +82,13 @@ class Trials:
 
     def dense(self) -> Result:
         """The dense model's figures."""
-        return Result(0.0, DENSE, DENSE, **self._measured())
+        size = packed_size(self.decoder, lambda projection: 0)
+        return Result(0.0, DENSE, DENSE, **self._measured(), bits_per_weight=size.bits_per_weight)
 
-    def run(self, sparsity: float, saliency: str, topup: str) -> Result:
+    def run(self, combination: Combination) -> Result:
         """One combination, from search to test; the model's weights are put back."""
-        combination = sparsity, saliency, topup
         config, methods = self.asked.configs[combination], self.methods.get(combination)
-        result = Result(sparsity, saliency, topup)
+        result = Result(**combination._asdict())
         if isinstance(config, str):
             result.error = config
             return result
@@ -105,10 +106,9 @@ class Trials:
             result.error = " ".join(f"{error}".split()) or type(error).__name__
             return result
         return Result(
-            sparsity,
-            saliency,
-            topup,
+            **combination._asdict(),
             **measured,
+            bits_per_weight=report.bits_per_weight,
             achieved_sparsity=report.achieved_sparsity,
             block_sparsity=list(report.blocks.values()),
             row_sparsity=rows,

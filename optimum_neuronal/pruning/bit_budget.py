@@ -1,13 +1,12 @@
 """A budget of bits a weight: which sparsities, with how many bits of every value, fit into it."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 from ..checkpoint.packed_size import packed_size
 from ..config import NeuronALConfig
-from ..decoder.projections import Decoder, Projection
+from ..decoder.projections import Decoder
 from ..sparsity.codebooks import BITS
 
 
@@ -30,12 +29,6 @@ class Pair(NamedTuple):
     def of(self, config: NeuronALConfig) -> NeuronALConfig:
         """The config with this pair in place of its budget."""
         return replace(config, bits=None, sparsity=self.sparsity, value_bits=self.value_bits)
-
-
-def bits_per_weight(decoder: Decoder, zeros: Callable[[Projection], int], value_bits: int | None) -> float:
-    """Bits that the pruned projections take in the packed format for each of their weights, see [`packed_size`]."""
-    size = packed_size(decoder, zeros, value_bits)
-    return 8 * size.saved / size.weights
 
 
 def pairs_within(decoder: Decoder, config: NeuronALConfig) -> list[Pair]:
@@ -80,7 +73,7 @@ def likely(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig:
 
 
 def _taken(decoder: Decoder, sparsity: float, value_bits: int) -> float:
-    return bits_per_weight(decoder, lambda projection: int(sparsity * projection.numel), value_bits)
+    return packed_size(decoder, lambda projection: int(sparsity * projection.numel), value_bits).bits_per_weight
 
 
 def _with_sparsity(decoder: Decoder, config: NeuronALConfig) -> Pair:

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 import transformers
 
+from ..checkpoint.packed_size import packed_size
 from ..data.calibration import CalibrationSet
 from ..decoder.projections import Decoder
 from ..report import PruningReport
 from ..runtime.peak_memory import peak_memory
 from ..runtime.version import __version__
-from .bit_budget import bits_per_weight
 from .finding import PruneOutcome
 from .sparsity_found import measure_sparsity
 
@@ -61,10 +61,9 @@ def make_report(
 
 def _bits_per_weight(
     decoder: Decoder, projections: Mapping[str, Mapping[str, float]], value_bits: int | None
-) -> float | None:
-    if value_bits is None:
-        return None
-    return bits_per_weight(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel), value_bits)
+) -> float:
+    zeros = {name: found["sparsity"] for name, found in projections.items()}
+    return packed_size(decoder, lambda p: round(zeros[p.name] * p.numel), value_bits).bits_per_weight
 
 
 def without_folders(dataset: str) -> str:

@@ -40,6 +40,16 @@ class TestCompare:
             "seconds included"
         )
 
+    def test_bits(self, run, arguments, tmp_path):
+        methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.6, "--value-bits", "none", 4)
+        shown = run(*arguments, *methods)
+        assert "value bits" in shown and "perplexity x dense, 60%, 4 bits" in shown
+        results = json.loads((tmp_path / "out" / "comparison.json").read_text())["results"]
+        assert [result["value_bits"] for result in results] == [None, 4]
+        assert results[1]["bits_per_weight"] < results[0]["bits_per_weight"] / 4
+        with pytest.raises(SystemExit, match="value_bits holds 5: expected 8, 4, 3, 2, or None"):
+            run(*arguments, *methods[:-2], 5)
+
     def test_figures(self, run, arguments, tmp_path):
         pytest.importorskip("matplotlib")
         lambdas = [f"neuronal:steps=block,block_lambdas=[{lam}]" for lam in (0.05, 0.1, 0.2)]

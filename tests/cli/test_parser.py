@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from optimum_neuronal.cli.parser import CommandParser, add_verbosity_flags, describe, dtype, share
+from optimum_neuronal.cli.parser import CommandParser, add_verbosity_flags, describe, dtype, share, value_bits
 
 
 def make_parser():
@@ -78,3 +78,9 @@ def test_dtypes_by_their_short_names(text, meant):
 def test_an_unknown_dtype_names_the_closest():
     with pytest.raises(argparse.ArgumentTypeError, match="Did you mean 'float32'"):
         dtype("flaot32")
+
+
+def test_bits_of_values():
+    assert (value_bits("none"), value_bits("4")) == (None, 4)
+    with pytest.raises(argparse.ArgumentTypeError, match="'four': expected a number of bits, such as 4, or none"):
+        value_bits("four")

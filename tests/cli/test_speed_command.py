@@ -4,6 +4,10 @@ import sys
 import pytest
 from packed import make_zeroed
 
+from optimum_neuronal import SparseModelForCausalLM
+from optimum_neuronal.decoder.packed_modules import packed_modules
+from optimum_neuronal.evaluation import quantized
+
 
 @pytest.fixture
 def sparse(tmp_path):
@@ -27,8 +31,36 @@ def test_values_of_few_bits(run, sparse, tmp_path):
     assert (tmp_path / "figure.png").exists()
 
 
-def test_json(run, sparse):
+def test_without_torchao_a_line_says_how_it_is_had(run, sparse, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    line = "Not shown: torchao int8 and torchao int4: pip install torchao."
+    assert run("speed", "--model", sparse, *FEW).splitlines()[-1] == line
+    assert line not in run("speed", "--model", sparse, *FEW, "--no-torchao")
+
+
+def test_torchao_beside(run, sparse, monkeypatch):
+    """What it quantises is what is packed; what it cannot do is told."""
+    asked = []
+
+    def quantize(model, names, form):
+        asked.append((form, set(names)))
+        if form == "torchao int4":
+            raise quantized.NotQuantized("no kernels")
+        return model
+
+    monkeypatch.setattr(quantized, "has_torchao", lambda: True)
+    monkeypatch.setattr(quantized, "quantize", quantize)
+    printed = run("speed", "--model", sparse, *FEW)
+    assert printed.count("torchao int8  times") == 2 and quantized.EAGER in printed
+    assert "Not shown: torchao int4: no kernels." in printed
+    packed = {name for name, _ in packed_modules(SparseModelForCausalLM.from_pretrained(sparse))}
+    assert asked == [("torchao int8", packed), ("torchao int4", packed)]
     found = json.loads(run("speed", "--model", sparse, *FEW, "--json"))
+    assert found["other_bytes"].keys() == {"torchao int8"} and found["left_out"] == {"torchao int4": "no kernels"}
+
+
+def test_json(run, sparse):
+    found = json.loads(run("speed", "--model", sparse, *FEW, "--no-torchao", "--json"))
     assert len(found["timings"]) == 3 and found["packed_bytes"] < found["dense_bytes"]
     if sys.platform == "linux":
         assert found["resident"].keys() == {"dense", "packed"}, "measured by the system"

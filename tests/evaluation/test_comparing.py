@@ -6,7 +6,7 @@ import torch
 from conftest import make_model
 from profiles import by_day
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity, inspect_checkpoint
 from optimum_neuronal.evaluation import trials
 from optimum_neuronal.saliency import SALIENCIES
 
@@ -48,11 +48,11 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
 def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):
     runs, run = [], trials.Trials.run
 
-    def interrupted(self, *combination):
+    def interrupted(self, combination):
         runs.append(combination)
         if len(runs) == 3:
             raise KeyboardInterrupt
-        return run(self, *combination)
+        return run(self, combination)
 
     monkeypatch.setattr(trials.Trials, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -64,6 +64,27 @@ def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatc
     assert len(runs) == 5
     compare(llama, **METHODS, **others, output=tmp_path, overwrite=True)
     assert len(runs) == 9
+
+
+@pytest.mark.usefixtures("quick_alps")
+def test_bits_are_a_dimension(ids, others, tmp_path):
+    """Every row is what a prune alone gives, also behind one with other bits, and says what a weight takes."""
+    model = make_model("llama")
+    before = state(model)
+    given = {"saliencies": ["alps"], "topups": ["uniform"], **others, "value_bits": [3, None], "output": tmp_path}
+    comparison = compare(model, **given)
+    assert not comparison.failed and [result.value_bits for result in comparison.results] == [3, None]
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert comparison.dense.bits_per_weight == 32.0
+    for result in comparison.results:
+        own = {"saliency": "alps", "topup": "uniform", "value_bits": result.value_bits, "format": "packed"}
+        pruner, alone = NeuronALPruner(NeuronALConfig(0.5, **own, **SMALL)), make_model("llama")
+        pruner.save(pruner.prune(alone, ids[:6]), tmp_path / f"{result.value_bits}")
+        assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
+        stored = inspect_checkpoint(tmp_path / f"{result.value_bits}").bits_per_weight
+        assert result.bits_per_weight == pytest.approx(stored, rel=0.05), "padding is estimated"
+    again = compare(model, **given)
+    assert [vars(one) for one in again.results] == [vars(one) for one in comparison.results], "from records"
 
 
 def test_one_that_fails_is_a_row_with_its_error(llama, others, tmp_path, monkeypatch):

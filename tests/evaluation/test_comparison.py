@@ -82,6 +82,46 @@ def test_tables(comparison):
     )
 
 
+@pytest.fixture
+def with_bits(comparison):
+    """Rows with values as they are, and of 4 bits."""
+    comparison.dense.bits_per_weight = 16.0
+    comparison.results = [
+        result(0.5, "wanda", "uniform", 20.0, 40.0, bits_per_weight=9.0),
+        result(0.5, "wanda", "uniform", 30.0, 60.0, value_bits=4, bits_per_weight=3.125),
+        result(0.5, "ria", "uniform", 40.0, 70.0, value_bits=4, bits_per_weight=3.125),
+        Result(0.5, "magnitude", "uniform", error="no", value_bits=4),
+    ]
+    comparison.dense.accuracy = {}
+    return comparison
+
+
+def test_bits_have_columns_and_groups_of_their_own(with_bits):
+    lines = with_bits.to_markdown().splitlines()
+    assert lines[4].startswith("| sparsity | saliency | top-up | value bits | bits a weight | perplexity a |")
+    assert lines[6].startswith("| 0.00% | dense | - | - | 16.00 | 10.00 |")
+    assert lines[7].startswith("| 50.00% | wanda | uniform | - | 9.00 | 20.00 | 40.00 |"), "alone of its kind"
+    assert lines[8].startswith("| 50.00% | wanda | uniform | 4 | 3.12 | **30.00** | **60.00** |")
+    assert lines[10].startswith("| 50.00% | magnitude | uniform | 4 | - | - |")
+    without, rounded = with_bits.aggregates()
+    assert (without.value_bits, rounded.value_bits, rounded.saliencies) == (None, 4, 2)
+    assert without.perplexity_factor == pytest.approx(2)
+    assert with_bits.aggregate_table().header == [
+        "top-up",
+        "perplexity x dense, 50%",
+        "perplexity x dense, 50%, 4 bits",
+    ]
+    assert repr(with_bits.results[1]).startswith("Result(wanda + uniform, 50.00%, 4 bits, perplexity a 30.00")
+    assert "value bits" in with_bits._repr_html_()
+    rows = list(csv.DictReader(io.StringIO(with_bits.to_csv())))
+    assert [row["value_bits"] for row in rows] == ["", "", "4", "4", "4"] and rows[2]["bits_per_weight"] == "3.125"
+    assert json.loads(json.dumps(with_bits.to_dict()))["results"][1]["value_bits"] == 4
+
+
+def test_without_bits_there_are_no_columns_of_them(comparison):
+    assert "bits" not in comparison.to_markdown()
+
+
 def test_files(comparison, tmp_path):
     assert [path.name for path in comparison.save(tmp_path)] == ["comparison.json", "comparison.csv", "comparison.md"]
     values = json.loads((tmp_path / "comparison.json").read_text())

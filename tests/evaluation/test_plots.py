@@ -68,6 +68,20 @@ def test_a_comparison_gets_the_figures_that_it_allows(tmp_path):
     ]
 
 
+def test_bits_are_drawn_where_there_are_several(tmp_path):
+    """And figures of rows with bits do not take the place of those without."""
+    results = [result("uniform", bits_per_weight=6.0), result("uniform", value_bits=4, bits_per_weight=2.4)]
+    expected = ["perplexity-by-seconds.png", "perplexity-by-bits.png", "block-sparsity-wanda-70.png"]
+    assert names(results, tmp_path) == [*expected, "block-sparsity-wanda-70-4bits.png"]
+    assert "model, wanda, 70 % sparsity, 4 bits" in texts([None, tmp_path / "block-sparsity-wanda-70-4bits.svg"])
+    assert "70 % sparsity, 4 bits" in texts([None, tmp_path / "perplexity-by-seconds.svg"])
+
+
+def test_records_without_bits_are_not_drawn_by_bits(tmp_path):
+    results = [result("uniform"), result("uniform", value_bits=4)]
+    assert "perplexity-by-bits.png" not in names(results, tmp_path)
+
+
 def test_lambdas_are_drawn_where_there_are_three_and_a_choice_among_several(tmp_path):
     def single(lam, tried=1):
         return result(f"neuronal:{lam}-{tried}", block_lambda=lam, decisions={"block": {"candidates": [{}] * tried}})

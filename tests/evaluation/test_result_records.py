@@ -2,6 +2,7 @@ import pytest
 from conftest import make_model
 
 from optimum_neuronal import compare
+from optimum_neuronal.evaluation.asked import Combination
 from optimum_neuronal.evaluation.result_records import ResultRecords
 from optimum_neuronal.evaluation.results import Result
 
@@ -43,7 +44,7 @@ class Make:
         return Result(0.7, "wanda", "owl:m=7", {"test": 12.5}, pruning_seconds=self.calls, error=self.error)
 
 
-ASKED = (0.7, "wanda", "owl:m=7")
+ASKED = Combination(0.7, "wanda", "owl:m=7")
 
 
 def test_a_finished_result_is_read_whole(tmp_path):
@@ -52,12 +53,19 @@ def test_a_finished_result_is_read_whole(tmp_path):
     assert first == second and make.calls == 1
     (record,) = (tmp_path / "results").iterdir()
     assert record.name.startswith("0.7-wanda-owl_m_7-") and record.suffix == ".json"
+    ResultRecords(tmp_path, False, {"model": "a"}).get_or_make(ASKED._replace(value_bits=3), {}, make)
+    assert any(path.name.startswith("0.7-wanda-owl_m_7-3bits-") for path in (tmp_path / "results").iterdir())
 
 
 @pytest.mark.parametrize(
     "asked, config, depends_on",
-    [(ASKED, {}, {"model": "b"}), (ASKED, {"seed": 1}, {"model": "a"}), ((0.6, *ASKED[1:]), {}, {"model": "a"})],
-    ids=["model", "config", "sparsity"],
+    [
+        (ASKED, {}, {"model": "b"}),
+        (ASKED, {"seed": 1}, {"model": "a"}),
+        (ASKED._replace(sparsity=0.6), {}, {"model": "a"}),
+        (ASKED._replace(value_bits=4), {}, {"model": "a"}),
+    ],
+    ids=["model", "config", "sparsity", "bits"],
 )
 def test_what_depends_on_something_else_has_a_record_of_its_own(asked, config, depends_on, tmp_path):
     make = Make()

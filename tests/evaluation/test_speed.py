@@ -6,7 +6,8 @@ from packed import make_zeroed
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.evaluation import speed
-from optimum_neuronal.evaluation.speed import SpeedReport, Timing, decode_seconds, measure_speed, prefill_seconds
+from optimum_neuronal.evaluation.speed import decode_seconds, measure_speed, prefill_seconds
+from optimum_neuronal.evaluation.speed_report import SpeedReport, Timing
 
 
 @pytest.fixture
@@ -29,16 +30,19 @@ def test_both_forms_are_timed_in_turns(models, monkeypatch):
     assert report.verdict == "Packed weights are slower here for: prefill, 20 tokens." and "0.25" in str(report)
 
 
-def test_values_of_few_bits_beside(models, monkeypatch):
+def test_other_forms_beside(models, monkeypatch):
     coded = sparsify(make_zeroed("llama"), value_bits=4)
     taken = {id(models[0]): 4.0, id(models[1]): 2.0, id(coded): 1.0}
     monkeypatch.setattr(speed, "decode_seconds", lambda model, batch, new: taken[id(model)])
-    report = measure_speed(*models, batches=(1,), prompt_tokens=4, new_tokens=4, rounds=1, coded=coded)
-    assert (report.timings[0].ratio, report.timings[0].coded, report.timings[0].coded_ratio) == (2.0, 4.0, 4.0)
-    assert report.coded_as == "4 bits, int8" and report.coded_bytes < report.packed_bytes
-    assert "4 bits, int8" in str(report) and report.to_dict()["coded_bytes"] == report.coded_bytes
-    with pytest.raises(ValueError, match="has no values of few bits"):
-        measure_speed(*models, batches=(1,), prompt_tokens=4, new_tokens=4, rounds=1, coded=models[1])
+    others, left_out = {"4 bits, int8": coded}, {"torchao int4": "no kernels"}
+    numbers = {"batches": (1,), "prompt_tokens": 4, "new_tokens": 4, "rounds": 1}
+    report = measure_speed(*models, **numbers, others=others, left_out=left_out)
+    decode = report.timings[0]
+    assert (decode.ratio, decode.others, decode.other_ratios) == (2.0, {"4 bits, int8": 4.0}, {"4 bits, int8": 4.0})
+    assert 0 < report.other_bytes["4 bits, int8"] < report.packed_bytes
+    assert str(report).count("4 bits, int8") == 2 and str(report).endswith("\nNot shown: torchao int4: no kernels.")
+    told = json.loads(json.dumps(report.to_dict()))
+    assert told["left_out"] == left_out and told["timings"][0]["others"] == {"4 bits, int8": 4.0}
 
 
 def test_tokens_are_generated_whatever_the_checkpoint_says(models):

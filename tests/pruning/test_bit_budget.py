@@ -4,8 +4,9 @@ import pytest
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.checkpoint.packed_size import packed_size
 from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.pruning.bit_budget import Pair, bits_per_weight, likely, pairs_within, settled
+from optimum_neuronal.pruning.bit_budget import Pair, likely, pairs_within, settled
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def decoder():
 
 
 def taken(decoder, sparsity, value_bits):
-    return bits_per_weight(decoder, lambda p: int(sparsity * p.numel), value_bits)
+    return packed_size(decoder, lambda p: int(sparsity * p.numel), value_bits).bits_per_weight
 
 
 def test_a_weight_takes_its_mask_scales_and_codes(decoder):

@@ -19,13 +19,13 @@ def plot_perplexity_by_seconds(
     dense: Mapping[str, float] | None = None,
     styles: Mapping[str, Style] | None = None,
 ) -> list[Path]:
-    """Perplexity against runtime, both on log axes: one panel per sparsity, one point per method.
+    """Perplexity against runtime, both on log axes: one panel per sparsity and number of bits, one point per method.
 
     The colour tells the top-up, the marker the saliency.
 
     Args:
         results: of every run `saliency`, `topup`, `sparsity` in [0, 1), `perplexity` (dataset -> at least 1),
-            `allocation_seconds` and `pruning_seconds` (may be None), and `error` if there was one: such a run is left
+            `allocation_seconds` and `pruning_seconds` (may be None), `value_bits` if values were rounded, and `error` if there was one: such a run is left
             out. Drawn is the geometric mean over the datasets; an infinite one is named in the panel's title.
         path (`str` or `Path`): where to write, without a suffix.
         title (`str`, *optional*): what was pruned.
@@ -41,17 +41,17 @@ def plot_perplexity_by_seconds(
             in a folder that does not exist.
     """
     runs = [run for run in results if not run.get("error")]
-    datasets = _datasets(runs)
+    datasets = datasets_of(runs)
     points = [(run, *_point(run)) for run in runs]
-    sparsities = sorted({run["sparsity"] for run in runs})
+    targets = sorted({_target(run) for run in runs}, key=lambda target: (target[0], -(target[1] or 99)))
     styles = styles or make_styles(run["topup"] for run in runs)
     saliencies = list(dict.fromkeys(run["saliency"] for run in runs))
     markers = {name: MARKERS[index % len(MARKERS)] for index, name in enumerate(saliencies)}
     level = None if dense is None else geometric_mean([dense[name] for name in datasets])
-    with new_figure(path, 0.6 + 3.2 * len(sparsities)) as (figure, written):
-        panels = figure.subplots(len(sparsities), 1, sharex=True, squeeze=False)[:, 0]
-        for panel, sparsity in zip(panels, sparsities):
-            _draw(panel, sparsity, [point for point in points if point[0]["sparsity"] == sparsity], styles, markers)
+    with new_figure(path, 0.6 + 3.2 * len(targets)) as (figure, written):
+        panels = figure.subplots(len(targets), 1, sharex=True, squeeze=False)[:, 0]
+        for panel, target in zip(panels, targets):
+            _draw(panel, target, [point for point in points if _target(point[0]) == target], styles, markers)
             if level is not None and math.isfinite(level):
                 panel.axhline(level, **DENSE)
         for axis in (panels[0].xaxis, *(panel.yaxis for panel in panels)):
@@ -74,7 +74,7 @@ def _title(title: str | None, saliencies: Sequence[str], datasets: Sequence[str]
     return (f"{pruned}: p" if pruned else "P") + f"erplexity {over(datasets)}"
 
 
-def _datasets(runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def datasets_of(runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Names of the datasets that all runs were measured on. Raises `ValueError` if they differ."""
     found = {tuple(sorted(run["perplexity"])) for run in runs}
     if len(found) != 1:
@@ -83,14 +83,21 @@ def _datasets(runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return found.pop()
 
 
-def _draw(panel, sparsity: float, points: Sequence[tuple], styles: Mapping, markers: Mapping) -> None:
-    """One sparsity's points: (run, seconds, perplexity)."""
+def _target(run: Mapping[str, Any]) -> tuple[float, int | None]:
+    """Sparsity, and bits of values."""
+    return run["sparsity"], run.get("value_bits")
+
+
+def _draw(panel, target: tuple[float, int | None], points: Sequence[tuple], styles: Mapping, markers: Mapping) -> None:
+    """One panel's points: (run, seconds, perplexity)."""
     for run, seconds, perplexity in points:
         if math.isfinite(perplexity):
             style = styles[run["topup"]]
             panel.plot([seconds], [perplexity], **_look(style, markers[run["saliency"]]), alpha=0.8)
     infinite = ", ".join(_name(run) for run, _, perplexity in points if math.isinf(perplexity))
-    title = f"{100 * sparsity:.4g} % sparsity" + (f" (infinite: {infinite})" if infinite else "")
+    sparsity, bits = target
+    title = f"{100 * sparsity:.4g} % sparsity" + ("" if bits is None else f", {bits} bits")
+    title += f" (infinite: {infinite})" if infinite else ""
     panel.set_title(wrapped(title), loc="left")
     panel.set(xscale="log", yscale="log", ylabel="Perplexity (lower is better)")
     panel.margins(0.06, 0.12)

@@ -1,7 +1,7 @@
 """Tokens per second with dense and with packed weights, side by side."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from .styles import COLOURS, GREY
 
 
 def plot_speed(report: Mapping[str, Any], path: str | Path) -> list[Path]:
-    """A pair of bars for every kind of work, on a log axis; what packed weights bring stands beside each pair.
+    """A bar of every form for every kind of work, on a log axis; what each form but the dense brings stands beside them.
 
     Args:
         report (`Mapping`): from [`SpeedReport.to_dict`].
@@ -27,20 +27,21 @@ def plot_speed(report: Mapping[str, Any], path: str | Path) -> list[Path]:
     timings = report["timings"]
     if not timings:
         raise ValueError("There is nothing to draw: the report has no timings.")
-    with new_figure(path, 1.2 + 0.6 * len(timings)) as (figure, written):
+    with new_figure(path, 1.2 + (0.4 + 0.1 * (2 + len(_others(timings)))) * len(timings)) as (figure, written):
         axes = figure.subplots()
-        named = {"dense": "dense weights", "packed": "packed weights"}
-        named |= {"coded": report["coded_as"]} if report.get("coded_as") else {}
+        named = {"dense": "dense weights", "packed": "packed weights", **{name: name for name in _others(timings)}}
         width = 0.8 / len(named)
         for offset, (name, colour) in enumerate(zip(named, (GREY, *COLOURS))):
             places = [index + width * (offset - (len(named) - 1) / 2) for index in range(len(timings))]
-            axes.barh(places, [timing[name] for timing in timings], 0.95 * width, color=colour, label=named[name])
+            axes.barh(
+                places, [_rate(timing, name) for timing in timings], 0.95 * width, color=colour, label=named[name]
+            )
         for index, timing in enumerate(timings):
-            end = max(timing[name] for name in named)
-            ratios = [timing["ratio"], *([timing["coded_ratio"]] if "coded" in named else [])]
-            text = " and ".join(f"{ratio:.2f}" for ratio in ratios) + " times"
+            end = max(_rate(timing, name) for name in named)
+            ratios = [timing["ratio"], *timing.get("other_ratios", {}).values()]
+            text = ", ".join(f"{ratio:.2f}" for ratio in ratios) + " times"
             axes.annotate(text, (end, index), (4, 0), textcoords="offset points", va="center")
-        least, most = (choose(timing[name] for timing in timings for name in named) for choose in (min, max))
+        least, most = (choose(_rate(timing, name) for timing in timings for name in named) for choose in (min, max))
         least = 10.0 ** math.floor(math.log10(least) - 0.1)
         axes.set(xscale="log", xlabel="Tokens per second", xlim=(least, most * (most / least) ** 0.2))  # room for text
         axes.set_yticks(range(len(timings)), [timing["work"] for timing in timings])
@@ -52,3 +53,13 @@ def plot_speed(report: Mapping[str, Any], path: str | Path) -> list[Path]:
         add_title(figure, f"{report['model']}, {report['dtype']}, {threads}: packed, {share:.2f} of the bytes")
         add_legend(figure, axes.containers)
     return written
+
+
+def _others(timings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the forms beside dense and packed weights."""
+    return list(timings[0].get("others", {}))
+
+
+def _rate(timing: Mapping[str, Any], form: str) -> float:
+    """Tokens per second of a form."""
+    return timing[form] if form in ("dense", "packed") else timing["others"][form]

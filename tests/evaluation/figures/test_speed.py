@@ -23,6 +23,12 @@ def test_labels(tmp_path):
     assert "llama-70, bfloat16, 2 threads: packed, 0.40 of the bytes" in written
 
 
+def test_other_forms_beside(tmp_path):
+    beside = {"others": {"4 bits, int8": 20.0}, "other_ratios": {"4 bits, int8": 4.0}}
+    written = set(texts(plot_speed({**REPORT, "timings": [REPORT["timings"][0] | beside]}, tmp_path / "speed")))
+    assert {"2.40, 4.00 times", "4 bits, int8"} < written
+
+
 def test_nothing_to_draw(tmp_path):
     with pytest.raises(ValueError, match="no timings"):
         plot_speed({**REPORT, "timings": []}, tmp_path / "speed")
