@@ -120,6 +120,7 @@ class PruningReport:
         ]
         if self.config.get("value_bits") is not None:
             rows.append(["values", self._values()])
+        if self.config.get("value_bits") is not None and self.bits_per_weight is not None:
             rows.append(["bits a weight", self._bits()])
         if self.block_lambda is not None:
             rows.append(["lambda of the block step", f"{self.block_lambda:g}"])

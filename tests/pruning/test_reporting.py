@@ -15,15 +15,17 @@ from optimum_neuronal.topup import Allocation
 
 
 def report_of(decisions, calibration=None, dataset="c4"):
-    decoder = SimpleNamespace(blocks=[make_block([[0.0, 1.0, 2.0, 3.0]])])
-    outcome = PruneOutcome(Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
+    block = make_block([[0.0, 1.0, 2.0, 3.0]])
+    decoder = SimpleNamespace(blocks=[block], projections=block.projections)
     config = NeuronALConfig(0.5, topup="neuronal", dataset=dataset, saliency="wanda")
-    return make_report(decoder, config, calibration, outcome, {"pruning": 2.0})
+    outcome = PruneOutcome(config, Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
+    return make_report(decoder, calibration, outcome, {"pruning": 2.0})
 
 
 def test_what_was_asked_for_and_what_was_found():
     report = report_of({"block": {"lambda": 0.125}, "row": {"lambda": 0.0}})
     assert (report.requested_sparsity, report.achieved_sparsity, report.blocks) == (0.5, 0.25, {"block": 0.25})
+    assert report.bits_per_weight == 8 * (3 * 4 + 1) / 4, "three values of four bytes, and a byte of mask"
     assert (report.block_lambda, report.row_lambda) == (0.125, 0.0)
     assert report.decisions == {"block": {"lambda": 0.125}, "row": {"lambda": 0.0}}
     assert (report.block_forwards, report.starved_experts) == (12, ["experts.0.up"])
