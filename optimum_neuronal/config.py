@@ -10,7 +10,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .config_aliases import as_arguments, as_json, merge_saved, understands_aliases
 from .config_bits import check_budget, check_value_bits
-from .config_fields import ALIASES, FORMATS, ConfigFields, check_sparsity
+from .config_fields import ALIASES, FORMATS, ConfigFields, check_head_bits, check_sparsity
 from .config_files import read_config_file
 from .efforts import EFFORTS, default_topup
 from .methods import RECONSTRUCT, Methods, make_methods
@@ -99,6 +99,9 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             `sparsity` the most `value_bits` that fit follow from it; with `value_bits` the least sparsity; alone, of all
             such pairs the one that loses least is chosen, by the divergence of next-token distributions. The report's
             config holds the pair instead.
+        head_bits (`int`, *optional*):
+            8: token embeddings and head are rounded to 8 bits, with a scale for each row and 128 columns, and stored so;
+            for `format="packed"` alone. Tied ones stay one. None: they stay as they are.
         format (`str`):
             How the model is saved: `"dense"`, ordinary safetensors with zeros; or `"packed"`, the non-zero values and
             bitmasks, which load in processes that have imported this package only (docs/format.md).
@@ -141,6 +144,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             setattr(self, name, _checked_patterns(name, getattr(self, name)))
         if self.format not in FORMATS:
             raise ValueError(f"format is {self.format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
+        if self.head_bits is not None:
+            check_head_bits(self.head_bits, self.format)
         if self.reconstruct not in (None, *RECONSTRUCT):
             raise ValueError(
                 f"reconstruct is {self.reconstruct!r}: expected one of {', '.join(map(repr, RECONSTRUCT))}, or None."

@@ -11,6 +11,7 @@ from .efforts import EFFORTS, told
 
 
 FORMATS = ("dense", "packed")  # of a saved model
+HEAD_BITS = 8  # the only ones that embeddings and head can have
 DATASETS = (
     "c4, wikitext2, ptb; a Hub dataset as ID, ID:SPLIT, ID:SPLIT:COLUMN or ID:CONFIG:SPLIT:COLUMN; or a local .txt, .csv, "
     ".jsonl or .parquet file (FILE or FILE:COLUMN)"
@@ -25,6 +26,16 @@ def check_sparsity(value: Any) -> float:
         hint = f" Did you mean {value / 100:g}?" if 1 < value < 100 else ""
         raise ValueError(f"sparsity is {value}: expected a share in [0, 1), such as 0.7.{hint}")
     return value
+
+
+def check_head_bits(value: Any, format: str) -> None:
+    """Raises `TypeError` or `ValueError` if embeddings and head cannot be saved with so many bits in a format."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"head_bits is {value!r}: expected 8, or None to leave token embeddings and head as they are.")
+    if value != HEAD_BITS:
+        raise ValueError(f"head_bits is {value}: expected 8, or None to leave token embeddings and head as they are.")
+    if format != "packed":
+        raise ValueError(f"head_bits is {value}, but the format {format!r}: it needs format='packed'.")
 
 
 @dataclass(init=False, repr=False, eq=False)  # NeuronALConfig has these; to generate them takes milliseconds
@@ -156,6 +167,13 @@ class ConfigFields:
             "help": "bits a weight that masks, codes and scales may take in all, 2.4 for instance: with --sparsity, "
             "--value-bits follow from it; with these, sparsity; alone, what loses least is chosen",
             "default": "as sparsity and value bits have it",
+        },
+    )
+    head_bits: int | None = field(
+        default=None,
+        metadata={
+            "help": "round token embeddings and head to so many bits, 8, and store them so, with --format packed",
+            "default": "they stay as they are",
         },
     )
     format: str = field(

@@ -29,6 +29,7 @@ from .pruning.calibrating import draw_calibration, find_tokenizer
 from .pruning.checking import check
 from .pruning.exclusive import alone_with
 from .pruning.finding import find_changes
+from .pruning.head_rounding import apply_to_head, round_head
 from .pruning.pruned_models import Pruned, PrunedModels, Tokenizers, check_tokenizer
 from .pruning.recording import open_journal, work_directory
 from .pruning.reporting import make_report
@@ -215,10 +216,13 @@ class NeuronALPruner(OptimumQuantizer):
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
         journal = open_journal(folder, model, decoder, self.config, ids)
         outcome = find_changes(model, decoder, self.config, methods, ids, clock, journal)
+        head, head_errors = round_head(model) if self.config.head_bits is not None else ({}, {})
         report = make_report(decoder, calibration, outcome, clock.seconds)
+        report.head_roundings = {name: {"error": error} for name, error in head_errors.items()}
         sparsity_config = make_sparsity_config(decoder, report, names)
         with deferred_interrupt():  # nothing that may fail from here on
             apply_changes(decoder, outcome.changes)
+            apply_to_head(model, head)
             self.report = report
             record_sparsity(model, sparsity_config)
             self._models.add(model, Pruned(report, sparsity_config, self.tokenizer))

@@ -44,6 +44,8 @@ class PruningReport:
         bits_per_weight (`float`, *optional*):
             What a weight of the pruned projections takes in the packed format, masks and scales counted; of reports of
             earlier releases None.
+        head_roundings (`dict`):
+            Name in the files -> `error`, the same of token embeddings and head, if they were rounded to 8 bits.
         version (`int`): of this format.
     """
 
@@ -64,6 +66,7 @@ class PruningReport:
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
     roundings: dict[str, dict[str, float]] = field(default_factory=dict)
     bits_per_weight: float | None = None
+    head_roundings: dict[str, dict[str, float]] = field(default_factory=dict)
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,6 +115,12 @@ class PruningReport:
         tried = ", ".join("{value_bits} at {sparsity:.2%}".format(**pair) for pair in divided["pairs"])
         return f"{told} (at most {divided['budget']:g}; chosen of values with so many bits: {tried})"
 
+    def _head(self) -> str:
+        """To how many bits embeddings and head were rounded, and where that lost most."""
+        worst = max(self.head_roundings, key=lambda name: self.head_roundings[name]["error"])
+        error = self.head_roundings[worst]["error"]
+        return f"{self.config['head_bits']} bits; squared error of rounding at most {error:.4%} ({worst})"
+
     def _rows(self) -> list[list[str]]:
         rows = [
             ["sparsity", f"{self.achieved_sparsity:.4%} (asked for {self.requested_sparsity:.2%})"],
@@ -122,6 +131,8 @@ class PruningReport:
             rows.append(["values", self._values()])
         if self.config.get("value_bits") is not None and self.bits_per_weight is not None:
             rows.append(["bits a weight", self._bits()])
+        if self.head_roundings:
+            rows.append(["embeddings and head", self._head()])
         if self.block_lambda is not None:
             rows.append(["lambda of the block step", f"{self.block_lambda:g}"])
         if self.row_lambda is not None:

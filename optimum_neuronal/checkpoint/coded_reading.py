@@ -11,7 +11,7 @@ import torch
 from ..sparsity.bitmask import MASK, check_mask_header, checksum_seed
 from ..sparsity.code_checks import check_coded_headers
 from ..sparsity.coded import CODES, SCALES, TABLE, CodedWeight
-from .stored_tensors import DTYPES, FileValues, Stored
+from .stored_tensors import DTYPES, Stored, dtype_name, read_parts
 
 
 CODED_PARTS = (MASK, CODES, SCALES, TABLE)  # in this order the checksum goes over them
@@ -70,7 +70,7 @@ class StoredCodedWeight:
 
     def get_dtype(self) -> str:
         """The dtype as safetensors calls it: `"BF16"`."""
-        return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
+        return dtype_name(self.dtype)
 
     def __getitem__(self, index) -> torch.Tensor:
         _, dense = self._read()
@@ -83,18 +83,9 @@ class StoredCodedWeight:
 
     def _read(self) -> tuple[CodedWeight, torch.Tensor]:
         """The weight as it is stored, and unpacked."""
-        checksum = coded_seed(self.name, self.get_dtype(), self.shape, self.bits, self.transposed)
-        tensors = {}
+        seed = coded_seed(self.name, self.get_dtype(), self.shape, self.bits, self.transposed)
         try:
-            with self.path.open("rb") as file:
-                for part in self.parts:
-                    values = FileValues(file, part, checksum)
-                    tensors[part.name] = values[0 : len(values)].view(part.shape)
-                    checksum = values.checksum
-            if checksum != self.checksum:
-                raise ValueError(
-                    f"its checksum is {checksum:08x}, but {self.checksum:08x} was written. Download or save the checkpoint again"
-                )
+            tensors = read_parts(self.path, self.parts, seed, self.checksum)
             shape = tuple(_as_coded(self.shape, self.transposed))
             coded = CodedWeight.of_parts(tensors, self.name, shape, self.bits, self.dtype)
             dense = coded.unpack()

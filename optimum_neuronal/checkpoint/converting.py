@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from ..config_fields import FORMATS
+from ..config_fields import FORMATS, check_head_bits
+from ..decoder.loading import load_skeleton
+from ..decoder.token_weights import token_weights
 from ..runtime.arguments import check_path
 from ..runtime.directories import is_same
 from ..runtime.notes import get_logger
@@ -20,6 +22,7 @@ from ..transformers_plugin import internals
 from .card_file import changed, name_for_card
 from .coding import Coding
 from .files import check_file, read_bytes
+from .head_coding import HeadCoding
 from .model_card import with_format
 from .names import (
     CONFIG,
@@ -36,6 +39,7 @@ from .opening import Checkpoint, Weight, find_checkpoint
 from .packed_writing import SHARD_SIZE, PackedWriter, add_hint, dense_config, packed_config
 from .saving import check_directory, check_free, replaced_checkpoint
 from .shards import ShardWriter
+from .sparsity_config import about_head
 
 
 logger = get_logger(__name__)
@@ -50,6 +54,7 @@ def convert_checkpoint(
     revision: str | None = None,
     token: str | None = None,
     value_bits: int | None = None,
+    head_bits: int | None = None,
 ) -> Path:
     """Writes a pruned checkpoint in the other format. No model is built, and its weights are the same to the bit, unless they
     are to be rounded.
@@ -68,6 +73,7 @@ def convert_checkpoint(
         value_bits (`int`, *optional*):
             8, 4, 3 or 2, with `format="packed"`, of which the checkpoint may be already: the kept values of the pruned weights
             are rounded to the nearest of so many bits, if they are not such already. None: what was rounded before is stored with its bits, all else as it is.
+        head_bits (`int`, *optional*): 8, with `format="packed"`: the same of token embeddings and head.
 
     Returns:
         `Path`: the directory that was written.
@@ -81,19 +87,22 @@ def convert_checkpoint(
         raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
     if value_bits is not None:
         check_value_bits(value_bits, format)
+    if head_bits is not None:
+        check_head_bits(head_bits, format)
     size, source = internals.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
     with Checkpoint(source) as checkpoint:
         target = check_directory(source if output is None else output)
         in_place = is_same(target, source)
-        _check(checkpoint, format, in_place, value_bits)
+        _check(checkpoint, format, in_place, value_bits, head_bits)
+        head = _head(checkpoint, format, head_bits)
         others, card = ([], MODEL_CARD) if in_place else (_others(source), name_for_card(target))
         check_free(target, _needed(checkpoint, format))
         with replaced_checkpoint(target, is_of_weights) as staging:
-            _write_weights(checkpoint, staging, format, size, value_bits)
+            _write_weights(checkpoint, staging, format, size, _coding(checkpoint, format, value_bits), head)
             for name in others:
                 (staging / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(check_file(source, name), staging / name)
-            _adapt(source, staging, checkpoint, format, value_bits)
+            _adapt(source, staging, checkpoint, format, {} if value_bits is None else {"value_bits": value_bits}, head)
             if card != MODEL_CARD and (staging / MODEL_CARD).exists():  # there is one in the target, which stays
                 os.replace(staging / MODEL_CARD, staging / card)
     return target
@@ -163,6 +172,22 @@ def _coding(checkpoint: Checkpoint, format: str, value_bits: int | None) -> Codi
     return Coding({**sparsity_config, "value_bits": bits}, names, rounds=value_bits is not None)
 
 
+def _head(checkpoint: Checkpoint, format: str, head_bits: int | None) -> HeadCoding | None:
+    """How embeddings and head are coded, None if they are not. Raises `ValueError` if they are to be, and there are none."""
+    sparsity_config, names = _how_pruned(checkpoint), {weight.name for weight in checkpoint.weights}
+    if format != "packed" or (head_bits is None and sparsity_config.get("head_bits") is None):
+        return None
+    if sparsity_config.get("head_bits") is None:
+        sparsity_config = about_head(token_weights(load_skeleton(checkpoint.directory)))
+    head = HeadCoding(sparsity_config, names, rounds=head_bits is not None)
+    if head_bits is not None and not head.names:
+        known = ", ".join(sparsity_config.get("head_weights", ())) or "none are known"
+        raise ValueError(
+            f"{checkpoint.directory} holds no token embeddings and no head ({known}): leave head_bits out."
+        )
+    return head
+
+
 def _how_pruned(checkpoint: Checkpoint) -> dict[str, Any]:
     """The checkpoint's `sparsity_config`. Raises `ValueError` if it has none."""
     if checkpoint.sparsity_config is None:
@@ -173,11 +198,12 @@ def _how_pruned(checkpoint: Checkpoint) -> dict[str, Any]:
     return checkpoint.sparsity_config
 
 
-def _check(checkpoint: Checkpoint, format: str, in_place: bool, value_bits: int | None) -> None:
-    recorded = _how_pruned(checkpoint).get("value_bits")
-    if checkpoint.format == format and value_bits in (None, recorded):
-        with_bits = f", with values of {recorded} bits" if value_bits else ""
-        raise ValueError(f"{checkpoint.directory} is {format} already{with_bits}.")
+def _check(checkpoint: Checkpoint, format: str, in_place: bool, value_bits: int | None, head_bits: int | None) -> None:
+    about = _how_pruned(checkpoint)
+    asked = {"values": (value_bits, about.get("value_bits")), "a head": (head_bits, about.get("head_bits"))}
+    if checkpoint.format == format and all(bits in (None, recorded) for bits, recorded in asked.values()):
+        told = "".join(f", with {what} of {bits} bits" for what, (bits, _) in asked.items() if bits is not None)
+        raise ValueError(f"{checkpoint.directory} is {format} already{told}.")
     names = [weight.name for weight in checkpoint.weights]
     if len(names) != len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
@@ -193,18 +219,22 @@ def _needed(checkpoint: Checkpoint, format: str) -> int:
 
 
 def _write_weights(
-    checkpoint: Checkpoint, folder: Path, format: str, max_shard_size: int, value_bits: int | None
+    checkpoint: Checkpoint,
+    folder: Path,
+    format: str,
+    max_shard_size: int,
+    coding: Coding | None,
+    head: HeadCoding | None,
 ) -> None:
     """Writes all weights in a format, one after the other."""
     writer = PackedWriter(folder, max_shard_size) if format == "packed" else DenseWriter(folder, max_shard_size)
-    coding = _coding(checkpoint, format, value_bits)
     if isinstance(writer, PackedWriter):
-        writer.coding = coding
+        writer.coding, writer.head = coding, head
     with writer:
         for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
             writer.add(weight.name, _read(weight))
-    if coding:
-        coding.tell()
+    if isinstance(writer, PackedWriter):
+        writer.tell()
 
 
 def _read(weight: Weight) -> torch.Tensor:
@@ -236,19 +266,26 @@ def _files(folder: str | Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir() and not entry.name.startswith("."))
 
 
-def _adapt(source: Path, staging: Path, checkpoint: Checkpoint, format: str, value_bits: int | None) -> None:
+def _adapt(
+    source: Path,
+    staging: Path,
+    checkpoint: Checkpoint,
+    format: str,
+    rounded: Mapping[str, int],
+    head: HeadCoding | None,
+) -> None:
     """Writes config.json and the model cards as they are to be in the format."""
     change = packed_config if format == "packed" else dense_config
-    sparsity_config = _how_pruned(checkpoint) | ({} if value_bits is None else {"value_bits": value_bits})
+    sparsity_config = _how_pruned(checkpoint) | rounded | (about_head(head.names) if head and head.rounds else {})
     _write_json(staging / CONFIG, change(checkpoint.config | {"sparsity_config": sparsity_config}))
     if format == "packed":
         add_hint(staging)
-    bits = sparsity_config.get("value_bits")
+    bits = sparsity_config.get("value_bits"), sparsity_config.get("head_bits")
     for name in (MODEL_CARD, SPARE_MODEL_CARD):
         if (source / name).exists():
             card = read_bytes(source, name)
             with suppress(UnicodeDecodeError):  # a card of another make stays as it is, in whatever encoding
-                card = changed(card.decode("utf-8"), lambda text: with_format(text, format, bits)).encode("utf-8")
+                card = changed(card.decode("utf-8"), lambda text: with_format(text, format, *bits)).encode("utf-8")
             (staging / name).write_bytes(card)
 
 

@@ -75,7 +75,7 @@ LOADING = {
 
 model = {call}
 {example}```""",
-    "packed": """Stored are the weights that are not zero{bits}, and where they belong. `import optimum_neuronal` makes transformers
+    "packed": """Stored are the weights that are not zero{bits}, and where they belong{head}. `import optimum_neuronal` makes transformers
 understand that, and the result is an ordinary model:
 
 ```python
@@ -126,7 +126,7 @@ def make_card(
     """
     base, title, code = hub_id(model), escaped(title), loading_code(model)
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
-    text = _calibration_text(report)
+    text, bits = _calibration_text(report), (report.config.get("value_bits"), report.config.get("head_bits"))
     card = CARD.format(
         metadata=make_metadata(model, report, title, code.pipeline_tag).to_yaml(),
         title=title,
@@ -135,10 +135,8 @@ def make_card(
         origin=f" from [{base}](https://huggingface.co/{base})" if base else "",
         saliency=report.config["saliency"],
         topup=report.config["topup"],
-        rounded=_rounded(report.config.get("value_bits")),
-        loading=_loading(
-            title, code, format, None if tokenizer is None else _quoted(tokenizer), report.config.get("value_bits")
-        ),
+        rounded=_rounded(report),
+        loading=_loading(title, code, format, tokenizer and _quoted(tokenizer), *bits),
         blocks=format_markdown(
             ["block", "sparsity"], [[f"`{name}`", f"{value:.2%}"] for name, value in report.blocks.items()]
         ),
@@ -156,7 +154,7 @@ def make_card(
     return ModelCard(card)
 
 
-def with_format(card: str, format: str, value_bits: int | None = None) -> str:
+def with_format(card: str, format: str, value_bits: int | None = None, head_bits: int | None = None) -> str:
     """The text of a card whose section on use is that of another format; a card of another make stays as it is."""
     title = re.search(r"^# (.+)$", card, re.M)
     before, use, rest = card.partition("\n## Use\n\n")
@@ -166,10 +164,13 @@ def with_format(card: str, format: str, value_bits: int | None = None) -> str:
         return card
     code = LoadingCode(call[1], call[2] or "")
     tokenizer = re.search(rf"^tokenizer = AutoTokenizer\.from_pretrained\(({TEXT_LITERAL})\)$", old, re.M)
-    return before + use + _loading(title[1], code, format, tokenizer and tokenizer[1], value_bits) + sparsity + after
+    name = tokenizer and tokenizer[1]
+    return before + use + _loading(title[1], code, format, name, value_bits, head_bits) + sparsity + after
 
 
-def _loading(title: str, code: LoadingCode, format: str, tokenizer: str | None, value_bits: int | None) -> str:
+def _loading(
+    title: str, code: LoadingCode, format: str, tokenizer: str | None, value_bits: int | None, head_bits: int | None
+) -> str:
     """The section on use; the tokenizer's place is quoted already, None if the model generates nothing."""
     local = title.rpartition("/")[2]
     names = code.loader + (", AutoTokenizer" if tokenizer else "")
@@ -178,17 +179,21 @@ def _loading(title: str, code: LoadingCode, format: str, tokenizer: str | None, 
         call=code.of(title),
         example=EXAMPLE.format(tokenizer=tokenizer) if tokenizer else "",
         bits="" if value_bits is None else f", {value_bits} bits each",
+        head="" if head_bits is None else f"; of token embeddings and head all, {head_bits} bits each",
         local=shlex.quote(local),
         dense=shlex.quote(f"{local}-dense"),
     )
 
 
-def _rounded(value_bits: int | None) -> str:
-    return (
-        ""
-        if value_bits is None
-        else f" The others are rounded to {value_bits} bits, with a scale for every row and 128 columns."
-    )
+def _rounded(report: PruningReport) -> str:
+    """What was rounded, and what that did to embeddings and head."""
+    told = ""
+    if (bits := report.config.get("value_bits")) is not None:
+        told = f" The others are rounded to {bits} bits, with a scale for every row and 128 columns."
+    if report.head_roundings:
+        error = max(rounding["error"] for rounding in report.head_roundings.values())
+        told += f" Token embeddings and head are rounded to 8 bits, with a squared error of at most {error:.4%}."
+    return told
 
 
 def _quoted(text: str) -> str:
@@ -205,17 +210,22 @@ def _sizes(model: PreTrainedModel, report: PruningReport) -> str:
         found = _packed_size(model, report)
         dense, packed, whole = found.dense, found.in_memory, footprint - found.dense + found.in_memory
     return (
-        f"`SparseModelForCausalLM` and `sparsify` of `optimum_neuronal` compute with packed weights: the pruned ones take\n"
+        f"`SparseModelForCausalLM` and `sparsify` of `optimum_neuronal` compute with packed weights: {_which(report)} take\n"
         f"{format_bytes(packed)} of memory instead of {format_bytes(dense)}, the whole model "
         f"{format_bytes(whole)} instead of {format_bytes(whole - packed + dense)}."
     )
+
+
+def _which(report: PruningReport) -> str:
+    return "the pruned ones" if report.config.get("head_bits") is None else "pruned ones, embeddings and head"
 
 
 def _packed_size(model: PreTrainedModel, report: PruningReport) -> PackedSize:
     def zeros(projection: Projection) -> int:
         return round(report.projections[projection.name]["sparsity"] * projection.numel)
 
-    return packed_size(find_decoder(model, report.config["targets"], report.config["ignore"]), zeros)
+    decoder = find_decoder(model, report.config["targets"], report.config["ignore"])
+    return packed_size(decoder, zeros, head_bits=report.config.get("head_bits"))
 
 
 def _evaluation(report: PruningReport) -> str:

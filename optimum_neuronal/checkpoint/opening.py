@@ -18,6 +18,7 @@ from ..runtime.arguments import check_path
 from .coded_reading import StoredCodedWeight
 from .dense_index import dense_files, open_dense
 from .files import read_json
+from .int8_reading import StoredInt8Weight
 from .names import CONFIG, DENSE_INDEX, FOREIGN_SUFFIXES, WEIGHT_FILES, is_of_weights
 from .packed_index import open_checkpoint
 from .packed_reading import PackedFile
@@ -129,7 +130,7 @@ class Checkpoint:
                         stored.dtype,
                         stored.stored_bytes,
                         file,
-                        isinstance(stored, StoredCodedWeight),
+                        isinstance(stored, (StoredCodedWeight, StoredInt8Weight)),
                     )
                     for name, stored in file.weights.items()
                 ],

@@ -19,6 +19,7 @@ from ..sparsity.bitmask import MASK, VALUES, Values, check_headers, check_mask, 
 from ..sparsity.packed import PackedMask, PackedWeight
 from .coded_reading import CODED_PARTS, StoredCodedWeight
 from .files import check_file, check_names, open_safetensors
+from .int8_reading import INT8_PARTS, StoredInt8Weight
 from .stored_tensors import DTYPES, FileValues, Stored
 
 
@@ -38,7 +39,7 @@ class PackedFile:
         path (`str` or `Path`): of the file.
 
     Attributes:
-        weights (`dict[str, StoredWeight | StoredCodedWeight]`): by their names in the dense checkpoint.
+        weights (`dict[str, AnyStored]`): by their names in the dense checkpoint.
 
     Raises:
         `ValueError`: it is no such file, or it is damaged.
@@ -47,15 +48,13 @@ class PackedFile:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         stored, about, version = _read_header(self.path)
-        self.weights: dict[str, StoredWeight | StoredCodedWeight] = {}
+        self.weights: dict[str, AnyStored] = {}
         for name, facts in about.items():
             self.weights[name] = self._weight(name, facts, stored, version)
         if stored:
             raise ValueError(f"{path} holds the tensor {min(stored)!r}, which its metadata does not know.")
 
-    def _weight(
-        self, name: str, facts: Any, stored: dict[str, Stored], version: int
-    ) -> "StoredWeight | StoredCodedWeight":
+    def _weight(self, name: str, facts: Any, stored: dict[str, Stored], version: int) -> "AnyStored":
         """Takes a weight's tensors out of those that are stored."""
         if not isinstance(facts, dict) or not re.fullmatch("[0-9a-f]{8}", str(facts.get("crc32"))):
             raise ValueError(
@@ -63,7 +62,9 @@ class PackedFile:
             )
         checksum = int(facts["crc32"], 16)
         coded = "bits" in facts and version >= CODED_VERSION
-        ends = CODED_PARTS if coded else (MASK, VALUES) if "shape" in facts else ("",)
+        kind: Any = StoredInt8Weight if "mask" in facts else StoredCodedWeight
+        of_codes = INT8_PARTS if kind is StoredInt8Weight else CODED_PARTS
+        ends = of_codes if coded else (MASK, VALUES) if "shape" in facts else ("",)
         for end in ends:
             if name + end not in stored:
                 raise ValueError(f"{self.path} has no tensor {name + end!r}, which its metadata names: it is damaged.")
@@ -72,7 +73,7 @@ class PackedFile:
             return StoredWeight(self.path, name, tensors[0].shape, checksum, tensors[0])
         try:
             if coded:
-                return StoredCodedWeight.of_header(self.path, name, facts, tensors, checksum)
+                return kind.of_header(self.path, name, facts, tensors, checksum)
             mask, values = tensors
             check_headers(facts["shape"], mask.shape, DTYPES[mask.dtype], values.shape, DTYPES[values.dtype])
         except ValueError as error:
@@ -93,7 +94,7 @@ class PackedFile:
         """Names of the weights, as in the dense checkpoint."""
         return list(self.weights)
 
-    def get_slice(self, name: str) -> "StoredWeight | StoredCodedWeight":
+    def get_slice(self, name: str) -> "AnyStored":
         """A weight that is read when it is indexed: `file.get_slice(name)[...]`."""
         return self.weights[name]
 
@@ -192,6 +193,9 @@ class StoredWeight:
     def _packed(self, mask: torch.Tensor, values: Values) -> PackedWeight:
         check_mask(mask.numpy(), math.prod(self.shape), len(values))
         return PackedWeight(PackedMask(mask, self.shape), values[0 : len(values)])
+
+
+AnyStored = StoredWeight | StoredCodedWeight | StoredInt8Weight
 
 
 def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any], int]:

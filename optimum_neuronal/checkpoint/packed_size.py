@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..decoder.projections import Decoder, Projection
+from ..decoder.token_weights import token_weights
 from ..sparsity.bitmask import packed_bytes, rows_bytes
 from ..sparsity.code_checks import coded_bytes
+from ..sparsity.int8_weight import int8_bytes
 
 
 @dataclass(frozen=True)
 class PackedSize:
-    """Bytes of all weights that hold pruned projections. What is not smaller packed counts as dense.
+    """Bytes of all weights that hold pruned projections, or have few bits without. What is not smaller packed counts as dense.
 
     Args:
         dense (`int`): as they are.
@@ -30,13 +32,19 @@ class PackedSize:
         return 8 * self.saved / self.weights
 
 
-def packed_size(decoder: Decoder, zeros: Callable[[Projection], int], value_bits: int | None = None) -> PackedSize:
-    """What packing the pruned weights of a decoder gives.
+def packed_size(
+    decoder: Decoder,
+    zeros: Callable[[Projection], int],
+    value_bits: int | None = None,
+    head_bits: int | None = None,
+) -> PackedSize:
+    """What packing the pruned weights of a decoder gives, and with `head_bits` its model's embeddings and head.
 
     Args:
         decoder ([`Decoder`]): its weights are not read, and may be on the meta device.
         zeros (`Callable[[Projection], int]`): how many weights of a projection are zero.
         value_bits (`int`, *optional*): of the kept values, if they were rounded.
+        head_bits (`int`, *optional*): of embeddings and head, if they were.
     """
     owners, zeros_of = {}, {}
     for projection in decoder.projections.values():
@@ -52,4 +60,11 @@ def packed_size(decoder: Decoder, zeros: Callable[[Projection], int], value_bits
         stored = packed_bytes(numel, kept, itemsize) if value_bits is None else coded_bytes(shape, kept, value_bits)
         saved += min(numel * itemsize, stored)
         in_memory += min(numel * itemsize, rows_bytes(shape, kept, itemsize))
-    return PackedSize(dense, saved, in_memory, sum(owner.numel() for owner, _ in owners.values()))
+    weights = sum(owner.numel() for owner, _ in owners.values())
+    head = [] if head_bits is None else token_weights(decoder.model).values()
+    for weight in head:
+        size = weight.numel() * weight.element_size()
+        packed = min(size, int8_bytes(weight.shape))
+        dense, saved, in_memory = dense + size, saved + packed, in_memory + packed
+        weights += weight.numel()
+    return PackedSize(dense, saved, in_memory, weights)

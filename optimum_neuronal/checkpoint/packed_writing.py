@@ -12,11 +12,14 @@ import torch
 from ..sparsity.bitmask import MASK, VALUES, checksum_seed, pack, saves_space
 from ..sparsity.code_checks import GROUP
 from ..sparsity.coded import CodedWeight
+from ..sparsity.int8_weight import BITS, Int8Weight
 from ..sparsity.packed import PackedWeight
 from ..sparsity.stand_in import StandIn
 from ..transformers_plugin import internals
 from .coded_reading import coded_seed
 from .coding import Coding
+from .head_coding import HeadCoding
+from .int8_reading import int8_seed
 from .names import CONFIG, PACKED, PACKED_INDEX
 from .packed_reading import CODED_VERSION, METADATA, VERSION
 from .shards import ShardWriter
@@ -47,12 +50,14 @@ class PackedWriter(ShardWriter):
 
     Attributes:
         coding ([`Coding`], *optional*): which weights have values of few bits; set before the first is added.
+        head ([`HeadCoding`], *optional*): which are in 8 bits without a mask; set as well.
     """
 
     def __init__(self, folder: str | Path, max_shard_size: int | str = SHARD_SIZE):
         size = min(internals.bytes_of(max_shard_size), internals.bytes_of(SHARD_SIZE))
         super().__init__(folder, size, PACKED)
         self.coding: Coding | None = None
+        self.head: HeadCoding | None = None
         self._about: dict[str, Any] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
@@ -66,6 +71,10 @@ class PackedWriter(ShardWriter):
         coded = self.coding and self.coding.code(name, tensor)
         if coded and coded[0].nbytes < tensor.numel() * tensor.element_size():
             self._add_coded(name, tensor, *coded)
+            return
+        int8 = self.head and self.head.code(name, tensor)
+        if int8 and int8.nbytes < tensor.numel() * tensor.element_size():
+            self._add_int8(name, int8)
             return
         facts: dict[str, Any] = {}
         packed = tensor.packed() if isinstance(tensor, StandIn) else None
@@ -89,6 +98,19 @@ class PackedWriter(ShardWriter):
         owned = dict(zip(parts, _owned(*parts.values())))
         self._take(name, owned, facts, coded_seed(name, dtype, shape, coded.bits, transposed))
 
+    def _add_int8(self, name: str, int8: Int8Weight) -> None:
+        dtype, shape = NAMES[int8.dtype], list(int8.shape)
+        parts = int8.parts(name)
+        owned = dict(zip(parts, _owned(*parts.values())))
+        facts = {"shape": shape, "mask": False, "bits": BITS, "group": GROUP, "dtype": dtype}
+        self._take(name, owned, facts, int8_seed(name, dtype, shape))
+
+    def tell(self) -> None:
+        """Warns of weights that were to have few bits, and were left as they are."""
+        for coding in (self.coding, self.head):
+            if coding:
+                coding.tell()
+
     def _take(self, name: str, parts: Mapping[str, torch.Tensor], facts: Mapping[str, Any], checksum: int) -> None:
         """Takes what a weight consists of; the checksum is that of what the header says of it."""
         for part in parts.values():
@@ -99,7 +121,7 @@ class PackedWriter(ShardWriter):
 
     def metadata(self) -> dict[str, str]:
         about, self._about = self._about, {}
-        version = CODED_VERSION if self.coding else VERSION
+        version = CODED_VERSION if self.coding or self.head else VERSION
         return {METADATA: json.dumps({"version": version, "tensors": about})}
 
     def finish(self, count: int, index: dict) -> None:
@@ -117,7 +139,8 @@ def _owned(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """What config.json of a packed checkpoint holds, made of the dense one's."""
-    coded = (config.get("sparsity_config") or {}).get("value_bits")
+    about = config.get("sparsity_config") or {}
+    coded = about.get("value_bits") or about.get("head_bits")
     stored = CODED_QUANTIZATION_CONFIG if coded else QUANTIZATION_CONFIG
     return _with_format(config, "packed") | {"quantization_config": dict(stored)}
 

@@ -19,6 +19,7 @@ from ..sparsity.stand_in import StandIn
 from ..transformers_plugin import internals
 from .coding import Coding
 from .converting import DenseWriter
+from .head_coding import HeadCoding
 from .names import DENSE_FILES, PACKED_FILES, SUFFIX
 from .packed_writing import SHARD_SIZE, PackedWriter, add_hint, dense_config, packed_config
 from .sparsity_config import KEY, read_sparsity_config
@@ -149,23 +150,26 @@ def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str
             _pack_offloaded(model, writer, max_shard_size, **kwargs)
         else:
             tensors = checkpoint_tensors(model)
-            writer.coding = _coding(model, tensors)
+            _set_codings(writer, model, tensors)
             for name, tensor in logging.tqdm(tensors.items(), desc="Packing weights"):
                 writer.add(name, tensor)
-        if writer.coding:
-            writer.coding.tell()
+        writer.tell()
         _remove(folder, PACKED_FILES)
     _save_all_but_weights(model, folder, packed_config, **kwargs)
     add_hint(folder)  # transformers would leave it out
 
 
-def _coding(model: PreTrainedModel, names: Iterable[str]) -> Coding | None:
-    """How weights of these names are coded, None if the model was not rounded to few bits."""
+def _set_codings(writer: PackedWriter, model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Tells a writer how weights of these names are coded, if the model was rounded to few bits."""
     sparsity_config = getattr(model.config, KEY, None)
-    if not isinstance(sparsity_config, Mapping) or sparsity_config.get("value_bits") is None:
-        return None
-    recorded = read_sparsity_config(model.config)
-    return None if recorded is None else Coding(recorded, names)
+    bits = ("value_bits", "head_bits")
+    if not isinstance(sparsity_config, Mapping) or all(sparsity_config.get(name) is None for name in bits):
+        return
+    recorded = read_sparsity_config(model.config) or {}
+    if recorded.get("value_bits") is not None:
+        writer.coding = Coding(recorded, names)
+    if recorded.get("head_bits") is not None:
+        writer.head = HeadCoding(recorded, names)
 
 
 def _save_all_but_weights(model: PreTrainedModel, folder: Path, change: Callable, **kwargs: Any) -> None:
@@ -203,7 +207,7 @@ def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size
     with scratch_directory(writer.folder, ".dense") as dense, internals.known_as_offloaded(model):
         type(model).save_pretrained(model, dense, max_shard_size=max_shard_size, **kwargs)
         paths = sorted(dense.glob(f"*{SUFFIX}"))
-        writer.coding = _coding(model, [name for path in paths for name in _names(path)])
+        _set_codings(writer, model, [name for path in paths for name in _names(path)])
         for path in paths:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118

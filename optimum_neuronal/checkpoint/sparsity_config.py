@@ -5,7 +5,7 @@ Its format is documented in docs/format.md and by sparsity_config.schema.json be
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ..decoder.projections import Decoder
 from ..decoder.weight_names import every_projection, kind_of
 from ..report import PruningReport
 from ..runtime.schema import check
+from ..sparsity.int8_weight import BITS
 
 
 KEY = "sparsity_config"
@@ -61,6 +62,18 @@ def record_value_bits(config: PreTrainedConfig, bits: int) -> None:
         setattr(config, KEY, {**value, "value_bits": bits})
 
 
+def record_head_bits(config: PreTrainedConfig, names: Iterable[str]) -> None:
+    """Notes in a model's config, if it tells how the model was pruned, that these weights have 8 bits now."""
+    value = getattr(config, KEY, None)
+    if isinstance(value, Mapping):
+        setattr(config, KEY, {**value, **about_head(names)})
+
+
+def about_head(names: Iterable[str]) -> dict[str, Any]:
+    """What a sparsity_config tells of embeddings and head in 8 bits, by their names in the files."""
+    return {"head_bits": BITS, "head_weights": sorted(names)}
+
+
 def make_sparsity_config(
     decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
 ) -> dict[str, Any]:
@@ -86,6 +99,7 @@ def make_sparsity_config(
             for kind, sparsity in kinds.items()
         },
         "value_bits": report.config.get("value_bits"),
+        **(about_head(report.head_roundings) if report.head_roundings else {}),
         "left_out": [
             projection.name
             for block, projection in every_projection(decoder)

@@ -2,7 +2,9 @@
 
 import math
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import torch
@@ -55,3 +57,33 @@ class FileValues(Values):
             raise ValueError("the file ends in the middle of it")
         self.checksum = zlib.crc32(buffer, self.checksum)
         return tensor
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as safetensors calls it: `"BF16"`."""
+    return next(name for name, known in DTYPES.items() if known == dtype)
+
+
+def read_parts(path: Path, parts: Iterable[Stored], seed: int, checksum: int) -> dict[str, torch.Tensor]:
+    """Whole tensors of a file by name.
+
+    Args:
+        path (`Path`): of the file.
+        parts (`Iterable[Stored]`): the tensors, in the order in which the checksum goes over them.
+        seed (`int`): the CRC-32 that goes before them.
+        checksum (`int`): the CRC-32 of all.
+
+    Raises:
+        `ValueError`: the file ends too early, or the checksum is another.
+    """
+    tensors = {}
+    with path.open("rb") as file:
+        for part in parts:
+            values = FileValues(file, part, seed)
+            tensors[part.name] = values[0 : len(values)].view(part.shape)
+            seed = values.checksum
+    if seed != checksum:
+        raise ValueError(
+            f"its checksum is {seed:08x}, but {checksum:08x} was written. Download or save the checkpoint again"
+        )
+    return tensors

@@ -66,6 +66,11 @@ class ConvertCommand(Command):
             help="with --format packed: round the kept values to so many bits, 8, 4, 3 or 2 (default: values stay as they are)",
         )
         parser.add_argument(
+            "--head-bits",
+            type=int,
+            help="with --format packed: round token embeddings and head to so many bits, 8 (default: they stay as they are)",
+        )
+        parser.add_argument(
             "--output", help="directory to write, required with a Hub id (default: it takes DIR's place)"
         )
         add_overwrite_flag(parser)
@@ -77,17 +82,19 @@ class ConvertCommand(Command):
         from ..checkpoint.converting import check_value_bits, convert_checkpoint, find_source
         from ..checkpoint.opening import stored_size
         from ..checkpoint.own_files import check_output
+        from ..config_fields import check_head_bits
         from ..runtime.directories import is_same
 
         if self.args.value_bits is not None:
             check_value_bits(self.args.value_bits, self.args.format)
+        if self.args.head_bits is not None:
+            check_head_bits(self.args.head_bits, self.args.format)
         source = find_source(self.args.model, self.args.output, self.args.revision)
         if self.args.output is not None and not is_same(self.args.output, source):
             check_output(self.args.output, self.args.overwrite, own=os.listdir(source))
         before = stored_size(source)
-        written = convert_checkpoint(
-            source, self.args.format, self.args.output, self.args.max_shard_size, value_bits=self.args.value_bits
-        )
+        bits = {"value_bits": self.args.value_bits, "head_bits": self.args.head_bits}
+        written = convert_checkpoint(source, self.args.format, self.args.output, self.args.max_shard_size, **bits)
         after = stored_size(written)
         write(f"Written to {written}, {self.args.format}: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB.")
 

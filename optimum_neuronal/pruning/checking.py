@@ -17,6 +17,7 @@ from ..decoder.projections import Decoder
 from ..methods import Methods
 from .bit_budget import pairs_within
 from .choosing_bits import check_choice
+from .head_rounding import check_head_structure, check_head_weights
 from .rounding import check_dtypes
 
 
@@ -33,6 +34,8 @@ def check(model: PreTrainedModel, config: NeuronALConfig, methods: Methods) -> D
     """
     decoder = check_structure(model, config, methods)
     check_weights(decoder.projections)
+    if config.head_bits is not None:
+        check_head_weights(model)
     return decoder
 
 
@@ -105,5 +108,7 @@ def check_structure(model: PreTrainedModel, config: NeuronALConfig, methods: Met
         check_dtypes(decoder.projections.values())
     if config.bits is not None and len(pairs_within(decoder, config)) > 1:
         check_choice(decoder)
+    if config.head_bits is not None:
+        check_head_structure(model)
     resolve_seq_length(model.config, config.seq_length)
     return decoder

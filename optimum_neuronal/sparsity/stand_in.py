@@ -3,6 +3,7 @@
 import torch
 
 from .coded import CodedWeight
+from .int8_weight import Int8Weight
 from .packed import PackedWeight
 
 
@@ -23,4 +24,8 @@ class StandIn(torch.Tensor):
     def coded(self) -> tuple[CodedWeight, bool] | None:
         """The tensor as files hold it whose values are codes of few bits, and whether its last two dimensions are swapped
         there; None if its values are none."""
+        return None
+
+    def int8(self) -> Int8Weight | None:
+        """The tensor as files hold it in 8 bits without a mask; None if it is none."""
         return None

@@ -139,12 +139,13 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
         if not isinstance(self.config, NeuronALConfig):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
-        if self.config.value_bits is not None or self.config.bits is not None:
-            name = "bits" if self.config.value_bits is None else "value_bits"
-            raise ValueError(
-                f"config has {name}={getattr(self.config, name)}, but training changes values that were rounded: leave it "
-                "out, and round the trained model by convert_checkpoint(..., 'packed', value_bits=...)."
-            )
+        for name in ("value_bits", "bits", "head_bits"):
+            if (bits := getattr(self.config, name)) is not None:
+                rounded = "head_bits" if name == "head_bits" else "value_bits"
+                raise ValueError(
+                    f"config has {name}={bits}, but training changes values that were rounded: leave it out, and round the "
+                    f"trained model by convert_checkpoint(..., 'packed', {rounded}=...)."
+                )
         assert self.config.sparsity is not None
         if (at_step is None) == (schedule is None):
             raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")

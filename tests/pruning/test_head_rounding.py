@@ -1,0 +1,78 @@
+import pytest
+import torch
+from conftest import make_model
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.checkpoint.packed_size import packed_size
+from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.sparsity.int8_weight import Int8Weight, int8_bytes
+
+
+def config(**fields):
+    return NeuronALConfig(
+        0.5, **{"saliency": "magnitude", "topup": "uniform", "format": "packed", "head_bits": 8, **fields}
+    )
+
+
+def test_embeddings_and_head_are_rounded_in_memory(llama):
+    before = {name: weight.clone() for name, weight in llama.named_parameters()}
+    NeuronALPruner(config()).prune(llama)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert torch.equal(llama.get_parameter(name), Int8Weight.nearest(before[name]).unpack())
+    assert torch.equal(llama.model.norm.weight, before["model.norm.weight"])
+
+
+def test_projections_are_pruned_as_without():
+    one, other = make_model("llama"), make_model("llama")
+    NeuronALPruner(config()).prune(one)
+    NeuronALPruner(config(head_bits=None)).prune(other)
+    assert torch.equal(one.model.layers[1].mlp.up_proj.weight, other.model.layers[1].mlp.up_proj.weight)
+
+
+def test_tied_ones_stay_tied():
+    model = make_model("gpt2")
+    pruner = NeuronALPruner(config())
+    pruner.prune(model)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert list(pruner.report.head_roundings) == ["transformer.wte.weight"]
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda m: m.lm_head.weight.data.fill_(torch.nan), "lm_head.weight cannot be rounded to 8 bits: .* NaN"),
+        (lambda m: m.model.embed_tokens.to(torch.float64), "embed_tokens.weight has the dtype torch.float64"),
+        (lambda m: m.model.embed_tokens.to("meta"), "are offloaded: leave it out"),
+    ],
+)
+def test_what_cannot_be_rounded_is_refused_before_any_work(llama, spoil, message, monkeypatch):
+    spoil(llama)
+    monkeypatch.setattr("optimum_neuronal.pruner.find_changes", lambda *args: pytest.fail("work began"))
+    state = {name: weight.clone() for name, weight in llama.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        NeuronALPruner(config()).prune(llama)
+    assert all(torch.equal(w, state[n]) for n, w in llama.state_dict().items() if not w.is_meta and "lm_head" not in n)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_size_that_is_told_beforehand(tied):
+    model = make_model("llama", tie_word_embeddings=tied).bfloat16()
+    decoder, shape = find_decoder(model), tuple(model.lm_head.weight.shape)
+    without, found = (packed_size(decoder, lambda p: 0, None, bits) for bits in (None, 8))
+    count = 1 if tied else 2
+    assert found.dense - without.dense == count * 2 * shape[0] * shape[1]
+    assert found.saved - without.saved == found.in_memory - without.in_memory == count * int8_bytes(shape)
+
+
+@pytest.mark.parametrize(
+    "fields, error, message",
+    [
+        ({"head_bits": 4}, ValueError, "head_bits is 4: expected 8, or None"),
+        ({"head_bits": True}, TypeError, "head_bits is True: expected 8"),
+        ({"head_bits": "8"}, TypeError, "head_bits is '8': expected 8"),
+        ({"format": "dense"}, ValueError, "head_bits is 8, but the format 'dense': it needs format='packed'"),
+    ],
+)
+def test_other_bits_and_formats_are_refused(fields, error, message):
+    with pytest.raises(error, match=message):
+        config(**fields)
