@@ -200,7 +200,7 @@ def _height(rows: torch.Tensor) -> int:
 def _grouped(rows: torch.Tensor) -> Iterator[torch.Tensor]:
     """Some rows at a time, by groups: float32, shape (rows * groups, 128), 0 behind the last column."""
     for block in rows.split(_height(rows)) if rows.numel() else ():
-        yield torch.nn.functional.pad(block.float(), (0, -block.shape[1] % GROUP)).view(-1, GROUP)
+        yield torch.nn.functional.pad(block.float(), (0, -block.shape[1] % GROUP)).reshape(-1, GROUP)
 
 
 def _joined(scales: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:

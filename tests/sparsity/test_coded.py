@@ -49,6 +49,15 @@ def test_what_was_rounded_has_exact_codes(bits, dtype, shape):
         assert (rounded - weight).abs().max() <= 0.01 * weight.abs().max()
 
 
+@pytest.mark.parametrize("shape", [(128, 3), (256, 384), (2, 128, 5)])
+def test_a_transposed_weight(shape):
+    """Of whole groups of columns, so that none is padded, and what lies across stays so."""
+    weight = sparse(shape).mT
+    coded = CodedWeight.nearest(weight, 4)
+    assert CodedWeight.exact(weight, 4) is None
+    assert torch.equal(coded.unpack(), CodedWeight.nearest(weight.contiguous(), 4).unpack())
+
+
 @pytest.mark.parametrize("bits", BITS)
 def test_rounding_errs_no_more_than_it_must(bits):
     """Less than with the largest value as scale, and the less the more bits there are."""
