@@ -43,7 +43,7 @@ class HeadCoding:
         if name not in self.names:
             return None
         held = tensor.int8() if isinstance(tensor, StandIn) else None
-        if held is not None:
+        if held is not None and held.is_storable():
             return held
         dense = tensor.unpack() if isinstance(tensor, StandIn) else tensor.detach()
         try:

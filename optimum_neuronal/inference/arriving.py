@@ -10,10 +10,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..transformers_plugin import internals
+from .head_packing import put_table
+from .int8_rows import Int8Rows
 from .layouts import Rows
+from .packed_embedding import is_embedding
 from .packed_tensor import PackedTensor
 from .packing import has_kernels, keeps_transposed, pack_rows, packable, pays
-from .sparsify import check_model, finish_packing, has_own_forward, projections_of, put_packed
+from .replacing import has_own_forward
+from .sparsify import check_model, finish_packing, projections_of, put_packed
 
 
 class _Arriving:
@@ -29,11 +33,18 @@ class _Arriving:
         arrived: dict[str, Rows | None] = self.__dict__["arrived"]
         if name in arrived:
             arrived[name] = None
-            if internals.was_read(value) and has_kernels(value) and pays(value, keeps_transposed(self)):
+            if internals.was_read(value) and has_kernels(value) and _stays_packed(self, value):
                 arrived[name] = pack_rows(value, keeps_transposed(self))
                 nothing = torch.zeros((), dtype=value.dtype, device=value.device)
                 return _like(value, nothing.expand(value.shape))
         return _like(value, value.unpack()) if isinstance(value, PackedTensor) else value
+
+
+def _stays_packed(module: nn.Module, value: torch.Tensor) -> bool:
+    """Whether a weight is to be held packed: what has 8 bits already, and a projection's that is smaller so."""
+    if isinstance(value, PackedTensor) and isinstance(value.rows, Int8Rows):
+        return True
+    return not isinstance(module, nn.Embedding) and pays(value, keeps_transposed(module))
 
 
 def _like(value: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
@@ -52,13 +63,14 @@ def pack_arriving(model: PreTrainedModel) -> list[str]:
         `list[str]`: names of the parameters that will be packed if they are sparse enough.
     """
     names = []
-    tied = internals.tied_names(model)
+    tied, table = internals.tied_names(model), model.get_input_embeddings()
     for name, module in model.named_modules():
         if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             weights = [weight for weight in packable(module) if f"{name}.{weight}" not in tied]
+            weights += ["weight"] if module is table and is_embedding(module) else []
             module.__dict__["arrived"] = dict.fromkeys(weights)
             module.__class__ = _arriving(type(module))
-            names += [f"{name}.{weight}" for weight in weights]
+            names += [f"{name}.{weight}" for weight in weights if module is not table]
     return names
 
 
@@ -68,12 +80,15 @@ def finish_arriving(model: PreTrainedModel) -> None:
     Raises:
         `ValueError`: some weights are offloaded, or nothing is smaller packed.
     """
-    left_dense = {}
+    left_dense, tables = {}, []
     for name, module in list(model.named_modules()):
         if not isinstance(module, _Arriving):
             continue
         module.__class__ = type(module).__mro__[2]
         arrived: dict[str, Rows | None] = module.__dict__.pop("arrived")
+        if isinstance(module, nn.Embedding):
+            tables += [(module.weight, rows) for rows in arrived.values() if rows is not None]
+            continue
         if arrived and all(rows is not None for rows in arrived.values()) and not has_own_forward(module):
             put_packed(model, name, arrived)
             continue
@@ -82,6 +97,8 @@ def finish_arriving(model: PreTrainedModel) -> None:
                 shape = getattr(module, key).shape
                 setattr(module, key, nn.Parameter(PackedTensor(rows, shape, keeps_transposed(module)).unpack()))
         left_dense[name] = "its forward was replaced" if has_own_forward(module) else "not smaller packed"
+    for weight, rows in tables:
+        put_table(model, weight, rows)
     check_model(model)
     known = projections_of(model)
     left_dense = {name: why for name, why in left_dense.items() if name in known}

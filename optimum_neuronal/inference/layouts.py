@@ -1,20 +1,24 @@
-"""The layouts that packed weights are computed in: values as they are, or codes of few bits."""
+"""The layouts that packed weights are computed in: values as they are, codes of few bits, or 8 bits without a mask."""
 
 from collections.abc import Sequence
 
 import torch
 
 from ..sparsity.coded import CodedWeight
+from ..sparsity.int8_weight import Int8Weight
 from ..sparsity.packed import PackedWeight
 from .coded_rows import ACTIVATIONS, CodedRows
+from .int8_rows import UNMASKED, Int8Rows
 from .packed_rows import PackedRows
 
 
-Rows = PackedRows | CodedRows
+Rows = PackedRows | CodedRows | Int8Rows
 
 
-def lay_out(packed: PackedWeight | CodedWeight, activations: str = ACTIVATIONS[0]) -> Rows:
-    """The rows of a packed matrix; `activations` counts for codes alone. Raises `ValueError` if its parts disagree."""
+def lay_out(packed: PackedWeight | CodedWeight | Int8Weight, activations: str = ACTIVATIONS[0]) -> Rows:
+    """The rows of a packed matrix; `activations` counts for few bits alone. Raises `ValueError` if its parts disagree."""
+    if isinstance(packed, Int8Weight):
+        return Int8Rows.of(packed, activations)
     return CodedRows.of(packed, activations) if isinstance(packed, CodedWeight) else PackedRows.of(packed)
 
 
@@ -22,9 +26,11 @@ def rows_of(kind: str, tensors: Sequence[torch.Tensor], columns: int) -> Rows:
     """The rows that consist of these tensors.
 
     Args:
-        kind (`str`): `rows.kind`: `"packed"`, or what the inputs of codes become.
+        kind (`str`): `rows.kind`: `"packed"`, or what the inputs of few bits become.
         tensors (`Sequence[Tensor]`): those of `rows.names`, in that order.
         columns (`int`): of the weight.
     """
     shape = (tensors[0].shape[0], columns)
+    if kind.startswith(UNMASKED):
+        return Int8Rows(*tensors, shape, kind.removeprefix(UNMASKED))
     return PackedRows(*tensors, shape) if kind == PackedRows.kind else CodedRows(*tensors, shape, kind)

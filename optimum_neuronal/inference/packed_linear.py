@@ -72,7 +72,7 @@ class PackedLinear(PackedBuffers):
     @property
     def out_features(self) -> int:
         """Number of output features."""
-        return self.bits.shape[0]
+        return self.row_count
 
     @property
     def nf(self) -> int:

@@ -17,7 +17,7 @@ class PackedBuffers(PackedModule):
     """Holds rows in buffers, so that no optimizer sees them, and that `.to` moves all and converts the values.
 
     Args:
-        rows ([`PackedRows`] or [`CodedRows`]): to hold.
+        rows ([`PackedRows`], [`CodedRows`] or [`Int8Rows`]): to hold.
         transposed (`bool`): whether the dense parameter is kept as (in, out).
 
     Attributes:
@@ -42,13 +42,18 @@ class PackedBuffers(PackedModule):
         return getattr(self, "values" if "values" in self.owned else "like")
 
     @property
+    def row_count(self) -> int:
+        """Rows of the parameter: output features, of all experts."""
+        return getattr(self, self.owned[0]).shape[0]
+
+    @property
     @abstractmethod
     def dense_shape(self) -> tuple[int, ...]:
         """Shape of the dense parameter."""
 
     @property
     def dense_bytes(self) -> int:
-        return self.bits.shape[0] * self.columns * self.held.element_size()
+        return self.row_count * self.columns * self.held.element_size()
 
     @property
     def packed_bytes(self) -> int:
@@ -57,7 +62,7 @@ class PackedBuffers(PackedModule):
     @property
     def sparsity(self) -> float:
         """Share of the elements that are not kept, in [0, 1]."""
-        return 1 - self.rows.kept / max(1, self.bits.shape[0] * self.columns)
+        return 1 - self.rows.kept / max(1, self.row_count * self.columns)
 
     def stand_in(self) -> PackedTensor:
         return PackedTensor(self.rows, self.dense_shape, self.transposed)
@@ -91,7 +96,8 @@ class PackedBuffers(PackedModule):
                 errors.append(f"{prefix}{self.owned[1]} is damaged: {error}.")
 
     def extra_repr(self) -> str:
-        coded = "" if self.kind == "packed" else f"value_bits={self.rows.value_bits}, activations={self.kind}, "
+        rows = self.rows
+        coded = "" if self.kind == "packed" else f"value_bits={rows.value_bits}, activations={rows.activations}, "
         return f"sparsity={self.sparsity:.4f}, {coded}dtype={self.held.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
 
 

@@ -12,10 +12,13 @@ from itertools import accumulate
 import torch
 
 from ..sparsity.coded import CodedWeight
+from ..sparsity.int8_weight import Int8Weight
 from ..sparsity.packed import PackedMask, PackedWeight
 from ..sparsity.stand_in import StandIn
 from .coded_rows import ACTIVATIONS, CodedRows
+from .int8_rows import Int8Rows
 from .layouts import Rows, lay_out
+from .packed_rows import PackedRows
 
 
 aten = torch.ops.aten
@@ -39,7 +42,7 @@ class PackedTensor(StandIn):
     """A tensor of shape (..., in) whose rows are packed, in row-major order.
 
     Args:
-        rows ([`PackedRows`] or [`CodedRows`]): all of its rows, shape (number of rows, in); shared, not copied.
+        rows ([`PackedRows`], [`CodedRows`] or [`Int8Rows`]): all of its rows, shape (number of rows, in); shared, not copied.
         shape (`Sequence[int]`): of the tensor.
         transposed (`bool`): whether the rows run along the last dimension but one, so that the shape is (..., in, out).
     """
@@ -56,12 +59,15 @@ class PackedTensor(StandIn):
 
     @classmethod
     def of(
-        cls, packed: PackedWeight | CodedWeight, transposed: bool = False, activations: str = ACTIVATIONS[0]
+        cls,
+        packed: PackedWeight | CodedWeight | Int8Weight,
+        transposed: bool = False,
+        activations: str = ACTIVATIONS[0],
     ) -> "PackedTensor":
         """Of a packed weight of at least two dimensions.
 
         Args:
-            packed ([`PackedWeight`] or [`CodedWeight`]): the weight.
+            packed ([`PackedWeight`], [`CodedWeight`] or [`Int8Weight`]): the weight.
             transposed (`bool`): whether it holds the tensor with its last two dimensions swapped.
             activations (`str`): what inputs become that meet codes.
 
@@ -69,6 +75,8 @@ class PackedTensor(StandIn):
             `ValueError`: its parts disagree.
         """
         shape = tuple(packed.shape)
+        if isinstance(packed, Int8Weight):
+            return cls(lay_out(packed, activations), shape)
         flat = replace(packed, mask=PackedMask(packed.mask.bits, (math.prod(shape[:-1]), shape[-1])))
         rows = lay_out(flat, activations)
         return cls(rows, (*shape[:-2], shape[-1], shape[-2]) if transposed else shape, transposed)
@@ -82,7 +90,7 @@ class PackedTensor(StandIn):
         )
 
     def packed(self) -> PackedWeight | None:
-        packed = None if self.transposed or isinstance(self.rows, CodedRows) else self.rows.to_packed()
+        packed = self.rows.to_packed() if isinstance(self.rows, PackedRows) and not self.transposed else None
         return packed and replace(packed, mask=PackedMask(packed.mask.bits, tuple(self.shape)))
 
     def coded(self) -> tuple[CodedWeight, bool] | None:
@@ -91,6 +99,10 @@ class PackedTensor(StandIn):
         shape = (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else tuple(self.shape)
         coded = self.rows.to_packed()
         return replace(coded, mask=PackedMask(coded.mask.bits, shape)), self.transposed
+
+    def int8(self) -> Int8Weight | None:
+        whole = isinstance(self.rows, Int8Rows) and not self.transposed and tuple(self.shape) == self.rows.shape
+        return self.rows.to_packed() if whole else None
 
     def __repr__(self, **_) -> str:
         return f"PackedTensor(shape={list(self.shape)}, dtype={self.dtype}, kept={self.rows.kept})"

@@ -14,22 +14,28 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.save_pretrained import save_packed_by_default, save_plainly, saves_packed_by_default
-from ..checkpoint.sparsity_config import record_value_bits
+from ..checkpoint.sparsity_config import record_head_bits, record_value_bits
+from ..config_fields import check_head_bits
 from ..decoder.finding import find_decoder
 from ..decoder.packed_modules import packed_modules
 from ..runtime.memory import hand_back_freed
 from ..transformers_plugin import internals
+from .coded_rows import check_activations
+from .head_packing import pack_head, unpack_head
 from .packed_experts import put_stacks, take_stacks
 from .packed_linear import PackedLinear
 from .packed_module import take_place
 from .packing import ValueFormat, has_kernels, keeps_transposed, kept, pack_rows, packable, pays
+from .replacing import has_own_forward, replace_module
 from .summary import summarize
 
 
 NOTABLE = 0.01  # share of zeros from which on a weight that the package does not know is named if it stays dense
 
 
-def sparsify(model: PreTrainedModel, value_bits: int | None = None, activations: str = "int8") -> PreTrainedModel:
+def sparsify(
+    model: PreTrainedModel, value_bits: int | None = None, activations: str = "int8", head_bits: int | None = None
+) -> PreTrainedModel:
     """Packs every sparse weight of a model that is smaller so, and frees the dense one, one after the other.
 
     Of each packed weight there are a bitmask and the values that are not zero, and kernels multiply with these: at 70 %
@@ -43,12 +49,16 @@ def sparsify(model: PreTrainedModel, value_bits: int | None = None, activations:
     does, stay what they are; others are rounded to the nearest, which loses quality. Packed are the same weights as
     without.
 
+    With `head_bits` the table of token embeddings and the head are held in 8 bits, with a scale for each row and 128
+    columns: half of the bytes; tied ones stay one. Rounded before, they stay what they are.
+
     Args:
         model (`PreTrainedModel`): however it became sparse; changed in place.
         value_bits (`int`, *optional*): 8, 4, 3 or 2; by default, values stay as they are.
         activations (`str`):
             What the inputs of projections with codes become, up to 8 tokens at a time: `"int8"`, rounded to 8 bits by
             blocks of 128, which is faster; or `"bf16"`, as they are.
+        head_bits (`int`, *optional*): 8; by default, token embeddings and head stay dense.
 
     Returns:
         The same model.
@@ -56,13 +66,19 @@ def sparsify(model: PreTrainedModel, value_bits: int | None = None, activations:
     Raises:
         `TypeError`: no model of transformers.
         `ValueError`: quantized, offloaded or with adapters, or nothing gets smaller: the model is dense; or `value_bits`
-            for a model that is packed already, or with values that have no codes.
+            or `head_bits` for a model that is packed already, or other bits than there are.
     """
     check_model(model)
     value = None if value_bits is None else ValueFormat(value_bits, activations)
-    if value is not None and next(packed_modules(model), None) is not None:
-        raise ValueError("The model is packed already: call optimum_neuronal.densify(model) before value_bits.")
-    known, shared, left_dense = projections_of(model), _shared(model), {}
+    if head_bits is not None:
+        check_head_bits(head_bits, "packed")
+        check_activations(activations)
+    if (value_bits, head_bits) != (None, None) and next(packed_modules(model), None) is not None:
+        raise ValueError(
+            "The model is packed already: call optimum_neuronal.densify(model) before few bits are asked for."
+        )
+    known, shared = projections_of(model), _shared(model)
+    head, left_dense = pack_head(model, activations) if head_bits is not None else ([], {})
     names = [name for name, module in model.named_modules() if packable(module) or _looks_packable(module)]
     for name in names:
         why = _pack_module(model, name, shared, value)
@@ -72,6 +88,8 @@ def sparsify(model: PreTrainedModel, value_bits: int | None = None, activations:
                    "Prune it first, with NeuronALPruner or optimum-cli neuronal prune.")  # fmt: skip
     if value is not None:
         record_value_bits(model.config, value.bits)
+    if head:
+        record_head_bits(model.config, head)
     return model
 
 
@@ -90,9 +108,11 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
         raise TypeError(f"Expected a model, got {type(model).__name__}.")
     if next(packed_modules(model), None) is None:
         return model
+    unpack_head(model)
     names = [name for name, module in packed_modules(model) if isinstance(module, PackedLinear)]
     for name in names:
-        _replace(model, name, cast(PackedLinear, model.get_submodule(name)).to_linear())
+        linear = cast(PackedLinear, model.get_submodule(name))
+        replace_module(model, linear, linear.to_linear())
     stacks = [name for name, _ in packed_modules(model)]
     for name in dict.fromkeys(name.rpartition(".")[0] for name in stacks):
         take_stacks(model.get_submodule(name))
@@ -187,11 +207,6 @@ def _pack_module(model: nn.Module, name: str, shared: Counter, value: ValueForma
     return None
 
 
-def has_own_forward(module: nn.Module) -> bool:
-    """Whether somebody has given this very module another forward, as accelerate does to move inputs between devices."""
-    return "forward" in vars(module)
-
-
 def put_packed(model: nn.Module, name: str, rows: dict) -> None:
     """Puts packed rows in the place of a module's parameters.
 
@@ -203,15 +218,6 @@ def put_packed(model: nn.Module, name: str, rows: dict) -> None:
     module: Any = model.get_submodule(name)
     if "weight" in rows:
         packed = PackedLinear(rows["weight"], module.bias, type(module))
-        _replace(model, name, take_place(packed, module))
+        replace_module(model, module, take_place(packed, module))
     else:
         put_stacks(module, rows)
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Puts a module in the place of another, wherever the model holds that one."""
-    old = model.get_submodule(name)
-    for parent in model.modules():
-        for key, child in parent._modules.items():
-            if child is old:
-                parent._modules[key] = module

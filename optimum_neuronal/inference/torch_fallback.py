@@ -69,6 +69,26 @@ def unpack_coded(
     return dense
 
 
+def int8_linear(
+    x: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, int8: bool
+) -> torch.Tensor:
+    """`x @ W.T + bias` of a dense matrix in 8 bits, some rows at a time; with `int8` the same to the bit as every kernel."""
+    multiply = _by_int8(x) if int8 else _by_floats(x)
+    y = x.new_empty(len(x), len(levels))
+    for block in row_blocks(len(levels), x.shape[1], SCRATCH):
+        sums = multiply(levels[block].float(), _scales(scales[block]))
+        y[:, block] = (sums if bias is None else sums + bias[block].float()).to(x.dtype)
+    return y
+
+
+def unpack_int8(levels: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The dense matrix of 8-bit levels, of a dtype."""
+    dense = torch.empty(levels.shape, dtype=dtype, device=levels.device)
+    for block in row_blocks(*levels.shape, SCRATCH):
+        dense[block] = _scaled(levels[block].float(), _scales(scales[block])).to(dtype)
+    return dense
+
+
 def _levels(bits, codes, offsets, table, columns: int) -> torch.Tensor:
     """The levels of some rows: int8, shape (rows, columns), 0 where nothing is kept."""
     kept = unpack_bits(bits, columns)

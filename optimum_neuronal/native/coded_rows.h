@@ -32,16 +32,24 @@ static const CodedSet CODED[KERNELS] = {
 static const CodedSet NEON_WITH_DOT = {{8, 0, 0, ROWS_OF(neon_floats)}, {64, 0, 0, ROWS_OF(neon_one_bytes)}, neon_spread};
 #endif
 
-/* The kernels to use: those of a simpler processor where a kernel has none of its own, or needs more than its name says. */
-static const CodedSet *coded_set(int kernel)
+/* The kernel, or a simpler one where those for codes need more than its name says. */
+static int with_codes(int kernel)
 {
 #if defined(HAS_X86)
     if (kernel >= ON_AVX512_VBMI2 && !(__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni")))
-        kernel = ON_AVX2;
-#elif defined(HAS_NEON)
+        return ON_AVX2;
+#endif
+    return kernel;
+}
+
+/* The kernels to use: those of a simpler processor where a kernel has none of its own. */
+static const CodedSet *coded_set(int kernel)
+{
+#if defined(HAS_NEON)
     if (kernel == ON_NEON && has_dot_products())
         return &NEON_WITH_DOT;
 #endif
+    kernel = with_codes(kernel);
     while (!CODED[kernel].spread)
         kernel--;
     return &CODED[kernel];
@@ -73,36 +81,27 @@ static void arrange_bytes(const void *x, int dtype, int64_t taken, int64_t colum
         }
 }
 
-/* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS; x (taken, columns), y (taken, rows), both and bias of one
- * dtype. `bytes`: x is rounded to whole numbers of 8 bits. `size`: bytes of codes. */
-EXPORT int neuronal_coded_linear(int kernel, int dtype, int bytes, const void *x, int64_t taken, const uint8_t *bits,
-                                 const uint8_t *codes, int64_t size, const int64_t *offsets, const uint16_t *scales,
-                                 const int8_t *table, int value_bits, const void *bias, void *y, int64_t rows,
-                                 int64_t columns, int threads)
+/* y = x W^T + bias for `taken` rows of x, which a job has all but x of; see neuronal_coded_linear. */
+static int coded_product(const Job *weight, const Kernel *how, int dtype, int bytes, const void *x, int64_t taken,
+                         const void *bias, void *y, int64_t rows, int64_t columns, int threads)
 {
-    if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES)
-        return NO_SUCH_KERNEL;
     if (taken > MOST_ROWS)
         return TOO_MANY_ROWS;
     if (taken == 0 || rows == 0)
         return OK;
     if (taken > 6) { /* as in neuronal_linear */
         const int64_t item = dtype == FP32 ? 4 : 2;
-        int result = neuronal_coded_linear(kernel, dtype, bytes, x, 4, bits, codes, size, offsets, scales, table,
-                                           value_bits, bias, y, rows, columns, threads);
+        int result = coded_product(weight, how, dtype, bytes, x, 4, bias, y, rows, columns, threads);
         x = (const char *)x + 4 * columns * item;
         y = (char *)y + 4 * rows * item;
-        return result ? result : neuronal_coded_linear(kernel, dtype, bytes, x, taken - 4, bits, codes, size, offsets,
-                                                       scales, table, value_bits, bias, y, rows, columns, threads);
+        return result ? result : coded_product(weight, how, dtype, bytes, x, taken - 4, bias, y, rows, columns, threads);
     }
     int which = 0;
     while (COUNT[which] < taken)
         which++;
     const int count = COUNT[which];
-    const CodedSet *set = coded_set(kernel);
-    const Kernel *how = bytes ? &set->bytes : &set->floats;
-    const int64_t groups = (columns + GROUP - 1) / GROUP;
-    const size_t numbers = (size_t)(groups * GROUP * count) * (bytes ? 1 : 4), all = numbers + (size_t)((groups + 7) * count) * 4;
+    const size_t numbers = (size_t)(weight->groups * GROUP * count) * (bytes ? 1 : 4);
+    const size_t all = numbers + (size_t)((weight->groups + 7) * count) * 4;
     char *arranged = aligned_alloc(64, all + 64 - all % 64);
     if (!arranged)
         return NO_MEMORY;
@@ -112,15 +111,30 @@ EXPORT int neuronal_coded_linear(int kernel, int dtype, int bytes, const void *x
         arrange_bytes(x, dtype, taken, columns, count, (int8_t *)arranged, x_scales);
     else
         arrange(x, dtype, taken, columns, count, how, arranged);
-    int8_t levels[64] = {0};
-    for (int i = 0; i < 64 && value_bits < 8; i++)
-        levels[i] = table[i & ((1 << value_bits) - 1)];
-    const int64_t stride = (columns + 63) / 64 * 8;
-    Product product = {{bits, codes, offsets, size, stride, arranged, value_bits, levels, scales, groups, x_scales},
-                       how->rows[which], count, dtype, taken, rows, bias, y};
+    Product product = {*weight, how->rows[which], count, dtype, taken, rows, bias, y};
+    product.job.x = arranged;
+    product.job.x_scales = x_scales;
     each_chunk(rows, chunk_rows(rows, threads), threads, multiply, &product);
     free(arranged);
     return OK;
+}
+
+/* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS; x (taken, columns), y (taken, rows), both and bias of one
+ * dtype. `bytes`: x is rounded to whole numbers of 8 bits. `size`: bytes of codes. */
+EXPORT int neuronal_coded_linear(int kernel, int dtype, int bytes, const void *x, int64_t taken, const uint8_t *bits,
+                                 const uint8_t *codes, int64_t size, const int64_t *offsets, const uint16_t *scales,
+                                 const int8_t *table, int value_bits, const void *bias, void *y, int64_t rows,
+                                 int64_t columns, int threads)
+{
+    if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES)
+        return NO_SUCH_KERNEL;
+    const CodedSet *set = coded_set(kernel);
+    int8_t levels[64] = {0};
+    for (int i = 0; i < 64 && value_bits < 8; i++)
+        levels[i] = table[i & ((1 << value_bits) - 1)];
+    const int64_t groups = (columns + GROUP - 1) / GROUP, stride = (columns + 63) / 64 * 8;
+    const Job job = {bits, codes, offsets, size, stride, NULL, value_bits, levels, scales, groups, NULL};
+    return coded_product(&job, bytes ? &set->bytes : &set->floats, dtype, bytes, x, taken, bias, y, rows, columns, threads);
 }
 
 /* A dense copy for each_chunk. */

@@ -39,3 +39,4 @@ EXPORT int neuronal_abi(void)
 
 #include "packed_rows.h"
 #include "coded_rows.h"
+#include "int8_rows.h"

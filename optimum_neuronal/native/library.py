@@ -45,6 +45,10 @@ FUNCTIONS = {
     "neuronal_coded_unpack": [
         _INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _SIZE, _SIZE, _INT,
     ],
+    "neuronal_int8_linear": [
+        _INT, _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
+    ],
+    "neuronal_int8_unpack": [_INT, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT],
     "neuronal_count_bits": [_POINTER, _SIZE],
     "neuronal_unpack_flat": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _INT],
 }  # fmt: skip
@@ -98,6 +102,8 @@ class Kernel:
         self._unpack_flat = library._library.neuronal_unpack_flat
         self._coded_linear = library._library.neuronal_coded_linear
         self._coded_unpack = library._library.neuronal_coded_unpack
+        self._int8_linear = library._library.neuronal_int8_linear
+        self._int8_unpack = library._library.neuronal_int8_unpack
 
     def linear(
         self,
@@ -164,6 +170,29 @@ class Kernel:
             self._coded_unpack(
                 self._code, DTYPES[dense.dtype], bits.data_ptr(), codes.data_ptr(), codes.shape[0], offsets.data_ptr(),
                 scales.data_ptr(), table.data_ptr(), bits_of_codes(table), dense.data_ptr(), dense.shape[0],
+                dense.shape[1], torch.get_num_threads(),
+            )
+        )  # fmt: skip
+
+    def int8_linear(
+        self, x: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, int8: bool
+    ) -> torch.Tensor:
+        """As `coded_linear`, for a dense weight of 8-bit levels, (out, in), with scales as int16, (out, groups)."""
+        y = x.new_empty(x.shape[0], levels.shape[0])
+        _check(
+            self._int8_linear(
+                self._code, DTYPES[x.dtype], int8, x.data_ptr(), x.shape[0], levels.data_ptr(), scales.data_ptr(),
+                None if bias is None else bias.data_ptr(), y.data_ptr(), levels.shape[0], x.shape[1],
+                torch.get_num_threads(),
+            )
+        )  # fmt: skip
+        return y
+
+    def unpack_int8(self, levels: torch.Tensor, scales: torch.Tensor, dense: torch.Tensor) -> None:
+        """Fills `dense`, (rows, columns) of any dtype of `DTYPES`, with levels times scales."""
+        _check(
+            self._int8_unpack(
+                DTYPES[dense.dtype], levels.data_ptr(), scales.data_ptr(), dense.data_ptr(), dense.shape[0],
                 dense.shape[1], torch.get_num_threads(),
             )
         )  # fmt: skip

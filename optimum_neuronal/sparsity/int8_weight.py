@@ -135,6 +135,14 @@ class Int8Weight(Change):
                 )
             first += len(levels)
 
+    def is_storable(self) -> bool:
+        """Whether it passes [`check`]: in another dtype than it was made in, scales may be out of range."""
+        try:
+            self.check()
+        except ValueError:
+            return False
+        return True
+
     def apply_to(self, weight: torch.Tensor) -> None:
         weight.copy_(self.unpack(weight.device))
 
@@ -196,7 +204,7 @@ def _height(rows: torch.Tensor) -> int:
 
 def _grouped(rows: torch.Tensor) -> torch.Tensor:
     """Shape (rows, groups, 128), 0 behind the last column."""
-    return torch.nn.functional.pad(rows, (0, -rows.shape[1] % GROUP)).view(len(rows), -1, GROUP)
+    return torch.nn.functional.pad(rows, (0, -rows.shape[1] % GROUP)).reshape(len(rows), -1, GROUP)
 
 
 def _nearest_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..checkpoint.coded_reading import StoredCodedWeight
 from ..checkpoint.dense_index import check_dense, check_listed
-from ..checkpoint.packed_reading import PackedFile, StoredWeight
+from ..checkpoint.int8_reading import StoredInt8Weight
+from ..checkpoint.packed_reading import AnyStored, PackedFile
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..checkpoint.stored_format import check_agreement, is_ours
 from ..inference.arriving import finish_arriving, pack_arriving
@@ -37,7 +38,7 @@ class KeptFile:
         self.file, self.path, self.activations = file, file.path, activations
         self.keys, self.metadata = file.keys, file.metadata
 
-    def get_slice(self, name: str) -> "KeptWeight | StoredWeight | StoredCodedWeight":
+    def get_slice(self, name: str) -> "KeptWeight | AnyStored":
         """A weight that is read when it is indexed."""
         weight = self.file.get_slice(name)
         computed = weight.kept is not None and weight.dtype in COMPUTED
@@ -58,16 +59,18 @@ class KeptWeight:
     """A packed weight in a file; indexing reads and checks it.
 
     Args:
-        stored ([`StoredWeight`] or [`StoredCodedWeight`]): where it lies.
+        stored ([`StoredWeight`], [`StoredCodedWeight`] or [`StoredInt8Weight`]): where it lies.
         activations (`str`): what inputs become that meet values of few bits.
     """
 
-    def __init__(self, stored: StoredWeight | StoredCodedWeight, activations: str):
+    def __init__(self, stored: AnyStored, activations: str):
         self.stored, self.activations = stored, activations
         self.get_shape, self.get_dtype = stored.get_shape, stored.get_dtype
 
     def __getitem__(self, index) -> torch.Tensor:
-        if isinstance(self.stored, StoredCodedWeight):
+        if isinstance(self.stored, StoredInt8Weight):
+            weight = PackedTensor.of(self.stored.read_int8(), activations=self.activations)
+        elif isinstance(self.stored, StoredCodedWeight):
             weight = PackedTensor.of(self.stored.read_coded(), self.stored.transposed, self.activations)
         else:
             weight = PackedTensor.of(self.stored.read_packed())
@@ -112,10 +115,12 @@ class KeepingQuantizer(_IntoPacked, PackedQuantizer):
         self.pack(model, self._shares, self._usual)
 
     def readers(self, files: list[PackedFile]) -> list[KeptFile]:
-        packed = [weight for file in files for weight in file.weights.values() if weight.kept is not None]
+        stored = [weight for file in files for weight in file.weights.values()]
+        packed = [w for w in stored if w.kept is not None and not isinstance(w, StoredInt8Weight)]
         sizes = {weight.name: (weight.kept, math.prod(weight.shape)) for weight in packed}
-        self._shares = {name: stored / max(1, numel) for name, (stored, numel) in sizes.items()}
-        self._usual = sum(stored for stored, _ in sizes.values()) / max(1, sum(numel for _, numel in sizes.values()))
+        self._shares = {name: kept / max(1, numel) for name, (kept, numel) in sizes.items()}
+        self._shares |= {w.name: 1 / w.dtype.itemsize for w in stored if isinstance(w, StoredInt8Weight)}
+        self._usual = sum(kept for kept, _ in sizes.values()) / max(1, sum(numel for _, numel in sizes.values()))
         activations = kept_activations()
         return [KeptFile(file, activations) for file in files]
 

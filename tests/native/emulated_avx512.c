@@ -99,12 +99,15 @@ static __m512i zeros(void)
 #include "product.h"
 enum { OK = 0, NO_SUCH_KERNEL = 1, NO_MEMORY = 2, TOO_MANY_ROWS = 3 };
 #include "coded_rows.h"
+#include "int8_rows.h"
 
 #include "coded_trials.h"
+#include "int8_trials.h"
 
 int main(int count, char **arguments)
 {
     try_kernels_of_codes(count > 1 ? atoi(arguments[1]) : 20, ON_AVX512_VBMI2);
+    try_int8_kernels(count > 1 ? atoi(arguments[1]) : 20, ON_AVX512_VBMI2);
     printf("kernel %d\n", ON_AVX512_VBMI2);
     return 0;
 }

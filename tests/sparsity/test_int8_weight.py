@@ -56,6 +56,13 @@ def test_what_was_not_rounded_has_none():
     assert 1e-6 < Int8Weight.nearest(weight).error(weight) < 1e-4
 
 
+def test_a_transposed_matrix():
+    weight = torch.randn(256, 5, generator=torch.Generator().manual_seed(1)).T
+    int8 = Int8Weight.nearest(weight)
+    assert Int8Weight.exact(weight) is None and int8.levels.is_contiguous()
+    assert torch.equal(int8.unpack(), Int8Weight.nearest(weight.contiguous()).unpack())
+
+
 def test_negative_zero_counts_as_zero():
     rounded = Int8Weight.exact(torch.tensor([[-0.0, 127.0]])).unpack()
     assert not rounded.signbit().any()

@@ -1,0 +1,114 @@
+"""Holds token embeddings and head in 8 bits: of a model in memory, and as they are read from a file."""
+
+from collections import Counter
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..decoder.packed_modules import packed_modules
+from ..decoder.token_weights import token_weights
+from ..sparsity.int8_weight import Int8Weight
+from .int8_rows import Int8Rows
+from .packed_embedding import PackedEmbedding, TiedLinear, is_embedding, is_head
+from .packed_linear import PackedLinear
+from .packed_module import take_place
+from .packing import has_kernels
+from .replacing import has_own_forward, replace_module
+
+
+def pack_head(model: PreTrainedModel, activations: str) -> tuple[list[str], dict[str, str]]:
+    """Puts token embeddings and head in 8 bits, in place; tied ones stay one.
+
+    Args:
+        model (`PreTrainedModel`): with dense ones.
+        activations (`str`): what the head's inputs become: `"int8"` or `"bf16"`.
+
+    Returns:
+        `tuple`: names of the weights in files that are held so; and modules that are left dense -> why.
+    """
+    names = {id(weight): name for name, weight in token_weights(model).items()}
+    shared = Counter(p.data_ptr() for _, p in model.named_parameters(remove_duplicate=False))
+    packed, left_dense = [], {}
+    for weight, modules in _by_weight(model):
+        why = _problem(weight, modules, shared[weight.data_ptr()])
+        if why is None:
+            rows = Int8Rows.of(Int8Weight.rounded(weight), activations)
+            put_in_8_bits(model, list(modules.values()), rows)
+            packed.append(names[id(weight)])
+        else:
+            left_dense |= dict.fromkeys(modules, why)
+    return packed, left_dense
+
+
+def put_in_8_bits(model: nn.Module, modules: list[nn.Module], rows: Int8Rows) -> None:
+    """Puts rows in the place of the weight that these modules have: embeddings, a head, or both."""
+    embedding = next((module for module in modules if isinstance(module, nn.Embedding)), None)
+    table = None
+    if embedding is not None:
+        table = PackedEmbedding(rows, embedding)
+        replace_module(model, embedding, table)
+    for module in modules:
+        if isinstance(module, nn.Linear):
+            packed = PackedLinear(rows, module.bias, type(module)) if table is None else TiedLinear(table, module)
+            replace_module(model, module, take_place(packed, module))
+
+
+def put_table(model: nn.Module, weight: nn.Parameter, rows: Int8Rows) -> None:
+    """Puts rows that were read in the place of the embeddings' weight, which stands for them, and of a head's that is tied.
+
+    If any module that has it has no packed form, all get the dense weight instead.
+    """
+    modules = {name: m for name, m in model.named_modules() if m._parameters.get("weight") is weight}
+    others = [m for m in model.modules() if any(p is weight for p in m._parameters.values())]
+    if len(others) == len(modules) and _misfit(modules) is None:
+        put_in_8_bits(model, list(modules.values()), rows)
+        return
+    dense = nn.Parameter(rows.unpack(), requires_grad=weight.requires_grad)
+    for module in others:
+        module._parameters |= {name: dense for name, held in module._parameters.items() if held is weight}
+
+
+def unpack_head(model: PreTrainedModel) -> None:
+    """Puts dense embeddings back, and a head that is tied to them; a head of its own is a packed linear layer as others."""
+    for _, table in list(packed_modules(model)):
+        if isinstance(table, PackedEmbedding):
+            embedding = table.to_embedding()
+            heads = [m for m in model.modules() if isinstance(m, TiedLinear) and m.embedding is table]
+            replace_module(model, table, embedding)
+            for head in heads:
+                replace_module(model, head, head.to_linear(embedding.weight))
+
+
+def _by_weight(model: PreTrainedModel) -> list[tuple[nn.Parameter, dict[str, nn.Module]]]:
+    """The weights of embeddings and head, each with the modules that have it, by name."""
+    found: dict[int, tuple[nn.Parameter, dict[str, nn.Module]]] = {}
+    wanted = (model.get_input_embeddings(), model.get_output_embeddings())
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if any(module is other for other in wanted) and isinstance(weight, nn.Parameter):
+            found.setdefault(id(weight), (weight, {}))[1][name] = module
+    return list(found.values())
+
+
+def _problem(weight: torch.Tensor, modules: dict[str, nn.Module], sharing: int) -> str | None:
+    """Why a weight is left dense."""
+    if (why := _misfit(modules)) is not None:
+        return why
+    if sharing > len(modules):
+        return "shares its weight with another module"
+    if not has_kernels(weight):
+        return f"no kernels for {weight.dtype}"
+    if not weight.is_contiguous():
+        return "its weight is not contiguous"
+    return None if bool(weight.isfinite().all()) else "holds NaN or infinite values, which have no codes"
+
+
+def _misfit(modules: dict[str, nn.Module]) -> str | None:
+    """Why the modules that share a weight cannot hold it in 8 bits."""
+    for module in modules.values():
+        if not is_embedding(module) and not is_head(module):
+            return f"a {type(module).__name__} has no packed form"
+        if has_own_forward(module):
+            return "its forward was replaced"
+    return None
