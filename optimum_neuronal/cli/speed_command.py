@@ -17,7 +17,7 @@ class SpeedCommand(Command):
     USAGE = "--model MODEL [flags]"
     EXAMPLES = (
         "--model qwen-sparse --dtype bfloat16",
-        "--model qwen-sparse --value-bits 4",
+        "--model qwen-sparse --value-bits 4 --head-bits 8",
         "--model qwen-sparse --batches 1 16 --plots speed",
     )
 
@@ -33,6 +33,10 @@ class SpeedCommand(Command):
         parser.add_argument(
             "--value-bits", type=int, choices=(8, 4, 3, 2), metavar="N",
             help="time packed weights with values of 8, 4, 3 or 2 bits too (default: no)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--head-bits", type=int, choices=(8,), metavar="N",
+            help="time them with token embeddings and head of 8 bits, too (default: no)",
         )  # fmt: skip
         parser.add_argument(
             "--activations", choices=("int8", "bf16"), default="int8",
@@ -74,6 +78,12 @@ class SpeedCommand(Command):
         if args.plots:
             plot_speed(report.to_dict(), args.plots)
 
+    @property
+    def few_bits(self) -> list[str]:
+        """What has few bits in the form that is timed beside; none if there is no such form."""
+        values, head = self.args.value_bits, self.args.head_bits
+        return [f"{values} bits"] * bool(values) + [f"{head}-bit head"] * bool(head)
+
     def _load(self):
         """The model in its forms, what the process grew by with each, and which forms there are not, and why."""
         from ..evaluation.quantized import FORMS, MISSING, NotQuantized, has_torchao
@@ -82,8 +92,8 @@ class SpeedCommand(Command):
 
         args, models, resident, left_out = self.args, {}, {}, {}
         loads = {"dense": self._load_dense, "packed": self._load_packed}
-        if args.value_bits:
-            loads[f"{args.value_bits} bits, {args.activations}"] = self._load_coded
+        if self.few_bits:
+            loads[", ".join([*self.few_bits, args.activations])] = self._load_coded
         if has_torchao() and not args.no_torchao:
             loads |= {form: partial(self._load_quantized, form, models) for form in FORMS}
         elif not args.no_torchao:
@@ -111,14 +121,14 @@ class SpeedCommand(Command):
         """The model with packed values as they are, also where the checkpoint holds codes that are to be timed beside."""
         from .. import SparseModelForCausalLM, sparsify
 
-        if self.args.value_bits:
+        if self.few_bits:
             return sparsify(self._load_dense())
         return SparseModelForCausalLM.from_pretrained(self.args.model, **load_options(self.args))
 
     def _load_coded(self):
         from .. import sparsify
 
-        return sparsify(self._load_dense(), self.args.value_bits, self.args.activations)
+        return sparsify(self._load_dense(), self.args.value_bits, self.args.activations, self.args.head_bits)
 
     def _load_quantized(self, form: str, models: dict):
         """The dense model, of which torchao quantised what the packed one has packed."""

@@ -60,6 +60,7 @@ def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
         "value_bits",
         "bits",
         "sparsity",
+        "head_bits",
     }  # None there, told in words here
     without_flag = {"saliency_args", "topup_args"}  # dicts, for Python
     for entry in fields(NeuronALConfig):
