@@ -57,6 +57,15 @@ def test_as_the_dense_model_of_the_same_values(family, ids):
     assert_same_state(densify(sparsify(dense, head_bits=8)), clone(dense)), "what was rounded stays what it is"
 
 
+@pytest.mark.parametrize("family", ["gemma", "gemma4_text", "biogpt", "xglm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_embeddings_that_are_scaled(family, dtype, ids):
+    model = sparsify(make_model(family).to(dtype), head_bits=8)
+    found = model.get_input_embeddings()(ids)
+    assert type(model.get_input_embeddings()) is PackedEmbedding
+    assert torch.equal(found, densify(model).get_input_embeddings()(ids)) and found.dtype == dtype
+
+
 def test_what_it_takes(ids):
     model, without = in_8_bits(), sparsify(make_zeroed())
     weight = make_zeroed().lm_head.weight
