@@ -61,3 +61,9 @@ def test_what_tasks_are_asked_with_is_checked_without_a_model(options, message):
     given = {"saliencies": ["wanda"], "topups": ["uniform"], "sparsities": [0.5], "dataset": [[1, 2]], "config": {}}
     with pytest.raises(ValueError, match=message):
         check_asked(**given, evaluate={}, tasks=["boolq"], **options)
+
+
+def test_a_head_is_not_compared():
+    given = {"saliencies": ["wanda"], "topups": ["uniform"], "sparsities": [0.5], "dataset": [[1, 2]], "evaluate": {}}
+    with pytest.raises(ValueError, match="rounds no head: leave head_bits out"):
+        check_asked(**given, config={"head_bits": 8, "format": "packed"})
