@@ -144,8 +144,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             setattr(self, name, _checked_patterns(name, getattr(self, name)))
         if self.format not in FORMATS:
             raise ValueError(f"format is {self.format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
-        if self.head_bits is not None:
-            check_head_bits(self.head_bits, self.format)
+        check_head_bits(self.head_bits, self.format)
         if self.reconstruct not in (None, *RECONSTRUCT):
             raise ValueError(
                 f"reconstruct is {self.reconstruct!r}: expected one of {', '.join(map(repr, RECONSTRUCT))}, or None."

@@ -29,7 +29,9 @@ def check_sparsity(value: Any) -> float:
 
 
 def check_head_bits(value: Any, format: str) -> None:
-    """Raises `TypeError` or `ValueError` if embeddings and head cannot be saved with so many bits in a format."""
+    """Raises `TypeError` or `ValueError` if embeddings and head cannot be saved with so many bits in a format; None: as ever."""
+    if value is None:
+        return
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"head_bits is {value!r}: expected 8, or None to leave token embeddings and head as they are.")
     if value != HEAD_BITS:

@@ -87,8 +87,7 @@ def convert_checkpoint(
         raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
     if value_bits is not None:
         check_value_bits(value_bits, format)
-    if head_bits is not None:
-        check_head_bits(head_bits, format)
+    check_head_bits(head_bits, format)
     size, source = internals.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
     with Checkpoint(source) as checkpoint:
         target = check_directory(source if output is None else output)

@@ -87,8 +87,7 @@ class ConvertCommand(Command):
 
         if self.args.value_bits is not None:
             check_value_bits(self.args.value_bits, self.args.format)
-        if self.args.head_bits is not None:
-            check_head_bits(self.args.head_bits, self.args.format)
+        check_head_bits(self.args.head_bits, self.args.format)
         source = find_source(self.args.model, self.args.output, self.args.revision)
         if self.args.output is not None and not is_same(self.args.output, source):
             check_output(self.args.output, self.args.overwrite, own=os.listdir(source))

@@ -70,9 +70,8 @@ def sparsify(
     """
     check_model(model)
     value = None if value_bits is None else ValueFormat(value_bits, activations)
-    if head_bits is not None:
-        check_head_bits(head_bits, "packed")
-        check_activations(activations)
+    check_head_bits(head_bits, "packed")
+    check_activations(activations)
     if (value_bits, head_bits) != (None, None) and next(packed_modules(model), None) is not None:
         raise ValueError(
             "The model is packed already: call optimum_neuronal.densify(model) before few bits are asked for."
