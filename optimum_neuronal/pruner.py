@@ -216,9 +216,8 @@ class NeuronALPruner(OptimumQuantizer):
         ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
         journal = open_journal(folder, model, decoder, self.config, ids)
         outcome = find_changes(model, decoder, self.config, methods, ids, clock, journal)
-        head, head_errors = round_head(model) if self.config.head_bits is not None else ({}, {})
         report = make_report(decoder, calibration, outcome, clock.seconds)
-        report.head_roundings = {name: {"error": error} for name, error in head_errors.items()}
+        head, report.head_roundings = round_head(model, self.config.head_bits)
         sparsity_config = make_sparsity_config(decoder, report, names)
         with deferred_interrupt():  # nothing that may fail from here on
             apply_changes(decoder, outcome.changes)

@@ -44,24 +44,27 @@ def check_head_weights(model: PreTrainedModel) -> None:
             raise ValueError(f"{name} cannot be rounded to 8 bits: {error}.") from error
 
 
-def round_head(model: PreTrainedModel) -> tuple[dict[str, Int8Weight], dict[str, float]]:
+def round_head(
+    model: PreTrainedModel, head_bits: int | None
+) -> tuple[dict[str, Int8Weight], dict[str, dict[str, float]]]:
     """Embeddings and head in 8 bits; no weight is changed.
 
     Args:
         model (`PreTrainedModel`): that passed the checks.
+        head_bits (`int`, *optional*): 8. None: nothing is rounded.
 
     Returns:
-        `tuple`: by name in the files the weights, and the squared error of rounding each as a share of its squares.
+        `tuple`: the weights by name in the files; and for the report of each `error`, the squared error of rounding it as a
+            share of its squares.
     """
-    found = {name: (weight, Int8Weight.rounded(weight)) for name, weight in token_weights(model).items()}
-    return {name: int8 for name, (_, int8) in found.items()}, {
-        name: int8.error(weight) for name, (weight, int8) in found.items()
-    }
+    weights = {} if head_bits is None else token_weights(model)
+    rounded = {name: Int8Weight.rounded(weight) for name, weight in weights.items()}
+    return rounded, {name: {"error": int8.error(weights[name])} for name, int8 in rounded.items()}
 
 
 def apply_to_head(model: PreTrainedModel, rounded: dict[str, Int8Weight]) -> None:
     """Changes embeddings and head to what [`round_head`] found, in place: tied ones stay tied."""
-    weights = token_weights(model)
+    weights = token_weights(model) if rounded else {}
     with torch.no_grad():
         for name, int8 in rounded.items():
             int8.apply_to(weights[name])
