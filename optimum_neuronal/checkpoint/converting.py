@@ -275,7 +275,8 @@ def _adapt(
 ) -> None:
     """Writes config.json and the model cards as they are to be in the format."""
     change = packed_config if format == "packed" else dense_config
-    sparsity_config = _how_pruned(checkpoint) | rounded | (about_head(head.names) if head and head.rounds else {})
+    told = about_head(head.names) if head and head.rounds else {}
+    sparsity_config = {**_how_pruned(checkpoint), **rounded, **told}
     _write_json(staging / CONFIG, change(checkpoint.config | {"sparsity_config": sparsity_config}))
     if format == "packed":
         add_hint(staging)

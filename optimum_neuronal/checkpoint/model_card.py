@@ -225,7 +225,7 @@ def _packed_size(model: PreTrainedModel, report: PruningReport) -> PackedSize:
         return round(report.projections[projection.name]["sparsity"] * projection.numel)
 
     decoder = find_decoder(model, report.config["targets"], report.config["ignore"])
-    return packed_size(decoder, zeros, head_bits=report.config.get("head_bits"))
+    return packed_size(decoder, zeros, report.config.get("value_bits"), report.config.get("head_bits"))
 
 
 def _evaluation(report: PruningReport) -> str:

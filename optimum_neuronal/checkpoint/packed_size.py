@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..decoder.projections import Decoder, Projection
 from ..decoder.token_weights import token_weights
 from ..sparsity.bitmask import packed_bytes, rows_bytes
-from ..sparsity.code_checks import coded_bytes
+from ..sparsity.code_checks import coded_bytes, coded_rows_bytes
 from ..sparsity.int8_weight import int8_bytes
 
 
@@ -17,7 +17,7 @@ class PackedSize:
     Args:
         dense (`int`): as they are.
         saved (`int`): in the packed format.
-        in_memory (`int`): after `sparsify`, if all of them have a packed form.
+        in_memory (`int`): after `sparsify` with the same bits, if all of them have a packed form.
         weights (`int`): how many they are.
     """
 
@@ -57,9 +57,12 @@ def packed_size(
         kept = numel - zeros_of[key]
         dense += numel * itemsize
         shape = (numel // columns, columns)
-        stored = packed_bytes(numel, kept, itemsize) if value_bits is None else coded_bytes(shape, kept, value_bits)
+        if value_bits is None:
+            stored, held = packed_bytes(numel, kept, itemsize), rows_bytes(shape, kept, itemsize)
+        else:
+            stored, held = coded_bytes(shape, kept, value_bits), coded_rows_bytes(shape, kept, value_bits)
         saved += min(numel * itemsize, stored)
-        in_memory += min(numel * itemsize, rows_bytes(shape, kept, itemsize))
+        in_memory += min(numel * itemsize, held)
     weights = sum(owner.numel() for owner, _ in owners.values())
     head = [] if head_bits is None else token_weights(decoder.model).values()
     for weight in head:

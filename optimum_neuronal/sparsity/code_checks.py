@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .bitmask import ALIGNMENT, check_mask_header
+from .bitmask import ALIGNMENT, check_mask_header, row_stride
 from .code_scales import scale_range
 from .codebooks import check_bits, check_table, magnitudes
 
@@ -88,6 +88,17 @@ def coded_bytes(shape: tuple[int, int], kept: int, bits: int) -> int:
     How kept elements lie decides how many bits are padding between words; counted is what it is on average.
     """
     rows, columns = shape
+    return -(-rows * columns // 8) + _behind_mask(shape, kept, bits)
+
+
+def coded_rows_bytes(shape: tuple[int, int], kept: int, bits: int) -> int:
+    """Bytes that such a matrix takes to be computed with: as [`rows_bytes`] has it of values with all bits."""
+    rows, columns = shape
+    return rows * row_stride(columns) + _behind_mask(shape, kept, bits) + 8 * (rows + 1)
+
+
+def _behind_mask(shape: tuple[int, int], kept: int, bits: int) -> int:
+    rows, columns = shape
     padding = (8 - math.gcd(bits, 8)) / 2 * min(kept, rows * -(-columns // ALIGNMENT))
     scales = 2 * rows * -(-columns // GROUP)
-    return -(-rows * columns // 8) + math.ceil((kept * bits + padding) / 8) + scales + (0 if bits == 8 else 2**bits)
+    return math.ceil((kept * bits + padding) / 8) + scales + (0 if bits == 8 else 2**bits)

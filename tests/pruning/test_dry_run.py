@@ -202,6 +202,8 @@ def test_packed_bytes_of_values_of_few_bits(bits, tmp_path):
     save_pretrained(model, tmp_path / "packed", format="packed")
     stored = sum(PackedFile(path).nbytes for path in (tmp_path / "packed").glob("*.safetensors"))
     assert plan.packed_saved_bytes == pytest.approx(stored, rel=0.01)
+    sparsify(model, value_bits=bits)
+    assert plan.packed_model_bytes == pytest.approx(model.get_memory_footprint(), rel=0.01)
 
 
 def test_tied_weights_count_once(tmp_path):
