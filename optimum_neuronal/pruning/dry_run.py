@@ -115,17 +115,22 @@ class PrunePlan:
     @property
     def seconds(self) -> float:
         """Time of all that is counted, at the measured rates."""
-        rates = self.rates
-        return self.operations / rates.products + self.solving.operations / rates.solved + self.choosing_seconds
+        computing = self.operations / self.rates.products + self.solving.operations / self.rates.solved
+        return computing + self.choosing_seconds + self.rounding_seconds
 
     @property
     def choosing_seconds(self) -> float:
         """The part of it in which weights are ranked, masks made and logits compared."""
+        rates = self.rates
         return sum(
-            sweep.compared / self.rates.compared
-            + (sweep.ranked / self.rates.ranked + sweep.masked / self.rates.masked)
+            sweep.compared / rates.compared + sweep.ranked / rates.ranked + sweep.masked / rates.masked
             for sweep in self.sweeps
         )
+
+    @property
+    def rounding_seconds(self) -> float:
+        """The part of it in which values become few bits, but for the products in it."""
+        return self.solving.fitted / self.rates.fitted + self.solving.swept / self.rates.swept
 
     def to_dict(self) -> dict[str, Any]:
         """All of it with the totals, JSON-serialisable."""
