@@ -115,8 +115,9 @@ class PrunePlan:
     @property
     def seconds(self) -> float:
         """Time of all that is counted, at the measured rates."""
-        computing = self.operations / self.rates.products + self.solving.operations / self.rates.solved
-        return computing + self.choosing_seconds + self.rounding_seconds
+        rates = self.rates
+        computing = self.operations / rates.products + sum(sweep.made for sweep in self.sweeps) / rates.made
+        return computing + self.solving.operations / rates.solved + self.choosing_seconds + self.rounding_seconds
 
     @property
     def choosing_seconds(self) -> float:

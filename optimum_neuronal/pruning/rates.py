@@ -15,7 +15,7 @@ from ..sparsity.cuts import apply_cut, find_cut, sort_rows
 
 
 MEASURE_SECONDS = 0.4
-MASKED = (1024, 2048)  # shape of the weights that masks are timed on
+MASKED = (1024, 2048)  # shape of what masks are timed on, and values that are computed one by one
 ROUNDED, BITS = (1024, GROUP), 4  # the same for rounding, where bits hardly matter
 
 
@@ -31,6 +31,7 @@ class Rates:
         masked (`float`): weights, where a mask is made of a ranking.
         fitted (`float`): weights, where scales are fitted to values that become few bits.
         swept (`float`): weights, where each such value moves to its best level.
+        made (`float`): values that are computed one by one, in the dtype that the model computes in.
     """
 
     products: float
@@ -40,6 +41,7 @@ class Rates:
     masked: float
     fitted: float
     swept: float
+    made: float
 
 
 def measure_rates(dtype: torch.dtype, device: torch.device, vocabulary: int) -> Rates:
@@ -52,7 +54,9 @@ def measure_rates(dtype: torch.dtype, device: torch.device, vocabulary: int) -> 
     """
     products = measure_matmul_rate(dtype, device)
     solved = products if dtype == torch.float32 else measure_matmul_rate(torch.float32, device)
-    return Rates(products, solved, _compared(vocabulary, device), *_masked(device), *_rounded(device))
+    return Rates(
+        products, solved, _compared(vocabulary, device), *_masked(device), *_rounded(device), _made(dtype, device)
+    )
 
 
 def measure_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = MEASURE_SECONDS) -> float:
@@ -72,6 +76,11 @@ def measure_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float
             size *= 2
             matrix = torch.ones(size, size, dtype=dtype, device=device)
     return best
+
+
+def _made(dtype: torch.dtype, device: torch.device) -> float:
+    values = torch.ones(MASKED, dtype=dtype, device=device)
+    return values.numel() / _best(lambda: values * values, device)
 
 
 def _compared(vocabulary: int, device: torch.device) -> float:

@@ -86,7 +86,7 @@ def test_inputs_are_looked_at_anew_for_what_a_refit_rounds(llama):
 
 def test_the_time_of_rounding_is_told(llama, tmp_path, monkeypatch):
     """At two rates: of fitting scales, and of moving values."""
-    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [float("inf")], 1e3, 1e2))
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [float("inf")], 1e3, 1e2, float("inf")))
     plan = plan_prune(saved(tmp_path, llama)[0], config_of(topup="uniform", value_bits=3, **ITERATIONS))
     told = (FITTED + 3 * WEIGHTS) / 1e3 + SWEEPS * 3 * WEIGHTS / 1e2
     assert plan.seconds == pytest.approx(told) == plan.rounding_seconds
