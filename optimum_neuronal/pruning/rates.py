@@ -15,7 +15,8 @@ from ..sparsity.cuts import apply_cut, find_cut, sort_rows
 
 
 MEASURE_SECONDS = 0.4
-MASKED = (1024, 2048)  # shape of what masks are timed on, and values that are computed one by one
+MASKED = (1024, 2048)  # shape of the weights that masks are timed on
+MADE = (4096, 3072)  # of values that are computed one by one: a C library takes memory anew for so much, as in blocks
 ROUNDED, BITS = (1024, GROUP), 4  # the same for rounding, where bits hardly matter
 
 
@@ -79,7 +80,7 @@ def measure_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float
 
 
 def _made(dtype: torch.dtype, device: torch.device) -> float:
-    values = torch.ones(MASKED, dtype=dtype, device=device)
+    values = torch.ones(MADE, dtype=dtype, device=device)
     return values.numel() / _best(lambda: values * values, device)
 
 
