@@ -78,8 +78,8 @@ class Comparison:
 
         Args:
             directory (`str` or `Path`, *optional*):
-                An existing folder to write them to, as .png and .svg; the `comparison.md` that [`save`] wrote there
-                gets them as well. None: they are only shown.
+                A folder to write them to, as .png and .svg, which is made if need be; the `comparison.md` that
+                [`save`] wrote there gets them as well. None: they are only shown.
             overwrite (`bool`): as for [`save`].
 
         Raises:
@@ -124,10 +124,10 @@ class Comparison:
         return to_csv(self.dense, self.results)
 
     def save(self, directory: str | Path, overwrite: bool = False) -> list[Path]:
-        """Writes `comparison.json`, `.csv` and `.md` into an existing directory and returns their paths.
+        """Writes `comparison.json`, `.csv` and `.md` into a directory and returns their paths.
 
         Args:
-            directory (`str` or `Path`): where to.
+            directory (`str` or `Path`): where to; it is made if need be.
             overwrite (`bool`): whether files of these names may be replaced that are not as a comparison wrote them.
 
         Raises:

@@ -59,12 +59,13 @@ class WrittenFiles:
                 )
 
     def write(self, contents: Mapping[str, bytes]) -> list[Path]:
-        """Writes files, name -> content, into the directory, which exists, and returns their paths.
+        """Writes files, name -> content, into the directory, which is made if need be, and returns their paths.
 
         Raises:
             `FileExistsError`, `OSError`: see [`check`].
         """
         self.check(contents)
+        self.directory.mkdir(parents=True, exist_ok=True)
         before = self._digests()
         new = {name: (hashlib.sha256(content).hexdigest(),) for name, content in contents.items()}
         # An interrupt leaves some files new and others as they were: until the end, both are known.

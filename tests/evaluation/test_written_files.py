@@ -64,5 +64,7 @@ def test_an_interrupt_leaves_files_that_can_be_replaced(files, tmp_path, monkeyp
 
 
 def test_checking_creates_nothing(tmp_path):
-    WrittenFiles(tmp_path / "new").check(["a.md"], ["*.png"])
+    files = WrittenFiles(tmp_path / "new")
+    files.check(["a.md"], ["*.png"])
     assert not list(tmp_path.iterdir())
+    assert files.write({"a.md": b"a table"}) == [tmp_path / "new" / "a.md"]
