@@ -45,6 +45,11 @@ class Pass(ABC):
         return 0
 
     @property
+    def logits(self) -> int:
+        """How many tensors of logits, of so many positions as are compared at a time, exist together."""
+        return 0
+
+    @property
     def rankings(self) -> int:
         """How often the weights of every row are sorted by saliency: for every plan, if each has a stream of its own."""
         return self.plans if self.reference == "sparse-stream" else min(self.plans, 1)

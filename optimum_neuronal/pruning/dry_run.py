@@ -29,7 +29,6 @@ from .solving_cost import FLOAT32, SolvingCost, solving_cost
 
 
 RANKING = 4  # float32 copies of the largest weight while its mask is made: as it is, scored, sorted, pruned
-COMPARING = 5  # of the logits that are compared: dense ones, their probabilities, sparse ones, what is made of them
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,8 @@ class PrunePlan:
     @property
     def seconds(self) -> float:
         """Time of all that is counted, at the measured rates."""
-        rates = self.rates
-        computing = self.operations / rates.products + sum(sweep.made for sweep in self.sweeps) / rates.made
+        rates, made = self.rates, self.solving.made + sum(sweep.made for sweep in self.sweeps)
+        computing = self.operations / rates.products + made / rates.made
         return computing + self.solving.operations / rates.solved + self.choosing_seconds + self.rounding_seconds
 
     @property
@@ -203,8 +202,8 @@ def _working_bytes(
     largest = max(projection.numel for projection in decoder.projections.values())
     vocabulary = decoder.config.vocab_size
     logits = min(piece_length(vocabulary, device), tokens) * vocabulary
-    comparing = any(step.distributions for step in passes)
-    return max(forward, RANKING * largest * FLOAT32, COMPARING * logits * FLOAT32 if comparing else 0)
+    comparing = max(step.logits for step in passes)
+    return max(forward, RANKING * largest * FLOAT32, comparing * logits * FLOAT32)
 
 
 def _size(tensor: torch.Tensor) -> int:

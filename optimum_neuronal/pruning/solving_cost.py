@@ -32,6 +32,7 @@ class SolvingCost:
         waiting_bytes (`int`): the kept weights of all blocks, which wait beside the model until the end.
         fitted (`int`): weights whose scales are fitted, where values become few bits.
         swept (`int`): weights whose values move to their best levels, once for every time.
+        made (`int`): values that a solver computes one by one, beside matrix products.
     """
 
     sparsities: int = 0
@@ -41,6 +42,7 @@ class SolvingCost:
     waiting_bytes: int = 0
     fitted: int = 0
     swept: int = 0
+    made: int = 0
 
 
 def solving_cost(
@@ -81,6 +83,7 @@ def solving_cost(
         waiting_bytes=waiting,
         fitted=(quick + whole) * fitted + again,
         swept=sweeps * weights,
+        made=times * sum(map(saliency.made, shapes)),
     )
 
 

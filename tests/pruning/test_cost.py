@@ -55,6 +55,18 @@ def test_a_token_passes_through_its_own_experts_only(tmp_path):
     assert four.sweeps[0].operations - two.sweeps[0].operations == 3 * 2 * 16 * experts // 2
 
 
+@pytest.mark.parametrize("objective, distributions, held", [("kl", 17, 5), ("nll", 16, 2)])
+def test_likelihood_is_compared_without_the_dense_model(objective, distributions, held, tmp_path, llama, monkeypatch):
+    """A round of 16 candidates, on the logits of two sequences; in memory are those of one."""
+    fields = {"topup": "search", "topup_args": {"objective": objective, "budget": 16, "rows": False}}
+    monkeypatch.setattr(dry_run, "forward_bytes", lambda *args: 0)
+    monkeypatch.setattr(dry_run, "RANKING", 0)
+    plan = plan_prune(saved(tmp_path, llama)[0], config_of(**fields))
+    (search,) = (sweep for sweep in plan.sweeps if sweep.label == "Search")
+    assert search.compared == distributions * 2 * 16 * llama.config.vocab_size
+    assert plan.working_bytes == held * 16 * llama.config.vocab_size * 4
+
+
 def test_hidden_states_are_those_of_the_greediest_pass():
     """Two plans around a block beside the first inputs, and three beside the dense model's last output too."""
     passes = [AlignmentPass("first", 2, "sparse-stream"), OutputPass("second", 3)]

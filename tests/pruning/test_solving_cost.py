@@ -45,6 +45,7 @@ def test_one_solution_of_a_llama_by_hand(llama):
     solved = 2 * 32**2 * (4 * 32 + 2 * 48) * rounds + 2 * 48**2 * 32 * rounds  # products of every iteration
     factorised = 2 * (2 * 32**3) * 6 + 2 * (2 * 48**3)  # at every third
     assert cost.operations == 3 * (solved + factorised + gathered * (6 * 32**2 + 48**2))
+    assert cost.made == 12 * 3 * WEIGHTS * 6, "in every iteration, to find the largest"
     assert (cost.sparsities, cost.levels_bytes) == (1, 0)
     assert cost.solver_bytes == 4 * (SQUARES * 48**2 + OTHERS * 32 * 48)
     assert cost.waiting_bytes == pytest.approx(0.3 * 3 * WEIGHTS * 4, abs=4)
