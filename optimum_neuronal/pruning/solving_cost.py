@@ -83,7 +83,7 @@ def solving_cost(
         waiting_bytes=waiting,
         fitted=(quick + whole) * fitted + again,
         swept=sweeps * weights,
-        made=times * sum(map(saliency.made, shapes)),
+        made=(quick + whole) * sum(map(saliency.made, shapes)),
     )
 
 

@@ -66,10 +66,12 @@ def test_rounding_to_few_bits_is_counted_by_hand(llama):
 
 
 def test_levels_are_rounded_too(llama):
+    """Eight of them, with that of no zeros; each with fewer sweeps than the end."""
     plain, rounded = (cost_of(llama, topup="search", value_bits=bits, **ITERATIONS) for bits in (None, 3))
-    sweeps = SWEEPS + 7 * QUICK
-    assert rounded.swept == sweeps * 3 * WEIGHTS and rounded.fitted == 8 * FITTED + 3 * WEIGHTS
-    assert rounded.operations - plain.operations == sweeps * PRODUCTS
+    sweeps = SWEEPS + 8 * QUICK
+    assert rounded.swept == sweeps * 3 * WEIGHTS and rounded.fitted == 9 * FITTED + 3 * WEIGHTS
+    once, gathered = cost_of(llama, topup="uniform", **ITERATIONS), 3 * 2 * 6 * 16 * (6 * 32**2 + 48**2)
+    assert rounded.operations - plain.operations == sweeps * PRODUCTS + once.operations - gathered
 
 
 def test_the_nearest_values_take_no_sweep(llama):
