@@ -196,7 +196,7 @@ def plan_prune(
 def _working_bytes(
     decoder: Decoder, config: NeuronALConfig, passes: Sequence[Pass], tokens: int, device: torch.device
 ) -> int:
-    batch = tokens * (config.batch_size or default_batch_size(tokens))
+    batch = tokens * min(config.batch_size or default_batch_size(tokens), config.num_samples)
     first = next(iter(decoder.projections.values())).owner
     forward = forward_bytes(decoder, batch, first.dtype.itemsize)
     largest = max(projection.numel for projection in decoder.projections.values())

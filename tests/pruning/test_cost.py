@@ -1,10 +1,11 @@
 import pytest
 from conftest import make_model
 
+from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.alignment_errors import AlignmentPass
 from optimum_neuronal.engine.output_errors import OutputPass
 from optimum_neuronal.pruning import dry_run
-from optimum_neuronal.pruning.cost import hidden_sequences
+from optimum_neuronal.pruning.cost import forward_bytes, hidden_sequences
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.pruning.rates import Rates
 
@@ -65,6 +66,13 @@ def test_likelihood_is_compared_without_the_dense_model(objective, distributions
     (search,) = (sweep for sweep in plan.sweeps if sweep.label == "Search")
     assert search.compared == distributions * 2 * 16 * llama.config.vocab_size
     assert plan.working_bytes == held * 16 * llama.config.vocab_size * 4
+
+
+def test_a_batch_has_no_more_sequences_than_there_are(tmp_path, llama, monkeypatch):
+    monkeypatch.setattr(dry_run, "RANKING", 0)
+    folder, _ = saved(tmp_path, llama)
+    few, many = (plan_prune(folder, config_of(topup="uniform", num_samples=n)).working_bytes for n in (6, 10**6))
+    assert few == forward_bytes(find_decoder(llama), 6 * 16, 4) < many
 
 
 def test_hidden_states_are_those_of_the_greediest_pass():
