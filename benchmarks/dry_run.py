@@ -3,9 +3,10 @@
     python -m benchmarks.dry_run [--topups NAME ...] [--saliencies wanda alps] [--vocabularies 4000 64000] [--threads 2]
 
 A randomly initialised Llama is planned and pruned with every top-up, each in a process of its own. Time is that of the
-prune without reading calibration data, with one thread the processor's, so that others on the machine do not count; memory the process's largest resident size (Linux) above that with the model, with
-freed memory handed back at once, and is held against what the plan tells beside the model. Interpreter and libraries are
-warmed up by pruning a tiny model.
+prune without reading calibration data; with one thread it is the processor's, for the plan's rates too, so that others on
+the machine do not count. Memory is the process's largest resident size (Linux) above that with the model, with freed
+memory handed back at once, and is held against what the plan tells beside the model. Interpreter and libraries are warmed
+up by pruning a tiny model.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from transformers.utils import logging
@@ -22,32 +25,49 @@ from transformers.utils import logging
 from benchmarks.memory import MALLOC, resident
 from benchmarks.random_models import random_llama
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.pruning import rates
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.runtime.peak_memory import reset_peak_memory
 from optimum_neuronal.runtime.tables import format_table
 from optimum_neuronal.topup import TOPUPS
 
 
-TOKENS, SEQUENCES = 256, 32
+SIZES = {  # flag -> default, what it is
+    "hidden_size": (512, "of the model"),
+    "blocks": (4, "of the model"),
+    "tokens": (256, "of a calibration sequence"),
+    "sequences": (32, "of calibration data"),
+    "alignment": (8, "sequences that trials are measured on"),
+}
 
 
-def measure(topup: str, saliency: str, vocabulary: int, hidden_size: int, blocks: int) -> dict[str, float]:
+def measure(topup: str, saliency: str, vocabulary: int, args: argparse.Namespace) -> dict[str, float]:
     """One prune in this process: seconds and bytes, foretold and found."""
     logging.disable_progress_bar()
     torch.manual_seed(0)
-    ids = torch.randint(0, 1000, (SEQUENCES, TOKENS))
-    fields = {"dataset": None, "num_samples": SEQUENCES, "num_alignment_samples": 8, "seq_length": TOKENS}
-    config = NeuronALConfig(0.7, saliency=saliency, topup=topup, **fields)
-    NeuronALPruner(config).prune(random_llama(64, 2, TOKENS), ids)
-    model = random_llama(hidden_size, blocks, TOKENS, vocabulary)
-    with tempfile.TemporaryDirectory() as folder:
-        model.config.save_pretrained(folder)
+    ids = torch.randint(0, 1000, (args.sequences, args.tokens))
+    fields = {
+        "saliency": saliency,
+        "topup": topup,
+        "value_bits": args.value_bits,
+        "dataset": None,
+        "num_samples": args.sequences,
+        "num_alignment_samples": args.alignment,
+        "seq_length": args.tokens,
+    }
+    config = NeuronALConfig(0.7, **fields)
+    NeuronALPruner(config).prune(random_llama(64, 2, args.tokens), ids)
+    model = random_llama(args.hidden_size, args.blocks, args.tokens, vocabulary)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(rates, "time", SimpleNamespace(perf_counter=clock)),
+    ):
         model.config.architectures = ["LlamaForCausalLM"]
         model.config.save_pretrained(folder)
         plan = plan_prune(folder, config, dtype=torch.float32)
     before = resident("VmRSS")
     reset_peak_memory()
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
     NeuronALPruner(config).prune(model, ids)
     seconds = clock() - start
@@ -62,7 +82,9 @@ def measure(topup: str, saliency: str, vocabulary: int, hidden_size: int, blocks
 def run(topup: str, saliency: str, vocabulary: int, args: argparse.Namespace) -> dict[str, float]:
     """[`measure`] in processes of its own: of the one that hands memory back, which takes time, only the memory counts."""
     command = [sys.executable, "-m", "benchmarks.dry_run", "--one", topup, saliency, str(vocabulary)]
-    command += ["--hidden-size", str(args.hidden_size), "--blocks", str(args.blocks)]
+    for name in SIZES:
+        command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    command += ["--value-bits", str(args.value_bits)] if args.value_bits else []
     found = {}
     for more, kept in (({}, "seconds"), (MALLOC, "bytes")):
         environment = {**os.environ, **more, "OMP_NUM_THREADS": str(args.threads)}
@@ -79,14 +101,17 @@ def main():
     parser.add_argument("--topups", nargs="+", default=TOPUPS.names(), help="(default: all)")
     parser.add_argument("--saliencies", nargs="+", default=["wanda"], help="(default: wanda)")
     parser.add_argument("--vocabularies", nargs="+", type=int, default=[4000, 64000], help="(default: 4000 64000)")
-    parser.add_argument("--hidden-size", type=int, default=512, help="(default: 512)")
-    parser.add_argument("--blocks", type=int, default=4, help="(default: 4)")
+    parser.add_argument("--value-bits", type=int, help="of the values that stay (default: all that they have)")
+    for name, (default, what) in SIZES.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, default=default, help=f"{what} (default: {default})"
+        )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="(default: as torch decides)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         topup, saliency, vocabulary = args.one
-        sys.stdout.write(json.dumps(measure(topup, saliency, int(vocabulary), args.hidden_size, args.blocks)) + "\n")
+        sys.stdout.write(json.dumps(measure(topup, saliency, int(vocabulary), args)) + "\n")
         return
     header = ["top-up", "vocabulary", "s foretold", "s", "times", "MB foretold", "MB", "times"]
     rows = []

@@ -79,6 +79,6 @@ def explained(repo_id: str) -> Iterator[None]:
 
 def _refusal(repo_id: str, why: str) -> PermissionError:
     return PermissionError(
-        f"The Hub refused to let you write to {repo_id!r} ({why}): log in with `hf auth login`, set HF_TOKEN, or pass "
-        "token=..., a token with permission to write there."
+        f"The Hub refused to let you write to {repo_id!r} ({why}): log in with `hf auth login`, or set HF_TOKEN, with "
+        "a token that may write there (in Python also as token=...)."
     )

@@ -135,7 +135,10 @@ class CompareCommand(Command):
             help="directory for tables and finished combinations; a second run goes on there (default: comparison)",
         )
         parser.add_argument(
-            "--overwrite", action="store_true", help="run again what is finished in that directory (default: no)"
+            "--overwrite",
+            action="store_true",
+            help="run again what is finished in that directory, and replace tables and figures there that were edited or "
+            "written by others (default: no)",
         )
         parser.add_argument(
             "--plots", action="store_true", help="draw the figures too; needs the extra [report] (default: no)"
@@ -156,7 +159,7 @@ class CompareCommand(Command):
         comparison = compare_asked(model, tokenizer, asked, args.output, args.overwrite)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
         if args.plots:
-            write(", ".join(path.name for path in comparison.plot(args.output).paths))
+            write(", ".join(path.name for path in comparison.plot(args.output, args.overwrite).paths))
         if comparison.failed:
             sys.exit(
                 f"compare: {len(comparison.failed)} of {len(comparison.results)} combinations failed, see the table"
@@ -166,13 +169,14 @@ class CompareCommand(Command):
         """What is asked for; finds whatever is wrong before the model is loaded."""
         from ..evaluation.asked import check_asked
         from ..evaluation.comparing import DEFAULTS
-        from ..evaluation.plots import check_matplotlib
-        from ..runtime.directories import check_writable
+        from ..evaluation.comparison import TABLES
+        from ..evaluation.plots import FIGURES, check_matplotlib
+        from ..evaluation.written_files import WrittenFiles
 
         args = self.args
         if args.plots:
             check_matplotlib()
-        check_writable(args.output, "write tables to")
+        WrittenFiles(args.output, args.overwrite).check(TABLES, FIGURES if args.plots else ())
         lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities", "value_bits": "value_bits"}
         chosen = DEFAULTS | {plural: getattr(args, name) for name, plural in lists.items() if hasattr(args, name)}
         return check_asked(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,12 +19,22 @@ from .streams import Stream, Streams, grouped
 from .unfinished import UnfinishedRun
 
 
+# Metric -> tensors of logits that exist together: dense ones, their probabilities, sparse ones, what is made of them; or
+# sparse ones, and what is made of them.
+LOGITS = {"kl": 5, "nll": 2}
 CACHED = 2**22  # logits at a time on a CPU: more come from fresh memory, which takes longer than computing them
 LAUNCHED = 2**26  # elsewhere: fewer would keep an accelerator waiting for work
 
 
+@dataclass(frozen=True)
 class OutputPass(Pass):
-    """What [`output_errors`] costs, if no plans share blocks."""
+    """What [`output_errors`] costs, if no plans share blocks.
+
+    Args:
+        metric (`str`): that of [`output_errors`].
+    """
+
+    metric: str = "kl"
 
     @property
     def needs_dense(self) -> bool:
@@ -31,7 +42,11 @@ class OutputPass(Pass):
 
     @property
     def distributions(self) -> int:
-        return self.plans + 1  # the dense model's, for every run anew
+        return self.plans + (self.metric == "kl")  # the dense model's, for every run anew
+
+    @property
+    def logits(self) -> int:
+        return LOGITS[self.metric]
 
     def runs(self, index: int, last: int) -> Runs:
         again = 0 if self.reference == "dense" else 1 if index == 0 else self.plans

@@ -45,9 +45,23 @@ class Pass(ABC):
         return 0
 
     @property
+    def logits(self) -> int:
+        """How many tensors of logits, of so many positions as are compared at a time, exist together."""
+        return 0
+
+    @property
     def rankings(self) -> int:
         """How often the weights of every row are sorted by saliency: for every plan, if each has a stream of its own."""
         return self.plans if self.reference == "sparse-stream" else min(self.plans, 1)
+
+    @property
+    def gradients(self) -> int:
+        """How often gradients go back through every block, for each sequence: twice a run's work each."""
+        return 0
+
+    def count_masks(self, sequences: int) -> int:
+        """How many masks are made of every weight, if it runs on so many sequences."""
+        return self.plans
 
     def count_sequences(self, samples: int, alignment: int) -> int:
         """How many sequences each of its runs is of.

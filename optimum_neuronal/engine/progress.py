@@ -35,7 +35,7 @@ class Progress:
     def __init__(self, stages: Mapping[str, Stage], quiet: bool = False):
         self.stages, self.quiet = dict(stages), quiet
         self._passes = dict.fromkeys(stages, 0)
-        self._bar, self._done = None, 0.0
+        self._bar, self._done, self._told = None, 0.0, ""
 
     def __enter__(self) -> "Progress":
         total = sum(stage.work for stage in self.stages.values())
@@ -61,24 +61,30 @@ class Progress:
         if self.quiet or label is None:
             yield from blocks
             return
-        before, share = self._begin(label)
+        before, share, told = self._begin(label)
         for index in logging.tqdm(blocks, desc=label, unit="block", leave=False):
             yield index
+            self._tell(told)  # a pass that this one needed may have come in between
             self._advance(before + share * (index + 1) / blocks.stop)
 
-    def _begin(self, label: str) -> tuple[float, float]:
-        """The work before the pass that begins, and the pass's own."""
+    def _begin(self, label: str) -> tuple[float, float, str]:
+        """The work before the pass that begins, the pass's own, and what the line says of it."""
         if label not in self.stages:  # not planned: a top-up from elsewhere asks more than it said
-            return 0.0, 0.0
+            return 0.0, 0.0, self._told
         names, (passes, work) = list(self.stages), self.stages[label]
         done = min(self._passes[label], passes - 1)
         self._passes[label] = done + 1
         before = sum(self.stages[name].work for name in names[: names.index(label)]) + work / passes * done
-        if self._bar is not None:
-            told = f"{label}, pass {done + 1} of {passes}" if passes > 1 else label
-            self._bar.set_description(f"Pruning, {told}" if label != "Pruning" else label)
-            self._advance(before)
-        return before, work / passes
+        named = f"{label}, pass {done + 1} of {passes}" if passes > 1 else label
+        told = f"Pruning, {named}" if label != "Pruning" else label
+        self._tell(told)
+        self._advance(before)
+        return before, work / passes, told
+
+    def _tell(self, told: str) -> None:
+        if self._bar is not None and told != self._told:
+            self._bar.set_description(told)
+            self._told = told
 
     def _advance(self, work: float) -> None:
         if self._bar is not None and work > self._done:

@@ -13,11 +13,12 @@ from ..pruning.exclusive import alone_with
 from ..pruning.reporting import versions
 from ..runtime.notes import get_logger
 from .asked import Asked, Combination, check_asked
-from .comparison import Comparison
+from .comparison import TABLES, Comparison
 from .loading import as_model
 from .result_records import ResultRecords
 from .results import DENSE
 from .trials import Trials
+from .written_files import WrittenFiles
 
 
 logger = get_logger(__name__)
@@ -64,12 +65,13 @@ def compare(
         tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`].
         max_windows (`int`, *optional*): windows per test set.
         output (`str` or `Path`, *optional*): directory for tables and for results, from which a later call goes on.
-        overwrite (`bool`): whether to run again what is finished there.
+        overwrite (`bool`): whether to run again what is finished there, and to replace tables that others wrote or edited.
         config: further fields of [`NeuronALConfig`] for all combinations: `num_samples`, `seq_length`, ...
 
     Raises:
         `ValueError`, `TypeError`: unknown methods, or a model and data that no combination can work with.
         `RuntimeError`: another thread prunes the model.
+        `FileExistsError`: the directory holds a file under the name of a table that no comparison wrote, or that was edited.
     """
     asked = check_asked(
         saliencies=saliencies,
@@ -84,6 +86,8 @@ def compare(
         limit=limit,
         include_path=include_path,
     )
+    if output is not None:
+        WrittenFiles(output, overwrite).check(TABLES)
     return compare_asked(*as_model(model, tokenizer), asked, output, overwrite)
 
 
@@ -97,10 +101,10 @@ def compare_asked(
     """[`compare`] behind its checks. Arguments and errors are those of [`compare`], `asked` is from [`check_asked`]."""
     trials = Trials(model, tokenizer, asked)
     with alone_with(model):
-        return _run(trials, ResultRecords(output, overwrite, trials.identity), output)
+        return _run(trials, ResultRecords(output, overwrite, trials.identity), output, overwrite)
 
 
-def _run(trials: Trials, records: ResultRecords, output: str | Path | None) -> Comparison:
+def _run(trials: Trials, records: ResultRecords, output: str | Path | None, overwrite: bool) -> Comparison:
     calibration = trials.calibration.to_dict() if trials.calibration is not None else {}
     name = public_name(trials.model)
     dense = records.get_or_make(Combination(0.0, DENSE, DENSE), {}, trials.dense)
@@ -113,5 +117,5 @@ def _run(trials: Trials, records: ResultRecords, output: str | Path | None) -> C
             logger.warning(f"{result.method} failed: {result.error}")
         comparison.results.append(result)
         if output is not None:
-            comparison.save(output)
+            comparison.save(output, overwrite)
     return comparison

@@ -4,20 +4,22 @@ import html
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..runtime.durable import write_durably
 from ..runtime.tables import format_html, format_markdown, format_table
 from .averages import geometric_mean
 from .comparison_tables import Table, aggregate_table, combination_table, to_csv
 from .figures.shown import Figures
 from .plots import plot_results
 from .results import Aggregate, Result
+from .written_files import WrittenFiles
 
 
 NAME = "comparison"
+PAGE = f"{NAME}.md"
+TABLES = (f"{NAME}.json", f"{NAME}.csv", PAGE)
 OVER_ALL = "Over all saliencies (geometric mean)"
 
 
@@ -71,25 +73,31 @@ class Comparison:
         """The table of the aggregates: one row per top-up."""
         return aggregate_table(self.aggregates(), with_tasks=bool(self.dense.accuracy))
 
-    def plot(self, directory: str | Path | None = None) -> Figures:
+    def plot(self, directory: str | Path | None = None, overwrite: bool = False) -> Figures:
         """Draws all figures that the results allow, see [`plot_results`]; a notebook shows them.
 
         Args:
             directory (`str` or `Path`, *optional*):
-                An existing folder to write them to, as .png and .svg; the `comparison.md` that [`save`] wrote there
-                gets them as well. None: they are only shown.
+                A folder to write them to, as .png and .svg, which is made if need be; the `comparison.md` that
+                [`save`] wrote there gets them as well. None: they are only shown.
+            overwrite (`bool`): as for [`save`].
 
         Raises:
             `ImportError`: matplotlib is not installed.
+            `FileExistsError`: as [`save`].
         """
+        with tempfile.TemporaryDirectory() as folder:
+            drawn = plot_results(self.model, self.dense, self.results, folder)
+            figures = Figures.read(drawn)
+            contents = {path.name: path.read_bytes() for path in drawn}
         if directory is None:
-            with tempfile.TemporaryDirectory() as folder:
-                return Figures.read(plot_results(self.model, self.dense, self.results, folder), kept=False)
-        figures = Figures.read(plot_results(self.model, self.dense, self.results, directory))
-        page = Path(directory) / f"{NAME}.md"
-        if page.is_file() and page.read_text(encoding="utf-8").startswith(self.to_markdown()):  # written by `save`
-            write_durably(page, self.to_markdown(figures).encode())
-        return figures
+            return figures
+        files = WrittenFiles(directory, overwrite)
+        paths = files.write(contents)
+        page = Path(directory) / PAGE
+        if page.is_file() and files.is_free(PAGE) and page.read_text(encoding="utf-8").startswith(self.to_markdown()):
+            files.write({PAGE: self.to_markdown(figures).encode()})
+        return replace(figures, paths=paths)
 
     def __str__(self) -> str:
         return f"{format_table(*self.table()[:2])}\n\n{format_table(*self.aggregate_table()[:2])}"
@@ -115,15 +123,16 @@ class Comparison:
         """The table as CSV, one line per combination, in full precision."""
         return to_csv(self.dense, self.results)
 
-    def save(self, directory: str | Path) -> list[Path]:
-        """Writes `comparison.json`, `.csv` and `.md` into an existing directory and returns their paths."""
-        content = {
-            ".json": json.dumps(self.to_dict(), indent=2) + "\n",
-            ".csv": self.to_csv(),
-            ".md": self.to_markdown(),
-        }
-        paths = []
-        for suffix, text in content.items():
-            paths.append(Path(directory) / f"{NAME}{suffix}")
-            write_durably(paths[-1], text.encode())
-        return paths
+    def save(self, directory: str | Path, overwrite: bool = False) -> list[Path]:
+        """Writes `comparison.json`, `.csv` and `.md` into a directory and returns their paths.
+
+        Args:
+            directory (`str` or `Path`): where to; it is made if need be.
+            overwrite (`bool`): whether files of these names may be replaced that are not as a comparison wrote them.
+
+        Raises:
+            `FileExistsError`: there is such a file, and it may not.
+        """
+        contents = (json.dumps(self.to_dict(), indent=2) + "\n", self.to_csv(), self.to_markdown())
+        files = WrittenFiles(directory, overwrite)
+        return files.write({name: content.encode() for name, content in zip(TABLES, contents)})

@@ -16,6 +16,8 @@ from .figures.styles import Style, make_styles
 from .results import Result, told_bits
 
 
+BY_SECONDS, BY_BLOCK, BY_ROW, BY_LAMBDA = "perplexity-by-seconds", "block-sparsity", "row-sparsity", "lambda"
+FIGURES = tuple(f"{name}*.{kind}" for name in (BY_SECONDS, BY_BLOCK, BY_ROW, BY_LAMBDA) for kind in ("png", "svg"))
 LONGEST = 80  # characters of a method's name in that of a file
 
 __all__ = [
@@ -52,7 +54,7 @@ def plot_results(model: str, dense: Result, results: Sequence[Result], directory
         return []
     folder = Path(directory)
     runs = [vars(result) for result in results]
-    path = folder / "perplexity-by-seconds"
+    path = folder / BY_SECONDS
     paths = plot_perplexity_by_seconds(runs, path, title=model, dense=dense.perplexity, styles=styles)
     by_bits = [run for run in runs if run["bits_per_weight"] is not None]
     if len({(run["sparsity"], run["value_bits"]) for run in by_bits}) > 1:
@@ -72,13 +74,13 @@ def _plot_groups(model: str, results: Sequence[Result], folder: Path, styles: Ma
         target = f"{100 * sparsity:.4g} % sparsity{told_bits(bits)}"
         by_method = {result.topup: result.block_sparsity for result in members}
         title = f"{model}, {saliency}, {target}"
-        paths += plot_block_sparsity(by_method, folder / f"block-sparsity-{stem}", title=title, styles=styles)
+        paths += plot_block_sparsity(by_method, folder / f"{BY_BLOCK}-{stem}", title=title, styles=styles)
         for result in members:
             if result.row_sparsity:
-                path = folder / f"row-sparsity-{stem}-{_stem(result.topup)}"
+                path = folder / f"{BY_ROW}-{stem}-{_stem(result.topup)}"
                 name = f"{model}, {saliency} + {result.topup}, {target}"
                 paths += plot_row_sparsity(result.row_sparsity, path, title=name, scale=scale)
-        paths += _plot_lambdas(members, folder / f"lambda-{stem}", title)
+        paths += _plot_lambdas(members, folder / f"{BY_LAMBDA}-{stem}", title)
     return paths
 
 

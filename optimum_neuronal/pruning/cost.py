@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from ..decoder.architectures import ATTENTION, experts_per_token
-from ..decoder.projections import Block, Decoder
+from ..decoder.projections import Block, Decoder, Projection
 from ..engine.passes import Pass
 
 
+MADE = 3  # tensors of a forward for each output of a projection, as large as it: of norms, activations, products
 WIDEST = 3  # outputs of the widest projections that exist together: gate, up, and their product
 
 Costs = tuple[int, int, int]  # floating-point operations of a block on one sequence, for each entry of `Runs`
@@ -24,6 +26,7 @@ class PlannedSweep:
         operations (`int`): floating-point operations of these runs, and of the head where logits are compared.
         compared (`int`): logits that are compared with the dense model's.
         ranked, masked (`int`): weights that are sorted by saliency, and weights that a mask is made for.
+        made (`int`): values that blocks compute one by one, beside matrix products.
     """
 
     label: str
@@ -33,6 +36,7 @@ class PlannedSweep:
     compared: int = 0
     ranked: int = 0
     masked: int = 0
+    made: int = 0
 
 
 def plan_sweeps(
@@ -47,12 +51,17 @@ def plan_sweeps(
         samples, alignment (`int`): all calibration sequences, and those that trials are measured on.
     """
     costs = [block_operations(decoder, block, tokens) for block in decoder.blocks]
+    values = [block_values(decoder, block, tokens) for block in decoder.blocks]
     weights = sum(block.numel for block in decoder.blocks)
     planned = []
     for step in passes:
-        sequences = step.count_sequences(samples, alignment) * step.times
+        count = step.count_sequences(samples, alignment)
+        sequences = count * step.times
         runs = [step.runs(index, len(costs) - 1) for index in range(len(costs))]
-        operations = sequences * sum(count * cost for block in zip(runs, costs) for count, cost in zip(*block))
+        back = 2 * step.gradients  # ways back, in runs
+        operations = sequences * sum(
+            back * whole + sum(map(mul, own, (whole, *others))) for own, (whole, *others) in zip(runs, costs)
+        )
         logits = sequences * tokens * _vocabulary(decoder) * step.distributions
         planned.append(
             PlannedSweep(
@@ -62,7 +71,8 @@ def plan_sweeps(
                 operations=operations + 2 * decoder.config.hidden_size * logits,
                 compared=logits,
                 ranked=weights * step.rankings * step.times,
-                masked=weights * step.plans * step.times,
+                masked=weights * step.count_masks(count) * step.times,
+                made=sequences * sum((back + whole + inner) * made for (whole, inner, _), made in zip(runs, values)),
             )
         )
     return tuple(planned)
@@ -84,17 +94,28 @@ def block_operations(decoder: Decoder, block: Block, tokens: int) -> Costs:
         decoder ([`Decoder`]), block ([`Block`]): may be on the meta device.
         tokens (`int`): of the sequence.
     """
-    per_token = experts_per_token(decoder.config)
     projections = inner = 0
     for projection in block.projections.values():
-        operations = 2 * tokens * projection.numel
-        if projection.expert is not None and per_token is not None:  # of a token's experts, each one's share
-            operations = operations * per_token // len(projection.owner)
+        operations = _received(decoder, projection, 2 * tokens * projection.numel)
         projections += operations
         inner += 0 if decoder.feeds_next_block(block, projection) else operations
     full = any(p.role in ATTENTION for p in block.projections.values())
     attention = 4 * tokens**2 * decoder.config.hidden_size if full else 0
     return projections + attention, inner + attention, attention
+
+
+def block_values(decoder: Decoder, block: Block, tokens: int) -> int:
+    """Values that a block computes one by one on one sequence, about. Arguments: [`block_operations`]."""
+    projections = block.projections.values()
+    return MADE * sum(_received(decoder, projection, tokens * projection.shape[0]) for projection in projections)
+
+
+def _received(decoder: Decoder, projection: Projection, amount: int) -> int:
+    """What a projection does of an amount that is for all tokens: of a token's experts, each one its share."""
+    per_token = experts_per_token(decoder.config)
+    if projection.expert is None or per_token is None:
+        return amount
+    return amount * per_token // len(projection.owner)
 
 
 def forward_bytes(decoder: Decoder, tokens: int, itemsize: int) -> int:

@@ -29,7 +29,6 @@ from .solving_cost import FLOAT32, SolvingCost, solving_cost
 
 
 RANKING = 4  # float32 copies of the largest weight while its mask is made: as it is, scored, sorted, pruned
-COMPARING = 5  # of the logits that are compared: dense ones, their probabilities, sparse ones, what is made of them
 
 
 @dataclass(frozen=True)
@@ -115,17 +114,23 @@ class PrunePlan:
     @property
     def seconds(self) -> float:
         """Time of all that is counted, at the measured rates."""
-        rates = self.rates
-        return self.operations / rates.products + self.solving.operations / rates.solved + self.choosing_seconds
+        rates, made = self.rates, self.solving.made + sum(sweep.made for sweep in self.sweeps)
+        computing = self.operations / rates.products + made / rates.made
+        return computing + self.solving.operations / rates.solved + self.choosing_seconds + self.rounding_seconds
 
     @property
     def choosing_seconds(self) -> float:
         """The part of it in which weights are ranked, masks made and logits compared."""
+        rates = self.rates
         return sum(
-            sweep.compared / self.rates.compared
-            + (sweep.ranked / self.rates.ranked + sweep.masked / self.rates.masked)
+            sweep.compared / rates.compared + sweep.ranked / rates.ranked + sweep.masked / rates.masked
             for sweep in self.sweeps
         )
+
+    @property
+    def rounding_seconds(self) -> float:
+        """The part of it in which values become few bits, but for the products in it."""
+        return self.solving.fitted / self.rates.fitted + self.solving.swept / self.rates.swept
 
     def to_dict(self) -> dict[str, Any]:
         """All of it with the totals, JSON-serialisable."""
@@ -191,14 +196,14 @@ def plan_prune(
 def _working_bytes(
     decoder: Decoder, config: NeuronALConfig, passes: Sequence[Pass], tokens: int, device: torch.device
 ) -> int:
-    batch = tokens * (config.batch_size or default_batch_size(tokens))
+    batch = tokens * min(config.batch_size or default_batch_size(tokens), config.num_samples)
     first = next(iter(decoder.projections.values())).owner
     forward = forward_bytes(decoder, batch, first.dtype.itemsize)
     largest = max(projection.numel for projection in decoder.projections.values())
     vocabulary = decoder.config.vocab_size
     logits = min(piece_length(vocabulary, device), tokens) * vocabulary
-    comparing = any(step.distributions for step in passes)
-    return max(forward, RANKING * largest * FLOAT32, COMPARING * logits * FLOAT32 if comparing else 0)
+    comparing = max(step.logits for step in passes)
+    return max(forward, RANKING * largest * FLOAT32, comparing * logits * FLOAT32)
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -75,6 +75,8 @@ def _work_rows(plan: "PrunePlan") -> Rows:
         rows.append(["weights solved", f"{times}: {rate}, in float32"])
     if plan.choosing_seconds:
         rows.append(["masks and logits", f"{format_duration(plan.choosing_seconds)} to make and to compare them"])
+    if plan.rounding_seconds:
+        rows.append(["values rounded", f"{format_duration(plan.rounding_seconds)} to {config['value_bits']} bits"])
     rate = f"{plan.operations:.2e} operations at the {plan.rates.products:.2e} per second measured"
     rows.append(["time", f"about {format_duration(plan.seconds)}: {rate} on {plan.device}"])
     rows.append(["", "not counted: reading, saving; candidates that are abandoned early save some"])

@@ -6,6 +6,7 @@ from ..config import NeuronALConfig
 from ..decoder.projections import Decoder
 from ..engine.dense_pass import DensePass
 from ..engine.levels import LABEL as LEVELS
+from ..engine.paired_inputs import STAGES
 from ..engine.passes import Pass
 from ..engine.progress import Stage
 from ..engine.replay_check import CheckPass
@@ -36,9 +37,15 @@ def planned_passes(methods: Methods, config: NeuronALConfig, pairs: Sequence[Pai
     if needs_inputs(methods.saliency, methods.topup.statistic):
         final.append((DenseTargetsPass if methods.needs_dense_stream else PruningPass)(PRUNING, 1))
     if config.refit_epochs:
-        epochs = config.refit_epochs if config.value_bits is None else all_epochs(config.refit_epochs)
-        final.append(RefitPass(REFIT, 0, epochs=epochs))
+        final.append(RefitPass(REFIT, 0, **_refitting(config)))
     return list(all_passes(choosing_passes(pairs, methods), final))
+
+
+def _refitting(config: NeuronALConfig) -> dict[str, int]:
+    """How often a [`RefitPass`] runs the blocks."""
+    if config.value_bits is None:
+        return {"epochs": config.refit_epochs}
+    return {"epochs": all_epochs(config.refit_epochs), "looks": STAGES}
 
 
 def all_passes(asked: Sequence[Pass], final: Sequence[Pass]) -> Iterator[Pass]:

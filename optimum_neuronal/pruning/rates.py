@@ -8,11 +8,16 @@ import torch
 
 from ..engine.output_errors import piece_length
 from ..metrics.output_errors import kl
+from ..saliency.rounding import round_kept, round_nearest
+from ..sparsity.code_checks import GROUP
+from ..sparsity.codebooks import TABLES, magnitudes
 from ..sparsity.cuts import apply_cut, find_cut, sort_rows
 
 
 MEASURE_SECONDS = 0.4
 MASKED = (1024, 2048)  # shape of the weights that masks are timed on
+MADE = (4096, 3072)  # of values that are computed one by one: a C library takes memory anew for so much, as in blocks
+ROUNDED, BITS = (1024, GROUP), 4  # the same for rounding, where bits hardly matter
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,9 @@ class Rates:
         compared (`float`): logits, where next-token distributions are compared.
         ranked (`float`): weights, where those of a row are sorted by saliency.
         masked (`float`): weights, where a mask is made of a ranking.
+        fitted (`float`): weights, where scales are fitted to values that become few bits.
+        swept (`float`): weights, where each such value moves to its best level.
+        made (`float`): values that are computed one by one, in the dtype that the model computes in.
     """
 
     products: float
@@ -32,6 +40,9 @@ class Rates:
     compared: float
     ranked: float
     masked: float
+    fitted: float
+    swept: float
+    made: float
 
 
 def measure_rates(dtype: torch.dtype, device: torch.device, vocabulary: int) -> Rates:
@@ -44,7 +55,9 @@ def measure_rates(dtype: torch.dtype, device: torch.device, vocabulary: int) -> 
     """
     products = measure_matmul_rate(dtype, device)
     solved = products if dtype == torch.float32 else measure_matmul_rate(torch.float32, device)
-    return Rates(products, solved, _compared(vocabulary, device), *_masked(device))
+    return Rates(
+        products, solved, _compared(vocabulary, device), *_masked(device), *_rounded(device), _made(dtype, device)
+    )
 
 
 def measure_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float = MEASURE_SECONDS) -> float:
@@ -66,6 +79,11 @@ def measure_matmul_rate(dtype: torch.dtype, device: torch.device, seconds: float
     return best
 
 
+def _made(dtype: torch.dtype, device: torch.device) -> float:
+    values = torch.ones(MADE, dtype=dtype, device=device)
+    return values.numel() / _best(lambda: values * values, device)
+
+
 def _compared(vocabulary: int, device: torch.device) -> float:
     """As it is done: pieces of the same size, what depends on the dense model alone left out."""
     logits = torch.zeros(piece_length(vocabulary, device), vocabulary, device=device)
@@ -81,6 +99,15 @@ def _masked(device: torch.device) -> tuple[float, float]:
     ranking = _best(lambda: sort_rows(saliency), device)
     masking = _best(lambda: saliency.masked_fill(apply_cut(saliency * 2, find_cut(ranked * 2, counts)), 0), device)
     return saliency.numel() / ranking, saliency.numel() / masking
+
+
+def _rounded(device: torch.device) -> tuple[float, float]:
+    weight = torch.randn(ROUNDED, generator=torch.Generator().manual_seed(0)).to(device)
+    weight, levels = weight.masked_fill_(weight.abs() < 1, 0), magnitudes(TABLES[BITS][0])
+    hessian = torch.eye(ROUNDED[1], device=device) + 1
+    fitting = _best(lambda: round_nearest(weight, hessian.diagonal(), levels, weight.dtype), device)
+    both = _best(lambda: round_kept(weight, weight, hessian, levels, weight.dtype, sweeps=1), device)
+    return weight.numel() / fitting, weight.numel() / max(both - fitting, fitting / 100)
 
 
 def _best(work: Callable, device: torch.device, times: int = 3) -> float:

@@ -34,12 +34,14 @@ class RefitPass(CalibrationPass):
 
     Args:
         epochs (`int`): of [`Refit`].
+        looks (`int`): how often the inputs of all projections are looked at, for what is rounded in between.
     """
 
     epochs: int = 1
+    looks: int = 0
 
     def runs(self, index: int, last: int) -> Runs:
-        return 1 + RUNS * self.epochs, 0, 0  # one: what the block should put out
+        return 1 + RUNS * self.epochs + self.looks, 0, 0  # one: what the block should put out
 
 
 @dataclass(frozen=True)

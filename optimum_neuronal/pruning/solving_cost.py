@@ -1,13 +1,15 @@
-"""What reconstructing weights costs beside the runs of blocks: operations, and memory."""
+"""What reconstructing and rounding weights costs beside the runs of blocks: operations, and memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config import NeuronALConfig
 from ..decoder.projections import Block, Decoder
+from ..engine.applier import QUICK
 from ..engine.levels import level_sparsities, levels_bytes
+from ..engine.paired_inputs import STAGES
 from ..methods import Methods
-from ..saliency.rounding import rounding_operations
+from ..saliency.rounding import SWEEPS, fitted_weights, sweep_operations
 from .bit_budget import Pair
 from .choosing_bits import searches
 
@@ -15,11 +17,12 @@ from .choosing_bits import searches
 FLOAT32 = 4
 SQUARES, OTHERS = 6, 12  # matrices of shape (in, in), and of shape (out, in), that exist while a weight is solved
 REFIT = 4  # float32 copies of a block's weights: masters, gradients, and Adam's two averages
+ROUNDED = 2  # float32 copies of a block's weights that wait to be rounded: what they stand for, and sparse
 
 
 @dataclass(frozen=True)
 class SolvingCost:
-    """All zero for a saliency that leaves the weights that stay as they are.
+    """All zero where the weights that stay remain as they are.
 
     Args:
         sparsities (`int`): how often each projection is solved: for levels, for candidates, and at the end.
@@ -27,6 +30,9 @@ class SolvingCost:
         solver_bytes (`int`): the largest projection's Hessians, and what a solver holds; or the refit's, if larger.
         levels_bytes (`int`): the levels that candidates are made of.
         waiting_bytes (`int`): the kept weights of all blocks, which wait beside the model until the end.
+        fitted (`int`): weights whose scales are fitted, where values become few bits.
+        swept (`int`): weights whose values move to their best levels, once for every time.
+        made (`int`): values that a solver computes one by one, beside matrix products.
     """
 
     sparsities: int = 0
@@ -34,6 +40,9 @@ class SolvingCost:
     solver_bytes: int = 0
     levels_bytes: int = 0
     waiting_bytes: int = 0
+    fitted: int = 0
+    swept: int = 0
+    made: int = 0
 
 
 def solving_cost(
@@ -47,31 +56,43 @@ def solving_cost(
         tokens (`int`): of a calibration sequence.
         pairs (`Sequence[Pair]`): of sparsity and bits of values, of which one is chosen first.
     """
-    tried = [pair.sparsity for pair in pairs] if len(pairs) > 1 else []
-    if not methods.saliency.updates_weights:
-        return SolvingCost()
-    rounds = config.value_bits is not None
-    levels = level_sparsities(config.sparsity, rounds) if methods.topup.uses_levels(methods.saliency) else ()
-    shapes = [p.shape for p in decoder.projections.values()]
-    gathered = sum(2 * config.num_samples * tokens * columns**2 for _, columns in shapes)
-    solved = sum(methods.saliency.operations(shape) for shape in shapes)
-    rounded = sum(map(rounding_operations, shapes)) if rounds else 0
-    refitted = REFIT * max(block.numel for block in decoder.blocks) * FLOAT32 if config.refit_epochs else 0
+    shapes, saliency, bits = [p.shape for p in decoder.projections.values()], methods.saliency, config.value_bits
     kept = 1 - config.sparsity
-    asked = methods.topup.passes_with(methods.saliency)
+    waiting = int(sum(kept * block.numel * _itemsize(block) for block in decoder.blocks))
+    weights = sum(rows * columns for rows, columns in shapes)
+    fitted = sum(fitted_weights(shape, bits) for shape in shapes) if bits is not None else 0
+    again = weights if bits is not None else 0  # in the end, to find the codes of what was rounded
+    if not saliency.updates_weights:
+        return SolvingCost() if bits is None else SolvingCost(fitted=fitted + again, waiting_bytes=waiting)
+    tried = [pair.sparsity for pair in pairs] if len(pairs) > 1 else []
+    levels = level_sparsities(config.sparsity, bits is not None) if methods.topup.uses_levels(saliency) else ()
+    asked, often = methods.topup.passes_with(saliency), searches(pairs, methods)
     candidates = sum(step.plans * step.times for step in asked if not step.by_score)
-    often = searches(pairs, methods)
-    times = 1 + often * (len(levels) + candidates) + len(tried)
+    quick, whole = often * len(levels) + len(tried), 1 + often * candidates
+    sweeps = SWEEPS * whole + QUICK * quick if bits is not None else 0
+    gathered = sum(2 * config.num_samples * tokens * columns**2 for _, columns in shapes)
+    looks = STAGES if bits is not None and config.refit_epochs else 0
     trial_tokens = candidates * config.num_alignment_samples / config.num_samples  # as a share of all tokens
     return SolvingCost(
-        sparsities=times,
-        operations=times * solved
-        + rounded
-        + int((1 + often * (bool(levels) + trial_tokens) + bool(tried)) * gathered),
-        solver_bytes=max(refitted, *(FLOAT32 * (SQUARES * n * n + OTHERS * m * n) for m, n in shapes)),
+        sparsities=quick + whole,
+        operations=(quick + whole) * sum(map(saliency.operations, shapes))
+        + sweeps * sum(map(sweep_operations, shapes))
+        + int((1 + often * (bool(levels) + trial_tokens) + bool(tried) + looks) * gathered),
+        solver_bytes=_solver_bytes(decoder, config),
         levels_bytes=max(sum(levels_bytes(block, at) for block in decoder.blocks) for at in (levels, tried)),
-        waiting_bytes=int(sum(kept * block.numel * _itemsize(block) for block in decoder.blocks)),
+        waiting_bytes=waiting,
+        fitted=(quick + whole) * fitted + again,
+        swept=sweeps * weights,
+        made=(quick + whole) * sum(map(saliency.made, shapes)),
     )
+
+
+def _solver_bytes(decoder: Decoder, config: NeuronALConfig) -> int:
+    shapes = [p.shape for p in decoder.projections.values()]
+    block = max(block.numel for block in decoder.blocks) * FLOAT32
+    solved = max(FLOAT32 * (SQUARES * n * n + OTHERS * m * n) for m, n in shapes)
+    rounded = ROUNDED * block if config.value_bits is not None else 0
+    return max(REFIT * block if config.refit_epochs else 0, solved + rounded)
 
 
 def _itemsize(block: Block) -> int:

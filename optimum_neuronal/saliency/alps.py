@@ -18,6 +18,7 @@ from .supports import OfGroups, OfParts, OfRows, OfWhole, Support
 
 
 QUICK = 60  # iterations where weights are solved for trials
+MADE = 12  # values made of each weight in an iteration, most of them to find the largest
 USUAL = 35  # iterations until the support has settled
 
 
@@ -74,6 +75,10 @@ class ALPS(WeightUpdate):
         iterations = min(self.iterations, USUAL)
         products = 2 * rows * columns**2 * (iterations + self.refinements + 2)
         return products + iterations // PERIOD * 2 * columns**3
+
+    def made(self, shape: tuple[int, int]) -> int:
+        rows, columns = shape
+        return MADE * rows * columns * min(self.iterations, USUAL)
 
     def quick(self) -> "ALPS":
         return replace(self, iterations=min(self.iterations, QUICK))

@@ -116,6 +116,10 @@ class WeightUpdate(Saliency):
         """Floating-point operations that [`prune`] takes for a weight of shape (out, in), about; 0 if not known."""
         return 0
 
+    def made(self, shape: tuple[int, int]) -> int:
+        """Values that [`prune`] computes one by one for such a weight, beside matrix products; 0 if they hardly count."""
+        return 0
+
 
 def check_asked(
     shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None, name: str

@@ -86,10 +86,16 @@ def round_kept(
     return rounded.values
 
 
-def rounding_operations(shape: tuple[int, int]) -> int:
-    """Floating-point operations that [`round_kept`] takes for a weight of shape (out, in), at most."""
+def fitted_weights(shape: tuple[int, int], bits: int) -> int:
+    """Weights that scales are fitted to for a weight of shape (out, in): those that tables are chosen by, and all of them."""
     rows, columns = shape
-    return 2 * SWEEPS * rows * columns * (columns + 2 * GROUP)
+    return columns * (rows + len(TABLES[bits]) * -(-rows // -(-rows // SAMPLED)))
+
+
+def sweep_operations(shape: tuple[int, int]) -> int:
+    """Floating-point operations that a sweep of [`round_kept`] takes for a weight of shape (out, in), beside moving values."""
+    rows, columns = shape
+    return 2 * rows * columns**2
 
 
 def _groups(columns: int) -> list[slice]:

@@ -19,6 +19,7 @@ from .spreading import LARGEST, SMALLEST, get_dist
 
 
 LABEL = "ATP"
+METRIC = "nll"  # what candidates are compared by
 
 
 @register_topup("atp")
@@ -45,7 +46,7 @@ class ATP(TopUp):
         check_whole("trials", self.trials, 2)
 
     def passes(self) -> tuple[Pass, ...]:
-        return (OutputPass(LABEL, self.trials),)
+        return (OutputPass(LABEL, self.trials, metric=METRIC),)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()
@@ -53,7 +54,7 @@ class ATP(TopUp):
         plans = [progression(sweep.decoder, sparsity, beta) for beta in betas]
         if len(plans) == 1:
             return Allocation(plans[0], {"atp": {"beta": 0.0, "candidates": []}})
-        errors = sweep.output_errors(plans, "nll", label=LABEL, reference="dense")
+        errors = sweep.output_errors(plans, METRIC, label=LABEL, reference="dense")
         best = index_of_smallest(errors)
         candidates = [{"beta": beta, "error": error} for beta, error in zip(betas, errors)]
         decision = {"beta": betas[best], "candidates": candidates, "seconds": time.perf_counter() - start}

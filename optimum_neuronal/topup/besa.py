@@ -33,7 +33,7 @@ SCALE = 2.0**16  # of the loss while gradients have the weights' dtype, where sm
 
 
 class TrainingPass(Pass):
-    """What learning costs, its epochs being its plans; the way back through the blocks is not counted."""
+    """What learning costs, its epochs being its plans."""
 
     def runs(self, index: int, last: int) -> Runs:
         return 1 + self.plans + (index < last), 1, 0
@@ -41,6 +41,13 @@ class TrainingPass(Pass):
     @property
     def rankings(self) -> int:
         return 1
+
+    @property
+    def gradients(self) -> int:
+        return self.plans
+
+    def count_masks(self, sequences: int) -> int:
+        return self.plans * sequences  # a step for each
 
     def streams(self, deep: bool) -> int:
         return 4 if deep else 2

@@ -19,6 +19,7 @@ from .dsa_functions import LABEL, MOST_TRANSFORMS, PRE, REDUCE, TRANSFORM, Funct
 
 
 SEARCH = "DSA"
+METRIC = "nll"  # what candidates are compared by
 ATTEMPTS = 50  # draws per wanted function before fewer than wanted are taken
 
 
@@ -71,8 +72,8 @@ class DSA(TopUp):
         object.__setattr__(self, "lambdas", tuple(self.lambdas))
 
     def passes(self) -> tuple[Pass, ...]:
-        generations = OutputPass(SEARCH, self.offspring, times=self.generations)
-        searched = (OutputPass(SEARCH, self.population), *[generations] * (self.generations > 0))
+        generations = OutputPass(SEARCH, self.offspring, times=self.generations, metric=METRIC)
+        searched = (OutputPass(SEARCH, self.population, metric=METRIC), *[generations] * (self.generations > 0))
         return ScoresPass(LABEL, 0), *searched
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
@@ -89,7 +90,7 @@ class DSA(TopUp):
             plans = [
                 plan_of_blocks(blocks, torch.tensor(shares, dtype=torch.float64)) for shares in functions.values()
             ]
-            errors.update(zip(functions, sweep.output_errors(plans, "nll", label=SEARCH, reference="dense")))
+            errors.update(zip(functions, sweep.output_errors(plans, METRIC, label=SEARCH, reference="dense")))
 
         measure(lambda: self._random(generator), self.population)
         for _ in range(self.generations):

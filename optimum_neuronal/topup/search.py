@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -111,7 +112,8 @@ class Search(TopUp):
     def passes_with(self, saliency: Saliency) -> tuple[Pass, ...]:
         levels = self.uses_levels(saliency)
         together = 16  # about as many candidates as a round has
-        asked = AlignmentPass if self.objective == ALIGNMENT else OutputPass
+        aligned = self.objective == ALIGNMENT
+        asked = AlignmentPass if aligned else partial(OutputPass, metric=self.objective)
         rounds, rest = divmod(self._passes(levels), together)
         search = asked(LABEL, together, times=rounds, by_score=True) if rounds else None
         last = asked(LABEL, rest, by_score=True) if rest else None

@@ -129,7 +129,7 @@ def test_without_a_token(session):
     outcome, _ = session
     told = outcome["push without token"]
     assert told.startswith("PermissionError: The Hub refused to let you write to 'me/llama-70' (")
-    assert "log in with `hf auth login`" in told
+    assert "log in with `hf auth login`, or set HF_TOKEN" in told
     assert outcome["load without token"].startswith("OSError")
     told = outcome["inspect without token"]
     assert (

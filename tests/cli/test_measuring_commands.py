@@ -33,6 +33,7 @@ class TestCompare:
             "comparison.csv",
             "comparison.json",
             "comparison.md",
+            "comparison.sha256",
             "results",
         ]
         assert len(json.loads((out / "comparison.json").read_text())["results"]) == 8
@@ -125,12 +126,19 @@ def test_a_device_that_is_not_there_is_told_before_any_work(run, tmp_path, comma
         (("compare", "--dataset", "README.md", "--evaluate", "c4"), "file of an unknown kind"),
         (("compare", "--topup", "owl:half_widht=1"), "No combination is possible: .*Did you mean 'half_width'"),
         (("compare", "--output", "README.md"), "README.md is a file"),
+        (
+            ("compare", "--output", ".", "--evaluate", "README.md"),
+            "comparison.md was not written by a comp.* --overwrite",
+        ),
+        (("compare", "--output", "figures", "--plots"), "lambda-mine.svg was not written by a comp.* --overwrite"),
         (("compare", "--saliency", "magnitude", "--topup", "uniform", "--evaluate", "no.txt"), "'no.txt' does not"),
     ],
 )
 def test_what_can_be_checked_is_checked_before_a_model_is_loaded(run, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "README.md").write_text("mine")
+    (tmp_path / "figures").mkdir()
+    for name in ("README.md", "comparison.md", "figures/lambda-mine.svg"):
+        (tmp_path / name).write_text("mine")
     with pytest.raises(SystemExit, match=message):
         run(*arguments, "--model", "./never-looked-at")
 

@@ -53,6 +53,17 @@ def test_one_line_for_the_whole_prune(bars):
     assert [bar.options["desc"] for bar in bars[1:]] == ["Search", "Search", "Pruning"]
 
 
+def test_a_pass_goes_on_behind_one_that_it_needed(bars):
+    """The dense model's pass is made within the first of the search."""
+    with Progress({"Dense": Stage(1, 10), **STAGES}) as progress:
+        blocks = progress.over(range(2), "Search")
+        next(blocks)
+        visited(progress, "Dense")
+        assert list(blocks) == [1]
+    search = "Pruning, Search, pass 1 of 4"
+    assert bars[0].told == [search, "Pruning, Dense", search]
+
+
 def test_more_passes_than_planned_do_not_go_beyond_their_stage(bars):
     with Progress(STAGES) as progress:
         for _ in range(6):

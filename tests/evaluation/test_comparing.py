@@ -87,6 +87,14 @@ def test_bits_are_a_dimension(ids, others, tmp_path):
     assert [vars(one) for one in again.results] == [vars(one) for one in comparison.results], "from records"
 
 
+def test_pages_of_others_are_not_replaced(others, tmp_path):
+    """That is told before the model, which is not there, is looked for."""
+    (tmp_path / "comparison.md").write_text("mine")
+    with pytest.raises(FileExistsError, match="comparison.md was not written by a comparison"):
+        compare("./never-looked-at", **METHODS, **others, output=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["comparison.md"]
+
+
 def test_one_that_fails_is_a_row_with_its_error(llama, others, tmp_path, monkeypatch):
     wanda = SALIENCIES.get("wanda")
     monkeypatch.setattr(wanda, "score", lambda self, weight, activation: weight.abs() * math.nan)

@@ -130,7 +130,28 @@ def test_files(comparison, tmp_path):
     assert [row["saliency"] for row in rows] == ["dense", "wanda", "magnitude", "wanda", "magnitude"]
     assert rows[1]["perplexity b"] == "40.0" and rows[4]["error"] == "out of | luck" and rows[4]["perplexity a"] == ""
     assert float(rows[3]["accuracy t"]) == 0.8 and rows[3]["peak_memory"] == "2000000000"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["comparison.csv", "comparison.json", "comparison.md"]
+    names = ["comparison.csv", "comparison.json", "comparison.md", "comparison.sha256"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_what_was_edited_is_not_replaced(plotted, tmp_path):
+    """Neither the page, nor a figure."""
+    paths = [*plotted.save(tmp_path), *plotted.plot(tmp_path).paths]
+    plotted.save(tmp_path)
+    plotted.plot(tmp_path)
+    page = tmp_path / "comparison.md"
+    page.write_text(plotted.to_markdown() + "My notes.\n")
+    plotted.plot(tmp_path)
+    assert page.read_text().endswith("My notes.\n")
+    with pytest.raises(FileExistsError, match="comparison.md was not written by a comparison, or was edited since"):
+        plotted.save(tmp_path)
+    figure = next(path for path in paths if path.suffix == ".png")
+    figure.write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match=figure.name):
+        plotted.plot(tmp_path)
+    plotted.save(tmp_path, overwrite=True)
+    plotted.plot(tmp_path, overwrite=True)
+    assert "My notes" not in page.read_text() and figure.read_bytes() != b"mine"
 
 
 def test_the_best_of_every_sparsity_is_bold(comparison):

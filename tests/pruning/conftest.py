@@ -14,8 +14,8 @@ RATE = 1e6  # operations per second
 
 @pytest.fixture
 def known_rate(monkeypatch):
-    """A dry run measures nothing and finds `RATE`, and that masks and comparisons take no time."""
-    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(RATE, RATE, *3 * [float("inf")]))
+    """A dry run measures nothing and finds `RATE`, and that all else takes no time."""
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(RATE, RATE, *6 * [float("inf")]))
 
 
 def saved(tmp_path, model):

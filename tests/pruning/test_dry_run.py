@@ -110,6 +110,15 @@ def test_forwards_of_methods_that_update_weights(fields, more, family, tmp_path)
     assert (config.refit_epochs > 0) == ("refit" in str(plan)) == (plan.sweeps[-1].label == "Refit")
 
 
+def test_forwards_of_a_refit_that_rounds(llama, tmp_path):
+    """One batch of each of the three blocks more tells the order of projections."""
+    config = config_of(**SPARSEGPT, refit_epochs=2, num_samples=16, value_bits=4)
+    plan = plan_prune(saved(tmp_path, llama)[0], config)
+    pruner = NeuronALPruner(config)
+    pruner.prune(llama, dataset=torch.randint(0, 64, (16, 16)))
+    assert pruner.report.block_forwards == plan.block_forwards + 3 * 8
+
+
 def test_forwards_of_a_search_with_levels(tmp_path, ids, llama):
     """What rounds do not use of the budget is saved."""
     config = config_of(**{**ALPS, "topup": "search", "topup_args": {"budget": 20}, "num_samples": 12})

@@ -8,10 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.engine.applier import QUICK
 from optimum_neuronal.engine.levels import level_sparsities, levels_bytes
+from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.pruning.solving_cost import FLOAT32, OTHERS, SQUARES, SolvingCost, solving_cost
 from optimum_neuronal.saliency.alps import ALPS
+from optimum_neuronal.saliency.rounding import SWEEPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.pattern import ColumnPattern
 
@@ -41,18 +45,55 @@ def test_one_solution_of_a_llama_by_hand(llama):
     solved = 2 * 32**2 * (4 * 32 + 2 * 48) * rounds + 2 * 48**2 * 32 * rounds  # products of every iteration
     factorised = 2 * (2 * 32**3) * 6 + 2 * (2 * 48**3)  # at every third
     assert cost.operations == 3 * (solved + factorised + gathered * (6 * 32**2 + 48**2))
+    assert cost.made == 12 * 3 * WEIGHTS * 6, "in every iteration, to find the largest"
     assert (cost.sparsities, cost.levels_bytes) == (1, 0)
     assert cost.solver_bytes == 4 * (SQUARES * 48**2 + OTHERS * 32 * 48)
     assert cost.waiting_bytes == pytest.approx(0.3 * 3 * WEIGHTS * 4, abs=4)
 
 
+ROWS, COLUMNS = [*4 * [32], *2 * [48], 32], [*6 * [32], 48]  # of the projections of a block
+PRODUCTS = 3 * sum(2 * n * m * m for n, m in zip(ROWS, COLUMNS))  # of a sweep, in three blocks
+FITTED = 3 * WEIGHTS * (8 + 1)  # for each of 8 tables of 3 bits, of so few rows all, and then once more
+
+
 def test_rounding_to_few_bits_is_counted_by_hand(llama):
     plain, rounded = (cost_of(llama, topup="uniform", value_bits=bits, **ITERATIONS) for bits in (None, 3))
-    columns = 6 * [32] + [48]
-    rows = 4 * [32] + 2 * [48] + [32]
-    assert rounded.operations - plain.operations == 3 * sum(
-        8 * 2 * n * m * (m + 2 * 128) for n, m in zip(rows, columns)
-    )
+    assert rounded.operations - plain.operations == SWEEPS * PRODUCTS
+    assert rounded.swept == SWEEPS * 3 * WEIGHTS
+    assert rounded.fitted == FITTED + 3 * WEIGHTS, "and their codes are found again"
+    assert plain.swept == plain.fitted == 0
+    assert rounded.solver_bytes - plain.solver_bytes == 2 * 4 * WEIGHTS, "all of a block wait to be rounded"
+
+
+def test_levels_are_rounded_too(llama):
+    """Eight of them, with that of no zeros; each with fewer sweeps than the end."""
+    plain, rounded = (cost_of(llama, topup="search", value_bits=bits, **ITERATIONS) for bits in (None, 3))
+    sweeps = SWEEPS + 8 * QUICK
+    assert rounded.swept == sweeps * 3 * WEIGHTS and rounded.fitted == 9 * FITTED + 3 * WEIGHTS
+    once, gathered = cost_of(llama, topup="uniform", **ITERATIONS), 3 * 2 * 6 * 16 * (6 * 32**2 + 48**2)
+    assert rounded.operations - plain.operations == sweeps * PRODUCTS + once.operations - gathered
+
+
+def test_the_nearest_values_take_no_sweep(llama):
+    cost = cost_of(llama, topup="search", value_bits=3)
+    assert cost == SolvingCost(fitted=FITTED + 3 * WEIGHTS, waiting_bytes=cost.waiting_bytes)
+    assert cost.waiting_bytes == pytest.approx(0.3 * 3 * WEIGHTS * 4, abs=4)
+
+
+def test_inputs_are_looked_at_anew_for_what_a_refit_rounds(llama):
+    fields = {"topup": "uniform", "num_samples": 16, "refit_epochs": 1, **ITERATIONS}
+    plain, rounded = (cost_of(llama, value_bits=bits, **fields) for bits in (None, 3))
+    gathered = 3 * 2 * 16 * 16 * (6 * 32**2 + 48**2)
+    assert rounded.operations - plain.operations == SWEEPS * PRODUCTS + 4 * gathered
+
+
+def test_the_time_of_rounding_is_told(llama, tmp_path, monkeypatch):
+    """At two rates: of fitting scales, and of moving values."""
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [float("inf")], 1e3, 1e2, float("inf")))
+    plan = plan_prune(saved(tmp_path, llama)[0], config_of(topup="uniform", value_bits=3, **ITERATIONS))
+    told = (FITTED + 3 * WEIGHTS) / 1e3 + SWEEPS * 3 * WEIGHTS / 1e2
+    assert plan.seconds == pytest.approx(told) == plan.rounding_seconds
+    assert "values rounded" in str(plan) and "to 3 bits" in str(plan)
 
 
 def test_levels_are_solved_and_kept_too(llama):

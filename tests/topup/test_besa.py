@@ -206,7 +206,7 @@ def test_an_interrupted_prune_goes_on(ids, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_it_costs_what_it_tells(layers, tmp_path, ids, monkeypatch):
-    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [1e6]))
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*8 * [1e6]))
     model = make_model("llama", num_hidden_layers=layers)
     model.save_pretrained(tmp_path)
     config = NeuronALConfig(

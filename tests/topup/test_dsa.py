@@ -78,7 +78,7 @@ def test_blocks_left_out_take_no_part(ids):
 
 
 def test_it_costs_at_most_what_it_tells(tmp_path, ids, llama, monkeypatch):
-    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [1e6]))
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*8 * [1e6]))
     llama.save_pretrained(tmp_path)
     arguments = {"population": 3, "generations": 2, "offspring": 2}
     config = NeuronALConfig(

@@ -147,7 +147,7 @@ def test_fewer_sequences_use_the_saliency_of_all(llama, ids):
 
 
 def test_it_costs_at_most_what_it_tells(tmp_path, ids, llama, monkeypatch):
-    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [1e6]))
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*8 * [1e6]))
     llama.save_pretrained(tmp_path)
     arguments = {"generations": 3, "offspring": 4, "sequences": (1,)}
     config = NeuronALConfig(

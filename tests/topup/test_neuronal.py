@@ -164,7 +164,7 @@ def test_the_schedule_reaches_the_candidates(llama):
 @pytest.mark.parametrize("metric", ["cosine", "kl", "reconstruction"])
 def test_every_metric_decides_and_costs_what_it_tells(metric, reference, ids, tmp_path, monkeypatch):
     monkeypatch.setattr(Sweep, "can_abandon", False)
-    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [1e6]))
+    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*8 * [1e6]))
     model = make_model("llama")
     model.save_pretrained(tmp_path)
     lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1, 0.2)}

@@ -22,10 +22,9 @@ class Figures:
     paths: list[Path]
 
     @classmethod
-    def read(cls, paths: Sequence[Path], kept: bool = True) -> "Figures":
-        """Of the files that the figures were written to."""
-        images = {path.stem: path.read_bytes() for path in paths if path.suffix == ".png"}
-        return cls(images, list(paths) if kept else [])
+    def read(cls, paths: Sequence[Path]) -> "Figures":
+        """Of the files that the figures were written to, and which are not to be kept."""
+        return cls({path.stem: path.read_bytes() for path in paths if path.suffix == ".png"}, [])
 
     def __repr__(self) -> str:
         return f"Figures({', '.join(self.images)})"
