@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from conftest import make_model
 
 from optimum_neuronal.decoder.finding import find_decoder
@@ -40,3 +42,11 @@ def test_a_search_tries_as_many_plans_as_it_may():
         config = config_of(saliency="wanda", topup="search", topup_args={"budget": budget})
         passes = planned_passes(config.make_methods(), config)
         assert sum(step.plans * step.times for step in passes if step.label == "Search") == budget
+
+
+def test_a_refit_is_rounded_by_stages_with_a_budget_of_bits_too():
+    own = {"saliency": "alps", "topup": "uniform", "num_samples": 16, "refit_epochs": 4}
+    plain, rounded, budgeted = (config_of(**own, **more) for more in ({}, {"value_bits": 3}, {"bits": 3.0}))
+    budgeted = replace(budgeted, sparsity=None)
+    found = [planned_passes(config.make_methods(), config)[-1] for config in (plain, rounded, budgeted)]
+    assert found[1] == found[2] != found[0]
