@@ -48,7 +48,7 @@ def test_defaults_cost_one_pass_over_the_calibration_set():
     """Sixteen runs, one of the dense model, on 8 of 128 sequences."""
     config = NeuronALConfig(0.7, topup="atp", saliency="wanda")
     (asked,) = ATP().passes()
-    assert asked == OutputPass("ATP", 15)
+    assert asked == OutputPass("ATP", 15, metric="nll")
     assert (1 + asked.plans) * config.num_alignment_samples <= config.num_samples
 
 
