@@ -33,7 +33,7 @@ BEST = {"best": {"effort": "best"}}  # for the model that is saved: it takes min
 
 HEADER = ("sparsity", "method", "perplexity", "seconds", "lambda block / row")
 LONGEST = ("60.00%", max(METHODS, key=len), "9999.99", "999.9", "0.25 / 0.25")
-DURATION = "about six minutes on two cores, longer while they are busy; a third of it is the row best"
+DURATION = "six to eight minutes on two cores, longer while they are busy; a third of it is the row best"
 
 # Run in a process of its own, which never imports this package: what a user of plain transformers sees.
 RELOAD = """
