@@ -45,7 +45,7 @@ class Coding:
         if place is None or tensor.ndim < 2 or not tensor.is_floating_point():
             return None
         held = tensor.coded() if isinstance(tensor, StandIn) else None
-        if held is not None and held[0].bits == self.bits:
+        if held is not None and held[0].bits == self.bits and held[0].is_storable():
             return held
         dense = tensor.unpack() if isinstance(tensor, StandIn) else tensor.detach()
         if place.left_out or (problem := _problem(dense)):

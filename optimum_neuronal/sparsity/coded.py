@@ -12,7 +12,7 @@ import torch
 from .bitmask import MASK, check_mask_end
 from .changes import Change
 from .code_checks import CODED_DTYPES, GROUP, check_scales
-from .code_scales import find_scales, fit_scales
+from .code_scales import find_scales, fit_scales, scale_range
 from .code_stream import BLOCK, pack_codes, unpack_codes
 from .codebooks import TABLES, check_bits, check_table, magnitudes, nearest_magnitude
 from .packed import PackedMask
@@ -138,6 +138,12 @@ class CodedWeight(Change):
     def nbytes(self) -> int:
         """Bytes that all four tensors take together."""
         return sum(part.nbytes for part in self.parts("").values())
+
+    def is_storable(self) -> bool:
+        """Whether its scales are some that files may have: in another dtype than it was made in, they may be out of range."""
+        low, high = scale_range(self.dtype, magnitudes(self.table.tolist()))
+        used = self.scales[self.scales != 0].float()
+        return bool(((used >= low) & (used <= high)).all())
 
     def to(self, device: torch.device) -> "CodedWeight":
         """This weight on another device."""

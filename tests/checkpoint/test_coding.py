@@ -16,6 +16,7 @@ from optimum_neuronal import (
     densify,
     inspect_checkpoint,
     save_pretrained,
+    sparsify,
 )
 from optimum_neuronal.checkpoint.packed_index import open_checkpoint
 
@@ -219,3 +220,18 @@ def test_an_offloaded_model_is_rounded_and_saved_the_same(offloaded, tmp_path):
     pruner.save(model, tmp_path / "model")
     assert coded(tmp_path / "model")
     assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict(), expected.state_dict())
+
+
+def test_codes_whose_scales_another_dtype_has_not_are_saved_as_values(tmp_path, caplog):
+    """In float16 the scales of very small weights would be refused when they are read."""
+    model = make_model("llama").to(torch.bfloat16)
+    small = model.model.layers[0].self_attn
+    with torch.no_grad():
+        small.q_proj.weight.mul_(1e-5)
+    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", value_bits=4, format="packed")
+    NeuronALPruner(config).prune(model)
+    sparsify(model, value_bits=4).half().save_pretrained(tmp_path)
+    assert "saved with values as they are" in caplog.text
+    loaded = SparseModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.model.layers[0].self_attn.q_proj.dense(), small.q_proj.dense())
+    assert loaded.dtype == torch.float16
