@@ -24,7 +24,7 @@ from .evaluation.perplexity import evaluate_perplexity, load_windows
 from .evaluation.test_sets import name_test_sets
 from .methods import Methods
 from .pruning.applying import apply_changes
-from .pruning.bit_budget import likely
+from .pruning.bit_budget import likely, pairs_within
 from .pruning.calibrating import draw_calibration, find_tokenizer
 from .pruning.checking import check
 from .pruning.exclusive import alone_with
@@ -166,7 +166,8 @@ class NeuronALPruner(OptimumQuantizer):
     def _check_space(self, save_dir: str | Path) -> None:
         config = self.config
         if config.bits is not None:  # whatever it is spent on
-            config = likely(config, find_decoder(self.model, config.targets, config.ignore))
+            decoder = find_decoder(self.model, config.targets, config.ignore)
+            config = likely(config, pairs_within(decoder, config))
         assert self.model is not None and config.sparsity is not None
         check_space(self.model, save_dir, config.to_dict(), config.sparsity, config.format)
 

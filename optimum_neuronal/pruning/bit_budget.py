@@ -1,6 +1,7 @@
 """A budget of bits a weight: which sparsities, with how many bits of every value, fit into it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -36,14 +37,17 @@ def pairs_within(decoder: Decoder, config: NeuronALConfig) -> list[Pair]:
 
     Args:
         decoder ([`Decoder`]): its weights are not read.
-        config ([`NeuronALConfig`]): with `bits`.
+        config ([`NeuronALConfig`]): of a prune.
 
     Returns:
-        `list[Pair]`: of ascending sparsity; one, if the config says what sparsity or how many bits values are to have.
+        `list[Pair]`: of ascending sparsity; one, if the config says what sparsity or how many bits values are to have; none,
+            if it has no budget.
 
     Raises:
         `ValueError`: nothing fits; the message says from which budget on something would.
     """
+    if config.bits is None:
+        return []
     if config.sparsity is not None:
         return [_with_sparsity(decoder, config)]
     if config.value_bits is not None:
@@ -60,15 +64,14 @@ def pairs_within(decoder: Decoder, config: NeuronALConfig) -> list[Pair]:
 
 def settled(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig:
     """The config with sparsity and bits of values in place of a budget, if only one pair is possible; else as it is."""
-    pairs = [] if config.bits is None else pairs_within(decoder, config)
+    pairs = pairs_within(decoder, config)
     return pairs[0].of(config) if len(pairs) == 1 else config
 
 
-def likely(config: NeuronALConfig, decoder: Decoder) -> NeuronALConfig:
-    """The config with one of the pairs that fit into its budget, if it has one: all take as many bytes."""
-    if config.bits is None:
+def likely(config: NeuronALConfig, pairs: Sequence[Pair]) -> NeuronALConfig:
+    """The config with one of its pairs, if it has any, from [`pairs_within`]: all take as many bytes."""
+    if not pairs:
         return config
-    pairs = pairs_within(decoder, config)
     return min(pairs, key=lambda pair: abs(pair.value_bits - USUAL)).of(config)
 
 

@@ -106,7 +106,7 @@ def check_structure(model: PreTrainedModel, config: NeuronALConfig, methods: Met
     check_pattern(decoder.projections, methods.pattern)
     if config.value_bits is not None or config.bits is not None:
         check_dtypes(decoder.projections.values())
-    if config.bits is not None and len(pairs_within(decoder, config)) > 1:
+    if len(pairs_within(decoder, config)) > 1:
         check_choice(decoder)
     if config.head_bits is not None:
         check_head_structure(model)

@@ -168,8 +168,8 @@ def plan_prune(
     decoder = check_unloaded(model_or_path, config, methods, dtype, **options)
     model, methods = decoder.model, methods.suited_to(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
-    pairs = [] if config.bits is None else pairs_within(decoder, config)
-    passes, config = planned_passes(methods, config, pairs), likely(config, decoder)
+    pairs = pairs_within(decoder, config)
+    passes, config = planned_passes(methods, config, pairs), likely(config, pairs)
     samples = config.num_samples, config.num_alignment_samples
     device = device or default_device()
     sequences = hidden_sequences(passes, *samples, len(decoder.blocks))

@@ -73,8 +73,8 @@ def planned_stages(methods: Methods, config: NeuronALConfig, decoder: Decoder, t
         decoder ([`Decoder`]): whose blocks are run.
         tokens (`int`): of a calibration sequence.
     """
-    pairs = [] if config.bits is None else pairs_within(decoder, config)
-    passes, config = planned_passes(methods, config, pairs), likely(config, decoder)
+    pairs = pairs_within(decoder, config)
+    passes, config = planned_passes(methods, config, pairs), likely(config, pairs)
     if not passes:
         return {}
     sweeps = plan_sweeps(passes, decoder, tokens, config.num_samples, config.num_alignment_samples)

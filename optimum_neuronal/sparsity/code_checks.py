@@ -70,15 +70,30 @@ def check_scales(
     shape = (kept.shape[0], -(-kept.shape[1] // GROUP))
     if tuple(scales.shape) != shape:
         raise ValueError(f"its scales have shape {list(scales.shape)}: expected {list(shape)}")
-    low, high = scale_range(dtype, magnitudes(table))
     used = torch.nn.functional.pad(kept, (0, -kept.shape[1] % GROUP)).view(*shape, GROUP).any(-1)
+    check_used_scales(scales, used, scale_range(dtype, magnitudes(table)), "nothing is kept there")
+
+
+def check_used_scales(
+    scales: torch.Tensor, used: torch.Tensor, bounds: tuple[float, float], why_zero: str, first: int = 0
+) -> None:
+    """Raises `ValueError` unless scales are within bounds where they are used, and 0 elsewhere.
+
+    Args:
+        scales (`Tensor`): bfloat16, shape (rows, groups).
+        used (`Tensor`): boolean, of the same shape.
+        bounds (`tuple[float, float]`): the least and the largest, from [`scale_range`].
+        why_zero (`str`): of a scale that is not used, for the message.
+        first (`int`): number of the first row, for the message.
+    """
+    low, high = bounds
     outside = ~((scales.float() >= low) & (scales.float() <= high))
     wrong = torch.where(used, outside, scales.view(torch.int16) != 0)
     if wrong.any():
         row, group = wrong.nonzero()[0].tolist()
-        expected = f"one of {low:.3g} to {high:.3g}" if used[row, group] else "0, since nothing is kept there"
+        expected = f"one of {low:.3g} to {high:.3g}" if used[row, group] else f"0, since {why_zero}"
         raise ValueError(
-            f"its scale of row {row} and group {group} is {float(scales[row, group])}: expected {expected}"
+            f"its scale of row {first + row} and group {group} is {float(scales[row, group])}: expected {expected}"
         )
 
 

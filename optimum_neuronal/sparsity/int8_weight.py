@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from .changes import Change
-from .code_checks import CODED_DTYPES, GROUP
+from .code_checks import CODED_DTYPES, GROUP, check_used_scales
 from .code_scales import NEIGHBOURS, scale_range
 from .code_stream import BLOCK
 from .codebooks import LARGEST, magnitudes
@@ -119,20 +119,12 @@ class Int8Weight(Change):
             self.dtype,
             [(self.levels.dtype, self.shape), (self.scales.dtype, tuple(self.scales.shape))],
         )
-        low, high = scale_range(self.dtype, magnitudes(()))
+        bounds = scale_range(self.dtype, magnitudes(()))
         height, first = _height(self.levels), 0
         for levels, scales in zip(self.levels.split(height), self.scales.split(height)):
             if (levels == -128).any():
                 raise ValueError("its codes have -128 among them, which stands for nothing")
-            used = _grouped(levels).any(-1)
-            outside = ~((scales.float() >= low) & (scales.float() <= high))
-            wrong = torch.where(used, outside, scales.view(torch.int16) != 0)
-            if wrong.any():
-                row, group = wrong.nonzero()[0].tolist()
-                expected = f"one of {low:.3g} to {high:.3g}" if used[row, group] else "0, since all its codes are"
-                raise ValueError(
-                    f"its scale of row {first + row} and group {group} is {float(scales[row, group])}: expected {expected}"
-                )
+            check_used_scales(scales, _grouped(levels).any(-1), bounds, "all its codes are", first)
             first += len(levels)
 
     def is_storable(self) -> bool:

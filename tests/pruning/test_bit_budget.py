@@ -51,8 +51,10 @@ def test_what_is_given_decides_the_rest(decoder):
 
 def test_a_choice_stays_open_and_costs_are_told_of_what_is_likely(decoder):
     config, plain = NeuronALConfig(bits=2.4), NeuronALConfig(0.7)
-    assert settled(config, decoder) is config and settled(plain, decoder) is plain and likely(plain, decoder) is plain
-    assert likely(config, decoder).value_bits == 3 and likely(config, decoder).bits is None
+    assert settled(config, decoder) is config and settled(plain, decoder) is plain and likely(plain, []) is plain
+    assert pairs_within(decoder, plain) == []
+    found = likely(config, pairs_within(decoder, config))
+    assert found.value_bits == 3 and found.bits is None
 
 
 @pytest.mark.parametrize(

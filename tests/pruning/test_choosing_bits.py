@@ -142,6 +142,6 @@ def test_what_a_choice_runs_is_planned(ids):
     asked = list(methods.topup.passes_with(methods.saliency))
     assert choosing_passes(pairs[:1], methods) == asked, "nothing to choose"
     assert choosing_passes(pairs, methods).count(asked[-1]) == searches(pairs, methods) == 2, "at most"
-    chosen = solving_cost(decoder, likely(config, decoder), methods, 16, pairs)
-    settled = solving_cost(decoder, likely(config, decoder), methods, 16)
+    chosen = solving_cost(decoder, likely(config, pairs), methods, 16, pairs)
+    settled = solving_cost(decoder, likely(config, pairs), methods, 16)
     assert chosen.sparsities == 2 * settled.sparsities - 1 + len(pairs) and chosen.operations > settled.operations
