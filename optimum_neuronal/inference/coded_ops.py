@@ -5,11 +5,11 @@ As those of `ops`. All tensors are those of a [`CodedRows`] that was checked: ke
 
 import torch
 
-from ..native.library import BITS_BY_LEVELS, DTYPES, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
+from ..native.library import BITS_BY_LEVELS, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
 from ..sparsity.bitmask import row_stride
 from ..sparsity.coded import GROUP
 from . import accelerator, torch_fallback
-from .ops import LIBRARY, MAX_FUSED_ROWS, multiply_by_blocks
+from .ops import LIBRARY, MAX_FUSED_ROWS, check_beside, check_parts, columns_of, multiply_by_blocks
 
 
 LIBRARY.define(
@@ -87,39 +87,22 @@ def check_coded(
     dtype: torch.dtype,
 ) -> None:
     """Raises `ValueError` if these cannot be a coded weight with so many columns; costs no look at their contents."""
-    tensors = {"bits": bits, "codes": codes, "offsets": offsets, "scales": scales, "table": table}
-    expected = {
-        "bits": (torch.uint8, (len(bits), row_stride(columns))),
-        "codes": (torch.uint8, (codes.numel(),)),
-        "offsets": (torch.int64, (len(bits) + 1,)),
-        "scales": (torch.int16, (len(bits), -(-columns // GROUP))),
-        "table": (torch.int8, (table.numel(),)),
+    parts = {
+        "bits": (bits, torch.uint8, (len(bits), row_stride(columns))),
+        "codes": (codes, torch.uint8, (codes.numel(),)),
+        "offsets": (offsets, torch.int64, (len(bits) + 1,)),
+        "scales": (scales, torch.int16, (len(bits), -(-columns // GROUP))),
+        "table": (table, torch.int8, (table.numel(),)),
     }
-    for name, (kind, shape) in expected.items():
-        tensor = tensors[name]
-        if tensor.dtype != kind or tensor.shape != shape or tensor.device != bits.device or not tensor.is_contiguous():
-            raise ValueError(
-                f"coded rows have {name} of {tensor.dtype} and shape {list(tensor.shape)} on {tensor.device}: expected "
-                f"{kind} and {list(shape)}, contiguous, on {bits.device}, for {columns} columns"
-            )
+    check_parts("coded rows", parts, columns, dtype)
     if len(table) not in BITS_BY_LEVELS:
         raise ValueError(f"coded rows have a table of {len(table)} levels: expected 4, 8, 16 or 0")
-    if dtype not in DTYPES:
-        raise ValueError(f"coded rows cannot be computed in {dtype}: expected one of {', '.join(map(str, DTYPES))}")
 
 
 def check_coded_linear(x, bits, codes, offsets, scales, table, bias) -> None:
     """Raises `ValueError` if `coded_linear` cannot be computed of these."""
-    if x.ndim == 0:
-        raise ValueError("x has no dimension: expected shape (..., in)")
-    check_coded(bits, codes, offsets, scales, table, x.shape[-1], x.dtype)
-    if x.device != bits.device:
-        raise ValueError(f"x is on {x.device}, but the weight on {bits.device}")
-    if bias is not None and (bias.dtype != x.dtype or bias.device != x.device or bias.shape != (len(bits),)):
-        raise ValueError(
-            f"the bias is {bias.dtype} of shape {list(bias.shape)} on {bias.device}: expected {x.dtype}, [{len(bits)}] "
-            f"on {x.device}"
-        )
+    check_coded(bits, codes, offsets, scales, table, columns_of(x), x.dtype)
+    check_beside(x, bits, bias)
 
 
 @torch.library.register_fake("optimum_neuronal::coded_linear", lib=LIBRARY)

@@ -5,10 +5,10 @@ As those of `ops`. All tensors are those of an [`Int8Rows`] that was checked.
 
 import torch
 
-from ..native.library import DTYPES, MAX_ROWS, find_kernel, warn_without_kernel
+from ..native.library import MAX_ROWS, find_kernel, warn_without_kernel
 from ..sparsity.int8_weight import GROUP
 from . import torch_fallback
-from .ops import LIBRARY, MAX_FUSED_ROWS, multiply_by_blocks
+from .ops import LIBRARY, MAX_FUSED_ROWS, check_beside, check_parts, columns_of, multiply_by_blocks
 
 
 LIBRARY.define(
@@ -51,39 +51,17 @@ def unpack_int8(levels: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) 
 
 def check_int8(levels: torch.Tensor, scales: torch.Tensor, columns: int, dtype: torch.dtype) -> None:
     """Raises `ValueError` if these cannot be a matrix in 8 bits with so many columns; costs no look at their contents."""
-    expected = {
+    parts = {
         "levels": (levels, torch.int8, (len(levels), columns)),
         "scales": (scales, torch.int16, (len(levels), -(-columns // GROUP))),
     }
-    for name, (tensor, kind, shape) in expected.items():
-        if (
-            tensor.dtype != kind
-            or tensor.shape != shape
-            or tensor.device != levels.device
-            or not tensor.is_contiguous()
-        ):
-            raise ValueError(
-                f"rows in 8 bits have {name} of {tensor.dtype} and shape {list(tensor.shape)} on {tensor.device}: expected "
-                f"{kind} and {list(shape)}, contiguous, on {levels.device}, for {columns} columns"
-            )
-    if dtype not in DTYPES:
-        raise ValueError(
-            f"rows in 8 bits cannot be computed in {dtype}: expected one of {', '.join(map(str, DTYPES))}"
-        )
+    check_parts("rows in 8 bits", parts, columns, dtype)
 
 
 def check_int8_linear(x, levels, scales, bias) -> None:
     """Raises `ValueError` if `int8_linear` cannot be computed of these."""
-    if x.ndim == 0:
-        raise ValueError("x has no dimension: expected shape (..., in)")
-    check_int8(levels, scales, x.shape[-1], x.dtype)
-    if x.device != levels.device:
-        raise ValueError(f"x is on {x.device}, but the weight on {levels.device}")
-    if bias is not None and (bias.dtype != x.dtype or bias.device != x.device or bias.shape != (len(levels),)):
-        raise ValueError(
-            f"the bias is {bias.dtype} of shape {list(bias.shape)} on {bias.device}: expected {x.dtype}, [{len(levels)}] "
-            f"on {x.device}"
-        )
+    check_int8(levels, scales, columns_of(x), x.dtype)
+    check_beside(x, levels, bias)
 
 
 @torch.library.register_fake("optimum_neuronal::int8_linear", lib=LIBRARY)

@@ -4,11 +4,11 @@ Each has an implementation by device, and one for `torch.compile` that tells onl
 Bits, values and offsets are those of a [`PackedRows`] that was checked: kernels believe what they say.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
-from ..native.library import MAX_ROWS, Kernel, find_kernel, warn_without_kernel
+from ..native.library import DTYPES, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
 from ..sparsity.bitmask import row_stride
 from . import accelerator, torch_fallback
 from .bit_rows import row_blocks
@@ -82,13 +82,51 @@ def check_packed(bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor
         )
 
 
+def columns_of(x: torch.Tensor) -> int:
+    """How many inputs a row of x is of. Raises `ValueError` if it has no dimension."""
+    if x.ndim == 0:
+        raise ValueError("x has no dimension: expected shape (..., in)")
+    return x.shape[-1]
+
+
+def check_parts(
+    what: str, parts: Mapping[str, tuple[torch.Tensor, torch.dtype, tuple[int, ...]]], columns: int, dtype: torch.dtype
+) -> None:
+    """Raises `ValueError` unless the tensors of a weight of few bits are as expected, and it can be computed in a dtype.
+
+    Args:
+        what (`str`): how the weight is called in messages.
+        parts (`Mapping`): name -> tensor, and the dtype and shape that it should have; all on the device of the first.
+        columns (`int`): of the weight.
+        dtype (`torch.dtype`): of x.
+    """
+    device = next(iter(parts.values()))[0].device
+    for name, (tensor, kind, shape) in parts.items():
+        if tensor.dtype != kind or tensor.shape != shape or tensor.device != device or not tensor.is_contiguous():
+            raise ValueError(
+                f"{what} have {name} of {tensor.dtype} and shape {list(tensor.shape)} on {tensor.device}: expected "
+                f"{kind} and {list(shape)}, contiguous, on {device}, for {columns} columns"
+            )
+    if dtype not in DTYPES:
+        raise ValueError(f"{what} cannot be computed in {dtype}: expected one of {', '.join(map(str, DTYPES))}")
+
+
+def check_beside(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Raises `ValueError` unless x and bias go with a weight of few bits, of whose tensors `part` has as many rows."""
+    if x.device != part.device:
+        raise ValueError(f"x is on {x.device}, but the weight on {part.device}")
+    if bias is not None and (bias.dtype != x.dtype or bias.device != x.device or bias.shape != (len(part),)):
+        raise ValueError(
+            f"the bias is {bias.dtype} of shape {list(bias.shape)} on {bias.device}: expected {x.dtype}, [{len(part)}] "
+            f"on {x.device}"
+        )
+
+
 def check_linear(
     x: torch.Tensor, bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
 ) -> None:
     """Raises `ValueError` if `packed_linear` cannot be computed of these."""
-    if x.ndim == 0:
-        raise ValueError("x has no dimension: expected shape (..., in)")
-    check_packed(bits, values, offsets, x.shape[-1])
+    check_packed(bits, values, offsets, columns_of(x))
     for name, tensor in (("x", x), ("the bias", bias)):
         if tensor is not None and (tensor.dtype != values.dtype or tensor.device != values.device):
             raise ValueError(

@@ -36,6 +36,20 @@ INLINE float group_scale(const Job *job, int64_t row, int64_t group)
     return from_bf16(job->scales[row * job->groups + group]);
 }
 
+/* The scales of up to eight groups from `block` on, zeros behind the last; returns how many there are. */
+INLINE int scales_of_block(const Job *job, int64_t row, int64_t block, uint16_t *scales)
+{
+    const uint16_t *from = job->scales + row * job->groups + block;
+    if (job->groups - block >= 8) {
+        memcpy(scales, from, 16);
+        return 8;
+    }
+    const int groups = (int)(job->groups - block);
+    memset(scales, 0, 16);
+    memcpy(scales, from, (size_t)groups * 2);
+    return groups;
+}
+
 /* Kernels without an instruction that expands look codes up some time before they spread the levels, so that these have
  * arrived in the cache. The codes of 2, 4 and 8 bits of all rows are one stream, whose bytes hold whole codes: it is looked
  * up as it lies. With 3 bits every word of columns begins anew. */

@@ -176,12 +176,8 @@ AVX2 INLINE void avx2_coded_in(const Job *job, int64_t first, int64_t last, floa
             totals[m] = _mm256_setzero_ps();
         for (int64_t block = 0; block < job->groups; block += 8) {
             __m256i whole[MOST_ROWS][8];
-            uint16_t scales[8] = {0};
-            const int groups = job->groups - block < 8 ? (int)(job->groups - block) : 8;
-            if (groups == 8)
-                memcpy(scales, job->scales + row * job->groups + block, sizeof(scales));
-            else
-                memcpy(scales, job->scales + row * job->groups + block, (size_t)groups * 2);
+            uint16_t scales[8];
+            const int groups = scales_of_block(job, row, block, scales);
             if (!stream) {
                 codes = avx2_look_at_words(job, bits, (stop - bits) / 8, codes, end, levels);
                 next = levels;

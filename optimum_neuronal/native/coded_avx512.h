@@ -80,9 +80,8 @@ VNNI INLINE void vnni_coded(const Job *job, int64_t first, int64_t last, float *
         }
         for (int64_t block = 0; block < job->groups; block += 8) {
             __m256i whole[MOST_ROWS][8];
-            uint16_t scales[8] = {0};
-            const int groups = job->groups - block < 8 ? (int)(job->groups - block) : 8;
-            memcpy(scales, job->scales + row * job->groups + block, (size_t)groups * 2);
+            uint16_t scales[8];
+            const int groups = scales_of_block(job, row, block, scales);
             if (bytes && groups < 8)
                 memset(whole, 0, sizeof(whole));
             for (int group = 0; group < groups; group++) {

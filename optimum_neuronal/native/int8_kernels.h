@@ -15,15 +15,6 @@ INLINE const int8_t *whole_levels(const int8_t *levels, const int8_t *stop, int8
     return stop - levels < 64 ? copy_last(levels, stop, 64, buffer) : levels;
 }
 
-/* The scales of up to eight groups from `block` on, zeros behind the last; returns how many there are. */
-INLINE int scales_of_block(const Job *job, int64_t row, int64_t block, uint16_t *scales)
-{
-    const int groups = job->groups - block < 8 ? (int)(job->groups - block) : 8;
-    memset(scales, 0, 16);
-    memcpy(scales, job->scales + row * job->groups + block, (size_t)groups * 2);
-    return groups;
-}
-
 INLINE void portable_int8_coded(const Job *job, int64_t first, int64_t last, float *sums, const int M, const int bytes)
 {
     for (int64_t row = first; row < last; row++, sums += M) {
