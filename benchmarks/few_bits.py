@@ -4,7 +4,8 @@
 
 A row is SPARSITY+BITS; with "+nearest" the values are rounded after the prune, with "+refit" they are refitted as with
 effort="best"; int2, int3 and int4 are GPTQ, dense, asymmetric, groups of 64 with 32 bits of scale and offset, damping
-0.01, toward the dense model as the sparse rows are ("+block": toward the block's own output, as GPTQ is published).
+0.01, columns of large inputs first ("+inorder": as they stand), toward the dense model as the sparse rows are ("+block":
+toward the block's own output, as GPTQ is published).
 Bits a weight count masks, codes, scales and padding. "calibration KL" is of sequences that nothing was fitted to; excess is
 `ln(perplexity / dense perplexity)`, mean over the test sets. Models and texts are those of `benchmarks.methods`. Where the
 sparsity goes is searched once for every sparsity, and kept in the directory of --plans. docs/few_bits.md has what this measured.
@@ -63,7 +64,7 @@ def prune_as(row: str, model, ids: torch.Tensor, plans: Path) -> float:
     """Makes of a dense model, in place, what a row says; returns bits a weight."""
     if row.startswith("int"):
         name, *how = row.split("+")
-        saliency_args = {"bits": int(name.removeprefix("int"))}
+        saliency_args = {"bits": int(name.removeprefix("int")), "ordered": "inorder" not in how}
         reconstruct = "block" if "block" in how else "dense"
         fields = {"saliency": "gptq", "saliency_args": saliency_args, "topup": "uniform", "reconstruct": reconstruct}
         NeuronALPruner(NeuronALConfig(0.0, dataset=None, num_samples=len(ids), **fields)).prune(model, ids)
