@@ -26,6 +26,8 @@ SOURCES = Path(__file__).parent
 MAIN = "kernels.c"
 FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
 THREADS = "-fopenmp"  # left out where the compiler does not know it
+NO_DOT = "-DNEURONAL_NO_DOT"  # where a compiler's assembler is older than it, and does not know AVX-VNNI
+ATTEMPTS = ((THREADS,), (), (THREADS, NO_DOT), (NO_DOT,))  # the first that succeeds
 SECONDS = 300  # that a compiler may take
 
 
@@ -35,7 +37,7 @@ class BuildError(Exception):
 
 def digest() -> str:
     """16 hex digits of everything that the compiled library depends on, but the compiler and the machine."""
-    found = hashlib.sha256(" ".join((*FLAGS, THREADS)).encode())
+    found = hashlib.sha256(repr((FLAGS, ATTEMPTS)).encode())
     for path in sorted((*SOURCES.glob("*.c"), *SOURCES.glob("*.h"))):
         found.update(path.name.encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:16]
@@ -79,9 +81,13 @@ def compile_library(target: Path, compiler: list[str] | None = None) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.stem, suffix=".tmp")
     os.close(handle)
     try:
-        error = _run([*compiler, *FLAGS, THREADS, str(SOURCES / MAIN), "-o", name])
-        if error and _run([*compiler, *FLAGS, str(SOURCES / MAIN), "-o", name]):  # perhaps only without OpenMP
-            raise BuildError(f"the C compiler {compiler[0]} failed: {error}")
+        errors = []
+        for more in ATTEMPTS:
+            errors.append(_run([*compiler, *FLAGS, *more, str(SOURCES / MAIN), "-o", name]))
+            if errors[-1] is None:
+                break
+        else:
+            raise BuildError(f"the C compiler {compiler[0]} failed: {errors[0]}")
         os.chmod(name, 0o755)
         os.replace(name, target)
     finally:

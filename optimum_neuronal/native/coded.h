@@ -67,3 +67,8 @@ typedef int8_t Levels[AHEAD + 128]; /* spreading reads 16 bytes at any of them *
     {                                                                                                       \
         NAME##_coded(job, first, last, sums, M, 1);                                                         \
     }
+#define CODED_FUNCTIONS(TARGET, NAME) \
+    CODED_ROWS(TARGET, NAME, 1)       \
+    CODED_ROWS(TARGET, NAME, 2)       \
+    CODED_ROWS(TARGET, NAME, 4)       \
+    CODED_ROWS(TARGET, NAME, 6)

@@ -1,4 +1,9 @@
-/* Kernels for codes of few bits with AVX2: 32 codes are looked up at a time, and 16 columns spread by a byte shuffle. */
+/* Kernels for codes of few bits with AVX2: 32 codes are looked up at a time, and 16 columns spread by a byte shuffle.
+ * Sums of products of bytes take one instruction where the processor has AVX-VNNI, else three. */
+
+#ifndef AVX_VNNI
+#define AVX_VNNI __attribute__((target("avx2,fma,f16c,bmi2,popcnt,avxvnni")))
+#endif
 
 /* Of 32 codes in 16 bytes, for each number of bits: which two bytes hold each, as a word, and what moves it to the word's
  * top. The order is that in which two registers of words are packed to one of bytes. */
@@ -127,17 +132,7 @@ AVX2 INLINE __m256i avx2_whole_sums(const __m256i *v)
     return _mm256_add_epi32(_mm256_permute2x128_si256(one, two, 0x20), _mm256_permute2x128_si256(one, two, 0x31));
 }
 
-/* 32 columns with M rows of x, as whole numbers. Products of two bytes fit 15 bits, so that a sum of two fits 16. */
-AVX2 INLINE void avx2_add_bytes(__m256i levels, const int8_t *x, __m256i *sums, const int M)
-{
-    const __m256i size = _mm256_abs_epi8(levels), ones = _mm256_set1_epi16(1);
-    UNROLL for (int m = 0; m < M; m++) {
-        __m256i signed_x = _mm256_sign_epi8(_mm256_load_si256((const __m256i *)(x + 64 * m)), levels);
-        sums[m] = _mm256_add_epi32(sums[m], _mm256_madd_epi16(_mm256_maddubs_epi16(size, signed_x), ones));
-    }
-}
-
-/* The same with floats, in blocks of 8 columns, every other one of which is summed apart: additions wait for each other. */
+/* 32 columns with M rows of x, as floats in blocks of 8 columns, every other one of which is summed apart: additions wait for each other. */
 AVX2 INLINE void avx2_add_floats(__m256i levels, const float *x, __m256 sums[][2], const int M)
 {
     UNROLL for (int part = 0; part < 4; part++, x += 8 * M) {
@@ -156,90 +151,26 @@ AVX2 INLINE __m256 avx2_scaled(const __m256i *whole, const uint16_t *scales, con
     return _mm256_mul_ps(both, _mm256_cvtepi32_ps(avx2_whole_sums(whole)));
 }
 
-/* All rows with M rows of x, which is `bytes` or floats; codes of 3 bits are no `stream`. */
-AVX2 INLINE void avx2_coded_in(const Job *job, int64_t first, int64_t last, float *sums, const int M, const int bytes,
-                               const int stream)
+/* Adds to eight sums four products each, of bytes without a sign and bytes with one. Products of levels fit 15 bits, so that
+ * a sum of two fits 16. */
+AVX2 INLINE __m256i avx2_dot(__m256i sums, __m256i sizes, __m256i x)
 {
-    const uint8_t *codes = (const uint8_t *)job->values + job->offsets[first];
-    const uint8_t *end = (const uint8_t *)job->values + job->kept;
-    const int per_byte = stream ? 8 / job->value_bits : 1;
-    Levels levels;
-    const int8_t *next = levels + AHEAD; /* the level of the first code that is not used yet; none is looked up */
-    if (stream)
-        codes -= AHEAD / per_byte; /* the code of levels[0] */
-    for (int64_t row = first; row < last; row++, sums += M) {
-        const uint8_t *bits = job->bits + row * job->stride, *stop = bits + job->stride;
-        const int8_t *whole_x = job->x;
-        const float *x = job->x;
-        __m256 totals[MOST_ROWS];
-        UNROLL for (int m = 0; m < M; m++)
-            totals[m] = _mm256_setzero_ps();
-        for (int64_t block = 0; block < job->groups; block += 8) {
-            __m256i whole[MOST_ROWS][8];
-            uint16_t scales[8];
-            const int groups = scales_of_block(job, row, block, scales);
-            if (!stream) {
-                codes = avx2_look_at_words(job, bits, (stop - bits) / 8, codes, end, levels);
-                next = levels;
-            }
-            if (bytes && groups < 8)
-                memset(whole, 0, sizeof(whole));
-            for (int group = 0; group < groups; group++) {
-                __m256i whole_parts[MOST_ROWS];
-                __m256 parts[MOST_ROWS][2];
-                UNROLL for (int m = 0; m < M; m++) {
-                    whole_parts[m] = _mm256_setzero_si256();
-                    parts[m][0] = parts[m][1] = _mm256_setzero_ps();
-                }
-                if (stream && next > levels + AHEAD - GROUP) {
-                    codes += (next - levels) / per_byte;
-                    avx2_look_ahead(job, codes, end, levels);
-                    next = levels;
-                }
-                UNROLL for (int word = 0; word < GROUP / 64; word++) {
-                    if (bits == stop)
-                        break;
-                    const uint64_t mask = load_word(bits);
-                    __m256i low = avx2_spread_levels((uint32_t)mask, next);
-                    __m256i high = avx2_spread_levels((uint32_t)(mask >> 32), next + _mm_popcnt_u32((uint32_t)mask));
-                    next += stream ? (_mm_popcnt_u64(mask) + per_byte - 1) & -per_byte : 64;
-                    if (bytes) {
-                        avx2_add_bytes(low, whole_x, whole_parts, M);
-                        avx2_add_bytes(high, whole_x + 32, whole_parts, M);
-                    } else {
-                        avx2_add_floats(low, x, parts, M);
-                        avx2_add_floats(high, x + 32 * M, parts, M);
-                    }
-                    bits += 8;
-                    whole_x += 64 * M;
-                    x += 64 * M;
-                }
-                UNROLL for (int m = 0; m < M; m++)
-                    if (bytes)
-                        whole[m][group] = whole_parts[m];
-                    else
-                        totals[m] = _mm256_fmadd_ps(_mm256_add_ps(parts[m][0], parts[m][1]), _mm256_set1_ps(from_bf16(scales[group])), totals[m]);
-            }
-            if (bytes)
-                UNROLL for (int m = 0; m < M; m++) {
-                    const float *x_scales = scales_of_x(job, m) + block;
-                    totals[m] = _mm256_add_ps(totals[m], avx2_scaled(whole[m], scales, x_scales));
-                }
-        }
-        UNROLL for (int m = 0; m < M; m++)
-            sums[m] = avx2_sum(totals[m]);
-    }
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(sizes, x), _mm256_set1_epi16(1)));
 }
 
-AVX2 INLINE void avx2_coded(const Job *job, int64_t first, int64_t last, float *sums, const int M, const int bytes)
+#define TARGET AVX2
+#define NAME(what) avx2_##what
+#include "coded_avx2_loop.h"
+CODED_FUNCTIONS(AVX2, avx2)
+
+#if defined(HAS_AVX_VNNI)
+AVX_VNNI INLINE __m256i avx_vnni_dot(__m256i sums, __m256i sizes, __m256i x)
 {
-    if (job->value_bits == 3)
-        avx2_coded_in(job, first, last, sums, M, bytes, 0);
-    else
-        avx2_coded_in(job, first, last, sums, M, bytes, 1);
+    return _mm256_dpbusd_avx_epi32(sums, sizes, x);
 }
 
-CODED_ROWS(AVX2, avx2, 1)
-CODED_ROWS(AVX2, avx2, 2)
-CODED_ROWS(AVX2, avx2, 4)
-CODED_ROWS(AVX2, avx2, 6)
+#define TARGET AVX_VNNI
+#define NAME(what) avx_vnni_##what
+#include "coded_avx2_loop.h"
+CODED_FUNCTIONS(AVX_VNNI, avx_vnni)
+#endif

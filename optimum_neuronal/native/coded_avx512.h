@@ -120,7 +120,4 @@ VNNI INLINE void vnni_coded(const Job *job, int64_t first, int64_t last, float *
     }
 }
 
-CODED_ROWS(VNNI, vnni, 1)
-CODED_ROWS(VNNI, vnni, 2)
-CODED_ROWS(VNNI, vnni, 4)
-CODED_ROWS(VNNI, vnni, 6)
+CODED_FUNCTIONS(VNNI, vnni)

@@ -144,9 +144,6 @@ INLINE void neon_add_floats(int8x16_t levels, const float *x, float32x4_t *sums,
                 sums[m] = bytes ? sum_lanes(lanes[m]) : vaddvq_f32(totals[m]);                                         \
         }                                                                                                              \
     }                                                                                                                  \
-    CODED_ROWS(TARGET, NAME, 1)                                                                                        \
-    CODED_ROWS(TARGET, NAME, 2)                                                                                        \
-    CODED_ROWS(TARGET, NAME, 4)                                                                                        \
-    CODED_ROWS(TARGET, NAME, 6)
+    CODED_FUNCTIONS(TARGET, NAME)
 NEON_CODED(, neon, neon_dot)
 NEON_CODED(NEON_DOT, neon_one, neon_one_dot)

@@ -28,9 +28,15 @@ static const CodedSet CODED[KERNELS] = {
 #endif
 };
 
-#if defined(HAS_NEON)
-static const CodedSet NEON_WITH_DOT = {{8, 0, 0, ROWS_OF(neon_floats)}, {64, 0, 0, ROWS_OF(neon_one_bytes)}, neon_spread};
+/* Those for processors with dot products of bytes, where that makes a difference. */
+static const CodedSet CODED_WITH_DOT[KERNELS] = {
+    [ON_ANY] = {.spread = NULL},
+#if defined(HAS_AVX_VNNI)
+    [ON_AVX2] = {{8, 0, 0, ROWS_OF(avx2_floats)}, {64, 0, 0, ROWS_OF(avx_vnni_bytes)}, avx2_spread},
+#elif defined(HAS_NEON)
+    [ON_NEON] = {{8, 0, 0, ROWS_OF(neon_floats)}, {64, 0, 0, ROWS_OF(neon_one_bytes)}, neon_spread},
 #endif
+};
 
 /* The kernel, or a simpler one where those for codes need more than its name says. */
 static int with_codes(int kernel)
@@ -45,14 +51,10 @@ static int with_codes(int kernel)
 /* The kernels to use: those of a simpler processor where a kernel has none of its own. */
 static const CodedSet *coded_set(int kernel)
 {
-#if defined(HAS_NEON)
-    if (kernel == ON_NEON && has_dot_products())
-        return &NEON_WITH_DOT;
-#endif
     kernel = with_codes(kernel);
     while (!CODED[kernel].spread)
         kernel--;
-    return &CODED[kernel];
+    return CODED_WITH_DOT[kernel].spread && has_dot_products() ? &CODED_WITH_DOT[kernel] : &CODED[kernel];
 }
 
 /* Lays rows of x out as whole numbers from -127 to 127, and a scale for each and group of columns: the largest magnitude

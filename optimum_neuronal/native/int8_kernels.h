@@ -2,13 +2,6 @@
  * that there is nothing to spread. `Job.stride` is the number of columns, and `Job.values` the levels. Sums of groups are
  * those of every other kernel, to the bit. */
 
-/* Functions for all numbers of rows of x, from an inlined NAME_coded. */
-#define INT8_ROWS(TARGET, NAME)  \
-    CODED_ROWS(TARGET, NAME, 1)  \
-    CODED_ROWS(TARGET, NAME, 2)  \
-    CODED_ROWS(TARGET, NAME, 4)  \
-    CODED_ROWS(TARGET, NAME, 6)
-
 /* The levels of 64 columns, in a buffer where fewer are left. */
 INLINE const int8_t *whole_levels(const int8_t *levels, const int8_t *stop, int8_t *buffer)
 {
@@ -52,62 +45,15 @@ INLINE void portable_int8_coded(const Job *job, int64_t first, int64_t last, flo
 }
 
 #if defined(HAS_X86)
-/* 64 columns with M rows of x: adds to the sums of a group. */
-AVX2 INLINE void avx2_add_word(const int8_t *levels, const int8_t *whole_x, const float *x, __m256i *whole,
-                               __m256 parts[][2], const int M, const int bytes)
-{
-    const __m256i low = _mm256_loadu_si256((const __m256i *)levels), high = _mm256_loadu_si256((const __m256i *)(levels + 32));
-    if (bytes) {
-        avx2_add_bytes(low, whole_x, whole, M);
-        avx2_add_bytes(high, whole_x + 32, whole, M);
-    } else {
-        avx2_add_floats(low, x, parts, M);
-        avx2_add_floats(high, x + 32 * M, parts, M);
-    }
-}
+#define TARGET AVX2
+#define NAME(what) avx2_##what
+#include "int8_avx2_loop.h"
 
-AVX2 INLINE void avx2_int8_coded(const Job *job, int64_t first, int64_t last, float *sums, const int M, const int bytes)
-{
-    for (int64_t row = first; row < last; row++, sums += M) {
-        const int8_t *levels = (const int8_t *)job->values + row * job->stride, *stop = levels + job->stride;
-        const int8_t *whole_x = job->x;
-        const float *x = job->x;
-        __m256 totals[MOST_ROWS];
-        UNROLL for (int m = 0; m < M; m++)
-            totals[m] = _mm256_setzero_ps();
-        for (int64_t block = 0; block < job->groups; block += 8) {
-            __m256i whole[MOST_ROWS][8];
-            uint16_t scales[8];
-            const int groups = scales_of_block(job, row, block, scales);
-            if (bytes && groups < 8)
-                memset(whole, 0, sizeof(whole));
-            for (int group = 0; group < groups; group++) {
-                __m256i whole_parts[MOST_ROWS];
-                __m256 parts[MOST_ROWS][2];
-                UNROLL for (int m = 0; m < M; m++) {
-                    whole_parts[m] = _mm256_setzero_si256();
-                    parts[m][0] = parts[m][1] = _mm256_setzero_ps();
-                }
-                for (int word = 0; word < GROUP / 64 && levels < stop; word++, levels += 64, x += 64 * M, whole_x += 64 * M) {
-                    int8_t buffer[64];
-                    __builtin_prefetch((const void *)((uintptr_t)levels + 2048));
-                    avx2_add_word(whole_levels(levels, stop, buffer), whole_x, x, whole_parts, parts, M, bytes);
-                }
-                const __m256 scale = _mm256_set1_ps(from_bf16(scales[group]));
-                UNROLL for (int m = 0; m < M; m++)
-                    if (bytes)
-                        whole[m][group] = whole_parts[m];
-                    else
-                        totals[m] = _mm256_fmadd_ps(_mm256_add_ps(parts[m][0], parts[m][1]), scale, totals[m]);
-            }
-            if (bytes)
-                UNROLL for (int m = 0; m < M; m++)
-                    totals[m] = _mm256_add_ps(totals[m], avx2_scaled(whole[m], scales, scales_of_x(job, m) + block));
-        }
-        UNROLL for (int m = 0; m < M; m++)
-            sums[m] = avx2_sum(totals[m]);
-    }
-}
+#if defined(HAS_AVX_VNNI)
+#define TARGET AVX_VNNI
+#define NAME(what) avx_vnni_##what
+#include "int8_avx2_loop.h"
+#endif
 
 VNNI INLINE void vnni_int8_coded(const Job *job, int64_t first, int64_t last, float *sums, const int M, const int bytes)
 {
@@ -200,13 +146,16 @@ VNNI INLINE void vnni_int8_coded(const Job *job, int64_t first, int64_t last, fl
                 sums[m] = bytes ? sum_lanes(lanes[m]) : vaddvq_f32(totals[m]);                                         \
         }                                                                                                              \
     }                                                                                                                  \
-    INT8_ROWS(TARGET, NAME)
+    CODED_FUNCTIONS(TARGET, NAME)
 #endif
 
-INT8_ROWS(, portable_int8)
+CODED_FUNCTIONS(, portable_int8)
 #if defined(HAS_X86)
-INT8_ROWS(AVX2, avx2_int8)
-INT8_ROWS(VNNI, vnni_int8)
+CODED_FUNCTIONS(AVX2, avx2_int8)
+#if defined(HAS_AVX_VNNI)
+CODED_FUNCTIONS(AVX_VNNI, avx_vnni_int8)
+#endif
+CODED_FUNCTIONS(VNNI, vnni_int8)
 #elif defined(HAS_NEON)
 NEON_INT8(, neon_int8, neon_dot)
 NEON_INT8(NEON_DOT, neon_one_int8, neon_one_dot)

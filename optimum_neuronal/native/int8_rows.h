@@ -17,21 +17,23 @@ static const Int8Set INT8[KERNELS] = {
 #endif
 };
 
-#if defined(HAS_NEON)
-static const Int8Set NEON_INT8_WITH_DOT = {{8, 0, 0, ROWS_OF(neon_int8_floats)}, {64, 0, 0, ROWS_OF(neon_one_int8_bytes)}};
+/* As CODED_WITH_DOT. */
+static const Int8Set INT8_WITH_DOT[KERNELS] = {
+    [ON_ANY] = {.bytes = {0}},
+#if defined(HAS_AVX_VNNI)
+    [ON_AVX2] = {{8, 0, 0, ROWS_OF(avx2_int8_floats)}, {64, 0, 0, ROWS_OF(avx_vnni_int8_bytes)}},
+#elif defined(HAS_NEON)
+    [ON_NEON] = {{8, 0, 0, ROWS_OF(neon_int8_floats)}, {64, 0, 0, ROWS_OF(neon_one_int8_bytes)}},
 #endif
+};
 
 /* As coded_set. */
 static const Int8Set *int8_set(int kernel)
 {
-#if defined(HAS_NEON)
-    if (kernel == ON_NEON && has_dot_products())
-        return &NEON_INT8_WITH_DOT;
-#endif
     kernel = with_codes(kernel);
     while (!INT8[kernel].bytes.block)
         kernel--;
-    return &INT8[kernel];
+    return INT8_WITH_DOT[kernel].bytes.block && has_dot_products() ? &INT8_WITH_DOT[kernel] : &INT8[kernel];
 }
 
 /* y = x W^T + bias, as neuronal_coded_linear; levels (rows, columns), scales (rows, groups). */

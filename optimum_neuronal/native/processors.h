@@ -4,6 +4,12 @@
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
+#if defined(HAS_X86) && !defined(NEURONAL_NO_DOT) && defined(__has_include)
+#if __has_include(<avxvnniintrin.h>) /* GCC 11, Clang 12 */
+#define HAS_AVX_VNNI 1
+#include <cpuid.h>
+#endif
+#endif
 
 /* As in library.py; a processor that can run one can run those before it. */
 enum { ON_ANY, ON_NEON, ON_AVX2, ON_AVX512, ON_AVX512_VBMI2, ON_AVX512_BF16, KERNELS };
@@ -34,18 +40,32 @@ EXPORT int neuronal_supports(int kernel)
 #endif
 }
 
-#if defined(HAS_NEON)
-/* Whether an Arm processor multiplies and adds four bytes at once; NEURONAL_NO_DOT in a build says no, for tests. */
+#if defined(HAS_AVX_VNNI)
+static int avx_vnni = 0;
+
+/* Asks once, since virtual machines take long to answer, and without __builtin_cpu_supports, which does not know the name
+ * in every compiler. An operating system that lets programs use AVX2 lets them use AVX-VNNI. */
+static void __attribute__((constructor)) look_for_avx_vnni(void)
+{
+    unsigned eax = 0, ebx, ecx, edx;
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx))
+        avx_vnni = eax >> 4 & 1;
+}
+#endif
+
+/* Whether a processor with AVX2 or NEON multiplies and adds four bytes at once. NEURONAL_NO_DOT in a build says no: for
+ * tests, and where the assembler does not know AVX-VNNI. */
 static int has_dot_products(void)
 {
 #if defined(NEURONAL_NO_DOT)
     return 0;
-#elif defined(__APPLE__)
+#elif defined(HAS_AVX_VNNI)
+    return avx_vnni;
+#elif defined(HAS_NEON) && defined(__APPLE__)
     return 1;
-#elif defined(__linux__)
+#elif defined(HAS_NEON) && defined(__linux__)
     return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #else
     return 0;
 #endif
 }
-#endif

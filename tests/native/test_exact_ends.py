@@ -13,7 +13,8 @@ from optimum_neuronal.native.library import KERNELS, find_library
 
 PROGRAM = Path(__file__).parent / "exact_ends.c"
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-EMULATED, SIMDE = PROGRAM.with_name("emulated_avx512.c"), Path("/usr/include/simde/x86/avx512.h")
+EMULATED, SIMDE = PROGRAM.with_name("emulated_vnni.c"), Path("/usr/include/simde/x86/avx512.h")
+CPUINFO = Path("/proc/cpuinfo")
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 
 
@@ -46,7 +47,10 @@ def compile_program(compiler: list[str], target: Path, *flags: str, program: Pat
     )
 
 
-def test_under_sanitizers(tmp_path):
+@pytest.mark.parametrize("flags", [(), ("-DNEURONAL_NO_DOT",)])
+def test_under_sanitizers(flags, tmp_path):
+    if flags and not (CPUINFO.exists() and "avx_vnni" in CPUINFO.read_text()):
+        pytest.skip("the same without AVX-VNNI")
     try:
         compiler = find_compiler()
     except BuildError as error:
@@ -57,7 +61,7 @@ def test_under_sanitizers(tmp_path):
         [*compiler, *SANITIZE, str(empty), "-o", str(tmp_path / "empty")], capture_output=True
     ).returncode:
         pytest.skip(f"{compiler[0]} has no address sanitizer")
-    compile_program(compiler, tmp_path / "program", *SANITIZE)
+    compile_program(compiler, tmp_path / "program", *SANITIZE, *flags)
     assert "portable" in kernels_of(run([str(tmp_path / "program"), "40"]))
 
 
@@ -75,10 +79,10 @@ def test_neon_in_an_emulator(flags, tmp_path):
     platform.machine() != "x86_64" or not shutil.which("gcc") or not SIMDE.exists(),
     reason="needs gcc and SIMDe (on Debian: libsimde-dev)",
 )
-def test_avx512_for_codes_in_an_emulator(tmp_path):
+def test_vnni_for_codes_in_an_emulator(tmp_path):
     """SIMDe says of itself that it shifts by 64: hence without a sanitizer of that."""
     flags = ["-w", "-fsanitize=address", "-mavx2", "-mfma", "-mf16c", "-mbmi2", "-mpopcnt"]
     if "avx2" not in getattr(find_library(), "kernels", ()):
         pytest.skip("needs AVX2")
     compile_program(["gcc"], tmp_path / "program", *flags, program=EMULATED)
-    assert kernels_of(run([str(tmp_path / "program"), "20"])) == {"avx512_vbmi2"}
+    assert kernels_of(run([str(tmp_path / "program"), "20"])) == {"avx512_vbmi2", "avx2"}

@@ -105,6 +105,13 @@ def test_a_compiler_without_openmp(cache, make_compiler):
     assert ["-fopenmp" in line for line in log.read_text().splitlines()] == [True, False]
 
 
+def test_an_assembler_that_is_older_than_the_compiler(cache, make_compiler):
+    log = make_compiler("tail -1 {} | grep -q NEURONAL_NO_DOT || exit 1".format("$(dirname $0)/log"))
+    build.cached_library()
+    flags = [("-fopenmp" in line, "-DNEURONAL_NO_DOT" in line) for line in log.read_text().splitlines()]
+    assert flags == [(True, False), (False, False), (True, True)]
+
+
 def test_a_cache_that_cannot_be_written(make_compiler, tmp_path, monkeypatch):
     make_compiler()
     (tmp_path / "file").touch()

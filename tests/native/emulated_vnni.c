@@ -1,5 +1,5 @@
-/* The kernels for codes with AVX-512 on processors without it: SIMDe (https://github.com/simd-everywhere/simde) does what
- * their instructions would. Each product and copy has to be that of the portable kernels, the former to the bit where x is
+/* The kernels for codes with AVX-512, and with AVX2 and AVX-VNNI, on processors without AVX-512 and AVX-VNNI: SIMDe
+ * (https://github.com/simd-everywhere/simde) does what their instructions would. Each product and copy has to be that of the portable kernels, the former to the bit where x is
  * bytes; buffers end exactly where they must. */
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
@@ -10,6 +10,7 @@
 
 #include "common.h"
 
+#include <cpuid.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -29,6 +30,9 @@
 #define _mm512_cvtepi32_ps emulated_conversion
 #undef _mm512_reduce_add_ps
 #define _mm512_reduce_add_ps emulated_sum
+#undef _mm256_dpbusd_avx_epi32
+#define _mm256_dpbusd_avx_epi32 emulated_dot
+#define __get_cpuid_count emulated_cpuid
 
 static __m512i emulated_expand(__m512i from, uint64_t mask, __m512i v)
 {
@@ -79,14 +83,33 @@ static float emulated_sum(__m512 v)
     return sum;
 }
 
+/* Counts its calls: without any, other kernels ran than those that are to be tried. */
+static int avx_vnni_calls = 0;
+
+static __m256i emulated_dot(__m256i sums, __m256i sizes, __m256i x)
+{
+    avx_vnni_calls++;
+    return simde_mm256_dpbusd_epi32(sums, sizes, x);
+}
+
+/* A processor that has AVX-VNNI and nothing else of this leaf. */
+static int emulated_cpuid(unsigned leaf, unsigned subleaf, unsigned *eax, unsigned *ebx, unsigned *ecx, unsigned *edx)
+{
+    *eax = leaf != 7 ? 0 : subleaf == 0 ? 1 : subleaf == 1 ? 1 << 4 : 0;
+    *ebx = *ecx = *edx = 0;
+    return 1;
+}
+
 static __m512i zeros(void)
 {
     return simde_mm512_setzero_si512();
 }
 
 #define HAS_X86 1
+#define HAS_AVX_VNNI 1
 #define EXPORT static
 #define VNNI
+#define AVX_VNNI
 #include "portable.h"
 #include "shuffles.h"
 #define __builtin_cpu_supports(name) 1
@@ -106,8 +129,19 @@ enum { OK = 0, NO_SUCH_KERNEL = 1, NO_MEMORY = 2, TOO_MANY_ROWS = 3 };
 
 int main(int count, char **arguments)
 {
-    try_kernels_of_codes(count > 1 ? atoi(arguments[1]) : 20, ON_AVX512_VBMI2);
-    try_int8_kernels(count > 1 ? atoi(arguments[1]) : 20, ON_AVX512_VBMI2);
+    const int trials = count > 1 ? atoi(arguments[1]) : 20;
+    try_kernels_of_codes(trials, ON_AVX512_VBMI2);
+    try_int8_kernels(trials, ON_AVX512_VBMI2);
     printf("kernel %d\n", ON_AVX512_VBMI2);
+    if (avx_vnni_calls)
+        fail("AVX-VNNI instead of AVX-512", ON_AVX512_VBMI2, 0, 0, 0, 0);
+    try_kernels_of_codes(trials, ON_AVX2);
+    if (!avx_vnni_calls)
+        fail("codes without AVX-VNNI", ON_AVX2, 0, 0, 0, 0);
+    avx_vnni_calls = 0;
+    try_int8_kernels(trials, ON_AVX2);
+    if (!avx_vnni_calls)
+        fail("int8 without AVX-VNNI", ON_AVX2, 0, 0, 0, 0);
+    printf("kernel %d\n", ON_AVX2);
     return 0;
 }
