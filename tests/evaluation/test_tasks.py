@@ -8,6 +8,7 @@ import datasets
 import pytest
 import torch
 from conftest import make_model
+from profiles import at_night
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -165,10 +166,12 @@ class TestErrors:
             evaluate(llama.to("meta"), tokenizer)
 
     @needs_harness
-    def test_unknown_task(self, llama, tokenizer):
+    @pytest.mark.parametrize("known", ["neuronal_words", pytest.param("paper", marks=at_night)])
+    def test_unknown_task(self, llama, tokenizer, known):
+        """The harness knows the seven of the paper, but takes half a minute to find them."""
         llama.forward = None  # it must not run
         with pytest.raises(ValueError, match="Unknown task 'neuronal_word'. Did you mean 'neuronal_words'"):
-            evaluate(llama, tokenizer, ["paper", "neuronal_word"])  # the harness knows the seven
+            evaluate(llama, tokenizer, [known, "neuronal_word"])
 
     @needs_harness
     def test_task_without_accuracy(self, llama, tokenizer):

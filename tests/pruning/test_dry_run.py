@@ -7,6 +7,7 @@ import torch
 import transformers
 from conftest import FEW, make_model
 from families import FAMILIES
+from profiles import at_night
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -250,9 +251,9 @@ def test_trial_weights_and_masks(family, tmp_path, ids, monkeypatch):
 @pytest.mark.parametrize(
     "fields, layers",
     [
-        ({"num_samples": 2}, 3),
+        pytest.param({"num_samples": 2}, 3, marks=at_night),
         ({"num_samples": 2, "steps": "row", "row_lambdas": (0.0,)}, 3),
-        ({"num_samples": 2, "steps": "row", "row_lambdas": (0.0,)}, 1),
+        pytest.param({"num_samples": 2, "steps": "row", "row_lambdas": (0.0,)}, 1, marks=at_night),
         ({"num_samples": 2, "steps": "block", "reference": "dense"}, 2),
         ({"num_samples": 12}, 3),
         ({"num_samples": 12, "topup": "uniform"}, 2),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import make_model
 from forward import squared_norms
+from profiles import by_day
 from sweeps import make_sweep, state, unchanged, uniform
 from transformers import AutoModelForCausalLM
 
@@ -53,7 +54,7 @@ def weights(model):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+@pytest.mark.parametrize("family", by_day(["llama", "mixtral", "gpt2"], "mixtral"))
 def test_batches_change_no_bit(family, method, ids):
     results = []
     for batch_size in (1, 5, 12):
@@ -66,7 +67,7 @@ def test_batches_change_no_bit(family, method, ids):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("family", by_day(["llama", "mixtral"], "mixtral"))
 def test_a_model_on_disk(family, method, ids, tmp_path):
     make_model(family).save_pretrained(tmp_path / "dense")
     model = AutoModelForCausalLM.from_pretrained(

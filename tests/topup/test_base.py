@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from conftest import make_model
+from profiles import by_day
 from sweeps import build_sweep
 
 from optimum_neuronal.decoder.finding import find_decoder
@@ -18,7 +19,7 @@ def plan_sparsity(decoder, plan) -> float:
     return pruned / sum(math.prod(p.shape) for p in decoder.projections.values())
 
 
-@pytest.mark.parametrize("sparsity", [0.0, 0.6, 0.8, 0.97])
+@pytest.mark.parametrize("sparsity", by_day([0.0, 0.6, 0.8, 0.97], 0.0, 0.6, 0.97))
 @pytest.mark.parametrize("name", TOPUPS.names())
 def test_contract(name, sparsity, ids):
     model = make_model("mistral")

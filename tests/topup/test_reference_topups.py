@@ -66,6 +66,7 @@ def test_masks_and_perplexities_of_the_authors_alpha_pruning():
     reference.check_perplexities(figures, tests=("man",))
 
 
+@at_night
 def test_dsnot_gains_where_the_authors_code_loses():
     """Theirs regrows weights that are not pruned once a row runs out of others, and exchanges nearly all it can."""
     reference, topup = Reference(), TOPUPS.get("dsnot")()
