@@ -10,6 +10,7 @@ import torch
 import transformers
 from conftest import FEW, make_model
 from packed import assert_close, assert_same_state, logits, make_zeroed
+from profiles import by_day
 from sparse import make_sparse
 from transformers import AutoModelForCausalLM, GenerationConfig, modeling_utils
 
@@ -252,7 +253,7 @@ print((peak - before) / model.packing.dense_bytes, model.packing.packed_bytes / 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is not mapped from files")
-@pytest.mark.parametrize("format", ["packed", "dense"])
+@pytest.mark.parametrize("format", by_day(["packed", "dense"], "packed"))
 def test_memory(saved, tmp_path, format):
     """At most the packed model and few projections, each of which is a sixtieth of the dense ones."""
     model = make_zeroed(
