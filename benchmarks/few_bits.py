@@ -1,6 +1,6 @@
 """Zeros and values of few bits together, beside GPTQ: bits a weight and what they lose, on trained models.
 
-    python -m benchmarks.few_bits [--models reference demo DIR ...] [--rows 60+3 60+3+refit int2 ...] [--plans DIR]
+    python -m benchmarks.few_bits [--models reference demo DIR ...] [--rows 60+3 60+3+refit int2 ...] [--first 40]
 
 A row is SPARSITY+BITS; with "+nearest" the values are rounded after the prune, with "+refit" they are refitted as with
 effort="best"; int2, int3 and int4 are GPTQ, dense, asymmetric, groups of 64 with 32 bits of scale and offset, damping
@@ -8,7 +8,8 @@ effort="best"; int2, int3 and int4 are GPTQ, dense, asymmetric, groups of 64 wit
 toward the block's own output, as GPTQ is published).
 Bits a weight count masks, codes, scales and padding. "calibration KL" is of sequences that nothing was fitted to; excess is
 `ln(perplexity / dense perplexity)`, mean over the test sets. Models and texts are those of `benchmarks.methods`. Where the
-sparsity goes is searched once for every sparsity, and kept in the directory of --plans. docs/few_bits.md has what this measured.
+sparsity goes is searched once for every sparsity, on the first sequences, and kept in the directory of --plans.
+docs/few_bits.md has what this measured.
 """
 
 import argparse
@@ -99,18 +100,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["reference", "demo"], help="(default: reference demo)")
     parser.add_argument("--rows", nargs="+", default=ROWS, help=f"(default: {' '.join(ROWS)})")
+    parser.add_argument("--first", type=int, default=0, help="calibration sequence to begin with (default: 0)")
     parser.add_argument("--plans", type=Path, default=Path("few_bits"), help="kept plans (default: few_bits)")
     args = parser.parse_args()
     logging.disable_progress_bar()
     header = ["variant", "bits a weight", "excess", "calibration KL", "seconds"]
     for name in args.models:
         dense, ids, tests = load(name)
-        ids, heldout = torch.as_tensor(ids)[:-HELD_OUT], torch.as_tensor(ids)[-HELD_OUT:].long()
+        ids = torch.as_tensor(ids).roll(-args.first, 0)
+        ids, heldout = ids[:-HELD_OUT], ids[-HELD_OUT:].long()
         before, rows = log_perplexities(dense, tests), []
         for row in args.rows:
             start = time.perf_counter()
             model = copy.deepcopy(dense)
-            bits = prune_as(row, model, ids, args.plans / Path(name).name)
+            bits = prune_as(row, model, ids, args.plans / f"{Path(name).name}-{args.first}")
             seconds = time.perf_counter() - start
             excess = [after - own for after, own in zip(log_perplexities(model, tests), before)]
             figures = sum(excess) / len(excess), divergence(dense, model, heldout)
