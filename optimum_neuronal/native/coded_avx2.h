@@ -132,7 +132,8 @@ AVX2 INLINE __m256i avx2_whole_sums(const __m256i *v)
     return _mm256_add_epi32(_mm256_permute2x128_si256(one, two, 0x20), _mm256_permute2x128_si256(one, two, 0x31));
 }
 
-/* 32 columns with M rows of x, as floats in blocks of 8 columns, every other one of which is summed apart: additions wait for each other. */
+/* 32 columns with M rows of x, as floats in blocks of 8 columns, every other one of which is summed apart: additions wait
+ * for each other. */
 AVX2 INLINE void avx2_add_floats(__m256i levels, const float *x, __m256 sums[][2], const int M)
 {
     UNROLL for (int part = 0; part < 4; part++, x += 8 * M) {

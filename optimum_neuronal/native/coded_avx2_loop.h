@@ -11,6 +11,19 @@ TARGET INLINE void NAME(add_bytes)(__m256i levels, const int8_t *x, __m256i *sum
     }
 }
 
+/* 64 columns with M rows of x, which is `bytes` or floats: adds to the sums of a group. */
+TARGET INLINE void NAME(add_word)(__m256i low, __m256i high, const int8_t *whole_x, const float *x, __m256i *whole,
+                                  __m256 parts[][2], const int M, const int bytes)
+{
+    if (bytes) {
+        NAME(add_bytes)(low, whole_x, whole, M);
+        NAME(add_bytes)(high, whole_x + 32, whole, M);
+    } else {
+        avx2_add_floats(low, x, parts, M);
+        avx2_add_floats(high, x + 32 * M, parts, M);
+    }
+}
+
 /* All rows with M rows of x, which is `bytes` or floats; codes of 3 bits are no `stream`. */
 TARGET INLINE void NAME(coded_in)(const Job *job, int64_t first, int64_t last, float *sums, const int M, const int bytes,
                                   const int stream)
@@ -58,13 +71,7 @@ TARGET INLINE void NAME(coded_in)(const Job *job, int64_t first, int64_t last, f
                     __m256i low = avx2_spread_levels((uint32_t)mask, next);
                     __m256i high = avx2_spread_levels((uint32_t)(mask >> 32), next + _mm_popcnt_u32((uint32_t)mask));
                     next += stream ? (_mm_popcnt_u64(mask) + per_byte - 1) & -per_byte : 64;
-                    if (bytes) {
-                        NAME(add_bytes)(low, whole_x, whole_parts, M);
-                        NAME(add_bytes)(high, whole_x + 32, whole_parts, M);
-                    } else {
-                        avx2_add_floats(low, x, parts, M);
-                        avx2_add_floats(high, x + 32 * M, parts, M);
-                    }
+                    NAME(add_word)(low, high, whole_x, x, whole_parts, parts, M, bytes);
                     bits += 8;
                     whole_x += 64 * M;
                     x += 64 * M;

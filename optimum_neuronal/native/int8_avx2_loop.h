@@ -1,20 +1,6 @@
 /* The loop over levels of 8 bits with AVX2, once for each way to multiply bytes: TARGET and NAME(what) as for
  * coded_avx2_loop.h, which has to be included before. */
 
-/* 64 columns with M rows of x: adds to the sums of a group. */
-TARGET INLINE void NAME(add_word)(const int8_t *levels, const int8_t *whole_x, const float *x, __m256i *whole,
-                                  __m256 parts[][2], const int M, const int bytes)
-{
-    const __m256i low = _mm256_loadu_si256((const __m256i *)levels), high = _mm256_loadu_si256((const __m256i *)(levels + 32));
-    if (bytes) {
-        NAME(add_bytes)(low, whole_x, whole, M);
-        NAME(add_bytes)(high, whole_x + 32, whole, M);
-    } else {
-        avx2_add_floats(low, x, parts, M);
-        avx2_add_floats(high, x + 32 * M, parts, M);
-    }
-}
-
 TARGET INLINE void NAME(int8_coded)(const Job *job, int64_t first, int64_t last, float *sums, const int M, const int bytes)
 {
     for (int64_t row = first; row < last; row++, sums += M) {
@@ -40,7 +26,9 @@ TARGET INLINE void NAME(int8_coded)(const Job *job, int64_t first, int64_t last,
                 for (int word = 0; word < GROUP / 64 && levels < stop; word++, levels += 64, x += 64 * M, whole_x += 64 * M) {
                     int8_t buffer[64];
                     __builtin_prefetch((const void *)((uintptr_t)levels + 2048));
-                    NAME(add_word)(whole_levels(levels, stop, buffer), whole_x, x, whole_parts, parts, M, bytes);
+                    const __m256i *from = (const __m256i *)whole_levels(levels, stop, buffer);
+                    __m256i low = _mm256_loadu_si256(from), high = _mm256_loadu_si256(from + 1);
+                    NAME(add_word)(low, high, whole_x, x, whole_parts, parts, M, bytes);
                 }
                 const __m256 scale = _mm256_set1_ps(from_bf16(scales[group]));
                 UNROLL for (int m = 0; m < M; m++)

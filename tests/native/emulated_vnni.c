@@ -1,6 +1,6 @@
 /* The kernels for codes with AVX-512, and with AVX2 and AVX-VNNI, on processors without AVX-512 and AVX-VNNI: SIMDe
- * (https://github.com/simd-everywhere/simde) does what their instructions would. Each product and copy has to be that of the portable kernels, the former to the bit where x is
- * bytes; buffers end exactly where they must. */
+ * (https://github.com/simd-everywhere/simde) does what their instructions would. Each product and copy has to be that of
+ * the portable kernels, the former to the bit where x is bytes; buffers end exactly where they must. */
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx2.h>
