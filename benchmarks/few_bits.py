@@ -96,6 +96,14 @@ def divergence(dense, model, ids: torch.Tensor) -> float:
     return total / len(ids)
 
 
+def losses(
+    dense, model, before: list[float], tests: dict[str, torch.Tensor], heldout: torch.Tensor
+) -> tuple[float, float]:
+    """Excess and "calibration KL" of a model, `before` being the dense model's logarithms of perplexity."""
+    excess = [after - own for after, own in zip(log_perplexities(model, tests), before)]
+    return sum(excess) / len(excess), divergence(dense, model, heldout)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["reference", "demo"], help="(default: reference demo)")
@@ -115,8 +123,7 @@ def main():
             model = copy.deepcopy(dense)
             bits = prune_as(row, model, ids, args.plans / f"{Path(name).name}-{args.first}")
             seconds = time.perf_counter() - start
-            excess = [after - own for after, own in zip(log_perplexities(model, tests), before)]
-            figures = sum(excess) / len(excess), divergence(dense, model, heldout)
+            figures = losses(dense, model, before, tests, heldout)
             rows.append([row, f"{bits:.2f}", *(f"{figure:.4f}" for figure in figures), f"{seconds:.0f}"])
             print(" | ".join(rows[-1]), flush=True)
         print(f"\n{name}\n\n{format_table(header, rows)}", flush=True)

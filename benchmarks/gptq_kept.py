@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from benchmarks.efforts import log_perplexities
-from benchmarks.few_bits import HELD_OUT, divergence, prune_as
+from benchmarks.few_bits import HELD_OUT, losses, prune_as
 from benchmarks.gptq import GPTQ
 from benchmarks.methods import load
 from optimum_neuronal.decoder.finding import find_decoder
@@ -48,6 +48,10 @@ def differing(bits: int, ordered: bool) -> float:
 
 def actorder(ordered: bool) -> str | None:
     return "static" if ordered else None
+
+
+def told(ordered: bool) -> str:
+    return "ordered" if ordered else "in order"
 
 
 def quantize_kept(model, ids: torch.Tensor, bits: int, ordered: bool) -> None:
@@ -82,7 +86,7 @@ def main():
     logging.disable_progress_bar()
     for bits, ordered in itertools.product(args.bits, (False, True)):
         share = differing(bits, ordered)
-        print(f"one projection, {bits} bits, {'ordered' if ordered else 'in order'}: {share:.2%} differ", flush=True)
+        print(f"one projection, {bits} bits, {told(ordered)}: {share:.2%} differ", flush=True)
     header = ["variant", "excess", "calibration KL"]
     for name in args.models:
         dense, ids, tests = load(name)
@@ -94,13 +98,9 @@ def main():
                 quantize_kept(model, ids, bits, ordered)
             else:
                 prune_as(f"int{bits}+block" + ("" if ordered else "+inorder"), model, ids, Path())
-            excess = [after - own for after, own in zip(log_perplexities(model, tests), before)]
-            figures = sum(excess) / len(excess), divergence(dense, model, heldout)
-            variant = (
-                f"{bits} bits, {'ordered' if ordered else 'in order'}",
-                "llm-compressor" if kept else "written out",
-            )
-            rows.append([", ".join(variant), *(f"{figure:.4f}" for figure in figures)])
+            figures = losses(dense, model, before, tests, heldout)
+            variant = f"{bits} bits, {told(ordered)}, {'llm-compressor' if kept else 'written out'}"
+            rows.append([variant, *(f"{figure:.4f}" for figure in figures)])
             print(" | ".join(rows[-1]), flush=True)
         print(f"\n{name}\n\n{format_markdown(header, rows)}", flush=True)
 
