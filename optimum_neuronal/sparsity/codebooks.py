@@ -5,6 +5,7 @@ bits there is no table: a code is the level itself, in two's complement, never 0
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -96,9 +97,16 @@ def nearest_magnitude(ratios: torch.Tensor, levels: Sequence[int]) -> torch.Tens
     """
     if len(levels) == LARGEST:  # all of them
         return ratios.round().clamp_(1, LARGEST)
-    known = torch.tensor(levels, dtype=torch.float32, device=ratios.device)
-    middles = (known[1:] + known[:-1]) / 2
-    # Levels are whole, so that half numbers part them: looking halves up is ten times as fast as a search in each ratio.
-    halves = known[torch.bucketize((torch.arange(2 * LARGEST + 1, device=ratios.device) + 0.5) / 2, middles)]
     places = (ratios * 2).nan_to_num_(0).clamp_(max=2 * LARGEST).to(torch.int32)
-    return halves.index_select(0, places.flatten()).view(ratios.shape)
+    return _nearest_of_halves(tuple(levels), ratios.device).index_select(0, places.flatten()).view(ratios.shape)
+
+
+@lru_cache(maxsize=64)
+def _nearest_of_halves(levels: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """The level that is nearest to what lies between two half numbers, for each of them: float32, shape (255,).
+
+    Levels are whole, so that half numbers part them: looking halves up is ten times as fast as a search for each ratio.
+    """
+    known = torch.tensor(levels, dtype=torch.float32, device=device)
+    middles = (known[1:] + known[:-1]) / 2
+    return known[torch.bucketize((torch.arange(2 * LARGEST + 1, device=device) + 0.5) / 2, middles)]

@@ -12,6 +12,8 @@ from optimum.commands import optimum_cli
 def run(monkeypatch, capsys):
     """Runs `optimum-cli neuronal ...` in this process and returns what it printed; `run.err` is what went elsewhere."""
 
+    monkeypatch.setattr(optimum_cli, "load_subpackages", lambda: None)  # reads what is installed anew at every call
+
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["optimum-cli", "neuronal", *map(str, arguments)])
         optimum_cli.main()

@@ -57,7 +57,7 @@ def weights(model):
 @pytest.mark.parametrize("family", by_day(["llama", "mixtral", "gpt2"], "mixtral"))
 def test_batches_change_no_bit(family, method, ids):
     results = []
-    for batch_size in (1, 5, 12):
+    for batch_size in (1, 5):
         model = make_model(family)
         pruner = prune(model, ids, {**METHODS[method], "batch_size": batch_size})
         assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
