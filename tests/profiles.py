@@ -28,5 +28,8 @@ def examples(count: int) -> settings:
 
 
 def by_day(values: Iterable, *chosen) -> list:
-    """Values of a parameter, of which those that are not chosen are tried at night alone."""
-    return [value if value in chosen else pytest.param(value, marks=at_night) for value in values]
+    """Values of a parameter, or tuples of those of several, of which those that are not chosen are tried at night alone."""
+    return [
+        value if value in chosen else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=at_night)
+        for value in values
+    ]

@@ -1,6 +1,9 @@
+from itertools import product
+
 import pytest
 import torch
-from conftest import make_model
+from conftest import FEW, make_model
+from profiles import by_day
 from sweeps import build_sweep, make_sweep, state, unchanged, uniform
 
 from optimum_neuronal.decoder.finding import find_decoder
@@ -30,12 +33,20 @@ def test_abandoning_does_not_change_the_decision(any_model, ids, scope, monkeypa
     assert decisions[True] == decisions[False]
 
 
-@pytest.mark.parametrize("saliency", SALIENCIES.names())
-def test_batch_size_does_not_change_a_bit(any_model, ids, saliency):
-    results = []
+# Every family and every saliency; at night each with each.
+@pytest.mark.parametrize(
+    ("family", "saliency"),
+    by_day(
+        product(FEW, SALIENCIES.names()),
+        *product(FEW, ["wanda", "sparsegpt"]),
+        *product(["gpt2", "mixtral"], SALIENCIES.names()),
+    ),
+)
+def test_batch_size_does_not_change_a_bit(family, ids, saliency):
+    model, results = make_model(family), []
     for batch_size in (1, 5):
-        with inference(any_model):
-            sweep = make_sweep(any_model, ids, saliency, batch_size)
+        with inference(model):
+            sweep = make_sweep(model, ids, saliency, batch_size)
             plan = block_plan(sweep.decoder, 0.7, 0.1)
             errors = sweep.alignment_errors([plan], "sparse-stream", "sequence", "l2", label=None)
             results.append(

@@ -1,8 +1,10 @@
 """What a prune finds: against masks and weights by hand, on disk, after a crash, whatever the batch."""
 
+from itertools import product
+
 import pytest
 import torch
-from conftest import make_model
+from conftest import FEW, make_model
 from forward import squared_norms
 from profiles import by_day
 from sweeps import make_sweep, state, unchanged, uniform
@@ -169,17 +171,22 @@ def test_updated_weights_follow_the_pruned_stream(any_model, ids, saliency):
                 found[projection.name].apply_to(projection.weight)
 
 
-@pytest.mark.parametrize("saliency", SCORING)
-def test_final_masks_follow_the_pruned_stream(any_model, ids, saliency):
+# Every family and every saliency; at night each with each.
+@pytest.mark.parametrize(
+    ("family", "saliency"),
+    by_day(product(FEW, SCORING), *product(FEW, ["wanda"]), *product(["gpt2", "mixtral"], SCORING)),
+)
+def test_final_masks_follow_the_pruned_stream(family, ids, saliency):
     """Every block's masks come from the activations behind the pruned blocks before it: block by block, by hand."""
-    with inference(any_model):
-        sweep = make_sweep(any_model, ids, saliency)
+    model = make_model(family)
+    with inference(model):
+        sweep = make_sweep(model, ids, saliency)
         plan = uniform(sweep, 0.7)
-        before = state(any_model)
+        before = state(model)
         masks = {name: ~kept.unpack() for name, kept in FinalPruning(sweep.engine, plan).find().items()}
-        assert unchanged(any_model, before)
+        assert unchanged(model, before)
         for block in sweep.decoder.blocks:
-            norms = squared_norms(any_model, ids, block.projections)
+            norms = squared_norms(model, ids, block.projections)
             for projection in block.pruned:
                 score = sweep.saliency.score(projection.weight, activation(norms[projection.name]))
                 expected = prune_rows(score, plan.row_counts(projection.name, projection.shape))
