@@ -95,7 +95,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             `format="packed"` they are stored as codes, with `format="dense"` as ordinary numbers, which `convert` makes
             codes of later. None: values stay as they are.
         bits (`float`, *optional*):
-            A budget of bits a weight, above 1.125, that masks, codes and scales of the projections take in all: 2.4. With
+            A budget of bits a weight, above 1.0625, that masks, codes and scales of the projections take in all: 2.4. With
             `sparsity` the most `value_bits` that fit follow from it; with `value_bits` the least sparsity; alone, of all
             such pairs the one that loses least is chosen, by the divergence of next-token distributions. The report's
             config holds the pair instead.

@@ -6,7 +6,7 @@ from typing import Any
 from .sparsity.codebooks import BITS
 
 
-LEAST_BITS, MOST_BITS = 1.125, 9.125  # a weight: a mask and scales alone; with 8 bits of every value
+LEAST_BITS, MOST_BITS = 1.0625, 9.0625  # a weight: a mask and scales alone; with 8 bits of every value
 
 
 def check_value_bits(value_bits: Any) -> None:

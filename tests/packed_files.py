@@ -22,10 +22,13 @@ SPARSITY_CONFIG = {
 }
 
 
-def tensors() -> dict[str, torch.Tensor]:
-    """What the checkpoint holds: two weights with many zeros and values of few bits, and two that are not packed."""
+def tensors(size: float = 1.0) -> dict[str, torch.Tensor]:
+    """What the checkpoint holds: two weights with many zeros and values of few bits, and two that are not packed.
+
+    `size` is that of weights; those of 1 have short scales, those of 1000 do not.
+    """
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(6, 5, generator=generator)
+    weight = size * torch.randn(6, 5, generator=generator)
     weight[torch.rand(6, 5, generator=generator) < 0.7] = 0
     return {
         NAME: CodedWeight.nearest(weight.bfloat16(), BITS).unpack(),
@@ -35,11 +38,11 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def write(folder, max_shard_size="1GB", coded=False) -> None:
+def write(folder, max_shard_size="1GB", coded=False, size=1.0) -> None:
     """Writes it into a folder."""
     with PackedWriter(folder, max_shard_size) as writer:
-        writer.coding = Coding(SPARSITY_CONFIG, tensors()) if coded else None
-        for name, tensor in tensors().items():
+        writer.coding = Coding(SPARSITY_CONFIG, tensors(size)) if coded else None
+        for name, tensor in tensors(size).items():
             writer.add(name, tensor)
 
 

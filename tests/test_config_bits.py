@@ -17,8 +17,8 @@ def test_a_budget_takes_the_place_of_a_sparsity():
     [
         ({"bits": "2.4"}, TypeError, "bits is '2.4': expected a number"),
         ({"bits": True}, TypeError, "bits is True: expected a number"),
-        ({"bits": 1.125}, ValueError, "bits is 1.125: expected more than 1.125, which masks and scales alone take"),
-        ({"bits": 10}, ValueError, "at most 9.125"),
+        ({"bits": 1.0625}, ValueError, "bits is 1.0625: expected more than 1.0625, which masks and scales alone take"),
+        ({"bits": 10}, ValueError, "at most 9.0625"),
         ({"bits": float("nan")}, ValueError, "bits is nan"),
         ({"bits": 2.4, "sparsity": 0.6, "value_bits": 3}, ValueError, "two of them decide the third: leave one out"),
         ({"bits": 2.4, "pattern": "2:4"}, ValueError, "The pattern 2:4 decides the sparsity: give sparsity too"),

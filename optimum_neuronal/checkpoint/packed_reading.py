@@ -23,8 +23,9 @@ from .int8_reading import INT8_PARTS, StoredInt8Weight
 from .stored_tensors import DTYPES, FileValues, Stored
 
 
-VERSION, CODED_VERSION = 1, 2  # of the format; the second has weights with values of few bits beside all of the first
-VERSIONS = (VERSION, CODED_VERSION)
+# Versions of the format: the second has weights without a mask in 8 bits beside all of the first, and weights with values
+# of few bits; the third these with scales of 8 bits, too.
+VERSION, INT8_VERSION, CODED_VERSION = VERSIONS = (1, 2, 3)
 METADATA = "neuronal"  # key in a shard's metadata
 
 _Made = TypeVar("_Made")
@@ -61,7 +62,7 @@ class PackedFile:
                 f"{self.path}: the metadata of {name!r} is {short(facts)}: expected a 'crc32' of 8 hex digits."
             )
         checksum = int(facts["crc32"], 16)
-        coded = "bits" in facts and version >= CODED_VERSION
+        coded = "bits" in facts and version >= INT8_VERSION
         kind: Any = StoredInt8Weight if "mask" in facts else StoredCodedWeight
         of_codes = INT8_PARTS if kind is StoredInt8Weight else CODED_PARTS
         ends = of_codes if coded else (MASK, VALUES) if "shape" in facts else ("",)
@@ -216,7 +217,7 @@ def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any], int]:
     if type(version) is not int or version not in VERSIONS:
         raise ValueError(
             f"{path} has version {short(version)} of the packed format, but this optimum_neuronal reads "
-            f"{' and '.join(map(str, VERSIONS))}: install a newer one."
+            f"{VERSIONS[0]} to {VERSIONS[-1]}: install a newer one."
         )
     check_names(path, [*header, *weights])
     stored = {}

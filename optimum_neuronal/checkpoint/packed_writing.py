@@ -21,9 +21,9 @@ from .coding import Coding
 from .head_coding import HeadCoding
 from .int8_reading import int8_seed
 from .names import CONFIG, PACKED, PACKED_INDEX
-from .packed_reading import CODED_VERSION, METADATA, VERSION
+from .packed_reading import CODED_VERSION, INT8_VERSION, METADATA, VERSION
 from .shards import ShardWriter
-from .stored_format import CODED_QUANTIZATION_CONFIG, HINT, QUANTIZATION_CONFIG
+from .stored_format import HINT, QUANTIZATION_CONFIG
 from .stored_tensors import DTYPES
 
 
@@ -121,7 +121,7 @@ class PackedWriter(ShardWriter):
 
     def metadata(self) -> dict[str, str]:
         about, self._about = self._about, {}
-        version = CODED_VERSION if self.coding or self.head else VERSION
+        version = CODED_VERSION if self.coding else INT8_VERSION if self.head else VERSION
         return {METADATA: json.dumps({"version": version, "tensors": about})}
 
     def finish(self, count: int, index: dict) -> None:
@@ -140,9 +140,8 @@ def _owned(*tensors: torch.Tensor) -> list[torch.Tensor]:
 def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """What config.json of a packed checkpoint holds, made of the dense one's."""
     about = config.get("sparsity_config") or {}
-    coded = about.get("value_bits") or about.get("head_bits")
-    stored = CODED_QUANTIZATION_CONFIG if coded else QUANTIZATION_CONFIG
-    return _with_format(config, "packed") | {"quantization_config": dict(stored)}
+    version = CODED_VERSION if about.get("value_bits") else INT8_VERSION if about.get("head_bits") else VERSION
+    return _with_format(config, "packed") | {"quantization_config": {**QUANTIZATION_CONFIG, "version": version}}
 
 
 def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..runtime.schema import short
-from .packed_reading import CODED_VERSION, VERSION, VERSIONS
+from .packed_reading import VERSION, VERSIONS
 
 
 QUANT_METHOD = "optimum_neuronal"  # whoever does not know it quotes it: so it is the name of this package
 EARLIER_QUANT_METHOD = "neuronal"  # the same, of checkpoints of an earlier release
 QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
-CODED_QUANTIZATION_CONFIG = QUANTIZATION_CONFIG | {"version": CODED_VERSION}  # where values have few bits
 
 # In the place of the name of the file with the weights: transformers quotes one that cannot be any before it looks for
 # files. With this package the name is replaced first.
@@ -51,7 +50,7 @@ def check_packed(quantization_config: Mapping[str, Any]) -> None:
     if format != "packed" or type(version) is not int or version not in VERSIONS:
         raise ValueError(
             f"The checkpoint's quantization_config has format {short(format)}, version {short(version)}, but this optimum_neuronal "
-            f"reads 'packed', versions {' and '.join(map(str, VERSIONS))}: install a newer one."
+            f"reads 'packed', versions {VERSIONS[0]} to {VERSIONS[-1]}: install a newer one."
         )
 
 

@@ -91,12 +91,17 @@ def check_coded(
         "bits": (bits, torch.uint8, (len(bits), row_stride(columns))),
         "codes": (codes, torch.uint8, (codes.numel(),)),
         "offsets": (offsets, torch.int64, (len(bits) + 1,)),
-        "scales": (scales, torch.int16, (len(bits), -(-columns // GROUP))),
+        "scales": (scales, scale_dtype(scales), (len(bits), -(-columns // GROUP))),
         "table": (table, torch.int8, (table.numel(),)),
     }
     check_parts("coded rows", parts, columns, dtype)
     if len(table) not in BITS_BY_LEVELS:
         raise ValueError(f"coded rows have a table of {len(table)} levels: expected 4, 8, 16 or 0")
+
+
+def scale_dtype(scales: torch.Tensor) -> torch.dtype:
+    """The dtype that scales should have: uint8 of codes, else int16."""
+    return torch.uint8 if scales.dtype == torch.uint8 else torch.int16
 
 
 def check_coded_linear(x, bits, codes, offsets, scales, table, bias) -> None:

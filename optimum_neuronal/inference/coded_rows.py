@@ -10,9 +10,11 @@ from ..native.library import BITS_BY_LEVELS, bits_of_codes
 from ..sparsity.bitmask import row_stride
 from ..sparsity.codebooks import check_table
 from ..sparsity.coded import GROUP, CodedWeight
+from ..sparsity.scale_grid import narrow
 from .bit_rows import align, check_offsets, check_tensors, close_up, row_counts, word_counts
-from .coded_ops import coded_linear, unpack_coded
+from .coded_ops import coded_linear, scale_dtype, unpack_coded
 from .packed_rows import joined_offsets
+from .torch_fallback import wide_scales
 
 
 ACTIVATIONS = ("int8", "bf16")  # how inputs are multiplied: rounded to 8 bits by blocks of 128, or as they are
@@ -27,8 +29,8 @@ class CodedRows:
         codes (`Tensor`): uint8, shape (bytes,): of every row, for every 64 columns, the codes of the kept elements as a
             bit stream that fills whole bytes.
         offsets (`Tensor`): int64, shape (out + 1,), rising from 0 to the number of bytes: where every row's codes begin.
-        scales (`Tensor`): int16, shape (out, ceil(in / 128)): the bits of bfloat16 numbers, which nothing shall convert
-            to another dtype.
+        scales (`Tensor`): shape (out, ceil(in / 128)): uint8, codes of short scales ([`scale_grid`]); or int16, the bits
+            of bfloat16 numbers, which nothing shall convert to another dtype.
         table (`Tensor`): int8, shape (2**bits,): the levels that codes stand for, or (0,) of 8 bits.
         like (`Tensor`): shape (0,), of the weight's dtype, in which results are.
         shape (`tuple[int, int]`): (out, in).
@@ -57,15 +59,16 @@ class CodedRows:
         counts = _row_bytes(bits, coded.bits)
         offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
         like = torch.empty(0, dtype=coded.dtype, device=coded.codes.device)
-        scales = coded.scales.contiguous().view(torch.int16)
+        short = narrow(coded.scales)
+        scales = coded.scales.contiguous().view(torch.int16) if short is None else short
         rows = cls(bits, coded.codes, offsets, scales, coded.table, like, tuple(coded.shape), activations)
         rows.check()
         return rows
 
     def to_packed(self) -> CodedWeight:
         """The weight as files hold it; codes are shared, and bits too if in % 64 == 0."""
-        mask, scales = close_up(self.bits, self.shape), self.scales.view(torch.bfloat16)
-        return CodedWeight(mask, self.codes, scales, self.table, self.value_bits, self.dtype)
+        mask = close_up(self.bits, self.shape)
+        return CodedWeight(mask, self.codes, wide_scales(self.scales), self.table, self.value_bits, self.dtype)
 
     @property
     def kind(self) -> str:
@@ -140,12 +143,18 @@ class CodedRows:
         """The rows of all parts, one after the other; a single part is shared, several are copied."""
         if len(parts) == 1:
             return parts[0]
-        bits, codes, scales = (
-            torch.cat([getattr(rows, name) for rows in parts]) for name in ("bits", "codes", "scales")
-        )
+        bits, codes = (torch.cat([getattr(rows, name) for rows in parts]) for name in ("bits", "codes"))
+        scales = [rows.scales for rows in parts]
+        if len({part.dtype for part in scales}) > 1:
+            scales = [wide_scales(part).view(torch.int16) for part in scales]
         offsets = joined_offsets([rows.offsets for rows in parts], [len(rows.codes) for rows in parts])
         return replace(
-            parts[0], bits=bits, codes=codes, scales=scales, offsets=offsets, shape=(len(bits), parts[0].shape[1])
+            parts[0],
+            bits=bits,
+            codes=codes,
+            scales=torch.cat(scales),
+            offsets=offsets,
+            shape=(len(bits), parts[0].shape[1]),
         )
 
     def check(self) -> None:
@@ -156,7 +165,7 @@ class CodedRows:
         expected = {
             "bits": (torch.uint8, (rows, row_stride(columns))),
             "offsets": (torch.int64, (rows + 1,)),
-            "scales": (torch.int16, (rows, -(-columns // GROUP))),
+            "scales": (scale_dtype(self.scales), (rows, -(-columns // GROUP))),
             "codes": (torch.uint8, (self.codes.numel(),)),
             "table": (torch.int8, (len(self.table),)),
         }
@@ -164,7 +173,7 @@ class CodedRows:
         check_table(self.table.tolist(), self.value_bits)
         counts = _row_bytes(self.bits, self.value_bits)
         check_offsets(self.bits, columns, self.offsets, counts, len(self.codes), "bytes of codes")
-        if not bool(self.scales.view(torch.bfloat16).isfinite().all()):
+        if not bool(wide_scales(self.scales).isfinite().all()):
             raise ValueError("its scales are not all finite")
 
 

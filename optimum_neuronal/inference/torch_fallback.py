@@ -9,6 +9,7 @@ from ..native.library import bits_of_codes
 from ..sparsity.bitmask import INTEGERS
 from ..sparsity.code_stream import unpack_codes
 from ..sparsity.coded import GROUP
+from ..sparsity.scale_grid import widen
 from .activations import to_int8
 from .bit_rows import multiply_unpacked, row_blocks, unpack_bits
 
@@ -98,8 +99,13 @@ def _levels(bits, codes, offsets, table, columns: int) -> torch.Tensor:
     return levels
 
 
+def wide_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Scales as kernels have them, uint8 codes or int16 bits, as bfloat16."""
+    return widen(scales) if scales.dtype == torch.uint8 else scales.view(torch.bfloat16)
+
+
 def _scales(scales: torch.Tensor) -> torch.Tensor:
-    return scales.view(torch.bfloat16).float()
+    return wide_scales(scales).float()
 
 
 def _scaled(levels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

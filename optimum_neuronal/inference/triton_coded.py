@@ -8,12 +8,14 @@ import triton
 import triton.language as tl
 
 from ..native.library import bits_of_codes
+from ..sparsity.scale_grid import SHORT_BASE, SHORT_SHIFT
 from .activations import to_int8
 from .bit_rows import multiply_unpacked
 from .triton_kernels import MAX_FUSED_ROWS, SCRATCH, UNPACKED, _count, _words
 
 
 WORDS = 8  # of 64 elements of a row that a program looks at together
+BASE, SHIFT = tl.constexpr(SHORT_BASE), tl.constexpr(SHORT_SHIFT)
 
 
 def coded_linear(
@@ -112,8 +114,10 @@ def _scales(scales, row, inside, first, groups, WORDS: tl.constexpr):
     """The scales of WORDS words of 64 elements from word `first` on: shape (row, WORDS). A group is two words."""
     group = (first + tl.arange(0, WORDS)) // 2
     there = inside[:, None] & (group < groups)[None, :]
-    found = tl.load(scales + (row[:, None] * groups + group[None, :]), mask=there, other=0)
-    return (found.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    found = tl.load(scales + (row[:, None] * groups + group[None, :]), mask=there, other=0).to(tl.int32)
+    if scales.dtype.element_ty == tl.uint8:
+        found = tl.where(found == 0, 0, (found + BASE) << SHIFT)
+    return (found << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -2,6 +2,8 @@
  * itself; an element is its level times the scale of its row and group of columns. The codes of the kept elements among
  * 64 columns are one stream of bits, lowest first, that begins with a whole byte. */
 
+enum { SHORT_BASE = (127 - 19) * 16, SHORT_SHIFT = 3 }; /* as in scale_grid.py */
+
 /* Bytes of so many codes. */
 INLINE int64_t code_bytes(const Job *job, int64_t count)
 {
@@ -31,22 +33,43 @@ INLINE const float *scales_of_x(const Job *job, int m)
     return job->x_scales + m * ((job->groups + 7) / 8 * 8);
 }
 
+/* The bfloat16 number that a code of 8 bits stands for, see scale_grid.py. */
+INLINE uint16_t wide_scale(uint8_t code)
+{
+    return code ? (uint16_t)((SHORT_BASE + code) << SHORT_SHIFT) : 0;
+}
+
 INLINE float group_scale(const Job *job, int64_t row, int64_t group)
 {
-    return from_bf16(job->scales[row * job->groups + group]);
+    const int64_t at = row * job->groups + group;
+    if (job->scale_bytes == 1)
+        return from_bf16(wide_scale(((const uint8_t *)job->scales)[at]));
+    return from_bf16(((const uint16_t *)job->scales)[at]);
+}
+
+/* Copies up to `most` bytes; all of them at once where there are so many. */
+INLINE void copy_few(void *to, const void *from, int bytes, const int most)
+{
+    if (bytes == most)
+        memcpy(to, from, (size_t)most);
+    else
+        memcpy(to, from, (size_t)bytes);
 }
 
 /* The scales of up to eight groups from `block` on, zeros behind the last; returns how many there are. */
 INLINE int scales_of_block(const Job *job, int64_t row, int64_t block, uint16_t *scales)
 {
-    const uint16_t *from = job->scales + row * job->groups + block;
-    if (job->groups - block >= 8) {
-        memcpy(scales, from, 16);
-        return 8;
+    const int groups = job->groups - block < 8 ? (int)(job->groups - block) : 8, bytes = job->scale_bytes;
+    const char *from = (const char *)job->scales + (row * job->groups + block) * bytes;
+    uint8_t codes[8] = {0};
+    if (bytes == 1) {
+        copy_few(codes, from, groups, 8);
+        for (int i = 0; i < 8; i++)
+            scales[i] = wide_scale(codes[i]);
+    } else {
+        memset(scales, 0, 16);
+        copy_few(scales, from, groups * 2, 16);
     }
-    const int groups = (int)(job->groups - block);
-    memset(scales, 0, 16);
-    memcpy(scales, from, (size_t)groups * 2);
     return groups;
 }
 

@@ -122,11 +122,11 @@ static int coded_product(const Job *weight, const Kernel *how, int dtype, int by
 }
 
 /* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS; x (taken, columns), y (taken, rows), both and bias of one
- * dtype. `bytes`: x is rounded to whole numbers of 8 bits. `size`: bytes of codes. */
+ * dtype. `bytes`: x is rounded to whole numbers of 8 bits. `size`: bytes of codes. `scale_bytes`: of a scale, 2 or 1. */
 EXPORT int neuronal_coded_linear(int kernel, int dtype, int bytes, const void *x, int64_t taken, const uint8_t *bits,
-                                 const uint8_t *codes, int64_t size, const int64_t *offsets, const uint16_t *scales,
-                                 const int8_t *table, int value_bits, const void *bias, void *y, int64_t rows,
-                                 int64_t columns, int threads)
+                                 const uint8_t *codes, int64_t size, const int64_t *offsets, const void *scales,
+                                 int scale_bytes, const int8_t *table, int value_bits, const void *bias, void *y,
+                                 int64_t rows, int64_t columns, int threads)
 {
     if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES)
         return NO_SUCH_KERNEL;
@@ -135,7 +135,7 @@ EXPORT int neuronal_coded_linear(int kernel, int dtype, int bytes, const void *x
     for (int i = 0; i < 64 && value_bits < 8; i++)
         levels[i] = table[i & ((1 << value_bits) - 1)];
     const int64_t groups = (columns + GROUP - 1) / GROUP, stride = (columns + 63) / 64 * 8;
-    const Job job = {bits, codes, offsets, size, stride, NULL, value_bits, levels, scales, groups, NULL};
+    const Job job = {bits, codes, offsets, size, stride, NULL, value_bits, levels, scales, scale_bytes, groups, NULL};
     return coded_product(&job, bytes ? &set->bytes : &set->floats, dtype, bytes, x, taken, bias, y, rows, columns, threads);
 }
 
@@ -171,8 +171,8 @@ static void copy_coded(void *context, int64_t first, int64_t last)
 
 /* Writes the dense weight (rows, columns) of a dtype: every level times its scale, rounded. */
 EXPORT int neuronal_coded_unpack(int kernel, int dtype, const uint8_t *bits, const uint8_t *codes, int64_t size,
-                                 const int64_t *offsets, const uint16_t *scales, const int8_t *table, int value_bits,
-                                 void *dense, int64_t rows, int64_t columns, int threads)
+                                 const int64_t *offsets, const void *scales, int scale_bytes, const int8_t *table,
+                                 int value_bits, void *dense, int64_t rows, int64_t columns, int threads)
 {
     if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES)
         return NO_SUCH_KERNEL;
@@ -180,7 +180,7 @@ EXPORT int neuronal_coded_unpack(int kernel, int dtype, const uint8_t *bits, con
     for (int i = 0; i < 64 && value_bits < 8; i++)
         levels[i] = table[i & ((1 << value_bits) - 1)];
     const int64_t groups = (columns + GROUP - 1) / GROUP, stride = (columns + 63) / 64 * 8;
-    CodedCopy c = {{bits, codes, offsets, size, stride, NULL, value_bits, levels, scales, groups, NULL},
+    CodedCopy c = {{bits, codes, offsets, size, stride, NULL, value_bits, levels, scales, scale_bytes, groups, NULL},
                    coded_set(kernel)->spread, columns, dtype, dense};
     each_chunk(rows, chunk_rows(rows, threads), threads, copy_coded, &c);
     return OK;

@@ -29,7 +29,8 @@ typedef struct {
     /* Only where values are codes; `values`, `offsets` and `kept` are then bytes of these. */
     int value_bits;         /* of a code: 2, 3, 4, or 8, where a code is its level */
     const int8_t *table;    /* 64 levels: those of the codes, again and again */
-    const uint16_t *scales; /* bfloat16, `groups` of every row */
+    const void *scales;     /* `groups` of every row: bfloat16, or codes of 8 bits, see `wide_scale` */
+    int scale_bytes;        /* 2 or 1 */
     int64_t groups;         /* of GROUP columns, the last perhaps fewer */
     const float *x_scales;  /* of every group those of all rows of x, where x is whole numbers */
 } Job;

@@ -45,7 +45,7 @@ EXPORT int neuronal_int8_linear(int kernel, int dtype, int bytes, const void *x,
         return NO_SUCH_KERNEL;
     const Int8Set *set = int8_set(kernel);
     const int64_t groups = (columns + GROUP - 1) / GROUP;
-    const Job job = {NULL, levels, NULL, rows * columns, columns, NULL, 8, NULL, scales, groups, NULL};
+    const Job job = {NULL, levels, NULL, rows * columns, columns, NULL, 8, NULL, scales, 2, groups, NULL};
     return coded_product(&job, bytes ? &set->bytes : &set->floats, dtype, bytes, x, taken, bias, y, rows, columns, threads);
 }
 
@@ -70,7 +70,7 @@ EXPORT int neuronal_int8_unpack(int dtype, const int8_t *levels, const uint16_t 
     if (dtype < 0 || dtype >= DTYPES)
         return NO_SUCH_KERNEL;
     const int64_t groups = (columns + GROUP - 1) / GROUP;
-    CodedCopy c = {{NULL, levels, NULL, rows * columns, columns, NULL, 8, NULL, scales, groups, NULL}, NULL, columns, dtype, dense};
+    CodedCopy c = {{NULL, levels, NULL, rows * columns, columns, NULL, 8, NULL, scales, 2, groups, NULL}, NULL, columns, dtype, dense};
     each_chunk(rows, chunk_rows(rows, threads), threads, copy_int8, &c);
     return OK;
 }

@@ -16,7 +16,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { ABI = 2 };
+enum { ABI = 3 };
 enum { OK = 0, NO_SUCH_KERNEL = 1, NO_MEMORY = 2, TOO_MANY_ROWS = 3, DISAGREE = 4 };
 
 EXPORT int neuronal_abi(void)

@@ -22,7 +22,7 @@ VARIABLE = "OPTIMUM_NEURONAL_KERNEL"
 # As in processors.h, the slowest first.
 KERNELS = {"portable": 0, "neon": 1, "avx2": 2, "avx512": 3, "avx512_vbmi2": 4, "avx512_bf16": 5}
 TORCH = "torch"
-ABI = 2
+ABI = 3
 MAX_ROWS = 8  # of x that the kernels take in one call
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 SIZES = (2, 4)  # bytes of an element that can be unpacked
@@ -39,11 +39,11 @@ FUNCTIONS = {
     ],
     "neuronal_unpack": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _INT],
     "neuronal_coded_linear": [
-        _INT, _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _INT, _POINTER,
-        _POINTER, _SIZE, _SIZE, _INT,
+        _INT, _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT, _POINTER, _INT,
+        _POINTER, _POINTER, _SIZE, _SIZE, _INT,
     ],
     "neuronal_coded_unpack": [
-        _INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _SIZE, _SIZE, _INT,
+        _INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _SIZE, _SIZE, _INT,
     ],
     "neuronal_int8_linear": [
         _INT, _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
@@ -149,8 +149,8 @@ class Kernel:
         _check(
             self._coded_linear(
                 self._code, DTYPES[x.dtype], int8, x.data_ptr(), x.shape[0], bits.data_ptr(), codes.data_ptr(),
-                codes.shape[0], offsets.data_ptr(), scales.data_ptr(), table.data_ptr(), bits_of_codes(table),
-                None if bias is None else bias.data_ptr(), y.data_ptr(), bits.shape[0], x.shape[1],
+                codes.shape[0], offsets.data_ptr(), scales.data_ptr(), scales.element_size(), table.data_ptr(),
+                bits_of_codes(table), None if bias is None else bias.data_ptr(), y.data_ptr(), bits.shape[0], x.shape[1],
                 torch.get_num_threads(),
             )
         )  # fmt: skip
@@ -169,8 +169,8 @@ class Kernel:
         _check(
             self._coded_unpack(
                 self._code, DTYPES[dense.dtype], bits.data_ptr(), codes.data_ptr(), codes.shape[0], offsets.data_ptr(),
-                scales.data_ptr(), table.data_ptr(), bits_of_codes(table), dense.data_ptr(), dense.shape[0],
-                dense.shape[1], torch.get_num_threads(),
+                scales.data_ptr(), scales.element_size(), table.data_ptr(), bits_of_codes(table), dense.data_ptr(),
+                dense.shape[0], dense.shape[1], torch.get_num_threads(),
             )
         )  # fmt: skip
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from ..runtime.full_precision import full_precision
-from ..sparsity.code_scales import fit_scales, scale_range
+from ..sparsity.code_scales import fit_scales
 from ..sparsity.codebooks import TABLES, magnitudes
 from ..sparsity.coded import GROUP
+from ..sparsity.scale_grid import ScaleGrid
 
 
 SWEEPS = 8  # over all values, at most
@@ -35,8 +36,9 @@ def choose_levels(parts: Sequence[tuple[torch.Tensor, torch.Tensor]], bits: int,
         levels, error = magnitudes(table), 0.0
         for weight, importance in parts:
             some = weight[:: -(-len(weight) // SAMPLED)].contiguous()
+            grid = _grid(some, levels, dtype)
             for group in _groups(weight.shape[1]):
-                error += float(_fit(some, importance, group, levels, dtype)[1].double().sum())
+                error += float(_fit(some, importance, group, levels, grid)[1].double().sum())
         errors.append(error)
     return magnitudes(TABLES[bits][errors.index(min(errors))])
 
@@ -102,8 +104,13 @@ def _groups(columns: int) -> list[slice]:
     return [slice(start, min(start + GROUP, columns)) for start in range(0, columns, GROUP)]
 
 
-def _fit(weight: torch.Tensor, importance: torch.Tensor, group: slice, levels: Sequence[int], dtype: torch.dtype):
-    return fit_scales(weight[:, group].abs(), levels, dtype, importance[group])
+def _grid(weight: torch.Tensor, levels: Sequence[int], dtype: torch.dtype) -> ScaleGrid:
+    largest = [weight[:, group].abs().amax(1) for group in _groups(weight.shape[1])]
+    return ScaleGrid.of(torch.stack(largest), levels, dtype)
+
+
+def _fit(weight: torch.Tensor, importance: torch.Tensor, group: slice, levels: Sequence[int], grid: ScaleGrid):
+    return fit_scales(weight[:, group].abs(), levels, grid, importance[group])
 
 
 class _Rounded:
@@ -121,8 +128,8 @@ class _Rounded:
         self._kept, groups = weight != 0, _groups(weight.shape[1])
         self._levels = torch.tensor(levels, dtype=torch.float32, device=weight.device)
         self._between = (self._levels[1:] + self._levels[:-1]) / 2
-        self._range = scale_range(dtype, levels)
-        self._scales = [_fit(weight, importance, group, levels, dtype)[0].float() for group in groups]
+        self._grid = _grid(weight, levels, dtype)
+        self._scales = [_fit(weight, importance, group, levels, self._grid)[0].float() for group in groups]
         parts = [self._nearest(weight[:, g], scales[:, None]) for g, scales in zip(groups, self._scales)]
         self.values = torch.cat(parts, dim=1).masked_fill_(~self._kept, 0)
 
@@ -158,7 +165,7 @@ class _Rounded:
         moved = hessian @ values
         gain = (values * (residual.T - hessian @ (values - before))).sum(dim=0)
         curvature = (values * moved).sum(dim=0)
-        better = (scales * (1 + gain / curvature)).clamp(*self._range).bfloat16().float()
+        better = self._grid.nearest(scales * (1 + gain / curvature)).float()
         step = better / scales - 1
         step = torch.where(step * (step * curvature - 2 * gain) < 0, step, 0)  # not if rounding takes it too far
         levels = (values / scales).round_().masked_fill_(~kept, 0)  # so that values stay products of two short numbers

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from .bitmask import ALIGNMENT, check_mask_header, row_stride
-from .code_scales import scale_range
 from .codebooks import check_bits, check_table, magnitudes
+from .scale_grid import scale_range
 
 
 GROUP = 128  # columns that share a scale
+SCALE_DTYPES = (torch.bfloat16, torch.uint8)  # of scales in files, see scale_grid
 CODED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of weights whose values can have few bits
 
 
@@ -37,13 +38,13 @@ def check_coded_headers(
     check_mask_header(shape, mask[1], mask[0])
     rows, columns = math.prod(shape[:-1]), shape[-1]
     expected = {
-        "scales": (scales, torch.bfloat16, (rows, -(-columns // GROUP))),
-        "table": (table, torch.int8, (0 if bits == 8 else 2**bits,)),
+        "scales": (scales, SCALE_DTYPES, (rows, -(-columns // GROUP))),
+        "table": (table, (torch.int8,), (0 if bits == 8 else 2**bits,)),
     }
-    for name, (found, expected_dtype, expected_shape) in expected.items():
-        if found != (expected_dtype, expected_shape):
+    for name, (found, dtypes, expected_shape) in expected.items():
+        if found[0] not in dtypes or found[1] != expected_shape:
             raise ValueError(
-                f"its {name} have dtype {found[0]} and shape {list(found[1])}: expected {expected_dtype} and "
+                f"its {name} have dtype {found[0]} and shape {list(found[1])}: expected {' or '.join(map(str, dtypes))} and "
                 f"{list(expected_shape)} for {bits} bits and a weight of shape {list(shape)}"
             )
     most = rows * -(-columns // ALIGNMENT) * ALIGNMENT * bits // 8
@@ -115,5 +116,5 @@ def coded_rows_bytes(shape: tuple[int, int], kept: int, bits: int) -> int:
 def _behind_mask(shape: tuple[int, int], kept: int, bits: int) -> int:
     rows, columns = shape
     padding = (8 - math.gcd(bits, 8)) / 2 * min(kept, rows * -(-columns // ALIGNMENT))
-    scales = 2 * rows * -(-columns // GROUP)
+    scales = rows * -(-columns // GROUP)  # short ones
     return math.ceil((kept * bits + padding) / 8) + scales + (0 if bits == 8 else 2**bits)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from .codebooks import nearest_magnitude
+from .scale_grid import ScaleGrid, scale_range
 
 
 # Of the largest magnitude of a group, which part the largest level stands for. Below 1 the largest values are clipped,
@@ -19,20 +20,10 @@ PROBED = 16  # values on which a scale is tried before it is on all of its group
 NEIGHBOURS = (0, 1, -1, 2, -2)  # a value's rounding moves the scale that is found from it by less than 2 steps
 
 
-def scale_range(dtype: torch.dtype, levels: Sequence[int]) -> tuple[float, float]:
-    """The least and the largest scale: with them no value of a dtype overflows, or vanishes among its subnormal numbers.
-
-    Args:
-        dtype (`torch.dtype`): of the weight.
-        levels (`Sequence[int]`): positive, ascending.
-    """
-    limits = torch.finfo(dtype)
-    least = max(torch.finfo(torch.bfloat16).tiny, 128 * limits.smallest_normal * limits.eps / levels[0])
-    return _bfloat16(least, up=True), _bfloat16(limits.max / levels[-1], up=False)
-
-
 def find_scales(magnitudes: torch.Tensor, levels: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
     """The scales of values that were rounded: with them each is a level times its group's scale, bit for bit.
+
+    Short ones where all groups have such.
 
     Returns:
         `Tensor`: bfloat16, shape (groups,), 0 where a group keeps nothing; `None` where a group has no such scale.
@@ -40,11 +31,19 @@ def find_scales(magnitudes: torch.Tensor, levels: Sequence[int], dtype: torch.dt
     # The smallest tell scales apart best: large ones lie so close that many a wrong scale has a level for them.
     ordered = torch.where(magnitudes == 0, torch.inf, magnitudes).sort(1).values
     ordered = ordered.masked_fill_(ordered == torch.inf, 0)
+    wide = ScaleGrid(*scale_range(dtype, levels), short=False)
+    found = _find_on_grid(ordered, levels, dtype, wide.narrowed())
+    return _find_on_grid(ordered, levels, dtype, wide) if found is None else found
+
+
+def _find_on_grid(
+    ordered: torch.Tensor, levels: Sequence[int], dtype: torch.dtype, grid: ScaleGrid
+) -> torch.Tensor | None:
     scales = torch.zeros(len(ordered), dtype=torch.bfloat16, device=ordered.device)
     left = ordered.any(1).nonzero().flatten()
     for largest in (levels[-1:], levels):  # mostly the largest magnitude is that of the largest level
         for groups in left.split(max(1, TRIED // (len(largest) * len(NEIGHBOURS)))):
-            scales[groups] = _first_exact(ordered[groups], largest, levels, dtype)
+            scales[groups] = _first_exact(ordered[groups], largest, levels, dtype, grid)
             if largest is levels and not scales[groups].all():
                 return None
         left = left[scales[left] == 0]
@@ -52,7 +51,7 @@ def find_scales(magnitudes: torch.Tensor, levels: Sequence[int], dtype: torch.dt
 
 
 def _first_exact(
-    ordered: torch.Tensor, largest: Sequence[int], levels: Sequence[int], dtype: torch.dtype
+    ordered: torch.Tensor, largest: Sequence[int], levels: Sequence[int], dtype: torch.dtype, grid: ScaleGrid
 ) -> torch.Tensor:
     """Of every group a scale with which its values are levels; 0 if there is none.
 
@@ -60,12 +59,11 @@ def _first_exact(
         ordered (`Tensor`): magnitudes, those that are not 0 ascending.
         largest (`Sequence[int]`): levels, ascending, one of which the largest magnitude is.
         levels (`Sequence[int]`), dtype (`torch.dtype`): as for [`find_scales`].
+        grid ([`ScaleGrid`]): the scales to choose among.
     """
-    low, high = scale_range(dtype, levels)
     top, level = ordered.amax(1)[:, None, None], torch.tensor(largest[::-1], device=ordered.device)[:, None]
-    steps = torch.tensor(NEIGHBOURS, dtype=torch.int16, device=ordered.device)
-    tried = ((top / level).bfloat16().view(torch.int16) + steps).view(torch.bfloat16)
-    fits = (tried >= low) & (tried <= high) & ((tried.float() * level).to(dtype).float() == top)
+    tried = _near(top / level, grid)
+    fits = (tried >= grid.low) & (tried <= grid.high) & ((tried.float() * level).to(dtype).float() == top)
     groups, candidates = fits.nonzero()[:, 0], tried[fits]
     for values in (ordered[:, :PROBED], ordered):
         exact = _is_exact(values[groups], candidates, levels, dtype)
@@ -76,26 +74,34 @@ def _first_exact(
     return scales
 
 
+def _near(scales: torch.Tensor, grid: ScaleGrid) -> torch.Tensor:
+    """Scales that a value may have been rounded with which tells these, shape (..., 1): bfloat16, shape (..., some)."""
+    if grid.short:  # they lie far apart
+        return grid.nearest(scales)
+    steps = torch.tensor(NEIGHBOURS, dtype=torch.int16, device=scales.device)
+    return (scales.bfloat16().view(torch.int16) + steps).view(torch.bfloat16)
+
+
 def fit_scales(
-    magnitudes: torch.Tensor, levels: Sequence[int], dtype: torch.dtype, importance: torch.Tensor | None = None
+    magnitudes: torch.Tensor, levels: Sequence[int], grid: ScaleGrid, importance: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The scales with which values are rounded to their nearest levels with the least squared error, of those tried.
 
     Tried are the clippings of [`CLIPPING`], and of the best the scale that is best for the levels chosen with it.
 
     Args:
-        magnitudes (`Tensor`), levels (`Sequence[int]`), dtype (`torch.dtype`): as above.
+        magnitudes (`Tensor`), levels (`Sequence[int]`): as above.
+        grid ([`ScaleGrid`]): the scales to choose among.
         importance (`Tensor` of float32, shape (columns of a group,), *optional*): what a squared error counts. None: 1.
 
     Returns:
         `tuple`: scales, bfloat16, shape (groups,), 0 where a group keeps nothing; squared errors, float32, shape (groups,).
     """
-    low, high = scale_range(dtype, levels)
     largest = magnitudes.amax(1)
 
     def rounded(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Scales as they are stored, and the errors with them."""
-        scales = scales.clamp(low, high).bfloat16()
+        scales = grid.nearest(scales)
         errors = (round_to_levels(magnitudes, scales, levels) - magnitudes).square()
         return scales, (errors if importance is None else errors * importance).sum(1)
 
@@ -124,11 +130,3 @@ def _better(scales: torch.Tensor, errors: torch.Tensor, others: torch.Tensor, th
     """Of two scales of each group the one that errs less, the first where they err alike."""
     other = their_errors < errors
     return torch.where(other, others, scales), torch.where(other, their_errors, errors)
-
-
-def _bfloat16(number: float, up: bool) -> float:
-    """The nearest bfloat16 that is no less, or no greater, than a positive number."""
-    rounded = torch.tensor(number, dtype=torch.float64).bfloat16().view(1)
-    if rounded.double() < number if up else rounded.double() > number:
-        rounded = (rounded.view(torch.int16) + (1 if up else -1)).view(torch.bfloat16)
-    return float(rounded)

@@ -12,10 +12,11 @@ import torch
 from .bitmask import MASK, check_mask_end
 from .changes import Change
 from .code_checks import CODED_DTYPES, GROUP, check_scales
-from .code_scales import find_scales, fit_scales, scale_range
+from .code_scales import find_scales, fit_scales
 from .code_stream import BLOCK, pack_codes, unpack_codes
 from .codebooks import TABLES, check_bits, check_table, magnitudes, nearest_magnitude
 from .packed import PackedMask
+from .scale_grid import ScaleGrid, narrow, scale_range, widen
 
 
 CODES, SCALES, TABLE = ".packed_codes", ".packed_scales", ".packed_table"  # what follows a weight's name in a file
@@ -79,11 +80,14 @@ class CodedWeight(Change):
             `ValueError`: there are no codes of so many bits, or no such table, or the weight is of another dtype, or not finite.
         """
         rows = _rows(weight, bits)
+        largest = torch.cat([rows.new_zeros(0, dtype=torch.float32), *(g.abs().amax(1) for g in _grouped(rows))])
         tables = TABLES[bits] if table is None else (tuple(int(level) for level in table),)
         least, chosen = math.inf, None
         for levels in tables:
             check_table(levels, bits)
-            fitted = [fit_scales(groups.abs(), magnitudes(levels), weight.dtype) for groups in _grouped(rows)]
+            sizes = magnitudes(levels)
+            grid = ScaleGrid.of(largest, sizes, weight.dtype)
+            fitted = [fit_scales(groups.abs(), sizes, grid) for groups in _grouped(rows)]
             error = sum(float(errors.double().sum()) for _, errors in fitted)
             if chosen is None or error < least:
                 least, chosen = error, (_joined([scales for scales, _ in fitted], rows), levels)
@@ -118,14 +122,17 @@ class CodedWeight(Change):
     ) -> "CodedWeight":
         """The weight of what [`CodedWeight.parts`] gave under a name."""
         mask = PackedMask(tensors[name + MASK], shape)
-        return cls(mask, tensors[name + CODES], tensors[name + SCALES], tensors[name + TABLE], bits, dtype)
+        scales = tensors[name + SCALES]
+        scales = widen(scales) if scales.dtype == torch.uint8 else scales
+        return cls(mask, tensors[name + CODES], scales, tensors[name + TABLE], bits, dtype)
 
     def parts(self, name: str) -> dict[str, torch.Tensor]:
-        """Mask, codes, scales and table, as they are recorded under a name."""
+        """Mask, codes, scales and table, as they are recorded under a name: scales as uint8 codes if all are short."""
+        codes_of_scales = narrow(self.scales)
         return {
             name + MASK: self.mask.bits,
             name + CODES: self.codes,
-            name + SCALES: self.scales,
+            name + SCALES: self.scales if codes_of_scales is None else codes_of_scales,
             name + TABLE: self.table,
         }
 

@@ -11,9 +11,10 @@ import torch
 
 from .changes import Change
 from .code_checks import CODED_DTYPES, GROUP, check_used_scales
-from .code_scales import NEIGHBOURS, scale_range
+from .code_scales import NEIGHBOURS
 from .code_stream import BLOCK
 from .codebooks import LARGEST, magnitudes
+from .scale_grid import scale_range
 
 
 BITS = 8  # the only ones

@@ -1,5 +1,6 @@
 import json
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +15,39 @@ from optimum_neuronal.checkpoint.packed_reading import PackedFile
 from optimum_neuronal.sparsity.packed import PackedWeight
 
 
+VERSION_2 = Path(__file__).parents[1] / "fixtures" / "packed_version_2"
+
+
 @pytest.fixture
 def file(tmp_path):
     write(tmp_path, coded=True)
     return PackedFile(tmp_path / FILE)
+
+
+@pytest.fixture
+def wide(tmp_path):
+    """Whose scales are bfloat16."""
+    write(tmp_path, coded=True, size=1000)
+    return PackedFile(tmp_path / FILE)
+
+
+def test_scales_that_are_not_short_are_stored_as_they_are(wide):
+    expected = tensors(1000)
+    assert [stored.dtype for stored in wide.get_slice(NAME).parts] == ["U8", "U8", "BF16", "I8"]
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in read(wide.path.parent).items())
+
+
+def test_a_checkpoint_of_version_2_is_read():
+    """Written by an earlier release, which knew no short scales."""
+    expected = torch.tensor([[-1.171875, -1.171875, 0, 0, 0.765625], [0.71875, 0, 0, 0.2431640625, 0]]).bfloat16()
+    found = read(VERSION_2)
+    assert torch.equal(found[NAME][:2], expected) and (found[NAME][2:] != 0).sum() == 8
+    assert [stored.dtype for stored in PackedFile(VERSION_2 / FILE).get_slice(NAME).parts] == [
+        "U8",
+        "U8",
+        "BF16",
+        "I8",
+    ]
 
 
 def test_what_was_written_is_read(file):
@@ -42,17 +72,17 @@ def test_what_was_written_is_read(file):
 
 
 def test_the_file_is_as_it_is_documented(file):
-    """docs/format.md: metadata of version 2, and the bytes of a scale and of a checksum."""
+    """docs/format.md: metadata of version 3, and the bytes of a scale and of a checksum."""
     content = file.path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     about = json.loads(header["__metadata__"]["neuronal"])
     facts = about["tensors"][NAME]
-    assert about["version"] == 2 and about["tensors"][TRANSPOSED]["transposed"] is True
+    assert about["version"] == 3 and about["tensors"][TRANSPOSED]["transposed"] is True
     assert facts.keys() == {"shape", "bits", "group", "dtype", "crc32"}
     assert (facts["shape"], facts["bits"], facts["group"], facts["dtype"]) == ([6, 5], 3, 128, "BF16")
     dtypes = [header[NAME + end]["dtype"] for end in CODED_PARTS]
-    assert dtypes == ["U8", "U8", "BF16", "I8"] and header[NAME + ".packed_scales"]["shape"] == [6, 1]
+    assert dtypes == ["U8", "U8", "U8", "I8"] and header[NAME + ".packed_scales"]["shape"] == [6, 1]
     data = b"".join(
         content[8 + length :][slice(*header[NAME + end]["data_offsets"])]
         for end in (".packed_mask", ".packed_codes", ".packed_scales", ".packed_table")
@@ -136,10 +166,7 @@ def no_shape(facts, parts, header):
 @pytest.mark.parametrize(
     "edit, message",
     [
-        (put(".packed_scales", bfloat16(float("nan"))), "its scale of row 0 and group 0 is nan: expected one of"),
-        (put(".packed_scales", bfloat16(float("inf"))), "its scale of row 0 and group 0 is inf"),
-        (put(".packed_scales", bfloat16(-1.0)), "its scale of row 0 and group 0 is -1.0"),
-        (put(".packed_scales", bfloat16(0.0)), "its scale of row 0 and group 0 is 0.0"),
+        (put(".packed_scales", [0]), "its scale of row 0 and group 0 is 0.0: expected one of"),
         (put(".packed_table", [130]), "its table is .* expected levels of -127 to 127, ascending, symmetric"),
         (put(".packed_table", [0]), "its table is .* ascending"),
         (put(".packed_table", [200, 166, 202]), "its table is"),
@@ -159,7 +186,7 @@ def no_shape(facts, parts, header):
         (fact(dtype=[1]), "its dtype is None"),
         (fact(shape=[5, 7]), "its bitmask has"),
         (no_shape, "its shape is None"),
-        (fact(transposed=True), r"its scales have .* expected torch.bfloat16 and \[5, 1\]"),
+        (fact(transposed=True), r"its scales have .* expected torch.bfloat16 or torch.uint8 and \[5, 1\]"),
         (fact(transposed="yes"), "its 'transposed' is 'yes'"),
     ],
 )
@@ -167,6 +194,14 @@ def test_what_is_damaged_is_told(file, edit, message):
     """With a checksum that is right, so that it is the check itself that finds it."""
     with pytest.raises(ValueError, match=message) as caught:
         read(changed(file, edit))
+    assert FILE in str(caught.value) and NAME in str(caught.value)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0, 0.0, 1e-39])
+def test_a_scale_that_none_can_be_is_told(wide, scale):
+    edit = put(".packed_scales", bfloat16(scale))
+    with pytest.raises(ValueError, match=f"its scale of row 0 and group 0 is {scale:.2g}") as caught:
+        read(changed(wide, edit))
     assert FILE in str(caught.value) and NAME in str(caught.value)
 
 
@@ -215,7 +250,7 @@ def test_a_missing_part_is_told(file):
 @given(data=st.data())
 def test_whatever_the_parts_hold_is_a_weight_with_these_zeros_or_an_error(file, data):
     """With a checksum that is right: nothing but what the format admits is unpacked."""
-    write(file.path.parent, coded=True)
+    write(file.path.parent, coded=True, size=data.draw(st.sampled_from([1, 1000])))
 
     def edit(facts, parts, header):
         for _ in range(data.draw(st.integers(1, 3))):

@@ -48,7 +48,7 @@ def test_what_is_saved_is_what_is_in_memory(family, bits, tmp_path):
     pruner, model = pruned(family, bits)
     pruner.save(model, tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert config["quantization_config"]["version"] == 2 and config["sparsity_config"]["value_bits"] == bits
+    assert config["quantization_config"]["version"] == 3 and config["sparsity_config"]["value_bits"] == bits
     expected = model.state_dict()
     assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict(), expected)
     found = coded(tmp_path / "model")
@@ -94,7 +94,7 @@ def test_converting_rounds_what_was_not_rounded(family, tmp_path):
     save_pruned(tmp_path / "model", family, dtype=torch.bfloat16)
     packed = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "packed", value_bits=4)
     config = json.loads((packed / "config.json").read_text())
-    assert config["quantization_config"]["version"] == 2 and config["sparsity_config"]["value_bits"] == 4
+    assert config["quantization_config"]["version"] == 3 and config["sparsity_config"]["value_bits"] == 4
     dense = convert_checkpoint(packed, "dense", tmp_path / "dense")
     loaded = AutoModelForCausalLM.from_pretrained(packed).state_dict()
     assert same(loaded, AutoModelForCausalLM.from_pretrained(dense).state_dict())

@@ -54,7 +54,7 @@ def test_what_is_saved_is_what_is_in_memory(family, value_bits, tmp_path):
     pruner.save(model, tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     about = config["sparsity_config"]
-    assert config["quantization_config"]["version"] == 2 and about["head_bits"] == 8
+    assert config["quantization_config"]["version"] == (3 if value_bits else 2) and about["head_bits"] == 8
     assert in_8_bits(tmp_path / "model") == FAMILIES[family][1] == set(about["head_weights"])
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert same(loaded.state_dict(), model.state_dict())

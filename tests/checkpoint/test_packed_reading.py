@@ -166,7 +166,7 @@ def test_damage_is_told_precisely(first_version):
         del about["tensors"][NAME]["crc32"]
 
     def newer(header, about, weights):
-        about["version"] = 3
+        about["version"] = 4
 
     def foreign(header, about, weights):
         about.clear()
@@ -177,7 +177,7 @@ def test_damage_is_told_precisely(first_version):
         (lost_mask, f"has no tensor '{NAME}.packed_mask'"),
         (unknown_tensor, "holds the tensor 'norm.weight', which its metadata does not know"),
         (no_checksum, f"metadata of '{NAME}' is .* expected a 'crc32'"),
-        (newer, "version 3 of the packed format, but this optimum_neuronal reads 1 and 2: install a newer one"),
+        (newer, "version 4 of the packed format, but this optimum_neuronal reads 1 to 3: install a newer one"),
         (foreign, "is no file of a packed checkpoint"),
     ]:
         with pytest.raises(ValueError, match=message) as caught:

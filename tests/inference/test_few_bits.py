@@ -59,7 +59,7 @@ def test_other_dtypes(dtype, ids):
     expected, dense = logits(model, ids), first(model).dense()
     assert logits(model.to(dtype), ids).dtype == dtype
     assert_close(logits(model, ids).float(), expected, 3e-2)
-    assert first(model).weight.dtype == dtype and first(model).scales.dtype == torch.int16
+    assert first(model).weight.dtype == dtype and first(model).scales.dtype == torch.uint8
     assert torch.equal(first(model.float()).dense(), dense)
 
 

@@ -34,7 +34,8 @@ typedef struct {
     int64_t rows, columns, size;
     uint8_t *bits, *codes;
     int64_t *offsets;
-    uint16_t *scales;
+    void *scales;
+    int scale_bytes; /* 2 or 1 */
     int8_t *table;
     float *dense;
 } Coded;
@@ -42,15 +43,26 @@ typedef struct {
 static Coded make_coded(int value_bits, int64_t rows, int64_t columns, unsigned density)
 {
     const int64_t stride = (columns + 63) / 64 * 8, groups = (columns + 127) / 128;
+    const int scale_bytes = 1 + (int)(draw() % 2);
     Coded c = {value_bits, rows, columns, 0, exactly(rows * stride), NULL, exactly((rows + 1) * 8),
-               exactly(rows * groups * 2), exactly(value_bits < 8 ? 1 << value_bits : 0), exactly(rows * columns * 4)};
+               exactly(rows * groups * scale_bytes), scale_bytes, exactly(value_bits < 8 ? 1 << value_bits : 0),
+               exactly(rows * columns * 4)};
+    float *scales = calloc((size_t)(rows * groups + 1), 4);
     uint8_t *codes = calloc((size_t)(rows * stride * 8 + 1), 1);
     memset(c.bits, 0, (size_t)(rows * stride));
     memset(c.dense, 0, (size_t)(rows * columns * 4));
     for (int i = 0; i < 1 << value_bits && value_bits < 8; i++)
         c.table[i] = (int8_t)(254 * i / ((1 << value_bits) - 1) - 127);
-    for (int64_t i = 0; i < rows * groups; i++)
-        c.scales[i] = to_bf16((float)(1 + draw() % 8) / 8);
+    for (int64_t i = 0; i < rows * groups; i++) {
+        const int eighths = 1 + (int)(draw() % 8);
+        if (scale_bytes == 1) { /* eighths of 2^-4: an exponent of 108 + 15, and 16 steps between two powers of 2 */
+            ((uint8_t *)c.scales)[i] = (uint8_t)(15 * 16 + 2 * (eighths - 1));
+            scales[i] = (float)(7 + eighths) / 8 / 16;
+        } else {
+            scales[i] = (float)eighths / 8;
+            ((uint16_t *)c.scales)[i] = to_bf16(scales[i]);
+        }
+    }
     for (int64_t row = 0; row < rows; row++) {
         const unsigned here = row % 7 == 3 ? 0 : row % 7 == 5 ? 100 : density;
         c.offsets[row] = c.size;
@@ -60,7 +72,7 @@ static Coded make_coded(int value_bits, int64_t rows, int64_t columns, unsigned 
                 code = value_bits == 8 && code == 128 ? 127 : code;
                 const int level = value_bits == 8 ? (int8_t)code : c.table[code];
                 c.bits[row * stride + column / 8] |= (uint8_t)(1 << column % 8);
-                c.dense[row * columns + column] = (float)level * from_bf16(c.scales[row * groups + column / 128]);
+                c.dense[row * columns + column] = (float)level * scales[row * groups + column / 128];
                 for (int bit = 0; bit < value_bits; bit++, at++)
                     codes[c.size + at / 8] |= (uint8_t)((code >> bit & 1) << at % 8);
             }
@@ -71,17 +83,17 @@ static Coded make_coded(int value_bits, int64_t rows, int64_t columns, unsigned 
     c.offsets[rows] = c.size;
     c.codes = exactly(c.size);
     memcpy(c.codes, codes, (size_t)c.size);
-    free(codes);
+    free(codes), free(scales);
     return c;
 }
 
 static void try_product(int kernel, Coded c, int64_t taken, int bytes, const float *x)
 {
     float *y = exactly(taken * c.rows * 4), *portable = exactly(taken * c.rows * 4);
-    neuronal_coded_linear(kernel, FP32, bytes, x, taken, c.bits, c.codes, c.size, c.offsets, c.scales, c.table,
-                          c.value_bits, NULL, y, c.rows, c.columns, 1 + (int)(draw() % 3));
-    neuronal_coded_linear(0, FP32, bytes, x, taken, c.bits, c.codes, c.size, c.offsets, c.scales, c.table,
-                          c.value_bits, NULL, portable, c.rows, c.columns, 1);
+    neuronal_coded_linear(kernel, FP32, bytes, x, taken, c.bits, c.codes, c.size, c.offsets, c.scales,
+                          c.scale_bytes, c.table, c.value_bits, NULL, y, c.rows, c.columns, 1 + (int)(draw() % 3));
+    neuronal_coded_linear(0, FP32, bytes, x, taken, c.bits, c.codes, c.size, c.offsets, c.scales,
+                          c.scale_bytes, c.table, c.value_bits, NULL, portable, c.rows, c.columns, 1);
     for (int64_t m = 0; m < taken; m++)
         for (int64_t row = 0; row < c.rows; row++) {
             double sum = 0, size_of = 1, weights = 0;
@@ -106,8 +118,8 @@ static void try_codes(int kernel, int value_bits, int64_t rows, int64_t columns,
     float *x = exactly(taken * columns * 4), *again = exactly(rows * columns * 4);
     for (int64_t i = 0; i < taken * columns; i++)
         x[i] = number();
-    neuronal_coded_unpack(kernel, FP32, c.bits, c.codes, c.size, c.offsets, c.scales, c.table, value_bits, again,
-                          rows, columns, 1 + (int)(draw() % 3));
+    neuronal_coded_unpack(kernel, FP32, c.bits, c.codes, c.size, c.offsets, c.scales, c.scale_bytes, c.table,
+                          value_bits, again, rows, columns, 1 + (int)(draw() % 3));
     if (memcmp(again, c.dense, (size_t)(rows * columns * 4)))
         fail("coded unpack", kernel, value_bits, rows, columns, 0);
     try_product(kernel, c, taken, 0, x);

@@ -21,9 +21,9 @@ def taken(decoder, sparsity, value_bits):
 
 
 def test_a_weight_takes_its_mask_scales_and_codes(decoder):
-    assert taken(decoder, 0.0, 8) == pytest.approx(1 + 0.125 + 8)
+    assert taken(decoder, 0.0, 8) == pytest.approx(1 + 0.0625 + 8)
     for sparsity, bits in ((0.6, 4), (0.4, 3), (0.5, 2)):
-        assert 0 < taken(decoder, sparsity, bits) - (1.125 + (1 - sparsity) * bits) < 0.1, "codes fill whole bytes"
+        assert 0 < taken(decoder, sparsity, bits) - (1.0625 + (1 - sparsity) * bits) < 0.1, "codes fill whole bytes"
 
 
 @pytest.mark.parametrize("bits", [2.0, 2.4, 3.0, 5.5])
@@ -65,7 +65,7 @@ def test_a_choice_stays_open_and_costs_are_told_of_what_is_likely(decoder):
             "bits is 1.2, but 95.00% sparsity with values of 2 bits takes 1.2.. bits a weight in this model",
         ),
         ({"bits": 2.0, "sparsity": 0.5}, "50.00% sparsity with values of 2 bits takes 2.1.. .*, or more sparsity"),
-        ({"bits": 1.4, "value_bits": 8}, "95.00% sparsity with values of 8 bits takes 1.5"),
+        ({"bits": 1.4, "value_bits": 8}, "95.00% sparsity with values of 8 bits takes 1.463"),
     ],
 )
 def test_what_does_not_fit_is_told(decoder, fields, message):

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from optimum_neuronal.sparsity.code_checks import CODED_DTYPES as DTYPES
-from optimum_neuronal.sparsity.code_scales import scale_range
 from optimum_neuronal.sparsity.codebooks import BITS, TABLES, magnitudes
 from optimum_neuronal.sparsity.coded import GROUP, CodedWeight
 from optimum_neuronal.sparsity.packed import PackedWeight
+from optimum_neuronal.sparsity.scale_grid import scale_range
 
 
 def sparse(shape, dtype=torch.float32, zeros=0.6, seed=0, size=1.0):
