@@ -7,10 +7,11 @@ from optimum_neuronal.sparsity.code_stream import pack_codes
 from optimum_neuronal.sparsity.codebooks import TABLES
 from optimum_neuronal.sparsity.coded import GROUP, CodedWeight
 from optimum_neuronal.sparsity.packed import PackedMask
+from optimum_neuronal.sparsity.scale_grid import ScaleGrid
 
 
-def make_coded(out, columns, value_bits, density=0.4, dtype=torch.float32, seed=0) -> CodedWeight:
-    """Random codes; every fifth row is empty, another fifth full; some groups keep nothing."""
+def make_coded(out, columns, value_bits, density=0.4, dtype=torch.float32, seed=0, short=True) -> CodedWeight:
+    """Random codes; every fifth row is empty, another fifth full; some groups keep nothing. Scales are `short` or not."""
     generator = torch.Generator().manual_seed(seed)
     kept = torch.rand(out, columns, generator=generator) < density
     kept[1::5], kept[3::5] = False, True
@@ -23,7 +24,7 @@ def make_coded(out, columns, value_bits, density=0.4, dtype=torch.float32, seed=
     scales = torch.rand(out, groups, generator=generator) / 50 + 0.001
     table = torch.tensor(TABLES[value_bits][0], dtype=torch.int8)
     mask = PackedMask.pack(kept)
-    scales = torch.where(used, scales, 0).bfloat16()
+    scales = torch.where(used, ScaleGrid(0.001, 0.1, short).nearest(scales), 0)
     return CodedWeight(mask, pack_codes(codes, kept, value_bits), scales, table, value_bits, dtype)
 
 

@@ -2,7 +2,7 @@
  * itself; an element is its level times the scale of its row and group of columns. The codes of the kept elements among
  * 64 columns are one stream of bits, lowest first, that begins with a whole byte. */
 
-enum { SHORT_BASE = (127 - 19) * 16, SHORT_SHIFT = 3 }; /* as in scale_grid.py */
+enum { SHORT_BASE = (127 - 20) * 16, SHORT_SHIFT = 3 }; /* as in scale_grid.py */
 
 /* Bytes of so many codes. */
 INLINE int64_t code_bytes(const Job *job, int64_t count)

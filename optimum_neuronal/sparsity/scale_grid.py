@@ -1,7 +1,7 @@
 """The numbers that the scales of groups may be: positive bfloat16 numbers, or *short* ones, which 8 bits tell.
 
-A short scale has four bits of fraction, 16 steps to a factor of 2, and lies between 2**-19 and 2**-3: those of weights whose
-magnitudes are between 0.0003 and 15. The half byte that a group saves buys more than finer scales do (docs/few_bits.md).
+A short scale has four bits of fraction, 16 steps to a factor of 2, and lies between 2**-20 and 2**-4: that of a group whose
+largest magnitude is between 0.00013 and 7. The byte that a group saves buys more than finer scales do (docs/few_bits.md).
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ import torch
 
 
 # The short scale of code c, 1 to 255, is the bfloat16 number with the bits (SHORT_BASE + c) << SHORT_SHIFT; 0 stands for 0.
-SHORT_BASE, SHORT_SHIFT = (127 - 19) * 16, 3
-MARGIN = 2  # by which factor a scale may move while values are fitted
+SHORT_BASE, SHORT_SHIFT = (127 - 20) * 16, 3
+MARGIN = 1.07  # by which factor scales are tried above that with which nothing is clipped
 
 
 def widen(codes: torch.Tensor) -> torch.Tensor:
@@ -55,7 +55,7 @@ class ScaleGrid:
 
     @classmethod
     def of(cls, largest: torch.Tensor, levels: Sequence[int], dtype: torch.dtype) -> "ScaleGrid":
-        """Short scales, if those of all groups are well within them, else all of [`scale_range`].
+        """Short scales, if all groups can have such without a value clipped, else all of [`scale_range`].
 
         Args:
             largest (`Tensor`): magnitude in each group, float32, of any shape; 0 where nothing is kept.
@@ -63,8 +63,8 @@ class ScaleGrid:
         """
         wide = cls(*scale_range(dtype, levels), short=False)
         grid = wide.narrowed()
-        near = largest[largest > 0] / levels[-1]
-        return grid if bool(((near >= grid.low * MARGIN) & (near <= grid.high / MARGIN)).all()) else wide
+        near = (largest[largest > 0] / levels[-1]).clamp_(min=wide.low)
+        return grid if bool(((near * MARGIN >= grid.low) & (near * MARGIN <= grid.high)).all()) else wide
 
     def narrowed(self) -> "ScaleGrid":
         """The short scales among these."""

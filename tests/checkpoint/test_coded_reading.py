@@ -197,10 +197,10 @@ def test_what_is_damaged_is_told(file, edit, message):
     assert FILE in str(caught.value) and NAME in str(caught.value)
 
 
-@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0, 0.0, 1e-39])
-def test_a_scale_that_none_can_be_is_told(wide, scale):
-    edit = put(".packed_scales", bfloat16(scale))
-    with pytest.raises(ValueError, match=f"its scale of row 0 and group 0 is {scale:.2g}") as caught:
+@pytest.mark.parametrize(("scale", "told"), [("nan", "nan"), ("inf", "inf"), (-1, "-1.0"), (0, "0.0"), (1e-39, "1.0")])
+def test_a_scale_that_none_can_be_is_told(wide, scale, told):
+    edit = put(".packed_scales", bfloat16(float(scale)))
+    with pytest.raises(ValueError, match=f"its scale of row 0 and group 0 is {told}.*: expected one of") as caught:
         read(changed(wide, edit))
     assert FILE in str(caught.value) and NAME in str(caught.value)
 

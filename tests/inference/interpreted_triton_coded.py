@@ -37,9 +37,10 @@ def check_dense(coded):
 @pytest.mark.parametrize("value_bits", BITS)
 @pytest.mark.parametrize("columns", [1, 65, SPAN + 130])
 def test_columns(value_bits, columns):
-    coded = make_coded(5, columns, value_bits)
-    check_dense(coded)
-    check(coded, torch.randn(2, columns))
+    for short in (True, False):
+        coded = make_coded(5, columns, value_bits, short=short)
+        check_dense(coded)
+        check(coded, torch.randn(2, columns))
 
 
 @examples(4)
@@ -55,7 +56,7 @@ def test_columns(value_bits, columns):
     seed=st.integers(0, 1000),
 )
 def test_any_weight(out, columns, count, value_bits, dtype, density, int8, with_bias, seed):
-    coded = make_coded(out, columns, value_bits, density, dtype, seed)
+    coded = make_coded(out, columns, value_bits, density, dtype, seed, short=seed % 2 == 0)
     check_dense(coded)
     bias = torch.randn(out).to(dtype) if with_bias else None
     check(coded, torch.randn(count, columns).to(dtype), bias, int8)

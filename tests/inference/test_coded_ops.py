@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_refused():
         (0, parts[0].int(), "bits of torch.int32"),
         (1, parts[1].to("meta"), "on meta: expected torch.uint8"),
         (2, parts[2][1:], r"offsets of torch.int64 and shape \[4\]"),
-        (3, parts[3].view(torch.bfloat16), "scales of torch.bfloat16"),
+        (3, parts[3].bfloat16(), "scales of torch.bfloat16"),
         (4, parts[4][:5], "a table of 5 levels: expected 4, 8, 16 or 0"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -21,9 +21,10 @@ from optimum_neuronal.sparsity.coded import CodedWeight
     value_bits=st.sampled_from(BITS),
     density=st.sampled_from([0, 0.3, 1]),
     seed=st.integers(0, 1000),
+    short=st.booleans(),
 )
-def test_any_weight_comes_back(out, columns, value_bits, density, seed):
-    coded = make_coded(out, columns, value_bits, density, torch.bfloat16, seed)
+def test_any_weight_comes_back(out, columns, value_bits, density, seed, short):
+    coded = make_coded(out, columns, value_bits, density, torch.bfloat16, seed, short)
     rows = CodedRows.of(coded)
     assert torch.equal(rows.unpack(), coded.unpack()) and rows.kept == int(coded.mask.unpack().sum())
     again = rows.to_packed()
@@ -55,10 +56,22 @@ def test_parts_and_wholes():
     assert not rows.joins(CodedRows.of(coded, "bf16"))
 
 
-def test_only_results_are_converted():
-    rows = CodedRows.of(make_coded(6, 200, 4)).converted(None, torch.float16)
-    assert rows.dtype == torch.float16 and rows.scales.dtype == torch.int16
-    assert torch.equal(rows.unpack(), CodedRows.of(make_coded(6, 200, 4)).unpack().half())
+def test_rows_of_several_weights_with_short_and_other_scales():
+    coded = [make_coded(3, 200, 3, short=short) for short in (True, False)]
+    rows = [CodedRows.of(weight) for weight in coded]
+    assert [part.scales.dtype for part in rows] == [torch.uint8, torch.int16] and rows[0].joins(rows[1])
+    joined = CodedRows.joined(rows)
+    joined.check()
+    assert torch.equal(joined.unpack(), torch.cat([weight.unpack() for weight in coded]))
+    assert CodedRows.joined(rows[:1] * 2).scales.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_only_results_are_converted(short):
+    coded = make_coded(6, 200, 4, short=short)
+    rows = CodedRows.of(coded).converted(None, torch.float16)
+    assert rows.dtype == torch.float16 and rows.scales.dtype == (torch.uint8 if short else torch.int16)
+    assert torch.equal(rows.unpack(), coded.unpack().half())
 
 
 @pytest.mark.parametrize(
@@ -69,15 +82,15 @@ def test_only_results_are_converted():
         (lambda rows: {"offsets": rows.offsets + 1}, r"its offsets go from 1 to"),
         (lambda rows: {"codes": rows.codes[:-1]}, r"its offsets go from 0 to \d+: expected 0 to"),
         (lambda rows: {"codes": rows.codes.int()}, r"its codes have dtype torch.int32"),
-        (lambda rows: {"scales": rows.scales[:, :0]}, r"its scales have dtype torch.int16 and shape \[5, 0\]"),
-        (lambda rows: {"scales": torch.full_like(rows.scales, 0x7F80)}, r"its scales are not all finite"),
+        (lambda rows: {"scales": rows.scales[:, :0]}, r"its scales have dtype torch.uint8 and shape \[5, 0\]"),
+        (lambda rows: {"scales": torch.full((5, 1), 0x7F80, dtype=torch.int16)}, r"its scales are not all finite"),
         (lambda rows: {"table": rows.table[:5]}, r"its table has 5 levels"),
         (lambda rows: {"table": rows.table.flip(0)}, r"its table is .*ascending"),
         (lambda rows: {"table": rows.table.to("meta")}, r"its table lie on meta"),
     ],
 )
 def test_damage_is_found(damage, message):
-    rows = CodedRows.of(make_coded(5, 68, 8 // 2))
+    rows = CodedRows.of(make_coded(5, 68, 4))
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(rows, **damage(rows)).check()
 

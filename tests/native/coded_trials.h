@@ -55,9 +55,9 @@ static Coded make_coded(int value_bits, int64_t rows, int64_t columns, unsigned 
         c.table[i] = (int8_t)(254 * i / ((1 << value_bits) - 1) - 127);
     for (int64_t i = 0; i < rows * groups; i++) {
         const int eighths = 1 + (int)(draw() % 8);
-        if (scale_bytes == 1) { /* eighths of 2^-4: an exponent of 108 + 15, and 16 steps between two powers of 2 */
+        if (scale_bytes == 1) { /* eighths of 2^-5: an exponent of 107 + 15, and 16 steps between two powers of 2 */
             ((uint8_t *)c.scales)[i] = (uint8_t)(15 * 16 + 2 * (eighths - 1));
-            scales[i] = (float)(7 + eighths) / 8 / 16;
+            scales[i] = (float)(7 + eighths) / 8 / 32;
         } else {
             scales[i] = (float)eighths / 8;
             ((uint16_t *)c.scales)[i] = to_bf16(scales[i]);

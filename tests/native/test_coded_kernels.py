@@ -35,10 +35,11 @@ def make_x(count, columns, dtype=torch.float32, seed=1) -> torch.Tensor:
     density=st.sampled_from([0, 0.02, 0.3, 0.5, 1]),
     with_bias=st.booleans(),
     seed=st.integers(0, 1000),
+    short=st.booleans(),
 )
-def test_products(out, columns, count, value_bits, dtype, density, with_bias, seed):
+def test_products(out, columns, count, value_bits, dtype, density, with_bias, seed, short):
     """With floats close to float64; with bytes the same to the bit as in torch, whose sums are exact."""
-    coded = make_coded(out, columns, value_bits, density, seed=seed)
+    coded = make_coded(out, columns, value_bits, density, seed=seed, short=short)
     tensors, x = coded_tensors(coded), make_x(count, columns, dtype, seed)
     bias = torch.randn(out).to(dtype) if with_bias else None
     weight = coded.unpack().double()
@@ -91,9 +92,10 @@ def test_neither_threads_nor_other_rows_change_a_bit(value_bits, int8):
     dtype=st.sampled_from(DTYPES),
     density=st.sampled_from([0, 0.3, 1]),
     seed=st.integers(0, 1000),
+    short=st.booleans(),
 )
-def test_dense_copies_are_bit_equal(out, columns, value_bits, dtype, density, seed):
-    coded = make_coded(out, columns, value_bits, density, dtype, seed)
+def test_dense_copies_are_bit_equal(out, columns, value_bits, dtype, density, seed, short):
+    coded = make_coded(out, columns, value_bits, density, dtype, seed, short)
     expected = coded.unpack()
     for kernel in kernels():
         dense = torch.full((out, columns), 7, dtype=dtype)
