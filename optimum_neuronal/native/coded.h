@@ -39,6 +39,18 @@ INLINE uint16_t wide_scale(uint8_t code)
     return code ? (uint16_t)((SHORT_BASE + code) << SHORT_SHIFT) : 0;
 }
 
+/* The same of eight codes at once. */
+INLINE void wide_scales(const uint8_t *codes, uint16_t *scales)
+{
+    typedef uint8_t Bytes __attribute__((vector_size(8)));
+    typedef uint16_t Halves __attribute__((vector_size(16)));
+    Bytes bytes;
+    memcpy(&bytes, codes, 8);
+    const Halves wide = __builtin_convertvector(bytes, Halves);
+    const Halves found = ((wide + SHORT_BASE) << SHORT_SHIFT) & (Halves)(wide != 0);
+    memcpy(scales, &found, 16);
+}
+
 INLINE float group_scale(const Job *job, int64_t row, int64_t group)
 {
     const int64_t at = row * job->groups + group;
@@ -64,8 +76,7 @@ INLINE int scales_of_block(const Job *job, int64_t row, int64_t block, uint16_t 
     uint8_t codes[8] = {0};
     if (bytes == 1) {
         copy_few(codes, from, groups, 8);
-        for (int i = 0; i < 8; i++)
-            scales[i] = wide_scale(codes[i]);
+        wide_scales(codes, scales);
     } else {
         memset(scales, 0, 16);
         copy_few(scales, from, groups * 2, 16);

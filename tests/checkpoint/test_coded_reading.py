@@ -38,7 +38,7 @@ def test_scales_that_are_not_short_are_stored_as_they_are(wide):
 
 
 def test_a_checkpoint_of_version_2_is_read():
-    """Written by an earlier release, which knew no short scales."""
+    """Written before there were short scales."""
     expected = torch.tensor([[-1.171875, -1.171875, 0, 0, 0.765625], [0.71875, 0, 0, 0.2431640625, 0]]).bfloat16()
     found = read(VERSION_2)
     assert torch.equal(found[NAME][:2], expected) and (found[NAME][2:] != 0).sum() == 8
