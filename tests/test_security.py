@@ -293,7 +293,7 @@ def test_a_flipped_bit_is_an_error(foreign, offset):
 @pytest.mark.parametrize(
     "format, change, message",
     [
-        ("packed", lambda c: c["quantization_config"].update(version=3), "version 3, but this optimum_neuronal reads"),
+        ("packed", lambda c: c["quantization_config"].update(version=4), "version 4, but this optimum_neuronal reads"),
         ("packed", lambda c: c["quantization_config"].pop("version"), "version None, but this optimum_neuronal reads"),
         ("packed", lambda c: c["quantization_config"].update(format="bitmap"), "has format 'bitmap'"),
         ("packed", lambda c: c["sparsity_config"].update(version=2), "sparsity_config.version is 2"),

@@ -187,7 +187,7 @@ def with_config(change):
         (INDEX, lambda content: content[:100], f"{INDEX} is damaged"),
         (INDEX, lambda content: content.replace(FILE.encode(), b"../../secret.safetensors"), "expected 'packed-00001-of"),
         ("config.json", with_config(lambda config: config.update(intermediate_size=40)), r"has the shape \(\d+, \d+\), but the model's"),
-        ("config.json", with_config(lambda config: config["quantization_config"].update(version=3)), "version 3, but this optimum_neuronal reads"),
+        ("config.json", with_config(lambda config: config["quantization_config"].update(version=4)), "version 4, but this optimum_neuronal reads"),
         ("config.json", with_config(lambda config: config["quantization_config"].update(format=["packed"])), "has format a list of 1, version 1"),
         ("config.json", with_config(lambda config: config["sparsity_config"].update(format="dense")), "contradicts itself"),
         ("config.json", with_config(lambda config: config["sparsity_config"].update(achieved_sparsity="much")), "achieved_sparsity"),

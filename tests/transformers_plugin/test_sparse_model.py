@@ -175,7 +175,7 @@ def with_config(**values):
         (FILE, lambda content: content[:-1] + b"~", rf"{FILE}: model\.\S+ is damaged"),
         (INDEX, lambda content: content[:100], f"{INDEX} is damaged"),
         ("config.json", with_config(intermediate_size=40), r"has the shape \(\d+, \d+\), but the model's"),
-        ("config.json", with_config(quantization_config={"quant_method": "neuronal", "format": "packed", "version": 3}), "version 3"),
+        ("config.json", with_config(quantization_config={"quant_method": "neuronal", "format": "packed", "version": 4}), "version 4"),
     ],
 )  # fmt: skip
 def test_damage_is_an_error_that_says_where(saved, tmp_path, name, change, message):
