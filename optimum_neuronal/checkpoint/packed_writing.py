@@ -121,11 +121,15 @@ class PackedWriter(ShardWriter):
 
     def metadata(self) -> dict[str, str]:
         about, self._about = self._about, {}
-        version = CODED_VERSION if self.coding else INT8_VERSION if self.head else VERSION
-        return {METADATA: json.dumps({"version": version, "tensors": about})}
+        return {METADATA: json.dumps({"version": _version(self.coding, self.head), "tensors": about})}
 
     def finish(self, count: int, index: dict) -> None:
         (self.folder / PACKED_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _version(coding: Any, head: Any) -> int:
+    """The first version of the format that has values of few bits, or a head of 8 bits, where there is any of them."""
+    return CODED_VERSION if coding else INT8_VERSION if head else VERSION
 
 
 def _saves_space(packed: PackedWeight) -> bool:
@@ -140,7 +144,7 @@ def _owned(*tensors: torch.Tensor) -> list[torch.Tensor]:
 def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """What config.json of a packed checkpoint holds, made of the dense one's."""
     about = config.get("sparsity_config") or {}
-    version = CODED_VERSION if about.get("value_bits") else INT8_VERSION if about.get("head_bits") else VERSION
+    version = _version(about.get("value_bits"), about.get("head_bits"))
     return _with_format(config, "packed") | {"quantization_config": {**QUANTIZATION_CONFIG, "version": version}}
 
 

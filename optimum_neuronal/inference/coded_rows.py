@@ -10,11 +10,10 @@ from ..native.library import BITS_BY_LEVELS, bits_of_codes
 from ..sparsity.bitmask import row_stride
 from ..sparsity.codebooks import check_table
 from ..sparsity.coded import GROUP, CodedWeight
-from ..sparsity.scale_grid import narrow
+from ..sparsity.scale_grid import narrow, widen
 from .bit_rows import align, check_offsets, check_tensors, close_up, row_counts, word_counts
 from .coded_ops import coded_linear, scale_dtype, unpack_coded
 from .packed_rows import joined_offsets
-from .torch_fallback import wide_scales
 
 
 ACTIVATIONS = ("int8", "bf16")  # how inputs are multiplied: rounded to 8 bits by blocks of 128, or as they are
@@ -68,7 +67,7 @@ class CodedRows:
     def to_packed(self) -> CodedWeight:
         """The weight as files hold it; codes are shared, and bits too if in % 64 == 0."""
         mask = close_up(self.bits, self.shape)
-        return CodedWeight(mask, self.codes, wide_scales(self.scales), self.table, self.value_bits, self.dtype)
+        return CodedWeight(mask, self.codes, widen(self.scales), self.table, self.value_bits, self.dtype)
 
     @property
     def kind(self) -> str:
@@ -146,7 +145,7 @@ class CodedRows:
         bits, codes = (torch.cat([getattr(rows, name) for rows in parts]) for name in ("bits", "codes"))
         scales = [rows.scales for rows in parts]
         if len({part.dtype for part in scales}) > 1:
-            scales = [wide_scales(part).view(torch.int16) for part in scales]
+            scales = [widen(part).view(torch.int16) for part in scales]
         offsets = joined_offsets([rows.offsets for rows in parts], [len(rows.codes) for rows in parts])
         return replace(
             parts[0],
@@ -173,7 +172,7 @@ class CodedRows:
         check_table(self.table.tolist(), self.value_bits)
         counts = _row_bytes(self.bits, self.value_bits)
         check_offsets(self.bits, columns, self.offsets, counts, len(self.codes), "bytes of codes")
-        if not bool(wide_scales(self.scales).isfinite().all()):
+        if not bool(widen(self.scales).isfinite().all()):
             raise ValueError("its scales are not all finite")
 
 

@@ -99,13 +99,8 @@ def _levels(bits, codes, offsets, table, columns: int) -> torch.Tensor:
     return levels
 
 
-def wide_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Scales as kernels have them, uint8 codes or int16 bits, as bfloat16."""
-    return widen(scales) if scales.dtype == torch.uint8 else scales.view(torch.bfloat16)
-
-
 def _scales(scales: torch.Tensor) -> torch.Tensor:
-    return wide_scales(scales).float()
+    return widen(scales).float()
 
 
 def _scaled(levels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from .codebooks import nearest_magnitude
-from .scale_grid import ScaleGrid, scale_range
+from .scale_grid import ScaleGrid
 
 
 # Of the largest magnitude of a group, which part the largest level stands for. Below 1 the largest values are clipped,
@@ -31,7 +31,7 @@ def find_scales(magnitudes: torch.Tensor, levels: Sequence[int], dtype: torch.dt
     # The smallest tell scales apart best: large ones lie so close that many a wrong scale has a level for them.
     ordered = torch.where(magnitudes == 0, torch.inf, magnitudes).sort(1).values
     ordered = ordered.masked_fill_(ordered == torch.inf, 0)
-    wide = ScaleGrid(*scale_range(dtype, levels), short=False)
+    wide = ScaleGrid.wide(levels, dtype)
     found = _find_on_grid(ordered, levels, dtype, wide.narrowed())
     return _find_on_grid(ordered, levels, dtype, wide) if found is None else found
 

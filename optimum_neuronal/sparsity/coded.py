@@ -122,9 +122,7 @@ class CodedWeight(Change):
     ) -> "CodedWeight":
         """The weight of what [`CodedWeight.parts`] gave under a name."""
         mask = PackedMask(tensors[name + MASK], shape)
-        scales = tensors[name + SCALES]
-        scales = widen(scales) if scales.dtype == torch.uint8 else scales
-        return cls(mask, tensors[name + CODES], scales, tensors[name + TABLE], bits, dtype)
+        return cls(mask, tensors[name + CODES], widen(tensors[name + SCALES]), tensors[name + TABLE], bits, dtype)
 
     def parts(self, name: str) -> dict[str, torch.Tensor]:
         """Mask, codes, scales and table, as they are recorded under a name: scales as uint8 codes if all are short."""

@@ -1,7 +1,7 @@
 """The numbers that the scales of groups may be: positive bfloat16 numbers, or *short* ones, which 8 bits tell.
 
 A short scale has four bits of fraction, 16 steps to a factor of 2, and lies between 2**-20 and 2**-4: that of a group whose
-largest magnitude is between 0.00013 and 7. The byte that a group saves buys more than finer scales do (docs/few_bits.md).
+largest magnitude is between 0.00012 and 7. The byte that a group saves buys more than finer scales do (docs/few_bits.md).
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,11 @@ SHORT_BASE, SHORT_SHIFT = (127 - 20) * 16, 3
 MARGIN = 1.07  # by which factor scales are tried above that with which nothing is clipped
 
 
-def widen(codes: torch.Tensor) -> torch.Tensor:
-    """The scales, bfloat16, of uint8 codes."""
-    return torch.where(codes == 0, 0, codes.to(torch.int16).add_(SHORT_BASE) << SHORT_SHIFT).view(torch.bfloat16)
+def widen(scales: torch.Tensor) -> torch.Tensor:
+    """Scales as bfloat16, be they uint8 codes of short ones, int16 bits, or bfloat16 already."""
+    if scales.dtype == torch.uint8:
+        scales = torch.where(scales == 0, 0, scales.to(torch.int16).add_(SHORT_BASE) << SHORT_SHIFT)
+    return scales.view(torch.bfloat16)
 
 
 def narrow(scales: torch.Tensor) -> torch.Tensor | None:
@@ -54,6 +56,11 @@ class ScaleGrid:
     short: bool
 
     @classmethod
+    def wide(cls, levels: Sequence[int], dtype: torch.dtype) -> "ScaleGrid":
+        """All of [`scale_range`], short or not."""
+        return cls(*scale_range(dtype, levels), short=False)
+
+    @classmethod
     def of(cls, largest: torch.Tensor, levels: Sequence[int], dtype: torch.dtype) -> "ScaleGrid":
         """Short scales, if all groups can have such without a value clipped, else all of [`scale_range`].
 
@@ -61,7 +68,7 @@ class ScaleGrid:
             largest (`Tensor`): magnitude in each group, float32, of any shape; 0 where nothing is kept.
             levels (`Sequence[int]`), dtype (`torch.dtype`): as for [`scale_range`].
         """
-        wide = cls(*scale_range(dtype, levels), short=False)
+        wide = cls.wide(levels, dtype)
         grid = wide.narrowed()
         near = (largest[largest > 0] / levels[-1]).clamp_(min=wide.low)
         return grid if bool(((near * MARGIN >= grid.low) & (near * MARGIN <= grid.high)).all()) else wide
