@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 NIGHT = os.environ.get("TESTS_PROFILE") == "night"
 TIMES = 50
+BATCH_SIZES = (1, 5, 12) if NIGHT else (1, 5)  # of 12 sequences
 
 at_night = pytest.mark.skipif(not NIGHT, reason="for the night: TESTS_PROFILE=night")
 

@@ -3,7 +3,7 @@ from itertools import product
 import pytest
 import torch
 from conftest import FEW, make_model
-from profiles import by_day
+from profiles import BATCH_SIZES, by_day
 from sweeps import build_sweep, make_sweep, state, unchanged, uniform
 
 from optimum_neuronal.decoder.finding import find_decoder
@@ -44,7 +44,7 @@ def test_abandoning_does_not_change_the_decision(any_model, ids, scope, monkeypa
 )
 def test_batch_size_does_not_change_a_bit(family, ids, saliency):
     model, results = make_model(family), []
-    for batch_size in (1, 5):
+    for batch_size in BATCH_SIZES:
         with inference(model):
             sweep = make_sweep(model, ids, saliency, batch_size)
             plan = block_plan(sweep.decoder, 0.7, 0.1)

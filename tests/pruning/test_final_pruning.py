@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import FEW, make_model
 from forward import squared_norms
-from profiles import by_day
+from profiles import BATCH_SIZES, by_day
 from sweeps import make_sweep, state, unchanged, uniform
 from transformers import AutoModelForCausalLM
 
@@ -59,7 +59,7 @@ def weights(model):
 @pytest.mark.parametrize("family", by_day(["llama", "mixtral", "gpt2"], "mixtral"))
 def test_batches_change_no_bit(family, method, ids):
     results = []
-    for batch_size in (1, 5):
+    for batch_size in BATCH_SIZES:
         model = make_model(family)
         pruner = prune(model, ids, {**METHODS[method], "batch_size": batch_size})
         assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)

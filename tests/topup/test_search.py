@@ -4,6 +4,7 @@ import pytest
 import torch
 from by_hand import mean
 from conftest import make_model
+from profiles import at_night
 from sweeps import build_sweep, state, unchanged
 from transformers import AutoModelForCausalLM
 
@@ -64,7 +65,10 @@ def test_a_plan_is_only_ever_replaced_by_a_better_one(llama):
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
-@pytest.mark.parametrize(("budget", "objective"), [(8, "kl"), (25, "nll"), (58, "kl"), (40, "alignment")])
+@pytest.mark.parametrize(
+    ("budget", "objective"),
+    [(8, "kl"), (25, "nll"), (58, "kl"), pytest.param(90, "kl", marks=at_night), (40, "alignment")],
+)
 def test_the_budget_is_what_it_costs(family, budget, objective, ids):
     """One unit is one pass of the alignment sequences through all blocks, counted by the engine."""
     model = make_model(family)
