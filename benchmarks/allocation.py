@@ -20,16 +20,17 @@ from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
 from benchmarks.random_models import random_llama
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.engine import alignment_errors, applier, deviation, runner
+from optimum_neuronal.display.tables import format_table
+from optimum_neuronal.engine import runner
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.metrics.statistics import SquaredNorms
+from optimum_neuronal.engine.statistics import SquaredNorms
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.pruning.finding import TOKENS_PER_FORWARD
-from optimum_neuronal.runtime.tables import format_table
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity import cuts
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import NeuronAL
+from optimum_neuronal.trials import alignment_errors, applier, deviation
 from tests.sweeps import build_sweep
 
 

@@ -22,9 +22,9 @@ from benchmarks.efforts import log_perplexities
 from benchmarks.figures import FOLDER
 from benchmarks.methods import load
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.comparing.figures.canvas import add_legend, add_title, new_figure, show_percent, show_rounded
+from optimum_neuronal.comparing.figures.styles import COLOURS
 from optimum_neuronal.config_fields import LAMBDAS
-from optimum_neuronal.evaluation.figures.canvas import add_legend, add_title, new_figure, show_percent, show_rounded
-from optimum_neuronal.evaluation.figures.styles import COLOURS
 
 
 SPARSITY = 0.7

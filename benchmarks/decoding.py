@@ -15,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from optimum_neuronal import sparsify
+from optimum_neuronal.display.tables import format_table
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.evaluation.speed import decode_seconds, measure_speed
-from optimum_neuronal.runtime.tables import format_table
 
 
 SHAPES = {

@@ -26,10 +26,10 @@ from benchmarks.efforts import log_perplexities
 from benchmarks.gptq import GPTQ
 from benchmarks.methods import load
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.display.tables import format_table
 from optimum_neuronal.efforts import EFFORTS
-from optimum_neuronal.runtime.tables import format_table
-from optimum_neuronal.sparsity.coded import CodedWeight
+from optimum_neuronal.formats.coded import CodedWeight
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.base import Allocation, register_topup
 from optimum_neuronal.topup.search import Search

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.figures import FOLDER, ROOT
-from optimum_neuronal.evaluation.figures.canvas import add_legend, add_title, new_figure
-from optimum_neuronal.evaluation.figures.styles import make_styles
+from optimum_neuronal.comparing.figures.canvas import add_legend, add_title, new_figure
+from optimum_neuronal.comparing.figures.styles import make_styles
 
 
 PAGE = ROOT / "docs" / "few_bits.md"

@@ -14,10 +14,10 @@ from transformers.utils import logging
 
 from benchmarks.few_bits_speed import projections
 from benchmarks.methods import load
-from optimum_neuronal.evaluation.comparing import compare
+from optimum_neuronal.comparing.comparing import compare
+from optimum_neuronal.display.tables import format_markdown
 from optimum_neuronal.evaluation.perplexity import evaluate_perplexity
 from optimum_neuronal.evaluation.quantized import FORMS, footprint, has_torchao, quantize
-from optimum_neuronal.runtime.tables import format_markdown
 
 
 BITS = 16  # of values that are not rounded: the model is pruned in float32, and would be computed with in bfloat16

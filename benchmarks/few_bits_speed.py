@@ -21,12 +21,12 @@ from transformers.utils import logging
 
 from benchmarks.decoding import SHAPES, VOCABULARY
 from optimum_neuronal import sparsify
+from optimum_neuronal.display.tables import format_markdown
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.evaluation.quantized import has_torchao, quantize
 from optimum_neuronal.evaluation.speed import decode_seconds
-from optimum_neuronal.runtime.memory import hand_back_freed
-from optimum_neuronal.runtime.peak_memory import resident_memory
-from optimum_neuronal.runtime.tables import format_markdown
+from optimum_neuronal.system.memory import hand_back_freed
+from optimum_neuronal.system.peak_memory import resident_memory
 
 
 def one_block(shape: str, sparsity: float = 0.0) -> LlamaForCausalLM:

@@ -8,8 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from optimum_neuronal.evaluation.figures.canvas import add_legend, add_title, new_figure, show_percent
-from optimum_neuronal.evaluation.figures.styles import make_styles
+from optimum_neuronal.comparing.figures.canvas import add_legend, add_title, new_figure, show_percent
+from optimum_neuronal.comparing.figures.styles import make_styles
 
 
 ROOT = Path(__file__).parents[1]

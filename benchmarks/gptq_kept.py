@@ -23,9 +23,9 @@ from benchmarks.efforts import log_perplexities
 from benchmarks.few_bits import HELD_OUT, losses, prune_as
 from benchmarks.gptq import GPTQ
 from benchmarks.methods import load
-from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.demo.run import TINY_MODEL
-from optimum_neuronal.runtime.tables import format_markdown
+from optimum_neuronal.display.tables import format_markdown
+from optimum_neuronal.model.finding import find_decoder
 
 
 def differing(bits: int, ordered: bool) -> float:

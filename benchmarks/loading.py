@@ -26,8 +26,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import optimum_neuronal
-from optimum_neuronal.runtime.peak_memory import peak_memory, reset_peak_memory
-from optimum_neuronal.runtime.tables import format_table
+from optimum_neuronal.display.tables import format_table
+from optimum_neuronal.system.peak_memory import peak_memory, reset_peak_memory
 
 
 TIMES, PAGE = ("load", "read", "use"), 4096

@@ -19,10 +19,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from optimum_neuronal.comparing.comparing import compare
+from optimum_neuronal.comparing.comparison import Comparison
 from optimum_neuronal.data.calibration import draw_windows
 from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL
-from optimum_neuronal.evaluation.comparing import compare
-from optimum_neuronal.evaluation.comparison import Comparison
 from optimum_neuronal.evaluation.perplexity import load_windows
 from tests import authors
 

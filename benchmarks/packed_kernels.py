@@ -22,14 +22,14 @@ from pathlib import Path
 import torch
 from torch.nn.functional import linear
 
+from optimum_neuronal.display.tables import format_table
+from optimum_neuronal.formats.coded import CodedWeight
+from optimum_neuronal.formats.packed import PackedWeight
 from optimum_neuronal.inference.coded_rows import ACTIVATIONS, CodedRows
 from optimum_neuronal.inference.layouts import Rows
 from optimum_neuronal.inference.packed_rows import PackedRows
 from optimum_neuronal.native.build import find_compiler
 from optimum_neuronal.native.library import find_kernel
-from optimum_neuronal.runtime.tables import format_table
-from optimum_neuronal.sparsity.coded import CodedWeight
-from optimum_neuronal.sparsity.packed import PackedWeight
 
 
 TOKENS = (1, 4, 8, 16, 64, 512)

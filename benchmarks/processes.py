@@ -19,8 +19,8 @@ from torch import distributed
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.runtime.processes import Processes
-from optimum_neuronal.runtime.tables import format_table
+from optimum_neuronal.display.tables import format_table
+from optimum_neuronal.system.processes import Processes
 from tests import authors
 
 

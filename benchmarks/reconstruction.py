@@ -13,12 +13,12 @@ import time
 import torch
 from transformers.utils import logging
 
+from optimum_neuronal.display.tables import format_table
 from optimum_neuronal.pruning.rates import measure_matmul_rate
-from optimum_neuronal.runtime.peak_memory import peak_memory, reset_peak_memory
-from optimum_neuronal.runtime.tables import format_table
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.system.peak_memory import peak_memory, reset_peak_memory
 
 
 def problem(rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,8 +7,8 @@ transformers has to know of this package it learns when it is imported itself.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .runtime.version import __version__
 from .transformers_plugin.registration import register
+from .version import __version__
 
 
 _HOME = {
@@ -17,7 +17,7 @@ _HOME = {
     "PruningReport": "report",
     "evaluate_perplexity": "evaluation.perplexity",
     "evaluate_tasks": "evaluation.tasks",
-    "compare": "evaluation.comparing",
+    "compare": "comparing.comparing",
     "save_pretrained": "checkpoint.save_pretrained",
     "inspect_checkpoint": "checkpoint.inspecting",
     "convert_checkpoint": "checkpoint.converting",
@@ -28,8 +28,8 @@ _HOME = {
     "keep_lora_sparse": "training.lora",
     "SparsityCallback": "training.callbacks",
     "NeuronALCallback": "training.callbacks",
-    "Architecture": "decoder.architectures",
-    "register_architecture": "decoder.architectures",
+    "Architecture": "model.architectures",
+    "register_architecture": "model.architectures",
     "register_saliency": "saliency",
     "register_topup": "topup",
 }
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from .checkpoint.converting import convert_checkpoint
     from .checkpoint.inspecting import inspect_checkpoint
     from .checkpoint.save_pretrained import save_pretrained
+    from .comparing.comparing import compare
     from .config import NeuronALConfig
-    from .decoder.architectures import Architecture, register_architecture
-    from .evaluation.comparing import compare
     from .evaluation.perplexity import evaluate_perplexity
     from .evaluation.tasks import evaluate_tasks
     from .inference.sparsify import densify, sparsify
+    from .model.architectures import Architecture, register_architecture
     from .pruner import NeuronALPruner
     from .report import PruningReport
     from .saliency import register_saliency

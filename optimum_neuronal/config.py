@@ -14,11 +14,10 @@ from .config_fields import ALIASES, FORMATS, ConfigFields, check_head_bits, chec
 from .config_files import read_config_file
 from .efforts import EFFORTS, default_topup
 from .methods import RECONSTRUCT, Methods, make_methods
-from .runtime.arguments import check_count
-from .runtime.hyper_parameters import check_number
-from .runtime.registry import did_you_mean
+from .registry import did_you_mean
 from .saliency import SALIENCIES
 from .topup import TOPUPS
+from .validation import check_count, check_number
 
 
 WANDA = "wanda"  # goes together with a top-up that weights must not move under

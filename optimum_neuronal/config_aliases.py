@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from .config_fields import ALIASES, ConfigFields
 from .efforts import EFFORTS, default_topup
 from .methods import make_method
-from .runtime.notes import get_logger
-from .runtime.registry import parse_method
+from .registry import parse_method
+from .system.notes import get_logger
 from .topup import TOPUPS
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from .sparsity.codebooks import BITS
+from .formats.codebooks import BITS
 
 
 LEAST_BITS, MOST_BITS = 1.0625, 9.0625  # a weight: a mask and scales alone; with 8 bits of every value

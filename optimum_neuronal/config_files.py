@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .runtime.arguments import check_path
+from .validation import check_path
 
 
 YAML = (".yaml", ".yml")

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .decoder.projections import Decoder
-from .runtime.registry import Registry, did_you_mean
+from .model.projections import Decoder
+from .registry import Registry, did_you_mean
 from .saliency import SALIENCIES, Saliency
 from .sparsity.pattern import ColumnPattern
 from .topup import TOPUPS, TopUp

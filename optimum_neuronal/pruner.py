@@ -15,14 +15,16 @@ from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pr
 from .checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
-from .decoder.checking import check_model
-from .decoder.finding import find_decoder
-from .decoder.loading import OF_TOKENIZERS, load_streamed
-from .decoder.placement import default_device
-from .decoder.weight_names import stored_names
 from .evaluation.perplexity import evaluate_perplexity, load_windows
 from .evaluation.test_sets import name_test_sets
+from .files.directories import check_apart
+from .files.work_directory import WorkDirectory
 from .methods import Methods
+from .model.checking import check_model
+from .model.finding import find_decoder
+from .model.loading import OF_TOKENIZERS, load_streamed
+from .model.placement import default_device
+from .model.weight_names import stored_names
 from .pruning.applying import apply_changes
 from .pruning.bit_budget import likely, pairs_within
 from .pruning.calibrating import draw_calibration, find_tokenizer
@@ -34,13 +36,11 @@ from .pruning.pruned_models import Pruned, PrunedModels, Tokenizers, check_token
 from .pruning.recording import open_journal, work_directory
 from .pruning.reporting import make_report
 from .report import PruningReport
-from .runtime.arguments import check_path
-from .runtime.clock import Clock
-from .runtime.directories import check_apart
-from .runtime.interrupts import deferred_interrupt
-from .runtime.peak_memory import reset_peak_memory
-from .runtime.processes import Processes
-from .runtime.work_directory import WorkDirectory
+from .system.clock import Clock
+from .system.interrupts import deferred_interrupt
+from .system.peak_memory import reset_peak_memory
+from .system.processes import Processes
+from .validation import check_path
 
 
 class NeuronALPruner(OptimumQuantizer):

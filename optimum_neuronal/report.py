@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .runtime.tables import format_html, format_table
+from .display.tables import format_html, format_table
 
 
 REPORT_NAME = "neuronal_report.json"
@@ -32,7 +32,7 @@ class PruningReport:
         block_forwards (`int`): how often a block was run on one sequence.
         starved_experts (`list[str]`):
             Projections of experts that received fewer than `min_expert_tokens` calibration tokens.
-        peak_memory (`dict`): bytes by device, from `runtime.peak_memory`.
+        peak_memory (`dict`): bytes by device, from `system.peak_memory`.
         versions (`dict`): of this package, transformers, torch and Python.
         evaluation (`dict`):
             Perplexities of the model on test texts, if they were measured: dataset -> `dense` and `pruned`, before and

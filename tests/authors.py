@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from optimum_neuronal.metrics.statistics import SquaredNorms
+from optimum_neuronal.engine.statistics import SquaredNorms
 from optimum_neuronal.sparsity.plan import SparsityPlan
 
 

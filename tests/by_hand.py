@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from optimum_neuronal.decoder.projections import Block, Projection
+from optimum_neuronal.model.projections import Block, Projection
 
 
 def make_projection(weight, name: str = "p") -> Projection:

@@ -2,12 +2,12 @@
 
 import torch
 
+from optimum_neuronal.formats.code_stream import pack_codes
+from optimum_neuronal.formats.codebooks import TABLES
+from optimum_neuronal.formats.coded import GROUP, CodedWeight
+from optimum_neuronal.formats.packed import PackedMask
+from optimum_neuronal.formats.scale_grid import ScaleGrid
 from optimum_neuronal.inference.coded_rows import CodedRows
-from optimum_neuronal.sparsity.code_stream import pack_codes
-from optimum_neuronal.sparsity.codebooks import TABLES
-from optimum_neuronal.sparsity.coded import GROUP, CodedWeight
-from optimum_neuronal.sparsity.packed import PackedMask
-from optimum_neuronal.sparsity.scale_grid import ScaleGrid
 
 
 def make_coded(out, columns, value_bits, density=0.4, dtype=torch.float32, seed=0, short=True) -> CodedWeight:

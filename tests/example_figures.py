@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 
-from optimum_neuronal.evaluation.figures.speed import plot_speed
-from optimum_neuronal.evaluation.plots import (
+from optimum_neuronal.comparing.figures.speed import plot_speed
+from optimum_neuronal.comparing.plots import (
     plot_block_sparsity,
     plot_lambda_curve,
     plot_perplexity_by_bits,

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from optimum_neuronal.runtime import atomic
+from optimum_neuronal.files import atomic
 
 
 TOUCHING = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "shutil.rmtree")

@@ -5,7 +5,7 @@ import torch
 from optimum_neuronal.checkpoint.coding import Coding
 from optimum_neuronal.checkpoint.packed_index import open_checkpoint
 from optimum_neuronal.checkpoint.packed_writing import PackedWriter
-from optimum_neuronal.sparsity.coded import CodedWeight
+from optimum_neuronal.formats.coded import CodedWeight
 
 
 FILE = "packed-00001-of-00001.safetensors"

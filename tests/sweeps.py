@@ -2,14 +2,14 @@
 
 import torch
 
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.engine.applier import PlanApplier
-from optimum_neuronal.engine.engine import Engine
-from optimum_neuronal.engine.records import StepRecords
 from optimum_neuronal.engine.runner import BlockRunner
-from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.trials.applier import PlanApplier
+from optimum_neuronal.trials.engine import Engine
+from optimum_neuronal.trials.records import StepRecords
+from optimum_neuronal.trials.sweep import Sweep
 
 
 def build_sweep(decoder, saliency, ids, num_alignment_samples, batch_size=1, device="cpu", **options) -> Sweep:

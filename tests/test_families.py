@@ -9,10 +9,10 @@ from profiles import NIGHT
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.calls import first_output
 from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.replay import replay
+from optimum_neuronal.model.finding import find_decoder
 
 
 CPU = torch.device("cpu")

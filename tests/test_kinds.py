@@ -9,8 +9,8 @@ from conftest import make_tokenizer
 from kinds import ENCODERS, MULTIMODAL, OTHER_HEADS, REFUSED, VISION, make_config, make_kind
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import capture_inputs, inference
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.pruning.dry_run import plan_prune
 
 

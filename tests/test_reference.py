@@ -7,9 +7,9 @@ from profiles import at_night, by_day
 from sweeps import build_sweep
 
 from optimum_neuronal import evaluate_perplexity
-from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.metrics.statistics import SquaredNorms
+from optimum_neuronal.engine.statistics import SquaredNorms
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.pruning.applying import apply_changes
 from optimum_neuronal.pruning.final_pruning import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES

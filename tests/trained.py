@@ -5,11 +5,11 @@ from functools import lru_cache
 import authors
 import torch
 
-from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
 from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.replay import replay
-from optimum_neuronal.metrics.statistics import Hessian
+from optimum_neuronal.engine.statistics import Hessian
+from optimum_neuronal.model.finding import find_decoder
 
 
 Layer = tuple[torch.Tensor, torch.Tensor]  # a weight, (out, in), and the Hessian of its inputs, (in, in)

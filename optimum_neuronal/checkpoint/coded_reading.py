@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..sparsity.bitmask import MASK, check_mask_header, checksum_seed
-from ..sparsity.code_checks import check_coded_headers
-from ..sparsity.coded import CODES, SCALES, TABLE, CodedWeight
+from ..formats.bitmask import MASK, check_mask_header, checksum_seed
+from ..formats.code_checks import check_coded_headers
+from ..formats.coded import CODES, SCALES, TABLE, CodedWeight
 from .stored_tensors import DTYPES, Stored, dtype_name, read_parts
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from ..decoder.weight_names import PrunedWeights
-from ..runtime.notes import get_logger
-from ..sparsity.code_checks import CODED_DTYPES
-from ..sparsity.coded import CodedWeight
-from ..sparsity.stand_in import StandIn
+from ..formats.code_checks import CODED_DTYPES
+from ..formats.coded import CodedWeight
+from ..formats.stand_in import StandIn
+from ..model.weight_names import PrunedWeights
+from ..system.notes import get_logger
 
 
 logger = get_logger(__name__)

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from ..compat import transformers as internals
 from ..config_fields import FORMATS, check_head_bits
-from ..decoder.loading import load_skeleton
-from ..decoder.token_weights import token_weights
-from ..runtime.arguments import check_path
-from ..runtime.directories import is_same
-from ..runtime.notes import get_logger
-from ..sparsity.codebooks import check_bits
-from ..transformers_plugin import internals
+from ..files.directories import is_same
+from ..formats.codebooks import check_bits
+from ..model.loading import load_skeleton
+from ..model.token_weights import token_weights
+from ..system.notes import get_logger
+from ..validation import check_path
 from .card_file import changed, name_for_card
 from .coding import Coding
 from .files import check_file, read_bytes

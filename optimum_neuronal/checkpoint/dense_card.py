@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import HfApi, ModelCard
 from transformers import PreTrainedModel
 
-from ..runtime.notes import get_logger
+from ..system.notes import get_logger
 from .files import check_file
 from .names import MODEL_CARD
 from .origin import hub_id

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..runtime.schema import short
 from .files import check_config_file, check_file, check_names, open_safetensors, read_json
 from .names import DENSE_FILE, DENSE_INDEX, LISTED_FILE, SUFFIX
+from .schema import short
 
 
 def dense_files(directory: Path) -> dict[str, set[str] | None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..runtime.escaping import escaped
+from ..display.escaping import escaped
 from .names import CONFIG
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from ..runtime.notes import get_logger
-from ..sparsity.int8_weight import Int8Weight, check_matrix
-from ..sparsity.stand_in import StandIn
+from ..formats.int8_weight import Int8Weight, check_matrix
+from ..formats.stand_in import StandIn
+from ..system.notes import get_logger
 
 
 logger = get_logger(__name__)

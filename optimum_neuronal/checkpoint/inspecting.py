@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from ..decoder.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
-from ..runtime.escaping import escaped
-from ..runtime.notes import get_logger
-from ..runtime.quantities import format_bytes
-from ..runtime.tables import format_html, format_table
-from ..sparsity.bitmask import packed_bytes
+from ..display.escaping import escaped
+from ..display.quantities import format_bytes
+from ..display.tables import format_html, format_table
+from ..formats.bitmask import packed_bytes
+from ..model.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
+from ..system.notes import get_logger
 from .opening import Checkpoint, Weight, find_checkpoint
 
 

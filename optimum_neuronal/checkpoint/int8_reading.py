@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..sparsity.bitmask import checksum_seed
-from ..sparsity.code_checks import GROUP
-from ..sparsity.int8_weight import BITS, LEVELS, SCALES, Int8Weight, check_int8_headers
+from ..formats.bitmask import checksum_seed
+from ..formats.code_checks import GROUP
+from ..formats.int8_weight import BITS, LEVELS, SCALES, Int8Weight, check_int8_headers
 from .stored_tensors import DTYPES, Stored, dtype_name, read_parts
 
 

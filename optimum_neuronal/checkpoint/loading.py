@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..decoder.loading import load_model
+from ..model.loading import load_model
 from .dense_index import check_dense
 
 

@@ -11,13 +11,13 @@ from huggingface_hub import ModelCard
 from transformers import PreTrainedModel
 
 from ..data.text_files import FILE_SUFFIXES
-from ..decoder.finding import find_decoder
-from ..decoder.model_class import TRUSTING, LoadingCode, loading_code
-from ..decoder.projections import Projection
+from ..display.escaping import escaped
+from ..display.quantities import format_bytes
+from ..display.tables import format_markdown
+from ..model.finding import find_decoder
+from ..model.model_class import TRUSTING, LoadingCode, loading_code
+from ..model.projections import Projection
 from ..report import REPORT_NAME, PruningReport
-from ..runtime.escaping import escaped
-from ..runtime.quantities import format_bytes
-from ..runtime.tables import format_markdown
 from .card_metadata import make_metadata
 from .origin import hub_id
 from .packed_size import PackedSize, packed_size

@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from ..runtime.arguments import check_path
+from ..validation import check_path
 from .coded_reading import StoredCodedWeight
 from .dense_index import dense_files, open_dense
 from .files import read_json

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..runtime.directories import is_same
+from ..files.directories import is_same
 from .card_file import may_be_replaced
 from .files import read_json
 from .names import CONFIG, FILES, MODEL_CARD, REPORT_NAME, TOKENIZER_FOLDERS, is_of_weights

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ..runtime.schema import short
 from .files import check_file, check_names, read_json
 from .names import PACKED, PACKED_INDEX, PACKED_SHARD, shard
 from .packed_reading import PackedFile
+from .schema import short
 
 
 def open_checkpoint(folder: str | Path) -> list[PackedFile]:

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..runtime.schema import short
-from ..sparsity.bitmask import MASK, VALUES, Values, check_headers, check_mask, checksum_seed, unpack
-from ..sparsity.packed import PackedMask, PackedWeight
+from ..formats.bitmask import MASK, VALUES, Values, check_headers, check_mask, checksum_seed, unpack
+from ..formats.packed import PackedMask, PackedWeight
 from .coded_reading import CODED_PARTS, StoredCodedWeight
 from .files import check_file, check_names, open_safetensors
 from .int8_reading import INT8_PARTS, StoredInt8Weight
+from .schema import short
 from .stored_tensors import DTYPES, FileValues, Stored
 
 

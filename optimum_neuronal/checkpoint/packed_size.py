@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..decoder.projections import Decoder, Projection
-from ..decoder.token_weights import token_weights
-from ..sparsity.bitmask import packed_bytes, rows_bytes
-from ..sparsity.code_checks import coded_bytes, coded_rows_bytes
-from ..sparsity.int8_weight import int8_bytes
+from ..formats.bitmask import packed_bytes, rows_bytes
+from ..formats.code_checks import coded_bytes, coded_rows_bytes
+from ..formats.int8_weight import int8_bytes
+from ..model.projections import Decoder, Projection
+from ..model.token_weights import token_weights
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ..sparsity.bitmask import MASK, VALUES, checksum_seed, pack, saves_space
-from ..sparsity.code_checks import GROUP
-from ..sparsity.coded import CodedWeight
-from ..sparsity.int8_weight import BITS, Int8Weight
-from ..sparsity.packed import PackedWeight
-from ..sparsity.stand_in import StandIn
-from ..transformers_plugin import internals
+from ..compat import transformers as internals
+from ..formats.bitmask import MASK, VALUES, checksum_seed, pack, saves_space
+from ..formats.code_checks import GROUP
+from ..formats.coded import CodedWeight
+from ..formats.int8_weight import BITS, Int8Weight
+from ..formats.packed import PackedWeight
+from ..formats.stand_in import StandIn
 from .coded_reading import coded_seed
 from .coding import Coding
 from .head_coding import HeadCoding

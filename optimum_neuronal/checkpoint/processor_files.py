@@ -4,8 +4,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..runtime.notes import get_logger
-from ..transformers_plugin import internals
+from ..compat import transformers as internals
+from ..system.notes import get_logger
 from .files import read_bytes
 
 

@@ -11,12 +11,12 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..decoder.packed_modules import dense_state, packed_modules
-from ..decoder.weight_names import natural_order
-from ..runtime.arguments import check_path
-from ..runtime.scratch import scratch_directory
-from ..sparsity.stand_in import StandIn
-from ..transformers_plugin import internals
+from ..compat import transformers as internals
+from ..files.scratch import scratch_directory
+from ..formats.stand_in import StandIn
+from ..model.packed_modules import dense_state, packed_modules
+from ..model.weight_names import natural_order
+from ..validation import check_path
 from .coding import Coding
 from .converting import DenseWriter
 from .head_coding import HeadCoding

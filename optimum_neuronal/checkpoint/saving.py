@@ -14,14 +14,14 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..decoder.architectures import find_architecture, is_of_experts
-from ..decoder.finding import find_decoder
-from ..decoder.packed_modules import packed_modules
+from ..compat import transformers as internals
+from ..files.atomic import replaced_directory
+from ..files.directories import check_writable, nearest_existing
+from ..model.architectures import find_architecture, is_of_experts
+from ..model.finding import find_decoder
+from ..model.packed_modules import packed_modules
 from ..report import PruningReport
-from ..runtime.atomic import replaced_directory
-from ..runtime.directories import check_writable, nearest_existing
-from ..runtime.notes import get_logger
-from ..transformers_plugin import internals
+from ..system.notes import get_logger
 from .card_file import name_for_card, seal
 from .hub_access import explained
 from .model_card import make_card

@@ -12,11 +12,11 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..decoder.projections import Decoder
-from ..decoder.weight_names import every_projection, kind_of
+from ..formats.int8_weight import BITS
+from ..model.projections import Decoder
+from ..model.weight_names import every_projection, kind_of
 from ..report import PruningReport
-from ..runtime.schema import check
-from ..sparsity.int8_weight import BITS
+from .schema import check
 
 
 KEY = "sparsity_config"

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..runtime.schema import short
 from .packed_reading import VERSION, VERSIONS
+from .schema import short
 
 
 QUANT_METHOD = "optimum_neuronal"  # whoever does not know it quotes it: so it is the name of this package

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import torch
 
-from ..sparsity.bitmask import Values
+from ..formats.bitmask import Values
 
 
 DTYPES = {

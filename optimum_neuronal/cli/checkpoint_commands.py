@@ -83,7 +83,7 @@ class ConvertCommand(Command):
         from ..checkpoint.opening import stored_size
         from ..checkpoint.own_files import check_output
         from ..config_fields import check_head_bits
-        from ..runtime.directories import is_same
+        from ..files.directories import is_same
 
         if self.args.value_bits is not None:
             check_value_bits(self.args.value_bits, self.args.format)

@@ -116,7 +116,7 @@ def read_fields(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any
 
 def given_fields(args: argparse.Namespace) -> dict[str, Any]:
     """The config's fields and aliases among the flags that were given; hyper-parameters apart from methods' names."""
-    from ..runtime.registry import parse_method
+    from ..registry import parse_method
 
     values = {name: value for name, value in vars(args).items() if name in CONFIG_FLAGS}
     for kind in ("saliency", "topup"):

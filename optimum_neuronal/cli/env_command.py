@@ -17,8 +17,8 @@ class EnvCommand(Command):
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table (default: no)")
 
     def work(self) -> None:
+        from ..display.tables import format_table
         from ..inference.environment import describe_environment
-        from ..runtime.tables import format_table
 
         found = describe_environment()
         rows = [[name, str(value)] for name, value in found.items()]

@@ -15,7 +15,7 @@ from .parser import count, share, value_bits
 
 
 if TYPE_CHECKING:
-    from ..evaluation.asked import Asked
+    from ..comparing.asked import Asked
 
 
 class EvaluateCommand(Command):
@@ -46,8 +46,8 @@ class EvaluateCommand(Command):
 
         from ..checkpoint.loading import load_checkpoint
         from ..data.documents import check_dataset
+        from ..display.tables import format_table
         from ..evaluation.perplexity import evaluate_perplexity
-        from ..runtime.tables import format_table
 
         args, options, device = self.args, load_options(self.args), device_of(self.args)
         for dataset in args.dataset:
@@ -149,7 +149,7 @@ class CompareCommand(Command):
         from transformers import AutoTokenizer
 
         from ..checkpoint.loading import load_checkpoint
-        from ..evaluation.comparing import compare_asked
+        from ..comparing.comparing import compare_asked
 
         args, options, device = self.args, load_options(self.args), device_of(self.args)
         asked = self._check()
@@ -167,11 +167,11 @@ class CompareCommand(Command):
 
     def _check(self) -> "Asked":
         """What is asked for; finds whatever is wrong before the model is loaded."""
-        from ..evaluation.asked import check_asked
-        from ..evaluation.comparing import DEFAULTS
-        from ..evaluation.comparison import TABLES
-        from ..evaluation.plots import FIGURES, check_matplotlib
-        from ..evaluation.written_files import WrittenFiles
+        from ..comparing.asked import check_asked
+        from ..comparing.comparing import DEFAULTS
+        from ..comparing.comparison import TABLES
+        from ..comparing.plots import FIGURES, check_matplotlib
+        from ..comparing.written_files import WrittenFiles
 
         args = self.args
         if args.plots:

@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 
 from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
 
-from ..runtime.version import __version__
+from ..version import __version__
 from .checkpoint_commands import ConvertCommand, InspectCommand
 from .demo_command import DemoCommand
 from .env_command import EnvCommand

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ..config_fields import check_sparsity
-from ..runtime.registry import did_you_mean
+from ..registry import did_you_mean
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -27,7 +27,7 @@ def _offload_folder(args: argparse.Namespace) -> Iterator[str | None]:
     if not args.stream:
         yield None
         return
-    from ..runtime.scratch import scratch_directory
+    from ..files.scratch import scratch_directory
 
     beside = _beside(args.output, "weights")
     beside.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class PruneCommand(Command):
         """Finds out where the result may not be written, on this machine or on the Hub."""
         from ..checkpoint.hub_access import check_push
         from ..checkpoint.own_files import check_output
-        from ..runtime.directories import check_apart, check_writable
+        from ..files.directories import check_apart, check_writable
 
         args = self.args
         if args.output is not None:
@@ -125,9 +125,9 @@ class PruneCommand(Command):
         write(f"\n{plan}")
 
     def _prune(self, config: "NeuronALConfig", device: "torch.device") -> None:
-        from ..decoder.model_class import loading_code
+        from ..model.model_class import loading_code
         from ..pruner import NeuronALPruner
-        from ..runtime.processes import process_group
+        from ..system.processes import process_group
 
         args = self.args
         tokenizer, calibration, tests = self._read(config)

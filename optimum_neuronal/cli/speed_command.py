@@ -57,8 +57,8 @@ class SpeedCommand(Command):
     def work(self) -> None:
         import torch
 
-        from ..evaluation.figures.speed import plot_speed
-        from ..evaluation.plots import check_matplotlib
+        from ..comparing.figures.speed import plot_speed
+        from ..comparing.plots import check_matplotlib
         from ..evaluation.quantized import EAGER, FORMS
         from ..evaluation.speed import measure_speed
 
@@ -88,7 +88,7 @@ class SpeedCommand(Command):
         """The model in its forms, what the process grew by with each, and which forms there are not, and why."""
         from ..evaluation.quantized import FORMS, MISSING, NotQuantized, has_torchao
         from ..evaluation.speed import prefill_seconds
-        from ..runtime.peak_memory import resident_memory
+        from ..system.peak_memory import resident_memory
 
         args, models, resident, left_out = self.args, {}, {}, {}
         loads = {"dense": self._load_dense, "packed": self._load_packed}
@@ -132,8 +132,8 @@ class SpeedCommand(Command):
 
     def _load_quantized(self, form: str, models: dict):
         """The dense model, of which torchao quantised what the packed one has packed."""
-        from ..decoder.packed_modules import packed_modules
         from ..evaluation.quantized import quantize
+        from ..model.packed_modules import packed_modules
 
         names = [name for name, _ in packed_modules(models["packed"])]
         return quantize(self._load_dense().to(device_of(self.args)), names, form)

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ..checkpoint.saving import check_directory
 from ..config import NeuronALConfig
+from ..display.tables import GrowingTable
 from ..evaluation.perplexity import evaluate_perplexity
 from ..pruner import NeuronALPruner
-from ..runtime.tables import GrowingTable
 
 
 TINY_MODEL = Path(__file__).parent / "tiny_model"

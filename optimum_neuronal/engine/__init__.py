@@ -1,6 +1,4 @@
-"""Runs a model block by block over calibration sequences, and measures what plans would do to it.
+"""Runs a model block by block over calibration sequences, captures inputs and replays blocks.
 
-Top-ups ask it how good their plans are, the final pruning for what every projection receives. It may know decoders,
-saliencies, metrics and journals; it may not know which top-up asks, the config of a prune, or what is done with its
-results. What is tried on a block is taken back before the next one.
+This room knows decoders and the statistics of their inputs. Plans and methods are unknown here.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ..decoder.projections import Block, Decoder
+from ..model.projections import Block, Decoder
 from .calls import (
     Call,
     Wrap,

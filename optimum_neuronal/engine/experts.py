@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear
 
-from ..decoder.architectures import MLP_ENTRIES, is_gated
-from ..decoder.projections import Experts, Projection
-from ..metrics.statistics import SquaredNorms
-from ..transformers_plugin import internals
+from ..compat import transformers as internals
+from ..model.architectures import MLP_ENTRIES, is_gated
+from ..model.projections import Experts, Projection
+from .statistics import SquaredNorms
 
 
 class RecordingExperts:

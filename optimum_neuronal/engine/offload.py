@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from ..decoder.placement import execution_device, is_offloaded
-from ..decoder.projections import Block, Projection
+from ..model.placement import execution_device, is_offloaded
+from ..model.projections import Block, Projection
 from ..sparsity.changes import Change
 
 

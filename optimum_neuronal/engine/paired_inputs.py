@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..decoder.projections import Block, Projection
-from ..decoder.trial import Prepared
-from ..metrics.statistics import Hessian, Norms, SquaredNorms
+from ..model.projections import Block, Projection
+from ..model.trial import Prepared
 from .calls import Call, restore_shared, to_device
 from .part_outputs import PartOutputs, children_called_once
 from .runner import BlockRunner
+from .statistics import Hessian, Norms, SquaredNorms
 from .streams import Stream
 
 

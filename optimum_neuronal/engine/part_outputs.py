@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from ..decoder.projections import Block
+from ..model.projections import Block
 from .calls import Call, replaced_forward, shared_containers
 
 

@@ -5,10 +5,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 
-from ..decoder.projections import Block, Projection
-from ..metrics.statistics import SquaredNorms, record_inputs
+from ..model.projections import Block, Projection
 from .calls import Call, first_output, keep_shared, replaced_forward, restore_shared, to_device
 from .experts import RecordingExperts
+from .statistics import SquaredNorms, record_inputs
 
 
 def replay(

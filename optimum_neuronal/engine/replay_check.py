@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from ..decoder.projections import Decoder
+from ..model.projections import Decoder
 from .calls import Wrap, first_output, output_wrapper
 from .capture import block_outputs, capture_inputs
 from .offload import BlockLoader

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..decoder.projections import Block, Decoder, Projection
-from ..metrics.statistics import Norms, SquaredNorms
+from ..model.projections import Block, Decoder, Projection
 from .calls import Call, Wrap
 from .capture import BlockInputs, capture_inputs, find_wrapper, next_token_logits
 from .offload import BlockLoader
 from .progress import Progress
 from .replay import replay
 from .replay_check import check_replay
+from .statistics import Norms, SquaredNorms
 from .streams import Stream, Streams, on_cpu, streams_bytes
 from .unfinished import UnfinishedRun
 

@@ -7,8 +7,8 @@ import time
 
 import torch
 
-from ..runtime.journal import Journal
-from ..runtime.notes import get_logger
+from ..files.journal import Journal
+from ..system.notes import get_logger
 from .streams import Stream, Streams, streams_bytes
 
 

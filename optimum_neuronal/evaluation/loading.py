@@ -4,8 +4,8 @@ import os
 from typing import Any
 
 from ..checkpoint.loading import load_checkpoint
+from ..compat import transformers as internals
 from ..pruning.calibrating import find_tokenizer
-from ..transformers_plugin import internals
 
 
 def as_model(model, tokenizer=None) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from transformers.utils import logging
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents
 from ..engine.capture import inference
-from ..runtime.arguments import check_count
+from ..validation import check_count
 from .loading import as_model, check_language_model
 
 

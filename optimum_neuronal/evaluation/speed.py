@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ..checkpoint.origin import public_name
 from ..engine.capture import inference
-from ..runtime.arguments import check_count
+from ..validation import check_count
 from .quantized import footprint
 from .speed_report import SpeedReport, Timing
 

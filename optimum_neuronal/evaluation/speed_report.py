@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..runtime.quantities import format_bytes
-from ..runtime.tables import format_table
+from ..display.quantities import format_bytes
+from ..display.tables import format_table
 
 
 FASTER = 1.02  # from which ratio on a difference is more than chance

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..engine.capture import inference
 from ..pruning.pruned_models import check_tokenizer
-from ..runtime.arguments import check_count, check_path, check_texts
-from ..runtime.registry import did_you_mean
+from ..registry import did_you_mean
+from ..validation import check_count, check_path, check_texts
 from .loading import check_language_model
 
 

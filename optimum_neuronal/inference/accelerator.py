@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 
 from ..native.library import TORCH, VARIABLE
-from ..runtime.notes import get_logger
+from ..system.notes import get_logger
 from . import torch_fallback
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..sparsity.coded import GROUP
+from ..formats.coded import GROUP
 
 
 SMALLEST = torch.finfo(torch.float32).tiny  # below it a scale is taken for zero

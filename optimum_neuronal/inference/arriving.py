@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..transformers_plugin import internals
+from ..compat import transformers as internals
 from .head_packing import put_table
 from .int8_rows import Int8Rows
 from .layouts import Rows

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ..sparsity.bitmask import ALIGNMENT, mask_length, row_stride
-from ..sparsity.packed import PackedMask
+from ..formats.bitmask import ALIGNMENT, mask_length, row_stride
+from ..formats.packed import PackedMask
 
 
 BLOCK = 2**22  # elements of a weight that are looked at together, so that temporaries stay small

@@ -5,9 +5,9 @@ As those of `ops`. All tensors are those of a [`CodedRows`] that was checked: ke
 
 import torch
 
+from ..formats.bitmask import row_stride
+from ..formats.coded import GROUP
 from ..native.library import BITS_BY_LEVELS, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
-from ..sparsity.bitmask import row_stride
-from ..sparsity.coded import GROUP
 from . import accelerator, torch_fallback
 from .ops import LIBRARY, MAX_FUSED_ROWS, check_beside, check_parts, columns_of, multiply_by_blocks
 

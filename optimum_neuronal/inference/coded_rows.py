@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import torch
 
+from ..formats.bitmask import row_stride
+from ..formats.codebooks import check_table
+from ..formats.coded import GROUP, CodedWeight
+from ..formats.scale_grid import narrow, widen
 from ..native.library import BITS_BY_LEVELS, bits_of_codes
-from ..sparsity.bitmask import row_stride
-from ..sparsity.codebooks import check_table
-from ..sparsity.coded import GROUP, CodedWeight
-from ..sparsity.scale_grid import narrow, widen
 from .bit_rows import align, check_offsets, check_tensors, close_up, row_counts, word_counts
 from .coded_ops import coded_linear, scale_dtype, unpack_coded
 from .packed_rows import joined_offsets

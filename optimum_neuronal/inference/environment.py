@@ -10,7 +10,7 @@ import transformers
 
 from ..native.build import BuildError
 from ..native.library import TORCH, VARIABLE, find_kernel, find_library
-from ..runtime.version import __version__
+from ..version import __version__
 
 
 def describe_environment() -> dict[str, Any]:

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..decoder.packed_modules import packed_modules
-from ..decoder.token_weights import token_weights
-from ..sparsity.int8_weight import Int8Weight
+from ..formats.int8_weight import Int8Weight
+from ..model.packed_modules import packed_modules
+from ..model.token_weights import token_weights
 from .int8_rows import Int8Rows
 from .packed_embedding import PackedEmbedding, TiedLinear, is_embedding, is_head
 from .packed_linear import PackedLinear

@@ -5,8 +5,8 @@ As those of `ops`. All tensors are those of an [`Int8Rows`] that was checked.
 
 import torch
 
+from ..formats.int8_weight import GROUP
 from ..native.library import MAX_ROWS, find_kernel, warn_without_kernel
-from ..sparsity.int8_weight import GROUP
 from . import torch_fallback
 from .ops import LIBRARY, MAX_FUSED_ROWS, check_beside, check_parts, columns_of, multiply_by_blocks
 

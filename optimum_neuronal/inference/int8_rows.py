@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from ..sparsity.int8_weight import GROUP, Int8Weight, scaled
+from ..formats.int8_weight import GROUP, Int8Weight, scaled
 from .bit_rows import check_tensors, row_blocks
 from .int8_ops import int8_linear, unpack_int8
 

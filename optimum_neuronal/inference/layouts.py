@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..sparsity.coded import CodedWeight
-from ..sparsity.int8_weight import Int8Weight
-from ..sparsity.packed import PackedWeight
+from ..formats.coded import CodedWeight
+from ..formats.int8_weight import Int8Weight
+from ..formats.packed import PackedWeight
 from .coded_rows import ACTIVATIONS, CodedRows
 from .int8_rows import UNMASKED, Int8Rows
 from .packed_rows import PackedRows

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from ..formats.bitmask import row_stride
 from ..native.library import DTYPES, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
-from ..sparsity.bitmask import row_stride
 from . import accelerator, torch_fallback
 from .bit_rows import row_blocks
 

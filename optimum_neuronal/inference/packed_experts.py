@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ..transformers_plugin import internals
+from ..compat import transformers as internals
 from .inference_only import ADVICE, mark, watched
 from .layouts import Rows, rows_of
 from .packed_module import PackedBuffers

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from transformers import Conv1D
 
-from ..decoder.architectures import AS_LINEAR
-from ..sparsity.packed import PackedWeight
+from ..formats.packed import PackedWeight
+from ..model.architectures import AS_LINEAR
 from .inference_only import ADVICE, mark, watched
 from .layouts import Rows
 from .packed_module import PackedBuffers, WeightFacts, take_place

@@ -6,7 +6,7 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from ..decoder.packed_modules import PackedModule
+from ..model.packed_modules import PackedModule
 from .inference_only import ADVICE
 from .layouts import Rows, rows_of
 from .packed_rows import DTYPES

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from ..sparsity.bitmask import INTEGERS, row_stride
-from ..sparsity.packed import PackedWeight
+from ..formats.bitmask import INTEGERS, row_stride
+from ..formats.packed import PackedWeight
 from .bit_rows import align, check_offsets, check_tensors, close_up, row_counts
 from .ops import packed_linear, unpack_rows
 

@@ -11,10 +11,10 @@ from itertools import accumulate
 
 import torch
 
-from ..sparsity.coded import CodedWeight
-from ..sparsity.int8_weight import Int8Weight
-from ..sparsity.packed import PackedMask, PackedWeight
-from ..sparsity.stand_in import StandIn
+from ..formats.coded import CodedWeight
+from ..formats.int8_weight import Int8Weight
+from ..formats.packed import PackedMask, PackedWeight
+from ..formats.stand_in import StandIn
 from .coded_rows import ACTIVATIONS, CodedRows
 from .int8_rows import Int8Rows
 from .layouts import Rows, lay_out

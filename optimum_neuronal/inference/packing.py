@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from transformers import Conv1D
 
-from ..sparsity.bitmask import INTEGERS, rows_bytes
-from ..sparsity.codebooks import check_bits
-from ..sparsity.coded import CodedWeight
-from ..sparsity.packed import PackedWeight
-from ..transformers_plugin import internals
+from ..compat import transformers as internals
+from ..formats.bitmask import INTEGERS, rows_bytes
+from ..formats.codebooks import check_bits
+from ..formats.coded import CodedWeight
+from ..formats.packed import PackedWeight
 from .coded_rows import check_activations
 from .layouts import Rows
 from .packed_experts import is_packable, stack_names

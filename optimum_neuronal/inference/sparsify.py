@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from ..checkpoint.save_pretrained import save_packed_by_default, save_plainly, saves_packed_by_default
 from ..checkpoint.sparsity_config import record_head_bits, record_value_bits
+from ..compat import transformers as internals
 from ..config_fields import check_head_bits
-from ..decoder.finding import find_decoder
-from ..decoder.packed_modules import packed_modules
-from ..runtime.memory import hand_back_freed
-from ..transformers_plugin import internals
+from ..model.finding import find_decoder
+from ..model.packed_modules import packed_modules
+from ..system.memory import hand_back_freed
 from .coded_rows import check_activations
 from .head_packing import pack_head, unpack_head
 from .packed_experts import put_stacks, take_stacks

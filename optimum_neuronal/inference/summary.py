@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ..decoder.packed_modules import packed_modules
-from ..runtime.notes import get_logger
+from ..model.packed_modules import packed_modules
+from ..system.notes import get_logger
 
 
 logger = get_logger(__name__)

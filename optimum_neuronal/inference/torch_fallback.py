@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import torch
 
+from ..formats.bitmask import INTEGERS
+from ..formats.code_stream import unpack_codes
+from ..formats.coded import GROUP
+from ..formats.scale_grid import widen
 from ..native.library import bits_of_codes
-from ..sparsity.bitmask import INTEGERS
-from ..sparsity.code_stream import unpack_codes
-from ..sparsity.coded import GROUP
-from ..sparsity.scale_grid import widen
 from .activations import to_int8
 from .bit_rows import multiply_unpacked, row_blocks, unpack_bits
 

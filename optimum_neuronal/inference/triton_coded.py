@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..formats.scale_grid import SHORT_BASE, SHORT_SHIFT
 from ..native.library import bits_of_codes
-from ..sparsity.scale_grid import SHORT_BASE, SHORT_SHIFT
 from .activations import to_int8
 from .bit_rows import multiply_unpacked
 from .triton_kernels import MAX_FUSED_ROWS, SCRATCH, UNPACKED, _count, _words

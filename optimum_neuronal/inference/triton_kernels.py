@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..sparsity.bitmask import INTEGERS
+from ..formats.bitmask import INTEGERS
 from .bit_rows import multiply_unpacked
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
-from ..decoder.placement import is_offloaded
-from ..decoder.projections import Decoder
 from ..engine.offload import change_offloaded
+from ..model.placement import is_offloaded
+from ..model.projections import Decoder
 from ..sparsity.changes import Change
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ..checkpoint.packed_size import packed_size
 from ..config import NeuronALConfig
-from ..decoder.projections import Decoder
-from ..sparsity.codebooks import BITS
+from ..formats.codebooks import BITS
+from ..model.projections import Decoder
 
 
 STEPS = 10_000  # sparsities are multiples of a ten-thousandth

@@ -10,11 +10,11 @@ from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..data.documents import check_dataset
-from ..decoder.checking import check_model, check_pattern, check_weights
-from ..decoder.finding import find_decoder
-from ..decoder.loading import load_skeleton
-from ..decoder.projections import Decoder
 from ..methods import Methods
+from ..model.checking import check_model, check_pattern, check_weights
+from ..model.finding import find_decoder
+from ..model.loading import load_skeleton
+from ..model.projections import Decoder
 from .bit_budget import pairs_within
 from .choosing_bits import check_choice
 from .head_rounding import check_head_structure, check_head_weights

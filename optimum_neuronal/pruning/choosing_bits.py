@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..decoder.projections import Decoder
-from ..engine.engine import Engine
-from ..engine.levels import LevelsPass
-from ..engine.output_errors import OutputPass, output_errors
 from ..engine.passes import Pass
-from ..engine.sweep import Sweep
 from ..methods import Methods
-from ..runtime.choosing import index_of_smallest
+from ..model.projections import Decoder
 from ..sparsity.plan import SparsityPlan
 from ..topup import Allocation, TopUp
+from ..topup.choosing import index_of_smallest
+from ..trials.engine import Engine
+from ..trials.levels import LevelsPass
+from ..trials.output_errors import OutputPass, output_errors
+from ..trials.sweep import Sweep
 from .bit_budget import Pair
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
-from ..decoder.architectures import ATTENTION, experts_per_token
-from ..decoder.projections import Block, Decoder, Projection
 from ..engine.passes import Pass
+from ..model.architectures import ATTENTION, experts_per_token
+from ..model.projections import Block, Decoder, Projection
 
 
 MADE = 3  # tensors of a forward for each output of a projection, as large as it: of norms, activations, products

@@ -5,14 +5,14 @@ from typing import ClassVar
 
 import torch
 
-from ..decoder.projections import Block
-from ..decoder.trial import Prepared
 from ..engine.calls import Call
 from ..engine.paired_inputs import STAGES, PairedRuns
 from ..engine.passes import Runs
-from ..engine.records import Finding
 from ..engine.streams import Stream, Streams
-from ..sparsity.bitmask import MASK
+from ..formats.bitmask import MASK
+from ..model.projections import Block
+from ..model.trial import Prepared
+from ..trials.records import Finding
 from .final_pruning import FinalPruning, PruningPass, stored_change
 
 

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from ..checkpoint.packed_size import packed_size
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
-from ..decoder.placement import default_device
-from ..decoder.projections import Block, Decoder
-from ..engine.output_errors import piece_length
 from ..engine.passes import Pass
-from ..sparsity.bitmask import mask_length
+from ..formats.bitmask import mask_length
+from ..model.placement import default_device
+from ..model.projections import Block, Decoder
 from ..sparsity.plan import row_counts
+from ..trials.output_errors import piece_length
 from .bit_budget import Pair, likely, pairs_within
 from .checking import check_unloaded
 from .cost import PlannedSweep, forward_bytes, hidden_sequences, plan_sweeps

@@ -6,21 +6,21 @@ from typing import ClassVar
 
 import torch
 
-from ..decoder.placement import is_offloaded
-from ..decoder.projections import Block, Projection
-from ..decoder.trial import trial_weights
-from ..engine.applier import not_finite
 from ..engine.calls import Call
-from ..engine.engine import Engine
 from ..engine.passes import CalibrationPass, Runs
-from ..engine.records import Finding
+from ..engine.statistics import Norms, SquaredNorms, most_specific
 from ..engine.streams import Stream, Streams
-from ..metrics.statistics import Norms, SquaredNorms, most_specific
+from ..formats.bitmask import MASK, VALUES
+from ..formats.packed import PackedMask, PackedWeight
+from ..model.placement import is_offloaded
+from ..model.projections import Block, Projection
+from ..model.trial import trial_weights
 from ..saliency import Saliency
-from ..sparsity.bitmask import MASK, VALUES
 from ..sparsity.changes import Change
-from ..sparsity.packed import PackedMask, PackedWeight
 from ..sparsity.plan import SparsityPlan
+from ..trials.applier import not_finite
+from ..trials.engine import Engine
+from ..trials.records import Finding
 from .refit import RUNS, Refit
 from .rounded_refit import RoundedRefit
 

@@ -11,23 +11,23 @@ import torch
 from transformers import PreTrainedModel
 
 from ..config import NeuronALConfig
-from ..decoder.placement import execution_device
-from ..decoder.projections import Decoder, Projection
-from ..engine.applier import PlanApplier
 from ..engine.capture import inference
-from ..engine.engine import Engine
 from ..engine.progress import Progress
-from ..engine.records import Kept, StepRecords
 from ..engine.runner import BlockRunner
-from ..engine.sweep import Sweep
+from ..files.journal import Journal
 from ..methods import Methods
-from ..runtime.clock import Clock
-from ..runtime.journal import Journal
-from ..runtime.memory import with_less_memory
-from ..runtime.notes import get_logger
-from ..runtime.processes import Processes
+from ..model.placement import execution_device
+from ..model.projections import Decoder, Projection
 from ..sparsity.changes import Change
+from ..system.clock import Clock
+from ..system.memory import with_less_memory
+from ..system.notes import get_logger
+from ..system.processes import Processes
 from ..topup import Allocation, TopUp
+from ..trials.applier import PlanApplier
+from ..trials.engine import Engine
+from ..trials.records import Kept, StepRecords
+from ..trials.sweep import Sweep
 from .bit_budget import pairs_within, settled
 from .choosing_bits import choose_pair
 from .dense_targets import DenseTargets

@@ -3,11 +3,11 @@
 import torch
 from transformers import PreTrainedModel
 
-from ..decoder.checking import check_changeable
-from ..decoder.placement import is_offloaded
-from ..decoder.token_weights import token_weights
-from ..sparsity.code_checks import CODED_DTYPES
-from ..sparsity.int8_weight import Int8Weight, check_matrix
+from ..formats.code_checks import CODED_DTYPES
+from ..formats.int8_weight import Int8Weight, check_matrix
+from ..model.checking import check_changeable
+from ..model.placement import is_offloaded
+from ..model.token_weights import token_weights
 
 
 def check_head_structure(model: PreTrainedModel) -> None:

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from ..runtime.quantities import format_bytes, format_count, format_duration
-from ..runtime.tables import format_table
+from ..display.quantities import format_bytes, format_count, format_duration
+from ..display.tables import format_table
 
 
 if TYPE_CHECKING:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from ..config import NeuronALConfig
-from ..decoder.projections import Decoder
-from ..engine.dense_pass import DensePass
-from ..engine.levels import LABEL as LEVELS
 from ..engine.paired_inputs import STAGES
 from ..engine.passes import Pass
 from ..engine.progress import Stage
 from ..engine.replay_check import CheckPass
 from ..methods import Methods
+from ..model.projections import Decoder
+from ..trials.dense_pass import DensePass
+from ..trials.levels import LABEL as LEVELS
 from .bit_budget import Pair, likely, pairs_within
 from .choosing_bits import SOLVING, choosing_passes
 from .cost import plan_sweeps

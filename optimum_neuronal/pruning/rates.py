@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..engine.output_errors import piece_length
-from ..metrics.output_errors import kl
+from ..formats.code_checks import GROUP
+from ..formats.codebooks import TABLES, magnitudes
 from ..saliency.rounding import round_kept, round_nearest
-from ..sparsity.code_checks import GROUP
-from ..sparsity.codebooks import TABLES, magnitudes
 from ..sparsity.cuts import apply_cut, find_cut, sort_rows
+from ..trials.divergence import kl
+from ..trials.output_errors import piece_length
 
 
 MEASURE_SECONDS = 0.4

@@ -6,11 +6,11 @@ import torch
 from transformers import PreTrainedModel
 
 from ..config import NeuronALConfig
-from ..decoder.identity import identity
-from ..decoder.projections import Decoder
-from ..runtime.journal import RECORDS, Journal
-from ..runtime.processes import Processes
-from ..runtime.work_directory import WorkDirectory
+from ..files.journal import RECORDS, Journal
+from ..files.work_directory import WorkDirectory
+from ..model.identity import identity
+from ..model.projections import Decoder
+from ..system.processes import Processes
 from .reporting import versions
 
 

@@ -11,11 +11,11 @@ import torch
 from torch.func import functional_call
 from transformers.utils import logging
 
-from ..decoder.projections import Block
-from ..decoder.trial import Prepared
 from ..engine.calls import Call, first_output, restore_shared, to_device
 from ..engine.passes import CalibrationPass, Runs
 from ..engine.streams import Stream
+from ..model.projections import Block
+from ..model.trial import Prepared
 from ..sparsity.changes import Change
 
 

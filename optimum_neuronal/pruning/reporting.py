@@ -11,10 +11,10 @@ import transformers
 
 from ..checkpoint.packed_size import packed_size
 from ..data.calibration import CalibrationSet
-from ..decoder.projections import Decoder
+from ..model.projections import Decoder
 from ..report import PruningReport
-from ..runtime.peak_memory import peak_memory
-from ..runtime.version import __version__
+from ..system.peak_memory import peak_memory
+from ..version import __version__
 from .finding import PruneOutcome
 from .sparsity_found import measure_sparsity
 

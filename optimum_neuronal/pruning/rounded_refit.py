@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import torch
 
-from ..decoder.projections import Block
-from ..decoder.trial import Prepared
 from ..engine.calls import Call
-from ..engine.engine import Engine
 from ..engine.paired_inputs import STAGES, stages
+from ..engine.statistics import Hessian, Norms
 from ..engine.streams import Stream
-from ..metrics.statistics import Hessian, Norms
+from ..model.projections import Block
+from ..model.trial import Prepared
 from ..sparsity.changes import Change, NewWeight
+from ..trials.engine import Engine
 from .refit import RUNS, Refit
 
 

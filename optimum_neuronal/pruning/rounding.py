@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ..decoder.placement import is_offloaded
-from ..decoder.projections import Decoder, Projection
 from ..engine.offload import BlockLoader
+from ..formats.code_checks import CODED_DTYPES, GROUP
+from ..formats.codebooks import TABLES, magnitudes
+from ..formats.coded import CodedWeight
+from ..model.placement import is_offloaded
+from ..model.projections import Decoder, Projection
 from ..sparsity.changes import Change
-from ..sparsity.code_checks import CODED_DTYPES, GROUP
-from ..sparsity.codebooks import TABLES, magnitudes
-from ..sparsity.coded import CodedWeight
 
 
 ROWS = 1024  # at a time, whose values are compared with the rounded ones

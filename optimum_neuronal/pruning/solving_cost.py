@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config import NeuronALConfig
-from ..decoder.projections import Block, Decoder
-from ..engine.applier import QUICK
-from ..engine.levels import level_sparsities, levels_bytes
 from ..engine.paired_inputs import STAGES
 from ..methods import Methods
+from ..model.projections import Block, Decoder
 from ..saliency.rounding import SWEEPS, fitted_weights, sweep_operations
+from ..trials.applier import QUICK
+from ..trials.levels import level_sparsities, levels_bytes
 from .bit_budget import Pair
 from .choosing_bits import searches
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from ..decoder.projections import Decoder
 from ..engine.offload import BlockLoader
+from ..model.projections import Decoder
 from ..sparsity.changes import Change
 from ..sparsity.plan import row_sparsity
 

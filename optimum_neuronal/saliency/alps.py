@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from transformers.utils import logging
 
-from ..runtime.full_precision import full_precision
-from ..runtime.hyper_parameters import check_number, check_whole
 from ..sparsity.pattern import ColumnPattern
 from ..sparsity.plan import row_counts
+from ..system.full_precision import full_precision
+from ..validation import check_number, check_whole
 from .admm import PERIOD, Inverse, find_support, fit_support
 from .base import WeightUpdate, check_asked, register_saliency
 from .dampening import DampenedHessian

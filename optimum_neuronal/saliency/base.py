@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from ..metrics.statistics import Hessian, SquaredNorms
-from ..runtime.full_precision import full_precision
-from ..runtime.registry import Registry
+from ..engine.statistics import Hessian, SquaredNorms
+from ..registry import Registry
 from ..sparsity.pattern import ColumnPattern
+from ..system.full_precision import full_precision
 from .dampening import DAMPENING, dense_target
 
 

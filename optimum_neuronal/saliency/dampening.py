@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch
 
-from ..runtime.notes import get_logger
+from ..system.notes import get_logger
 
 
 logger = get_logger(__name__)

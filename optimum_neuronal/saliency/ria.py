@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..runtime.hyper_parameters import check_number
+from ..validation import check_number
 from .base import Saliency, register_saliency
 
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ..runtime.full_precision import full_precision
-from ..sparsity.code_scales import fit_scales
-from ..sparsity.codebooks import TABLES, magnitudes
-from ..sparsity.coded import GROUP
-from ..sparsity.scale_grid import ScaleGrid
+from ..formats.code_scales import fit_scales
+from ..formats.codebooks import TABLES, magnitudes
+from ..formats.coded import GROUP
+from ..formats.scale_grid import ScaleGrid
+from ..system.full_precision import full_precision
 
 
 SWEEPS = 8  # over all values, at most

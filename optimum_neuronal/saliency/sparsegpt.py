@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import torch
 
-from ..runtime.hyper_parameters import check_number, check_whole
 from ..sparsity.cuts import prune_whole
 from ..sparsity.pattern import ColumnPattern, prune_columns
+from ..validation import check_number, check_whole
 from .base import WeightUpdate, check_asked, register_saliency
 from .dampening import DampenedHessian
 

@@ -1,6 +1,4 @@
-"""Plans, masks, patterns and packed weights: how sparse, where the zeros are, and how few bytes that takes.
+"""Sparsity plans, masks and N:M patterns: how sparse each row is and which weights are kept.
 
-Methods ask it for masks, the engine for changes to try, pruning and checkpoints keep its packed weights. Everything
-here is a pure function or a record of tensors: it may not know modules, models, files or calibration data, and imports
-no other room.
+Everything here is a pure function or a record of tensors. This room imports no other room.
 """

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import torch
 
-from ..engine.sweep import Sweep
-from ..runtime.choosing import bisect
-from ..runtime.hyper_parameters import check_number, check_whole
+from ..trials.sweep import Sweep
+from ..validation import check_number, check_whole
 from .base import Allocation, TopUp, register_topup
 from .by_block import block_sizes, plan_of_blocks, pruned_blocks
+from .choosing import bisect
 from .spreading import LARGEST
 
 

@@ -6,15 +6,15 @@ from typing import ClassVar
 
 import torch
 
-from ..decoder.projections import Decoder
-from ..engine.output_errors import OutputPass
 from ..engine.passes import Pass
-from ..engine.sweep import Sweep
-from ..runtime.choosing import index_of_smallest
-from ..runtime.hyper_parameters import check_whole
+from ..model.projections import Decoder
 from ..sparsity.plan import SparsityPlan
+from ..trials.output_errors import OutputPass
+from ..trials.sweep import Sweep
+from ..validation import check_whole
 from .base import Allocation, TopUp, register_topup
 from .by_block import block_sizes, plan_of_blocks, pruned_blocks
+from .choosing import index_of_smallest
 from .spreading import LARGEST, SMALLEST, get_dist
 
 

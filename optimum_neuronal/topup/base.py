@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..decoder.projections import Decoder, Projection
 from ..engine.passes import Pass
-from ..engine.sweep import Sweep
-from ..metrics.statistics import SquaredNorms
-from ..runtime.registry import Registry
+from ..engine.statistics import SquaredNorms
+from ..model.projections import Decoder, Projection
+from ..registry import Registry
 from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
+from ..trials.sweep import Sweep
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,22 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..decoder.projections import Block, Decoder, Projection
-from ..decoder.trial import trial_weights
 from ..engine.calls import Call, to_device
-from ..engine.engine import Engine
 from ..engine.passes import Pass, Runs
 from ..engine.replay import replay
 from ..engine.runner import BlockRunner
+from ..engine.statistics import Norms
 from ..engine.streams import Stream, Streams
-from ..engine.sweep import Sweep
 from ..engine.unfinished import UnfinishedRun
-from ..metrics.statistics import Norms
-from ..runtime.choosing import bisect
-from ..runtime.hyper_parameters import check_number, check_whole
+from ..model.projections import Block, Decoder, Projection
+from ..model.trial import trial_weights
 from ..sparsity.changes import Zeros
 from ..sparsity.plan import SparsityPlan, row_counts
+from ..trials.engine import Engine
+from ..trials.sweep import Sweep
+from ..validation import check_number, check_whole
 from .base import Allocation, TopUp, register_topup
+from .choosing import bisect
 from .spreading import shift_to_mean
 
 

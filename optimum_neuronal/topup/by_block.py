@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..decoder.projections import Block, Decoder, Projection
-from ..engine.sweep import Sweep
+from ..model.projections import Block, Decoder, Projection
 from ..saliency.wanda import Wanda
 from ..sparsity.plan import SparsityPlan
+from ..trials.sweep import Sweep
 
 
 def pruned_blocks(decoder: Decoder) -> list[Block]:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..decoder.projections import Block
-from ..engine.dense_scores import ScoresPass
 from ..engine.passes import Pass
-from ..engine.sweep import Sweep
-from ..runtime.hyper_parameters import check_number
+from ..model.projections import Block
+from ..trials.dense_scores import ScoresPass
+from ..trials.sweep import Sweep
+from ..validation import check_number
 from .base import Allocation, TopUp, register_topup
 from .by_block import block_scores, block_sizes, plan_of_blocks, pruned_blocks, wanda_metric
 from .spreading import get_dist

@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import torch
 
-from ..engine.dense_scores import ScoresPass
-from ..engine.output_errors import OutputPass
 from ..engine.passes import Pass
-from ..engine.sweep import Sweep
-from ..runtime.choosing import draw
-from ..runtime.hyper_parameters import check_number, check_whole
+from ..trials.dense_scores import ScoresPass
+from ..trials.output_errors import OutputPass
+from ..trials.sweep import Sweep
+from ..validation import check_number, check_whole
 from .base import Allocation, TopUp, register_topup
 from .by_block import plan_of_blocks, pruned_blocks
+from .choosing import draw
 from .dsa_functions import LABEL, MOST_TRANSFORMS, PRE, REDUCE, TRANSFORM, Function, block_statistics
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..decoder.projections import Block, Decoder
-from ..engine.sweep import Sweep
-from ..metrics.statistics import wide_dtype
+from ..engine.statistics import wide_dtype
+from ..model.projections import Block, Decoder
+from ..trials.sweep import Sweep
 from .by_block import block_sizes, pruned_blocks, wanda_metric
 from .spreading import get_dist
 

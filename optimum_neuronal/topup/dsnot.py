@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import torch
 
-from ..decoder.projections import Projection
-from ..engine.sweep import Sweep
-from ..metrics.statistics import Moments, SquaredNorms, activation, wide_dtype
-from ..runtime.hyper_parameters import check_number, check_whole
+from ..engine.statistics import Moments, SquaredNorms, activation, wide_dtype
+from ..model.projections import Projection
 from ..sparsity.plan import SparsityPlan
+from ..trials.sweep import Sweep
+from ..validation import check_number, check_whole
 from .base import Allocation, TopUp, register_topup
 
 

@@ -7,16 +7,16 @@ from typing import ClassVar
 
 import torch
 
-from ..decoder.projections import Decoder, Projection
-from ..engine.output_errors import OutputPass
 from ..engine.passes import Pass
-from ..engine.sweep import Sweep
-from ..runtime.choosing import draw, index_of_smallest
-from ..runtime.hyper_parameters import check_number, check_whole
-from ..runtime.registry import did_you_mean
+from ..model.projections import Decoder, Projection
+from ..registry import did_you_mean
 from ..sparsity.plan import SparsityPlan
+from ..trials.output_errors import OutputPass
+from ..trials.sweep import Sweep
+from ..validation import check_number, check_whole
 from .base import Allocation, TopUp, register_topup
 from .by_block import pruned_blocks
+from .choosing import draw, index_of_smallest
 
 
 UNITS = ("block", "projection")

@@ -8,18 +8,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..decoder.projections import Decoder
-from ..engine.alignment_errors import AlignmentPass
-from ..engine.deviation import Deviation, DeviationPass
-from ..engine.engine import REFERENCES
 from ..engine.passes import Pass
-from ..engine.sweep import Sweep
-from ..metrics.alignment import METRICS, SCOPES
-from ..runtime.choosing import index_of_smallest
-from ..runtime.registry import did_you_mean
+from ..model.projections import Decoder
+from ..registry import did_you_mean
 from ..sparsity.plan import SparsityPlan
+from ..trials.alignment import METRICS, SCOPES
+from ..trials.alignment_errors import AlignmentPass
+from ..trials.deviation import Deviation, DeviationPass
+from ..trials.engine import REFERENCES
+from ..trials.sweep import Sweep
 from .base import Allocation, TopUp, register_topup
 from .by_block import block_sizes, plan_of_blocks
+from .choosing import index_of_smallest
 from .reconstruction import ReconstructionPass, reconstruction_errors
 from .spreading import get_dist
 

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import torch
 
-from ..decoder.projections import Block
-from ..decoder.trial import ChangeOf, trial_weights
 from ..engine.calls import Call
-from ..engine.engine import Engine
 from ..engine.passes import Pass, Runs
+from ..engine.statistics import Hessian, Norms, most_specific
 from ..engine.streams import Streams, grouped
-from ..engine.sweep import Sweep
-from ..metrics.statistics import Hessian, Norms, most_specific
+from ..model.projections import Block
+from ..model.trial import ChangeOf, trial_weights
 from ..sparsity.plan import SparsityPlan
+from ..trials.engine import Engine
+from ..trials.sweep import Sweep
 
 
 class ReconstructionPass(Pass):

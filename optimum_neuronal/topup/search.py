@@ -9,20 +9,20 @@ from typing import ClassVar
 
 import torch
 
-from ..decoder.projections import Decoder
-from ..engine.alignment_errors import AlignmentPass
-from ..engine.levels import LABEL as LEVELS_LABEL
-from ..engine.levels import LevelsPass
-from ..engine.output_errors import OutputPass
 from ..engine.passes import Pass
-from ..engine.sweep import Sweep
-from ..metrics.output_errors import OUTPUT_METRICS
-from ..runtime.choosing import index_of_smallest
-from ..runtime.hyper_parameters import check_number, check_whole
-from ..runtime.registry import did_you_mean
+from ..model.projections import Decoder
+from ..registry import did_you_mean
 from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
+from ..trials.alignment_errors import AlignmentPass
+from ..trials.divergence import OUTPUT_METRICS
+from ..trials.levels import LABEL as LEVELS_LABEL
+from ..trials.levels import LevelsPass
+from ..trials.output_errors import OutputPass
+from ..trials.sweep import Sweep
+from ..validation import check_number, check_whole
 from .base import Allocation, TopUp, register_topup
+from .choosing import index_of_smallest
 from .search_space import Space
 from .spreading import LARGEST, SMALLEST, get_dist
 

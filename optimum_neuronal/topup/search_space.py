@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..decoder.projections import Decoder, Projection
+from ..model.projections import Decoder, Projection
 from ..sparsity.plan import SparsityPlan
 from .spreading import LARGEST, SMALLEST, shift_to_mean
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..runtime.choosing import bisect
+from .choosing import bisect
 
 
 SMALLEST, LARGEST = 0.01, 0.99  # what no sparsity exceeds

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..engine.sweep import Sweep
 from ..sparsity.plan import SparsityPlan
+from ..trials.sweep import Sweep
 from .base import Allocation, TopUp, register_topup
 
 

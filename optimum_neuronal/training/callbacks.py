@@ -17,15 +17,15 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
+from ..compat import transformers as internals
 from ..config import NeuronALConfig
-from ..decoder.weight_names import stored_names
+from ..display.tables import format_html
+from ..model.weight_names import stored_names
 from ..pruner import NeuronALPruner
 from ..pruning.checking import check
 from ..pruning.sparsity_found import measure_sparsity
 from ..report import PruningReport
-from ..runtime.notes import get_logger
-from ..runtime.tables import format_html
-from ..transformers_plugin import internals
+from ..system.notes import get_logger
 from .keeping import SparsityKeeper, keep_sparsity
 from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness

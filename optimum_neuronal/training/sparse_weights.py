@@ -14,13 +14,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
-from ..decoder.checking import check_changeable
-from ..decoder.finding import find_pruned_decoder
-from ..decoder.packed_modules import check_dense
-from ..decoder.projections import Block, Decoder, Projection
-from ..runtime.notes import get_logger
-from ..sparsity.bitmask import INTEGERS
-from ..sparsity.packed import PackedMask
+from ..formats.bitmask import INTEGERS
+from ..formats.packed import PackedMask
+from ..model.checking import check_changeable
+from ..model.finding import find_pruned_decoder
+from ..model.packed_modules import check_dense
+from ..model.projections import Block, Decoder, Projection
+from ..system.notes import get_logger
 
 
 logger = get_logger(__name__)

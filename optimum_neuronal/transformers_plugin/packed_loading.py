@@ -22,7 +22,7 @@ from ..checkpoint.packed_writing import dense_config
 from ..checkpoint.save_pretrained import save_packed_by_default
 from ..checkpoint.sparsity_config import KEY, read_sparsity_config
 from ..checkpoint.stored_format import QUANTIZATION_CONFIG, check_agreement, check_packed
-from . import internals
+from ..compat import transformers as internals
 from .packed_opening import PackedOpening
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ..checkpoint.names import SUFFIX
 from ..checkpoint.packed_reading import PackedFile
-from . import internals
+from ..compat import transformers as internals
 
 
 class PackedOpening:

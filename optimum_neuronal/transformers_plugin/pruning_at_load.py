@@ -7,11 +7,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..checkpoint.dense_index import check_dense, check_listed
 from ..checkpoint.sparsity_config import read_sparsity_config
+from ..compat import transformers as internals
 from ..config import NeuronALConfig
 from ..pruner import NeuronALPruner
 from ..pruning.calibrating import draw_calibration
 from ..pruning.checking import check_structure
-from . import internals
 
 
 class PruningQuantizer(internals.EarlyQuantizer):

@@ -18,10 +18,10 @@ from ..checkpoint.int8_reading import StoredInt8Weight
 from ..checkpoint.packed_reading import AnyStored, PackedFile
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..checkpoint.stored_format import check_agreement, is_ours
+from ..compat import transformers as internals
 from ..inference.arriving import finish_arriving, pack_arriving
 from ..inference.packed_rows import DTYPES as COMPUTED
 from ..inference.packed_tensor import PackedTensor
-from . import internals
 from .packed_loading import PackedConfig, PackedQuantizer
 from .staying_packed import kept_activations
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..decoder.loading import load_model
 from ..inference.coded_rows import check_activations
-from ..runtime.arguments import check_path
+from ..model.loading import load_model
+from ..validation import check_path
 from .sparse_loading import PackingConfig, is_packed
 from .staying_packed import keeping_packed
 

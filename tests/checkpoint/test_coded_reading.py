@@ -12,7 +12,7 @@ from profiles import examples
 from optimum_neuronal.checkpoint.coded_reading import CODED_PARTS, coded_seed
 from optimum_neuronal.checkpoint.names import PACKED_INDEX
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
-from optimum_neuronal.sparsity.packed import PackedWeight
+from optimum_neuronal.formats.packed import PackedWeight
 
 
 VERSION_2 = Path(__file__).parents[1] / "fixtures" / "packed_version_2"

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint
 from optimum_neuronal.checkpoint.int8_reading import StoredInt8Weight
 from optimum_neuronal.checkpoint.packed_index import open_checkpoint
-from optimum_neuronal.sparsity.int8_weight import Int8Weight
+from optimum_neuronal.formats.int8_weight import Int8Weight
 
 
 FILE = "packed-00001-of-00001.safetensors"

@@ -11,7 +11,7 @@ from optimum_neuronal.checkpoint.head_coding import HeadCoding
 from optimum_neuronal.checkpoint.int8_reading import INT8_PARTS, int8_seed
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
 from optimum_neuronal.checkpoint.packed_writing import PackedWriter
-from optimum_neuronal.sparsity.int8_weight import Int8Weight
+from optimum_neuronal.formats.int8_weight import Int8Weight
 
 
 FILE = "packed-00001-of-00001.safetensors"

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint.model_card import make_card, with_format
+from optimum_neuronal.display.quantities import format_bytes
 from optimum_neuronal.inference.sparsify import sparsify
-from optimum_neuronal.runtime.quantities import format_bytes
 
 
 def python(card):

@@ -5,7 +5,7 @@ import pytest
 from kinds import make_kind
 
 from optimum_neuronal.checkpoint.processor_files import copy_processor
-from optimum_neuronal.decoder.loading import load_model
+from optimum_neuronal.model.loading import load_model
 
 
 FILES = {"preprocessor_config.json": {"size": 16}, "processor_config.json": {"image_seq_length": 4}}
@@ -29,7 +29,7 @@ def test_the_processor_of_a_multimodal_model_goes_along(llava, tmp_path):
 
 
 def test_of_a_text_model_nothing_is_looked_for(llama, tmp_path, monkeypatch):
-    monkeypatch.setattr("optimum_neuronal.transformers_plugin.internals.find_file", None)
+    monkeypatch.setattr("optimum_neuronal.compat.transformers.find_file", None)
     llama.config.name_or_path = "me/llama"
     copy_processor(llama, tmp_path)
     made = make_kind("LlavaForConditionalGeneration")  # of no checkpoint

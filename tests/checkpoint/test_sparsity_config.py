@@ -12,7 +12,7 @@ from profiles import examples
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint.sparsity_config import load_schema, read_sparsity_config
-from optimum_neuronal.decoder.weight_names import PrunedWeights
+from optimum_neuronal.model.weight_names import PrunedWeights
 
 
 def pruned(**fields):

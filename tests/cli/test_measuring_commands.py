@@ -6,7 +6,8 @@ import torch
 from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.measuring_commands import task_rows
-from optimum_neuronal.evaluation import asked, tasks
+from optimum_neuronal.comparing import asked
+from optimum_neuronal.evaluation import tasks
 from optimum_neuronal.evaluation.tasks import TaskResult
 
 

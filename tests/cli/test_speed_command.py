@@ -5,8 +5,8 @@ import pytest
 from packed import make_zeroed
 
 from optimum_neuronal import SparseModelForCausalLM
-from optimum_neuronal.decoder.packed_modules import packed_modules
 from optimum_neuronal.evaluation import quantized
+from optimum_neuronal.model.packed_modules import packed_modules
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import torch
 from conftest import make_model
 from torch import nn
 
-from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.replay import replay
+from optimum_neuronal.model.finding import find_decoder
 
 
 CPU = torch.device("cpu")

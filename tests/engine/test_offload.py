@@ -10,11 +10,11 @@ from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.decoder.placement import is_offloaded
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.offload import BlockLoader, ChangedWeights
-from optimum_neuronal.sparsity.packed import PackedMask
+from optimum_neuronal.formats.packed import PackedMask
+from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.placement import is_offloaded
 
 
 OLD = Version(transformers.__version__) < Version("5.17")
@@ -93,7 +93,7 @@ def test_weights_in_cpu_memory(ids, tmp_path):
 def test_an_interrupted_prune_leaves_the_model_as_it_was(tmp_path, ids, monkeypatch):
     model = on_disk(tmp_path, "llama")
     expected = model(ids).logits
-    monkeypatch.setattr("optimum_neuronal.engine.alignment_errors.total_error", lambda *_args: 1 / 0)
+    monkeypatch.setattr("optimum_neuronal.trials.alignment_errors.total_error", lambda *_args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         NeuronALPruner(config()).prune(model, ids)
     assert torch.equal(model(ids).logits, expected)
@@ -185,7 +185,7 @@ def test_what_cannot_be_saved_is_refused_before_the_work(tmp_path, ids, monkeypa
     make_model("mixtral").save_pretrained(tmp_path / "dense")
     options = {"config": config(), "stream_to": tmp_path / "rewritten", "device": torch.device("cpu")}
     pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", **options)
-    monkeypatch.setattr("optimum_neuronal.transformers_plugin.internals.release", lambda: "5.13.0")
+    monkeypatch.setattr("optimum_neuronal.compat.transformers.release", lambda: "5.13.0")
     with pytest.raises(ValueError, match=r"transformers 5\.13\.0 cannot save a mixture of experts .*install 5\.17"):
         pruner.quantize(tmp_path / "sparse", dataset=ids)
     assert pruner.report is None

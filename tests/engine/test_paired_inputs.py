@@ -5,11 +5,11 @@ import torch
 from conftest import FEW, make_model
 from sweeps import build_sweep, state, unchanged
 
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.decoder.trial import Prepared, trial_weights
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.paired_inputs import PairedRuns, stages
 from optimum_neuronal.engine.streams import Stream
+from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.trial import Prepared, trial_weights
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.sparsity.changes import Zeros
 

@@ -6,14 +6,14 @@ from conftest import make_model
 from sweeps import build_sweep, state, unchanged
 from torch import nn
 
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.decoder.projections import Block
-from optimum_neuronal.decoder.trial import Prepared, trial_weights
 from optimum_neuronal.engine.calls import Call
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.paired_inputs import PairedRuns
 from optimum_neuronal.engine.part_outputs import PartOutputs, children_called_once
 from optimum_neuronal.engine.streams import Stream
+from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.projections import Block
+from optimum_neuronal.model.trial import Prepared, trial_weights
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.sparsity.changes import Zeros
 

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from optimum_neuronal.decoder.projections import Block, Projection
 from optimum_neuronal.engine.calls import Call
 from optimum_neuronal.engine.replay import replay
-from optimum_neuronal.metrics.statistics import Hessian, SquaredNorms
+from optimum_neuronal.engine.statistics import Hessian, SquaredNorms
+from optimum_neuronal.model.projections import Block, Projection
 
 
 class Doubling(nn.Module):

@@ -4,13 +4,13 @@ import pytest
 import torch
 from by_hand import make_block
 
-from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine import runner as module
 from optimum_neuronal.engine.capture import BlockInputs, inference
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.engine.runner import BlockRunner
 from optimum_neuronal.engine.streams import Stream
 from optimum_neuronal.engine.unfinished import UnfinishedRun
+from optimum_neuronal.model.finding import find_decoder
 
 
 def make_runner(**options):

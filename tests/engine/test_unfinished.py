@@ -14,10 +14,10 @@ from transformers.utils import logging
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.engine import unfinished
-from optimum_neuronal.engine.engine import Engine
-from optimum_neuronal.runtime import journal
-from optimum_neuronal.runtime.journal import IDENTITY
+from optimum_neuronal.files import journal
+from optimum_neuronal.files.journal import IDENTITY
 from optimum_neuronal.topup.neuronal import LAMBDAS
+from optimum_neuronal.trials.engine import Engine
 
 
 def config(**fields):
@@ -202,7 +202,7 @@ def test_memory_may_be_managed_otherwise(ids, tmp_path, often, monkeypatch):
 
 def test_a_full_disk_does_not_stop_a_prune(ids, tmp_path, often, monkeypatch):
     _, expected = prune("llama", ids)
-    monkeypatch.setattr("optimum_neuronal.runtime.journal.Journal.has_room", lambda self, size: False)
+    monkeypatch.setattr("optimum_neuronal.files.journal.Journal.has_room", lambda self, size: False)
     _, result = prune("llama", ids, tmp_path)
     assert equal(expected, result)
     assert not list(tmp_path.glob("*unfinished*")) and list(tmp_path.glob("step-*")) and list(tmp_path.glob("block-*"))

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
+from optimum_neuronal.formats.codebooks import BITS
 from optimum_neuronal.inference import accelerator, torch_fallback, triton_coded
 from optimum_neuronal.inference.packed_rows import DTYPES
-from optimum_neuronal.sparsity.codebooks import BITS
 
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}

@@ -5,10 +5,10 @@ import torch
 from test_ops import finite, packed
 from test_packed_rows import bits, sparse
 
+from optimum_neuronal.formats.bitmask import INTEGERS
 from optimum_neuronal.inference import accelerator, ops, torch_fallback
 from optimum_neuronal.inference.bit_rows import unpack_bits
 from optimum_neuronal.inference.packed_rows import DTYPES
-from optimum_neuronal.sparsity.bitmask import INTEGERS
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,11 @@ import torch
 from coded import coded_tensors, make_coded
 from test_ops import error
 
+from optimum_neuronal.formats.codebooks import BITS
 from optimum_neuronal.inference import coded_ops, ops, torch_fallback
 from optimum_neuronal.inference.activations import to_int8
 from optimum_neuronal.inference.packed_rows import DTYPES
 from optimum_neuronal.native.library import Kernel, find_kernel
-from optimum_neuronal.sparsity.codebooks import BITS
 
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}

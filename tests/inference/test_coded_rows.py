@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from profiles import examples
 from test_packed_rows import flip
 
+from optimum_neuronal.formats.codebooks import BITS
+from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.inference.coded_rows import CodedRows
 from optimum_neuronal.inference.packed_tensor import PackedTensor
-from optimum_neuronal.sparsity.codebooks import BITS
-from optimum_neuronal.sparsity.coded import CodedWeight
 
 
 @examples(30)

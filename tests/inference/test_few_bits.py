@@ -10,10 +10,10 @@ from packed import assert_close, assert_same_state, logits, make_zeroed
 from sparse import make_sparse
 
 from optimum_neuronal import SparseModelForCausalLM, densify, keep_sparsity, sparsify
-from optimum_neuronal.decoder.packed_modules import packed_modules
+from optimum_neuronal.formats.codebooks import BITS
 from optimum_neuronal.inference.coded_rows import CodedRows
 from optimum_neuronal.inference.packed_linear import PackedLinear
-from optimum_neuronal.sparsity.codebooks import BITS
+from optimum_neuronal.model.packed_modules import packed_modules
 
 
 def coded(family="llama", value_bits=4, activations="bf16", **overrides):

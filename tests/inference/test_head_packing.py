@@ -18,11 +18,11 @@ from optimum_neuronal import (
     save_pretrained,
     sparsify,
 )
-from optimum_neuronal.decoder.packed_modules import packed_modules
+from optimum_neuronal.formats.int8_weight import Int8Weight
 from optimum_neuronal.inference.int8_rows import Int8Rows
 from optimum_neuronal.inference.packed_embedding import PackedEmbedding, TiedLinear
 from optimum_neuronal.inference.packed_linear import PackedLinear
-from optimum_neuronal.sparsity.int8_weight import Int8Weight
+from optimum_neuronal.model.packed_modules import packed_modules
 
 
 FILE = "packed-00001-of-00001.safetensors"

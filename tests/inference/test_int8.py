@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from profiles import examples
 from test_ops import error
 
+from optimum_neuronal.formats.int8_weight import Int8Weight
 from optimum_neuronal.inference import int8_ops, ops, torch_fallback
 from optimum_neuronal.inference.int8_rows import Int8Rows
 from optimum_neuronal.inference.layouts import rows_of
 from optimum_neuronal.inference.packed_rows import DTYPES
 from optimum_neuronal.inference.packed_tensor import PackedTensor
 from optimum_neuronal.native.library import Kernel, find_kernel, find_library
-from optimum_neuronal.sparsity.int8_weight import Int8Weight
 
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}

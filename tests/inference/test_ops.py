@@ -2,10 +2,10 @@ import pytest
 import torch
 from test_packed_rows import bits, sparse
 
+from optimum_neuronal.formats.packed import PackedWeight
 from optimum_neuronal.inference import ops
 from optimum_neuronal.inference.packed_rows import DTYPES, PackedRows
 from optimum_neuronal.native.library import Kernel, find_kernel
-from optimum_neuronal.sparsity.packed import PackedWeight
 
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}

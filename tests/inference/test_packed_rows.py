@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
+from optimum_neuronal.formats.bitmask import INTEGERS
+from optimum_neuronal.formats.packed import PackedWeight
 from optimum_neuronal.inference import bit_rows
 from optimum_neuronal.inference.packed_rows import DTYPES, PackedRows
 from optimum_neuronal.inference.torch_fallback import unpack_rows
-from optimum_neuronal.sparsity.bitmask import INTEGERS
-from optimum_neuronal.sparsity.packed import PackedWeight
 
 
 FUZZ = examples(100)

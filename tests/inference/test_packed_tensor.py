@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from optimum_neuronal.formats.packed import PackedWeight
 from optimum_neuronal.inference.packed_rows import PackedRows
 from optimum_neuronal.inference.packed_tensor import PackedTensor
-from optimum_neuronal.sparsity.packed import PackedWeight
 
 
 def sparse(*shape, seed=0):

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify, keep_lora_sparse, keep_sparsity, sparsify
 from optimum_neuronal.checkpoint.save_pretrained import save_packed_by_default, saves_packed_by_default
-from optimum_neuronal.decoder.packed_modules import packed_modules
 from optimum_neuronal.inference.packed_linear import PackedLinear
+from optimum_neuronal.model.packed_modules import packed_modules
 
 
 def cloned(model):

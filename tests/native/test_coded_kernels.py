@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from profiles import examples
 from test_native_library import kernels
 
+from optimum_neuronal.formats.codebooks import BITS
 from optimum_neuronal.inference import torch_fallback
 from optimum_neuronal.inference.packed_rows import DTYPES
-from optimum_neuronal.sparsity.codebooks import BITS
 
 
 FUZZ = examples(30)

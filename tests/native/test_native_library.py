@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
+from optimum_neuronal.formats.bitmask import INTEGERS
+from optimum_neuronal.formats.packed import PackedWeight
 from optimum_neuronal.inference.packed_rows import DTYPES, PackedRows
 from optimum_neuronal.native import library
 from optimum_neuronal.native.build import BuildError
-from optimum_neuronal.sparsity.bitmask import INTEGERS
-from optimum_neuronal.sparsity.packed import PackedWeight
 
 
 FUZZ = examples(60)
@@ -232,7 +232,7 @@ FORK = """
 import os, sys, torch
 from optimum_neuronal.native.library import find_kernel
 from optimum_neuronal.inference.packed_rows import PackedRows
-from optimum_neuronal.sparsity.packed import PackedWeight
+from optimum_neuronal.formats.packed import PackedWeight
 torch.set_num_threads(2)
 rows = PackedRows.of(PackedWeight.pack(torch.eye(600, 640)))
 x, kernel = torch.randn(2, 640), find_kernel()

@@ -1,13 +1,13 @@
 import pytest
 from conftest import make_model
 
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.engine.alignment_errors import AlignmentPass
-from optimum_neuronal.engine.output_errors import OutputPass
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.cost import forward_bytes, hidden_sequences
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.pruning.rates import Rates
+from optimum_neuronal.trials.alignment_errors import AlignmentPass
+from optimum_neuronal.trials.output_errors import OutputPass
 
 from .conftest import RATE, config_of, saved
 

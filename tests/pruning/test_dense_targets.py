@@ -12,8 +12,8 @@ from sweeps import build_sweep, state, unchanged, uniform
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.pruning import dense_targets
 from optimum_neuronal.pruning.dense_targets import STAGES, DenseTargets, DenseTargetsPass
 from optimum_neuronal.pruning.final_pruning import PruningPass

@@ -15,10 +15,10 @@ from optimum_neuronal.checkpoint.packed_reading import PackedFile
 from optimum_neuronal.checkpoint.save_pretrained import save_pretrained
 from optimum_neuronal.engine import progress as progress_module
 from optimum_neuronal.engine import runner as engine_module
-from optimum_neuronal.engine.sweep import Sweep
+from optimum_neuronal.formats.packed import PackedMask
 from optimum_neuronal.inference.sparsify import sparsify
 from optimum_neuronal.pruning.dry_run import plan_prune
-from optimum_neuronal.sparsity.packed import PackedMask
+from optimum_neuronal.trials.sweep import Sweep
 
 from .conftest import RATE, SMALL, config_of, saved
 

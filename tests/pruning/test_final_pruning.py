@@ -11,19 +11,19 @@ from sweeps import make_sweep, state, unchanged, uniform
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.engine.capture import capture_inputs, inference
-from optimum_neuronal.engine.engine import Engine
 from optimum_neuronal.engine.paired_inputs import PairedRuns
 from optimum_neuronal.engine.replay import replay
-from optimum_neuronal.metrics.statistics import Hessian, activation
+from optimum_neuronal.engine.statistics import Hessian, activation
+from optimum_neuronal.formats.coded import CodedWeight
+from optimum_neuronal.formats.packed import PackedWeight
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.pruning import finding
 from optimum_neuronal.pruning.final_pruning import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.coded import CodedWeight
 from optimum_neuronal.sparsity.cuts import prune_rows
-from optimum_neuronal.sparsity.packed import PackedWeight
+from optimum_neuronal.trials.engine import Engine
 
 
 # Those that prune by their score alone.

@@ -3,12 +3,12 @@ import torch
 from sweeps import state, unchanged
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.engine.engine import Engine
 from optimum_neuronal.pruning import finding
 from optimum_neuronal.pruning.checking import check
 from optimum_neuronal.pruning.dense_targets import DenseTargetsPass
 from optimum_neuronal.pruning.finding import Shared, find_changes
-from optimum_neuronal.runtime.clock import Clock
+from optimum_neuronal.system.clock import Clock
+from optimum_neuronal.trials.engine import Engine
 
 
 def find(model, ids, clock=None, shared=None, **fields):

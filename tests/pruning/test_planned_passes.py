@@ -2,11 +2,11 @@ from dataclasses import replace
 
 from conftest import make_model
 
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.engine.alignment_errors import AlignmentPass
-from optimum_neuronal.engine.output_errors import OutputPass
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.pruning.final_pruning import PruningPass
 from optimum_neuronal.pruning.planned_passes import all_passes, planned_passes, planned_stages
+from optimum_neuronal.trials.alignment_errors import AlignmentPass
+from optimum_neuronal.trials.output_errors import OutputPass
 
 from .conftest import config_of
 

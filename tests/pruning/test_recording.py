@@ -3,9 +3,9 @@ import torch
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.decoder.finding import find_decoder
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.pruning.recording import open_journal, work_directory
-from optimum_neuronal.runtime.processes import Processes
+from optimum_neuronal.system.processes import Processes
 
 
 def opened(directory, **fields):

@@ -14,10 +14,10 @@ from sweeps import build_sweep, state, unchanged
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.decoder.trial import trial_weights
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.streams import Stream
+from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.trial import trial_weights
 from optimum_neuronal.pruning.refit import Refit, _Weights
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.changes import NewWeight

@@ -8,17 +8,17 @@ from conftest import make_model
 from sweeps import build_sweep, state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.decoder.trial import trial_weights
 from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.statistics import Hessian
 from optimum_neuronal.engine.streams import Stream
-from optimum_neuronal.metrics.statistics import Hessian
+from optimum_neuronal.formats.coded import CodedWeight
+from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.trial import trial_weights
 from optimum_neuronal.pruning import rounded_refit
 from optimum_neuronal.pruning.refit import Refit
 from optimum_neuronal.pruning.rounded_refit import RoundedRefit, all_epochs
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.changes import NewWeight
-from optimum_neuronal.sparsity.coded import CodedWeight
 
 
 @pytest.fixture

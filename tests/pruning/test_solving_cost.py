@@ -7,9 +7,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.engine.applier import QUICK
-from optimum_neuronal.engine.levels import level_sparsities, levels_bytes
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.pruning.rates import Rates
@@ -18,6 +16,8 @@ from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.rounding import SWEEPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.pattern import ColumnPattern
+from optimum_neuronal.trials.applier import QUICK
+from optimum_neuronal.trials.levels import level_sparsities, levels_bytes
 
 from .conftest import RATE, config_of, saved
 

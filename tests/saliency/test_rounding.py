@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from optimum_neuronal.formats.codebooks import BITS, TABLES, magnitudes
+from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.saliency.rounding import SWEEPS, choose_levels, round_kept, round_nearest
-from optimum_neuronal.sparsity.codebooks import BITS, TABLES, magnitudes
-from optimum_neuronal.sparsity.coded import CodedWeight
 
 
 def sparse(rows: int, columns: int, sparsity: float = 0.6, seed: int = 1) -> torch.Tensor:

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from optimum_neuronal.formats.packed import PackedMask, PackedWeight
 from optimum_neuronal.sparsity.changes import NewWeight, Zeros
-from optimum_neuronal.sparsity.packed import PackedMask, PackedWeight
 
 
 CHANGES = {

@@ -6,10 +6,10 @@ from by_hand import FakeSweep, make_block
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.engine.output_errors import OutputPass
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.topup.atp import ATP, beta_grid, progression
+from optimum_neuronal.trials.output_errors import OutputPass
 
 
 def test_grid_ends_where_a_block_would_leave_the_range():

@@ -6,13 +6,12 @@ from conftest import FEW, make_model
 from sweeps import build_sweep
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.decoder.finding import find_decoder
-from optimum_neuronal.decoder.projections import Projection
 from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.engine import unfinished
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.engine import Engine
 from optimum_neuronal.engine.replay import replay
+from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.projections import Projection
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.pruning.rates import Rates
@@ -20,6 +19,7 @@ from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.changes import NewWeight
 from optimum_neuronal.topup import besa
 from optimum_neuronal.topup.besa import BESA, Rate, reconstruction_loss, tilted
+from optimum_neuronal.trials.engine import Engine
 
 
 def make_sweep(model, ids, saliency="wanda", **arguments):

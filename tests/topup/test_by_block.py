@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import torch
 from by_hand import FakeSweep, make_block, make_projection
 
-from optimum_neuronal.decoder.projections import Block
+from optimum_neuronal.model.projections import Block
 from optimum_neuronal.topup.by_block import (
     block_scores,
     block_sizes,

@@ -2,8 +2,8 @@ import pytest
 import torch
 from by_hand import FakeSweep, make_block
 
-from optimum_neuronal.engine.dense_scores import ScoresPass
 from optimum_neuronal.topup.dlp import DLP, median_metric
+from optimum_neuronal.trials.dense_scores import ScoresPass
 
 
 def test_median_by_hand():

@@ -4,7 +4,7 @@ from by_hand import make_projection
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.metrics.statistics import Moments
+from optimum_neuronal.engine.statistics import Moments
 from optimum_neuronal.topup.dsnot import DSnoT, moments
 
 

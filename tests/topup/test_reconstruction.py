@@ -3,8 +3,8 @@ from conftest import make_model
 from forward import squared_norms
 from sweeps import build_sweep
 
-from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.cuts import prune_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan

@@ -9,8 +9,8 @@ from sweeps import build_sweep, state, unchanged
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.decoder.finding import find_decoder
 from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.topup.search import FIRST_STEP, LAST_STEP, Search, _Run

@@ -15,7 +15,7 @@ from conftest import make_model
 from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, modeling_utils
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, SparseModelForCausalLM, inspect_checkpoint
-from optimum_neuronal.transformers_plugin import internals
+from optimum_neuronal.compat import transformers as internals
 from optimum_neuronal.transformers_plugin.packed_loading import PackedConfig
 
 

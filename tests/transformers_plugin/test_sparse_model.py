@@ -15,8 +15,8 @@ from sparse import make_sparse
 from transformers import AutoModelForCausalLM, GenerationConfig, modeling_utils
 
 from optimum_neuronal import SparseModelForCausalLM, densify, save_pretrained, sparsify
-from optimum_neuronal.decoder.packed_modules import packed_modules
 from optimum_neuronal.inference import packed_tensor
+from optimum_neuronal.model.packed_modules import packed_modules
 
 
 INDEX, FILE = "packed.safetensors.index.json", "packed-00001-of-00001.safetensors"

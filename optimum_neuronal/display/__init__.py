@@ -1,0 +1,4 @@
+"""Tables, quantities and escaped text for terminals, Markdown and notebooks.
+
+This room imports no other room.
+"""

@@ -1,0 +1,145 @@
+"""Finds a model's decoder blocks and their prunable projections, and refuses what it does not understand."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from transformers import Conv1D, PreTrainedModel
+
+from ..compat import transformers as internals
+from .architectures import Architecture, find_architecture, is_of_experts, with_gates_in_turns
+from .projections import Block, Decoder, Experts, Projection
+from .selection import Patterns, Recorded
+
+
+def find_decoder(
+    model: PreTrainedModel, targets: Sequence[str] | None = None, ignore: Sequence[str] | None = None
+) -> Decoder:
+    """Finds the blocks of a model and the projections to prune in them.
+
+    The blocks are, in the model's decoder, the largest `ModuleList` of modules that the model says must not be split
+    (`unsplit_modules`), or the largest of all if there is no such. Every matrix in a block must be known by its
+    name (`architectures`), or be named by the user in `targets` or `ignore`.
+
+    Args:
+        model (`PreTrainedModel`): a language model with its weights in memory.
+        targets (`Sequence[str]`, *optional*):
+            Regular expressions, searched in full module names; only projections that match one are pruned.
+        ignore (`Sequence[str]`, *optional*): regular expressions; projections whose names match one are left out.
+
+    Returns:
+        [`Decoder`]
+
+    Raises:
+        `ValueError`: no blocks, a weight that is not understood, or a pattern that matches nothing.
+    """
+    return _find(model, lambda _: Patterns(targets, ignore))
+
+
+def find_pruned_decoder(model: PreTrainedModel, sparsity_config: Mapping[str, Any] | None) -> Decoder:
+    """[`find_decoder`] of a sparse model, whose pruned projections its `sparsity_config` names.
+
+    The patterns in it may be anyone's, and searching could take for ever: names are compared instead.
+
+    Args:
+        model (`PreTrainedModel`): the sparse model.
+        sparsity_config (`Mapping`, *optional*):
+            From `read_sparsity_config`. Without it, or if it names no projections, all of them are taken.
+
+    Raises:
+        `ValueError`: no blocks, a weight that is not understood, or names of other projections than the model has.
+    """
+    if sparsity_config is None or not {"block_sparsity", "projections"} <= sparsity_config.keys():
+        return find_decoder(model)
+    return _find(model, lambda blocks: Recorded(sparsity_config, blocks))
+
+
+def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) -> Decoder:
+    """The decoder, with the projections that are meant by a selection made for the name of its list of blocks."""
+    config = model.config.get_text_config(decoder=True)
+    architecture = find_architecture(config.model_type)
+    list_name, modules = _block_list(model, config, architecture)
+    wanted = select(list_name)
+    blocks = [
+        _make_block(f"{list_name}.{index}", module, architecture, wanted) for index, module in enumerate(modules)
+    ]
+    wanted.check(model, sum(len(block.pruned) for block in blocks))
+    return Decoder(_innermost_model(model, list_name), blocks, architecture, config, model)
+
+
+def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> tuple[str, nn.ModuleList]:
+    """The decoder's list of blocks and its name in the model."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    if decoder is None or not any(isinstance(module, nn.ModuleList) for module in decoder.modules()):
+        decoder = model  # what some encoders call their decoder is the last matrix of the head
+    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
+    if architecture.blocks is not None:
+        return prefix + architecture.blocks, decoder.get_submodule(architecture.blocks)
+    names = internals.unsplit_modules(model)
+    lists = [
+        (prefix + name, module)
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module)
+    ]
+    named = [(name, module) for name, module in lists if type(module[0]).__name__ in names]
+    if not lists:
+        raise ValueError(
+            f"No decoder blocks found in {type(model).__name__}: it has no ModuleList. Where they are, can be told with "
+            f"optimum_neuronal.register_architecture({config.model_type!r}, Architecture(blocks='...'))."
+        )
+    return max(named or lists, key=lambda item: len(item[1]))
+
+
+def _innermost_model(model: PreTrainedModel, name: str) -> nn.Module:
+    """The smallest model around the module called `name`: without the language-model head, which costs much."""
+    parents = [name.rsplit(".", levels)[0] for levels in range(1, name.count(".") + 1)]
+    modules = (model.get_submodule(parent) for parent in parents)
+    return next((module for module in modules if isinstance(module, PreTrainedModel)), model)
+
+
+def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted: Patterns | Recorded) -> Block:
+    projections: list[Projection] = []
+    experts: dict[str, Experts] = {}
+    for local, child in module.named_modules():
+        for key, parameter in child.named_parameters(recurse=False):
+            if parameter.ndim < 2 or _is_no_projection(child, key):
+                continue
+            full = f"{name}.{local}".removesuffix(".")
+            found = _find_projections(full, local, child, key, architecture, wanted)
+            if found and found[0].expert is not None:
+                experts[full] = Experts(full, child, architecture.stacked_experts)
+            projections += found
+    return Block(name, module, {projection.name: projection for projection in projections}, list(experts.values()))
+
+
+def _is_no_projection(module: nn.Module, parameter: str) -> bool:
+    """Convolutions, embeddings, norms with a weight for every head, and the experts' biases."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Embedding)
+    return isinstance(module, kinds) or "Norm" in type(module).__name__ or parameter.endswith("bias")
+
+
+def _find_projections(
+    full: str, local: str, module: nn.Module, key: str, architecture: Architecture, wanted: Patterns | Recorded
+) -> list[Projection]:
+    """The projections in the parameter `key` of a module: one, one for every expert, or none if it is left out."""
+    weight = getattr(module, key)
+    known, role = architecture.find_role(local if key == "weight" else f"{local}.{key}")
+    named = full if key == "weight" else f"{full}.{key}"
+    if isinstance(module, (nn.Linear, Conv1D)) and (role or (not known and wanted.targets_it(named))):
+        return [Projection(full, role, module, wanted.takes(full), transposed=isinstance(module, Conv1D))]
+    if is_of_experts(role, weight.ndim):
+        role = with_gates_in_turns(role) if internals.gates_in_turns(module) else role
+        transposed = internals.is_transposed(module, default=architecture.stacked_experts)
+        names = [f"{full}.{index}.{key}" for index in range(len(weight))]
+        return [
+            Projection(name, role, module, wanted.takes(name), key, index, transposed)
+            for index, name in enumerate(names)
+        ]
+    if not wanted.ignores(named) and (role or not known):
+        raise ValueError(
+            f"{named} ({type(module).__name__}, shape {tuple(weight.shape)}) is not understood. Leave it out with "
+            f"ignore=[{re.escape(named.removeprefix(full.removesuffix(local)))!r}]; or, if it is an "
+            "nn.Linear, name it in targets; or describe its family with optimum_neuronal.register_architecture."
+        )
+    return []

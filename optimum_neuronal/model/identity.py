@@ -1,0 +1,37 @@
+"""What a prune's result depends on, in few bytes: tells whether an unfinished prune is the same one."""
+
+import hashlib
+import json
+
+import torch
+from transformers import PreTrainedModel
+
+from ..compat import transformers as internals
+from .placement import execution_device, stored_weight
+from .projections import Decoder
+
+
+def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
+    """Checksums of a model and of its calibration data.
+
+    Args:
+        model (`PreTrainedModel`): dense.
+        decoder ([`Decoder`]): its blocks and projections.
+        ids (`Tensor` of int64, shape (sequences, tokens)): all calibration sequences.
+
+    Returns:
+        `dict[str, str]`: `model`: of its config, of names, shapes and dtypes, and of the first and the last row of
+            every projection that is pruned; `calibration data`: of all token ids; `device`: the kind that computes.
+    """
+    config = {key: value for key, value in model.config.to_dict().items() if key not in internals.OF_THE_FILE}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, projection in decoder.projections.items():
+        weight = stored_weight(projection)
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        for row in (weight[0], weight[-1]):
+            digest.update(row.detach().float().cpu().contiguous().numpy().tobytes())
+    return {
+        "model": digest.hexdigest(),
+        "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
+        "device": execution_device(next(iter(decoder.projections.values())).module).type,
+    }

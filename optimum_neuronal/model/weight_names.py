@@ -1,0 +1,136 @@
+"""How the weights of projections are called in a checkpoint's files, and which projection a stored weight belongs to."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..compat import transformers as internals
+from .projections import Block, Decoder, Projection
+
+
+def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str]]:
+    """How the weights of every kind of projection are called in a checkpoint's files.
+
+    Returns:
+        `dict[str, list[str]]`: kind, see [`kind_of`] -> names with `*` for every number. They differ from the module's
+            where transformers stores weights otherwise than it holds them: experts one by one, gate and up apart.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[str, list[str]] = {}
+    for block, projection in every_projection(decoder):
+        kind = kind_of(block, projection)
+        if kind not in found and projection.pruned:
+            stand_in = torch.empty(projection.owner.shape, dtype=projection.owner.dtype, device="meta")
+            stored = internals.as_stored(model, {names[id(projection.owner)]: stand_in})
+            found[kind] = sorted({with_stars(name) for name in stored})
+    return found
+
+
+def every_projection(decoder: Decoder) -> Iterator[tuple[Block, Projection]]:
+    """All projections with their blocks, pruned or not."""
+    for block in decoder.blocks:
+        for projection in block.projections.values():
+            yield block, projection
+
+
+def kind_of(block: Block, projection: Projection) -> str:
+    """What projections of different blocks, and of different experts, have in common: `mlp.experts.*.down_proj`."""
+    return with_stars(projection.name.removeprefix(f"{block.name}."))
+
+
+def with_stars(name: str) -> str:
+    """A dotted name with `*` for every number."""
+    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
+def natural_order(name: str) -> list[tuple[bool, int, str]]:
+    """Key that sorts `layers.2` before `layers.10`."""
+    return [
+        (part.isdecimal(), int(part) if part.isdecimal() and len(part) < 20 else 0, part) for part in name.split(".")
+    ]
+
+
+def _numbers(name: str) -> list[str]:
+    return [part for part in name.split(".") if part.isdecimal()]
+
+
+def _fill(name: str, numbers: Iterable[str]) -> str:
+    """Puts numbers in the place of stars."""
+    rest = iter(numbers)
+    return ".".join(next(rest, part) if part == "*" else part for part in name.split("."))
+
+
+@dataclass(frozen=True)
+class StoredProjection:
+    """The projection, or the experts' projections, that a stored weight holds or is a part of.
+
+    Args:
+        block (`str`): full name of its block.
+        kind (`str`): see [`kind_of`].
+        left_out (`frozenset[str]`): of a weight of shape (experts, ., .), numbers of the experts that were not pruned.
+        transposed (`bool`): whether the model keeps it as (in, out).
+    """
+
+    block: str
+    kind: str
+    left_out: frozenset[str] = frozenset()
+    transposed: bool = False
+
+
+class PrunedWeights:
+    """Which weights of a checkpoint were pruned, told from its `sparsity_config` alone.
+
+    Args:
+        sparsity_config (`Mapping`): from [`read_sparsity_config`].
+        names (`Iterable[str]`): of all weights of the checkpoint. They may begin otherwise than the sparsity_config has
+            it, as when a model without its head was saved again.
+    """
+
+    def __init__(self, sparsity_config: Mapping[str, Any], names: Iterable[str]):
+        self.blocks = sparsity_config.get("block_sparsity", {})
+        self.left_out = set(sparsity_config.get("left_out", []))
+        self._experts_left_out = _by_number(self.left_out)
+        kinds = sparsity_config.get("projections", {})
+        self._transposed = {kind for kind, about in kinds.items() if about.get("transposed")}
+        self._kinds = {name: kind for kind, about in kinds.items() for name in about["weights"]}
+        self._kinds_of_tails = {name.partition(".")[2]: kind for name, kind in self._kinds.items()}
+        self._shift = self._find_shift({with_stars(name) for name in names})
+        self._block = with_stars(next(iter(self.blocks), ""))
+
+    def _find_shift(self, names: set[str]) -> int:
+        """How many leading parts the checkpoint's names have more than those of the sparsity_config."""
+        shifts = (0, -1, 1, 2, 3)
+        return next((shift for shift in shifts if any(self._known(name, shift) for name in names)), 0)
+
+    def _known(self, name: str, shift: int) -> str | None:
+        """The kind of a name with stars."""
+        return self._kinds_of_tails.get(name) if shift < 0 else self._kinds.get(".".join(name.split(".")[shift:]))
+
+    def find(self, name: str) -> StoredProjection | None:
+        """The projection that was pruned in a stored weight, None if there is none."""
+        kind = self._known(with_stars(name), self._shift)
+        if kind is None:
+            return None
+        numbers, depth = _numbers(name), self._block.count("*")
+        block = _fill(self._block, numbers[:depth])
+        if block not in self.blocks:
+            return None
+        full = _fill(f"{block}.{kind}", numbers[depth:])
+        if "*" in full:  # all experts in one weight
+            left_out = frozenset(self._experts_left_out.get(full, ()))
+            return StoredProjection(block, kind, left_out, kind in self._transposed)
+        return None if full in self.left_out else StoredProjection(block, kind, transposed=kind in self._transposed)
+
+
+def _by_number(names: Iterable[str]) -> dict[str, set[str]]:
+    """Name with `*` for one of its numbers -> all numbers that stand there."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        for index, part in enumerate(parts):
+            if part.isdecimal():
+                found.setdefault(".".join([*parts[:index], "*", *parts[index + 1 :]]), set()).add(part)
+    return found

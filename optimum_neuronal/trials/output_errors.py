@@ -1,0 +1,216 @@
+"""The question that searches ask: how far a plan would lead the next-token distributions from the dense model's."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ..engine.calls import Call
+from ..engine.passes import Pass, Runs
+from ..engine.statistics import SquaredNorms
+from ..engine.streams import Stream, Streams, grouped
+from ..engine.unfinished import UnfinishedRun
+from ..model.projections import Block
+from ..model.trial import trial_weights
+from ..sparsity.plan import SparsityPlan
+from .divergence import OUTPUT_METRICS
+from .engine import Engine
+
+
+# Metric -> tensors of logits that exist together: dense ones, their probabilities, sparse ones, what is made of them; or
+# sparse ones, and what is made of them.
+LOGITS = {"kl": 5, "nll": 2}
+CACHED = 2**22  # logits at a time on a CPU: more come from fresh memory, which takes longer than computing them
+LAUNCHED = 2**26  # elsewhere: fewer would keep an accelerator waiting for work
+
+
+@dataclass(frozen=True)
+class OutputPass(Pass):
+    """What [`output_errors`] costs, if no plans share blocks.
+
+    Args:
+        metric (`str`): that of [`output_errors`].
+    """
+
+    metric: str = "kl"
+
+    @property
+    def needs_dense(self) -> bool:
+        return True
+
+    @property
+    def distributions(self) -> int:
+        return self.plans + (self.metric == "kl")  # the dense model's, for every run anew
+
+    @property
+    def logits(self) -> int:
+        return LOGITS[self.metric]
+
+    def runs(self, index: int, last: int) -> Runs:
+        again = 0 if self.reference == "dense" else 1 if index == 0 else self.plans
+        return self.plans, again, 0
+
+
+def output_errors(
+    engine: Engine,
+    plans: Sequence[SparsityPlan],
+    metric: str,
+    label: str | None,
+    reference: str | SparsityPlan = "dense",
+    sequences: int | None = None,
+) -> list[float]:
+    """Error of every plan's next-token distributions on the alignment sequences, all plans in one run.
+
+    Plans that agree up to some block share the work up to there.
+
+    Args:
+        engine ([`Engine`]): runs the model.
+        plans (`Sequence[SparsityPlan]`): what to try; no plan is applied.
+        metric (`str`):
+            A name in `OUTPUT_METRICS`: `"kl"`, from the dense model's distributions, or `"nll"`, of the text.
+        label (`str`, *optional*): what the progress bar calls the run.
+        reference (`str` or [`SparsityPlan`]):
+            Where saliency comes from: `"dense"`, the dense model's stream, measured once; `"sparse-stream"`, every
+            plan's own stream, at twice the cost; or a plan: that plan's stream, measured once. Where the saliency
+            updates weights, candidates are pruned by their score alone if a plan is given.
+        sequences (`int`, *optional*):
+            How many of the alignment sequences, from the first, the outputs are compared on; all if not given. The
+            dense model's stream, where saliency comes from it, is that of all of them.
+
+    Returns:
+        `list[float]`: nats per predicted token, one per plan. Lower is better.
+    """
+
+    def measure(unfinished: UnfinishedRun) -> tuple[list[float], dict]:
+        mine = engine.processes.deal(plans)
+        errors = _errors(engine, mine, metric, label, reference, sequences, unfinished) if mine else []
+        return engine.processes.collect(errors), {}
+
+    if engine.levels:
+        return engine.records.once(plans, (metric, label, "levels", engine.levels.sparsities, sequences), measure)[0]
+    if isinstance(reference, SparsityPlan):
+        return engine.records.once([reference, *plans], (metric, label, "of the first plan", sequences), measure)[0]
+    return engine.records.once(plans, (metric, label, reference, sequences), measure)[0]
+
+
+def _errors(
+    engine: Engine,
+    plans: Sequence[SparsityPlan],
+    metric: str,
+    label: str | None,
+    reference: str | SparsityPlan,
+    sequences: int | None,
+    unfinished: UnfinishedRun,
+) -> list[float]:
+    given = engine.stream_of(reference)[0] if isinstance(reference, SparsityPlan) and not engine.levels else None
+    compared = engine.alignment_ids[:sequences]
+    whole = len(compared) == len(engine.alignment_ids)
+    # A capture costs no block; parts of what was captured for all sequences would have to cut masks apart.
+    inputs = engine.alignment_inputs() if whole else engine.runner.capture(compared)
+    if given and sequences is None and len(plans) == 1 and plans[0] is reference:
+        streams = [engine.stream_of(reference)[1]]  # its own stream: all that is asked for has run already
+    else:
+        visit = _visit_levels(engine, plans) if engine.levels else _visit(engine, plans, reference, given)
+        streams = engine.runner.run(inputs, len(plans), visit, label, unfinished)
+    statistic = engine.saliency.statistic if given is None and not engine.levels else SquaredNorms
+    dense = engine.dense(statistic).output if metric == "kl" else None
+    return _compare(engine, compared, dense, streams, OUTPUT_METRICS[metric])
+
+
+def _visit(engine: Engine, plans: Sequence[SparsityPlan], reference: str | SparsityPlan, given: list | None):
+    """What a run of all plans does at a block; `given`: what the dense blocks receive in the reference's stream."""
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        outputs: Streams = [None] * len(plans)
+        for members in grouped(streams, shared=reference != "sparse-stream"):
+            if given:
+                norms = given[index]
+            else:
+                norms = engine.reference_norms(reference, index, block, streams[members[0]], calls)
+            alike = _alike(block, plans, streams, members)
+            changes = engine.applier.changes(block, norms, [plans[same[0]] for same in alike], updates=given is None)
+            _run_alike(engine, block, calls, streams, zip(alike, changes), outputs)
+        return outputs
+
+    return visit
+
+
+def _visit_levels(engine: Engine, plans: Sequence[SparsityPlan]):
+    """The same with weights between solved ones, which no inputs are needed for."""
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        outputs: Streams = [None] * len(plans)
+        alike = _alike(block, plans, streams, list(range(len(plans))))
+        changes = engine.levels.changes(index, [plans[same[0]] for same in alike])
+        _run_alike(engine, block, calls, streams, zip(alike, changes), outputs)
+        return outputs
+
+    return visit
+
+
+def _run_alike(engine: Engine, block: Block, calls, streams: Streams, changes: Iterable, outputs: Streams) -> None:
+    """Runs a block for members that are alike, with their weights: fills in `outputs`."""
+    for same, change_of in changes:
+        with trial_weights(block.pruned, change_of):
+            output = engine.runner.output(block, streams[same[0]], calls)
+        for member in same:
+            outputs[member] = output
+
+
+def _alike(block: Block, plans: Sequence[SparsityPlan], streams: Streams, members: list[int]) -> list[list[int]]:
+    """The members by what comes out of the block: those with the same hidden states and the same plan for it."""
+    alike: dict[tuple, list[int]] = {}
+    for member in members:
+        plan = (torch.as_tensor(plans[member].sparsity[name], dtype=torch.float64) for name in block.pruned_names)
+        key = (streams[member], b"".join(value.numpy().tobytes() for value in plan))
+        alike.setdefault(key, []).append(member)
+    return list(alike.values())
+
+
+def _compare(
+    engine: Engine, ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
+) -> list[float]:
+    """By pieces of sequences, so that logits take little memory and no bit depends on the batches."""
+    totals: dict[Stream, list[torch.Tensor]] = {stream: [] for stream in streams}
+    for piece in _pieces(engine, ids):
+        compare = metric(None if dense is None else _logits(engine, dense, piece))
+        for stream, parts in totals.items():
+            logits = _logits(engine, stream, piece)
+            parts.append(compare(logits, piece.ids[0, 1:].to(logits.device)).double())
+    predicted = ids.shape[0] * (ids.shape[1] - 1)
+    errors = {stream: torch.stack(parts).sum().item() / predicted for stream, parts in totals.items()}
+    if not all(map(math.isfinite, errors.values())):
+        raise ValueError("The model's logits are not finite: they overflow in the model's dtype.")
+    return [errors[stream] for stream in streams]
+
+
+class _Piece(NamedTuple):
+    """Some positions of a sequence: batch, row in it, where; and their ids with the one that follows."""
+
+    batch: int
+    row: int
+    positions: slice
+    ids: torch.Tensor
+
+
+def _pieces(engine: Engine, ids: torch.Tensor) -> Iterator[_Piece]:
+    """All positions but the last of every sequence, which predicts nothing."""
+    length = piece_length(engine.decoder.config.vocab_size, engine.runner.device)
+    for batch, own_ids in enumerate(ids.split(engine.runner.batch_size)):
+        for row in range(len(own_ids)):
+            for start in range(0, ids.shape[1] - 1, length):
+                end = min(start + length, ids.shape[1] - 1)
+                yield _Piece(batch, row, slice(start, end), own_ids[row : row + 1, start : end + 1])
+
+
+def _logits(engine: Engine, stream: Stream, piece: _Piece) -> torch.Tensor:
+    hidden = stream.batches[piece.batch][piece.row : piece.row + 1, piece.positions]
+    return engine.runner.logits(piece.ids[:, :-1], hidden)[0]
+
+
+def piece_length(vocabulary: int, device: torch.device | str) -> int:
+    """Positions whose logits exist at a time, for a model and each candidate in turn."""
+    values = CACHED if torch.device(device).type == "cpu" else LAUNCHED
+    return max(1, values // vocabulary)

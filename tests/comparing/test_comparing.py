@@ -1,0 +1,169 @@
+import json
+import math
+
+import pytest
+import torch
+from conftest import make_model
+from profiles import by_day
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity, inspect_checkpoint
+from optimum_neuronal.comparing import trials
+from optimum_neuronal.saliency import SALIENCIES
+
+from .conftest import SMALL
+
+
+METHODS = {
+    "saliencies": ["wanda", "magnitude"],
+    "topups": ["uniform", "neuronal:block_lambdas=[0.1],row_lambdas=[0.1]"],
+}
+
+
+def state(model):
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+@pytest.mark.usefixtures("quick_alps")
+@pytest.mark.parametrize("family", by_day(["llama", "mixtral", "gpt2"], "llama"))
+@pytest.mark.parametrize("saliency", SALIENCIES.names())
+def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
+    model = make_model(family)
+    before = state(model)
+    dense = evaluate_perplexity(model, None, ids[6:])
+    comparison = compare(model, saliencies=[saliency], topups=["uniform", "neuronal"], **others)
+    assert comparison.dense.perplexity["test"] == pytest.approx(dense, rel=1e-5)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not comparison.failed and getattr(model.config, "sparsity_config", None) is None
+    for result in comparison.results:
+        steps = {"steps": "block"} if saliency == "sparsegpt" and result.topup == "neuronal" else {}
+        config = NeuronALConfig(sparsity=0.5, saliency=saliency, topup=result.topup, **SMALL, **steps)
+        pruner, alone = NeuronALPruner(config), make_model(family)
+        pruner.prune(alone, ids[:6])
+        assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
+        assert result.achieved_sparsity == pruner.report.achieved_sparsity
+        assert result.block_lambda == pruner.report.block_lambda and result.row_lambda == pruner.report.row_lambda
+        assert result.block_sparsity == list(pruner.report.blocks.values())
+
+
+def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):
+    runs, run = [], trials.Trials.run
+
+    def interrupted(self, combination):
+        runs.append(combination)
+        if len(runs) == 3:
+            raise KeyboardInterrupt
+        return run(self, combination)
+
+    monkeypatch.setattr(trials.Trials, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compare(llama, **METHODS, **others, output=tmp_path)
+    assert len(json.loads((tmp_path / "comparison.json").read_text())["results"]) == 2
+    comparison = compare(llama, **METHODS, **others, output=tmp_path)
+    assert len(runs) == 3 + 2 and len(comparison.results) == 4, "two were finished"
+    compare(llama, **METHODS, **others, output=tmp_path)
+    assert len(runs) == 5
+    compare(llama, **METHODS, **others, output=tmp_path, overwrite=True)
+    assert len(runs) == 9
+
+
+@pytest.mark.usefixtures("quick_alps")
+def test_bits_are_a_dimension(ids, others, tmp_path):
+    """Every row is what a prune alone gives, also behind one with other bits, and says what a weight takes."""
+    model = make_model("llama")
+    before = state(model)
+    given = {"saliencies": ["alps"], "topups": ["uniform"], **others, "value_bits": [3, None], "output": tmp_path}
+    comparison = compare(model, **given)
+    assert not comparison.failed and [result.value_bits for result in comparison.results] == [3, None]
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert comparison.dense.bits_per_weight == 32.0
+    for result in comparison.results:
+        own = {"saliency": "alps", "topup": "uniform", "value_bits": result.value_bits, "format": "packed"}
+        pruner, alone = NeuronALPruner(NeuronALConfig(0.5, **own, **SMALL)), make_model("llama")
+        pruner.save(pruner.prune(alone, ids[:6]), tmp_path / f"{result.value_bits}")
+        assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
+        stored = inspect_checkpoint(tmp_path / f"{result.value_bits}").bits_per_weight
+        assert result.bits_per_weight == pytest.approx(stored, rel=0.05), "padding is estimated"
+    again = compare(model, **given)
+    assert [vars(one) for one in again.results] == [vars(one) for one in comparison.results], "from records"
+
+
+def test_pages_of_others_are_not_replaced(others, tmp_path):
+    """That is told before the model, which is not there, is looked for."""
+    (tmp_path / "comparison.md").write_text("mine")
+    with pytest.raises(FileExistsError, match="comparison.md was not written by a comparison"):
+        compare("./never-looked-at", **METHODS, **others, output=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["comparison.md"]
+
+
+def test_one_that_fails_is_a_row_with_its_error(llama, others, tmp_path, monkeypatch):
+    wanda = SALIENCIES.get("wanda")
+    monkeypatch.setattr(wanda, "score", lambda self, weight, activation: weight.abs() * math.nan)
+    comparison = compare(llama, **METHODS, **others, output=tmp_path)
+    assert [result.error is None for result in comparison.results] == [False, False, True, True]
+    assert "is not finite" in comparison.failed[0].error and "failed: The saliency of" in str(comparison)
+    monkeypatch.undo()
+    assert not compare(llama, **METHODS, **others, output=tmp_path).failed, "failures are tried again"
+
+
+def test_impossible_combinations_are_rows_too(llama, others):
+    both = ["uniform", "neuronal:steps=row"]
+    comparison = compare(llama, saliencies=["wanda", "sparsegpt"], topups=both, **others)
+    assert [bool(result.error) for result in comparison.results] == [False, False, False, True]
+    assert "updates all rows of a weight together" in comparison.failed[0].error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"saliencies": ["wandq"]}, "Did you mean 'wanda'"),
+        ({"topups": ["uniforn:x=1"]}, "Did you mean 'uniform'"),
+        ({"topups": ["uniform:x"]}, "expected NAME or NAME:KEY=VALUE"),
+        ({"topups": []}, "nothing to compare"),
+        ({"sparsities": [1.5]}, "No combination is possible: sparsity is 1.5"),
+        ({"num_samples": 100}, "The token ids hold 6 sequences"),
+    ],
+)
+def test_bad_input_is_refused_before_work(arguments, message, llama, others, monkeypatch):
+    monkeypatch.setattr(trials, "find_changes", lambda *args: pytest.fail("work began"))
+    monkeypatch.setattr(trials, "evaluate_perplexity", lambda *args, **kwargs: pytest.fail("work began"))
+    with pytest.raises(ValueError, match=message):
+        compare(llama, **{"saliencies": ["wanda"], "topups": ["uniform"], **others, **arguments})
+
+
+@pytest.mark.usefixtures("quick_alps")
+def test_rows_by_alps_and_none_by_sparsegpt(llama, others):
+    """NeuronAL's two steps, where the saliency knows rows; the block step alone where it does not."""
+    comparison = compare(llama, saliencies=["alps", "sparsegpt"], topups=["neuronal"], **others)
+    assert not comparison.failed
+    by_name = {result.saliency: result for result in comparison.results}
+    assert by_name["alps"].row_lambda is not None and by_name["sparsegpt"].row_lambda is None
+    assert all(result.block_lambda is not None for result in comparison.results)
+
+
+def test_test_files_of_the_same_name_and_counts(llama, ids, tokenizer, tmp_path):
+    for folder, step in (("a", 3), ("b", 5)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test.txt").write_text(" ".join(f"w{i * step % 60}" for i in range(64)))
+    model = make_model("llama", vocab_size=256)
+    files = [tmp_path / folder / "test.txt" for folder in ("a", "b")]
+    fields = {"saliencies": ["magnitude"], "topups": ["uniform"], "sparsities": [0.5], "seq_length": 16}
+    comparison = compare(model, tokenizer, **fields, evaluate=(file for file in files))
+    expected = [evaluate_perplexity(model, tokenizer, file, 16) for file in files]
+    assert comparison.dense.perplexity == pytest.approx(dict(zip(("test.txt", "test.txt (2)"), expected)), rel=1e-5)
+    for count in (0, -1):
+        with pytest.raises(ValueError, match=f"max_windows is {count}: expected a whole number of at least 1"):
+            compare(model, tokenizer, **fields, evaluate=files, max_windows=count)
+    with pytest.raises(TypeError, match="max_windows is 1.5: expected a whole number"):
+        compare(model, tokenizer, **fields, evaluate=files, max_windows=1.5)
+
+
+def test_what_is_given_may_come_from_generators(llama, ids, others):
+    given = {**others, "sparsities": [0.5], "evaluate": {"test": ids[6:]}, "targets": ["mlp"], "ignore": ["down_proj"]}
+    listed = compare(llama, saliencies=["magnitude", "wanda"], topups=["uniform"], **given)
+    given |= {name: (value for value in given[name]) for name in ("sparsities", "targets", "ignore")}
+    saliencies = (name for name in ("magnitude", "wanda"))
+    generated = compare(llama, saliencies=saliencies, topups=iter(["uniform"]), **given)
+    assert [result.perplexity for result in generated.results] == [result.perplexity for result in listed.results]
+    assert [result.config["ignore"] for result in generated.results] == [["down_proj"]] * 2
+    with pytest.raises(TypeError, match="saliencies is .wanda.: expected several"):
+        compare(llama, saliencies="wanda", **others)

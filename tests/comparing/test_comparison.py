@@ -1,0 +1,218 @@
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from optimum_neuronal.comparing.comparison import Comparison
+from optimum_neuronal.comparing.results import Result
+
+
+def result(sparsity, saliency, topup, *perplexities, accuracy=None, **others):
+    values = dict(zip(("a", "b"), perplexities))
+    tasks = {"t": {"accuracy": accuracy, "stderr": 0.01, "metric": "acc", "samples": 9}} if accuracy else {}
+    return Result(sparsity, saliency, topup, values, tasks, achieved_sparsity=sparsity, **others)
+
+
+@pytest.fixture
+def comparison():
+    return Comparison(
+        "a-model",
+        result(0.0, "dense", "dense", 10.0, 20.0, accuracy=0.8),
+        [
+            result(0.5, "wanda", "uniform", 20.0, 40.0, accuracy=0.6),
+            result(0.5, "magnitude", "uniform", 80.0, 160.0, accuracy=0.4),
+            result(0.5, "wanda", "owl", 20.0, 80.0, accuracy=0.8, block_lambda=0.1, peak_memory={"host": 2 * 10**9}),
+            Result(0.5, "magnitude", "owl", error="out of | luck"),
+        ],
+        {"num_samples": 8, "seq_length": 16, "source": "c4"},
+        {"torch": "2"},
+    )
+
+
+def test_aggregates_by_hand(comparison):
+    """Geometric means over saliencies and test sets (paper, section 5.3)."""
+    uniform, owl = comparison.aggregates()
+    assert uniform.perplexity_factor == pytest.approx((2 * 2 * 8 * 8) ** 0.25)
+    assert uniform.accuracy_retention == pytest.approx((0.75 * 0.5) ** 0.5) and uniform.saliencies == 2
+    assert owl.perplexity_factor == pytest.approx((2 * 4) ** 0.5)
+    assert owl.accuracy_retention == pytest.approx(1.0) and owl.saliencies == 1
+
+
+def test_a_topup_that_failed_everywhere_has_no_aggregate(comparison):
+    comparison.results = comparison.failed
+    (aggregate,) = comparison.aggregates()
+    assert aggregate.perplexity_factor is None and aggregate.accuracy_retention is None
+    assert str(comparison).splitlines()[-1].split() == ["owl", "-", "-"]
+
+
+def test_a_comparison_under_way_has_tables(comparison):
+    comparison.results.append(result(0.7, "wanda", "uniform", 30.0, 60.0, accuracy=0.5))
+    assert str(comparison).splitlines()[-1].split()[:3] == ["owl", "2.83", "-"]
+
+
+def test_tables(comparison):
+    text = str(comparison)
+    line = next(line for line in text.splitlines() if "owl" in line)
+    assert line.split() == [
+        "50.00%",
+        "wanda",
+        "owl",
+        "20.00",
+        "80.00",
+        "80.00%",
+        "±",
+        "1.00%",
+        "80.00%",
+        *["0.0", "0.0", "2.00", "0.1"],
+    ]
+    assert "failed: out of | luck" in text
+    markdown = comparison.to_markdown()
+    assert "Calibration: 8 x 16 tokens of c4." in markdown and "out of \\| luck" in markdown
+    assert (
+        len(
+            {
+                line.replace("\\|", "").count("|")
+                for line in markdown.splitlines()
+                if "wanda" in line or "failed" in line
+            }
+        )
+        == 1
+    )
+
+
+@pytest.fixture
+def with_bits(comparison):
+    """Rows with values as they are, and of 4 bits."""
+    comparison.dense.bits_per_weight = 16.0
+    comparison.results = [
+        result(0.5, "wanda", "uniform", 20.0, 40.0, bits_per_weight=9.0),
+        result(0.5, "wanda", "uniform", 30.0, 60.0, value_bits=4, bits_per_weight=3.125),
+        result(0.5, "ria", "uniform", 40.0, 70.0, value_bits=4, bits_per_weight=3.125),
+        Result(0.5, "magnitude", "uniform", error="no", value_bits=4),
+    ]
+    comparison.dense.accuracy = {}
+    return comparison
+
+
+def test_bits_have_columns_and_groups_of_their_own(with_bits):
+    lines = with_bits.to_markdown().splitlines()
+    assert lines[4].startswith("| sparsity | saliency | top-up | value bits | bits a weight | perplexity a |")
+    assert lines[6].startswith("| 0.00% | dense | - | - | 16.00 | 10.00 |")
+    assert lines[7].startswith("| 50.00% | wanda | uniform | - | 9.00 | 20.00 | 40.00 |"), "alone of its kind"
+    assert lines[8].startswith("| 50.00% | wanda | uniform | 4 | 3.12 | **30.00** | **60.00** |")
+    assert lines[10].startswith("| 50.00% | magnitude | uniform | 4 | - | - |")
+    without, rounded = with_bits.aggregates()
+    assert (without.value_bits, rounded.value_bits, rounded.saliencies) == (None, 4, 2)
+    assert without.perplexity_factor == pytest.approx(2)
+    assert with_bits.aggregate_table().header == [
+        "top-up",
+        "perplexity x dense, 50%",
+        "perplexity x dense, 50%, 4 bits",
+    ]
+    assert repr(with_bits.results[1]).startswith("Result(wanda + uniform, 50.00%, 4 bits, perplexity a 30.00")
+    assert "value bits" in with_bits._repr_html_()
+    rows = list(csv.DictReader(io.StringIO(with_bits.to_csv())))
+    assert [row["value_bits"] for row in rows] == ["", "", "4", "4", "4"] and rows[2]["bits_per_weight"] == "3.125"
+    assert json.loads(json.dumps(with_bits.to_dict()))["results"][1]["value_bits"] == 4
+
+
+def test_without_bits_there_are_no_columns_of_them(comparison):
+    assert "bits" not in comparison.to_markdown()
+
+
+def test_files(comparison, tmp_path):
+    assert [path.name for path in comparison.save(tmp_path)] == ["comparison.json", "comparison.csv", "comparison.md"]
+    values = json.loads((tmp_path / "comparison.json").read_text())
+    assert values["results"][2]["block_lambda"] == 0.1 and values["aggregates"][0]["saliencies"] == 2
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "comparison.csv").read_text())))
+    assert [row["saliency"] for row in rows] == ["dense", "wanda", "magnitude", "wanda", "magnitude"]
+    assert rows[1]["perplexity b"] == "40.0" and rows[4]["error"] == "out of | luck" and rows[4]["perplexity a"] == ""
+    assert float(rows[3]["accuracy t"]) == 0.8 and rows[3]["peak_memory"] == "2000000000"
+    names = ["comparison.csv", "comparison.json", "comparison.md", "comparison.sha256"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_what_was_edited_is_not_replaced(plotted, tmp_path):
+    """Neither the page, nor a figure."""
+    paths = [*plotted.save(tmp_path), *plotted.plot(tmp_path).paths]
+    plotted.save(tmp_path)
+    plotted.plot(tmp_path)
+    page = tmp_path / "comparison.md"
+    page.write_text(plotted.to_markdown() + "My notes.\n")
+    plotted.plot(tmp_path)
+    assert page.read_text().endswith("My notes.\n")
+    with pytest.raises(FileExistsError, match="comparison.md was not written by a comparison, or was edited since"):
+        plotted.save(tmp_path)
+    figure = next(path for path in paths if path.suffix == ".png")
+    figure.write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match=figure.name):
+        plotted.plot(tmp_path)
+    plotted.save(tmp_path, overwrite=True)
+    plotted.plot(tmp_path, overwrite=True)
+    assert "My notes" not in page.read_text() and figure.read_bytes() != b"mine"
+
+
+def test_the_best_of_every_sparsity_is_bold(comparison):
+    """Of what is measured, the dense model aside; two that look alike are both best."""
+    comparison.results.insert(3, result(0.7, "wanda", "uniform", 90.0, 90.0, accuracy=0.1))
+    comparison.results.append(result(0.5, "ria", "owl", 20.001, 90.0, accuracy=0.2))
+    lines = [line for line in comparison.to_markdown().splitlines() if "%" in line]
+    assert "| 50.00% | wanda | uniform | **20.00** | **40.00** | 60.00% ± 1.00% | 60.00% |" in lines[1]
+    assert "| wanda | owl | **20.00** | 80.00 | **80.00% ± 1.00%** | **80.00%** |" in lines[3]
+    assert "| ria | owl | **20.00** | 90.00 |" in lines[6]
+    assert not any("**" in line for line in lines if "dense" in line or "failed" in line or "70.00%" in line)
+    aggregates = comparison.to_markdown().split("geometric mean")[1]
+    assert "| owl | **" in aggregates and aggregates.count("**") == 4, "at 70 % there is nothing to choose from"
+    assert comparison._repr_html_().count("<b>") == 1 + len(comparison.table().bold) + 2
+
+
+def test_the_dense_model_has_one_name(comparison):
+    assert "| 0.00% | dense | - | 10.00 |" in comparison.to_markdown()
+    assert str(comparison).splitlines()[2].split()[:4] == ["0.00%", "dense", "-", "10.00"]
+
+
+def test_short_and_in_notebooks(comparison):
+    assert repr(comparison) == "Comparison(a-model, 4 combinations, 1 failed)"
+    assert repr(comparison.dense) == "Result(dense, perplexity a 10.00, perplexity b 20.00, mean accuracy 80.00%)"
+    assert repr(comparison.results[-1]) == "Result(magnitude + owl, 50.00%, failed: out of | luck)"
+    page = comparison._repr_html_()
+    assert page.count("<table>") == 2 and '<td style="text-align: right">80.00</td>' in page
+    comparison.model = "<script>"
+    assert "<script>" not in comparison._repr_html_()
+
+
+def drawable(topup):
+    return result(0.5, "wanda", topup, 20.0, 40.0, accuracy=0.5, block_sparsity=[0.4, 0.5, 0.6], pruning_seconds=1.0)
+
+
+@pytest.fixture
+def plotted(comparison):
+    comparison.results = [drawable("uniform"), drawable("owl")]
+    return comparison
+
+
+def test_figures_are_embedded_in_the_page_beside_them(plotted, tmp_path):
+    plotted.save(tmp_path)
+    figures = plotted.plot(tmp_path)
+    assert list(figures.images) == ["perplexity-by-seconds", "block-sparsity-wanda-50"]
+    page = (tmp_path / "comparison.md").read_text()
+    assert page.startswith(plotted.to_markdown()) and page.endswith("](block-sparsity-wanda-50.png)\n")
+    assert all((tmp_path / name).is_file() for name in re.findall(r"!\[.*\]\((.*)\)", page))
+    plotted.plot(tmp_path)
+    assert (tmp_path / "comparison.md").read_text() == page, "once each"
+
+
+def test_figures_leave_other_pages_alone(plotted, tmp_path):
+    (tmp_path / "comparison.md").write_text("# My notes\n")
+    assert len(plotted.plot(tmp_path).paths) == 4
+    assert (tmp_path / "comparison.md").read_text() == "# My notes\n"
+
+
+def test_figures_are_shown_without_a_directory(plotted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    figures = plotted.plot()
+    assert repr(figures) == "Figures(perplexity-by-seconds, block-sparsity-wanda-50)"
+    assert figures._repr_html_().count('src="data:image/png;base64,iVBOR') == 2
+    assert figures.paths == [] and not list(tmp_path.iterdir())

@@ -1,0 +1,264 @@
+import ast
+import json
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import peft
+import pytest
+import torch
+import transformers
+from conftest import make_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, TrainerControl, modeling_utils
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+import optimum_neuronal
+from optimum_neuronal.compat import transformers as internals
+
+
+PACKAGE = Path(optimum_neuronal.__file__).parent
+INTERNALS = Path(internals.__file__).relative_to(PACKAGE)
+SOURCES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE) != INTERNALS]
+
+# What may be imported of transformers elsewhere: of the top level everything that is no module, and of its modules this.
+PUBLIC = {
+    "transformers.utils": {"logging"},
+    "transformers.utils.quantization_config": {"QuantizationConfigMixin"},
+    "transformers.quantizers": {"HfQuantizer", "register_quantization_config", "register_quantizer"},
+    # `transformers.quantizers` itself is not there yet when the quantizer is registered.
+    "transformers.quantizers.auto": {"register_quantization_config", "register_quantizer"},
+    "transformers.quantizers.base": {"HfQuantizer"},
+}
+PRIVATE = {
+    "_no_split_modules", "_keys_to_ignore_on_save", "_name_or_path", "_hf_peft_config_loaded", "_weight_conversions",
+    "hf_quantizer", "hf_device_map", "is_quantized", "transformers_weights", "_apply_gate", "is_concatenated",
+    "is_transposed", "has_gate", "has_bias", "post_expert_norm", "_experts_implementation", "_attn_implementation",
+    "_is_hf_initialized", "_experts_implementation_internal", "_is_expert_parallel", "all_tied_weights_keys",
+    "update_attn_implementation", "update_tp_plan", "update_ep_plan", "convert_file_size_to_int",
+}  # fmt: skip
+OF_ACCELERATE = {"_hf_hook", "_old_forward"}
+OFFLOADING = ("decoder/placement.py", "engine/offload.py")
+
+
+def imports_of_transformers(tree):
+    """(module, name or None) of every import of transformers."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names if alias.name.split(".")[0] == "transformers")
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module.split(".")[0] == "transformers":
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def is_public(module, name):
+    if module == "transformers":
+        return name is None or not isinstance(getattr(transformers, name), ModuleType)
+    return name in PUBLIC.get(module, ())
+
+
+def names_used(tree):
+    """Attributes, methods, and texts such as those for `getattr`, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) != "internals":
+            yield node.attr, node.lineno
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value, node.lineno
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_one_module_uses_what_transformers_does_not_document(path):
+    tree, place = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(PACKAGE).as_posix()
+    found = [f"{module}.{name}" for module, name in imports_of_transformers(tree) if not is_public(module, name)]
+    assert not found, f"{place}: import it in {INTERNALS}, and offer there what is needed of it"
+    used = [f"{place}:{line}: {name}" for name, line in names_used(tree) if name in PRIVATE]
+    assert not used, f"offer in {INTERNALS} what is needed of it"
+    if place not in OFFLOADING:
+        hooks = [f"{place}:{line}: {name}" for name, line in names_used(tree) if name in OF_ACCELERATE]
+        assert not hooks, f"accelerate's hooks belong in {' and '.join(OFFLOADING)}"
+    reached = [
+        node.attr for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "transformers"
+    ]  # fmt: skip
+    assert set(reached) <= {"__version__"}
+
+
+def test_the_rules_see_what_they_forbid():
+    lines = (
+        "from transformers import modeling_utils",
+        "import transformers.modeling_utils",
+        "from transformers.trainer_callback import ExportableState",
+        "from transformers.utils import hub",
+    )
+    for line in lines:
+        assert not all(is_public(*found) for found in imports_of_transformers(ast.parse(line))), line
+    assert ("hf_device_map", 1) in names_used(ast.parse("getattr(model, 'hf_device_map')"))
+    assert ("is_transposed", 1) in names_used(ast.parse("module.is_transposed"))
+    assert ("is_transposed", 1) not in names_used(ast.parse("internals.is_transposed(module)"))
+
+
+def test_the_plug_ins_package_imports_nothing():
+    """So that `import optimum_neuronal` needs neither torch nor transformers."""
+    tree = ast.parse((PACKAGE / "transformers_plugin" / "__init__.py").read_text(encoding="utf-8"))
+    assert [type(node) for node in tree.body] == [ast.Expr] and ast.get_docstring(tree)
+
+
+@pytest.mark.parametrize("hooks", [("update_tp_plan", "update_ep_plan"), ("update_attn_implementation",)])
+def test_an_early_quantizer_sees_the_config_in_every_release(hooks):
+    class Quantizer(internals.EarlyQuantizer):
+        is_serializable = is_trainable = False
+
+        def see_config(self, config):
+            config.seen = True
+
+    config = SimpleNamespace()
+    for hook in hooks:
+        config = getattr(Quantizer(QuantizationConfigMixin("none")), hook)(config)
+    assert config.seen
+
+
+def test_forget_quantization():
+    model = make_model("llama")
+    plain = vars(model).keys(), vars(model.config).keys()
+    model.config.quantization_config, model.hf_quantizer = QuantizationConfigMixin("none"), object()
+    assert internals.is_quantized(model)
+    internals.look_for_weights(model.config, "other.safetensors.index.json")
+    internals.forget_quantization(model)
+    internals.forget_quantization(model)
+    assert (vars(model).keys(), vars(model.config).keys()) == plain and not internals.is_quantized(model)
+    model.is_quantized = True
+    assert internals.is_quantized(model)
+
+
+def test_look_for_weights(tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    internals.look_for_weights(config, "other.safetensors.index.json")
+    with pytest.raises((OSError, ValueError), match=r"other\.safetensors"):
+        LlamaForCausalLM.from_pretrained(tmp_path, config=config)
+
+
+def test_the_file_opener_is_what_from_pretrained_uses(tmp_path, monkeypatch):
+    make_model("llama").save_pretrained(tmp_path)
+    opener, paths = internals.get_file_opener(), []
+    monkeypatch.setattr(modeling_utils, "safe_open", opener)  # put back in the end
+    internals.set_file_opener(lambda path, *args, **kwargs: paths.append(path) or opener(path, *args, **kwargs))
+    LlamaForCausalLM.from_pretrained(tmp_path)
+    assert [Path(path).name for path in paths] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("family, overrides", [("mixtral", {}), ("llama", {"tie_word_embeddings": True})])
+def test_stored_tensors_are_what_save_pretrained_writes(family, overrides, tmp_path):
+    model = make_model(family, **overrides)
+    model.save_pretrained(tmp_path)
+    written, found = load_file(tmp_path / "model.safetensors"), internals.stored_tensors(model)
+    assert found.keys() == written.keys()
+    assert all(torch.equal(found[name], value) for name, value in written.items())
+
+
+def test_stored_tensors_of_a_given_state():
+    model = make_model("llama", tie_word_embeddings=True)
+    state, extra = model.state_dict(), torch.zeros(1)
+    found = internals.stored_tensors(model, {"lm_head.weight": state["lm_head.weight"]}, {"model.more": extra})
+    assert found.keys() == {"lm_head.weight", "model.more"} and found["model.more"] is extra
+
+
+def test_tied_names():
+    assert not internals.tied_names(make_model("llama"))
+    tied = internals.tied_names(make_model("llama", tie_word_embeddings=True))
+    assert tied == {"lm_head.weight", "model.embed_tokens.weight"}
+
+
+def test_what_computes_a_mixture():
+    model, hidden = make_model("mixtral"), torch.randn(5, 32)
+    experts = model.model.layers[0].mlp.experts
+    indices, weights = torch.tensor([[0, 1], [2, 3], [3, 0], [1, 2], [0, 3]]), torch.full((5, 2), 0.5)
+    assert internals.chooses_experts_function(experts) and not internals.is_spread_over_processes(experts)
+    assert not internals.chooses_experts_function(model.model.layers[0].self_attn.q_proj)
+    with torch.no_grad():
+        expected = experts(hidden, indices, weights)
+        assert torch.allclose(internals.own_experts_forward(experts)(hidden, indices, weights), expected, atol=1e-5)
+    before = internals.experts_function(experts)
+    internals.register_experts_function("of this test", lambda module, *arguments: (module, *arguments))
+    internals.set_experts_function(experts, "of this test")
+    assert internals.experts_function(model.model.layers[1].mlp.experts) == "of this test"
+    assert experts(hidden, indices, weights) == (experts, hidden, indices, weights)
+    internals.set_experts_function(experts, before)
+    with torch.no_grad():
+        assert torch.equal(experts(hidden, indices, weights), expected)
+
+
+def test_what_was_read(tmp_path, monkeypatch):
+    """`from_pretrained` marks what it has read before it sets it."""
+    make_model("llama").save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    weight = model.model.norm.weight
+    assert internals.was_read(weight) and not internals.was_read(torch.zeros(1))
+    assert internals.was_read(internals.as_read(torch.zeros(1), like=weight))
+
+
+def test_as_stored_needs_no_weights():
+    model = make_model("mixtral")
+    name = "model.layers.0.mlp.experts.down_proj"
+    stand_in = torch.empty(model.get_parameter(name).shape, device="meta")
+    stored = internals.as_stored(model, {name: stand_in})
+    assert len(stored) == model.config.num_local_experts and all(tensor.is_meta for tensor in stored.values())
+
+
+def test_known_as_offloaded():
+    model = make_model("llama")
+    assert not internals.has_device_map(model)
+    with pytest.raises(ZeroDivisionError), internals.known_as_offloaded(model):
+        assert internals.has_device_map(model) and "disk" in model.hf_device_map.values()
+        raise ZeroDivisionError
+    assert not internals.has_device_map(model)
+    model.hf_device_map = {"": "cpu"}
+    with internals.known_as_offloaded(model):
+        assert model.hf_device_map != {"": "cpu"}
+    assert model.hf_device_map == {"": "cpu"}
+
+
+@pytest.mark.parametrize("version, able", [("5.13.0", False), ("5.16.3", False), ("5.17.0", True), ("6.0.0", True)])
+def test_saves_offloaded_experts(version, able, monkeypatch):
+    monkeypatch.setattr(internals, "release", lambda: version)
+    assert internals.saves_offloaded_experts() == able
+
+
+def test_bytes_of():
+    assert [internals.bytes_of(size) for size in (7, "2KB", "3MiB")] == [7, 2000, 3 * 2**20]
+    with pytest.raises(ValueError, match="not in a valid format"):
+        internals.bytes_of("much")
+
+
+def test_what_a_model_tells_of_itself(tmp_path):
+    model = make_model("llama")
+    assert internals.unsplit_modules(model) == {"LlamaDecoderLayer"}
+    assert internals.unsplit_modules(SimpleNamespace(_no_split_modules=None)) == set()
+    assert not internals.has_own_adapters(model)
+    model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
+    assert internals.has_own_adapters(model)
+    make_model("llama").save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert set(internals.OF_THE_FILE) >= written.keys() & {"architectures", "dtype", "transformers_version"}
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.to_dict()["_name_or_path"] == again.config.name_or_path == str(tmp_path)
+
+
+def test_experts():
+    inner = torch.tensor([[-1.0, 2.0, 3.0, 4.0]])
+    plain = SimpleNamespace(act_fn=torch.relu)
+    assert internals.activate(plain, inner, gated=False).tolist() == [[0, 2, 3, 4]]
+    assert internals.activate(plain, inner, gated=True).tolist() == [[0, 8]]
+    own = SimpleNamespace(_apply_gate=lambda inner: inner[:, ::2], post_expert_norm=torch.neg, is_concatenated=False,
+                          is_transposed=True, down_proj_bias=inner)  # fmt: skip
+    assert internals.activate(own, inner, gated=True).tolist() == [[-1, 3]]
+    assert internals.finish(plain, inner) is inner and torch.equal(internals.finish(own, inner), -inner)
+    assert internals.gates_in_turns(own) and not internals.gates_in_turns(plain)
+    assert internals.is_transposed(own, default=False) and not internals.is_transposed(plain, default=False)
+    assert internals.is_transposed(plain, default=True)
+    assert internals.expert_bias(plain, "down_proj", 0) is None
+    assert torch.equal(internals.expert_bias(own, "down_proj", 0), inner[0])
+
+
+def test_the_state_of_callbacks_is_saved_with_checkpoints():
+    assert issubclass(TrainerControl, internals.exportable_state())

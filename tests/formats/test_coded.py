@@ -1,0 +1,210 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import examples
+
+from optimum_neuronal.formats.code_checks import CODED_DTYPES as DTYPES
+from optimum_neuronal.formats.codebooks import BITS, TABLES, magnitudes
+from optimum_neuronal.formats.coded import GROUP, CodedWeight
+from optimum_neuronal.formats.packed import PackedWeight
+from optimum_neuronal.formats.scale_grid import scale_range
+
+
+def sparse(shape, dtype=torch.float32, zeros=0.6, seed=0, size=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    weight = (size * torch.randn(shape, generator=generator)).to(dtype)
+    return weight.masked_fill(torch.rand(shape, generator=generator) < zeros, 0)
+
+
+def test_two_bits_by_hand():
+    weight = torch.tensor([[127.0, 0, -42, 42, -127, 0]])
+    coded = CodedWeight.exact(weight, 2)
+    assert coded.scales.tolist() == [[1.0]] and coded.table.tolist() == [-127, -42, 42, 127]
+    assert coded.mask.bits.tolist() == [0b011101] and coded.codes.tolist() == [0b00_10_01_11]
+    assert torch.equal(coded.unpack(), weight) and coded.nbytes == 1 + 1 + 2 + 4
+
+
+def test_eight_bits_by_hand():
+    weight = torch.tensor([[0.5, 0, -63.5, 1.0]])
+    coded = CodedWeight.exact(weight, 8)
+    assert coded.codes.view(torch.int8).tolist() == [1, -127, 2] and coded.scales.tolist() == [[0.5]]
+    assert coded.table.dtype == torch.int8 and coded.table.numel() == 0
+    assert torch.equal(coded.unpack(), weight)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 128), (5, 100), (2, 300), (130, 1), (2, 3, 70), (0, 5), (2, 0)])
+def test_what_was_rounded_has_exact_codes(bits, dtype, shape):
+    weight = sparse(shape, dtype, size=0.03)
+    coded = CodedWeight.nearest(weight, bits)
+    rounded = coded.unpack()
+    assert rounded.dtype == dtype and torch.equal(rounded != 0, weight != 0)
+    again = CodedWeight.exact(rounded, bits)
+    assert torch.equal(again.unpack(), rounded) and torch.equal(CodedWeight.rounded(rounded, bits).unpack(), rounded)
+    if bits == 8 and weight.numel():
+        assert (rounded - weight).abs().max() <= 0.01 * weight.abs().max()
+
+
+@pytest.mark.parametrize("shape", [(128, 3), (256, 384), (2, 128, 5)])
+def test_a_transposed_weight(shape):
+    """Of whole groups of columns, so that none is padded, and what lies across stays so."""
+    weight = sparse(shape).mT
+    coded = CodedWeight.nearest(weight, 4)
+    assert CodedWeight.exact(weight, 4) is None
+    assert torch.equal(coded.unpack(), CodedWeight.nearest(weight.contiguous(), 4).unpack())
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_rounding_errs_no_more_than_it_must(bits):
+    """Less than with the largest value as scale, and the less the more bits there are."""
+    weight = sparse((64, 256))
+    error = float((CodedWeight.nearest(weight, bits).unpack() - weight).square().sum() / weight.square().sum())
+    assert error < {8: 4e-5, 4: 0.012, 3: 0.045, 2: 0.16}[bits]
+
+
+def test_an_outlier_is_clipped_or_sets_the_scale_whichever_errs_less():
+    weight = torch.ones(1, 128)
+    weight[0, 5] = 1.5
+    clipped = CodedWeight.nearest(weight, 2, TABLES[2][0]).unpack()
+    assert abs(clipped[0, 0] - 1) < 0.01 and clipped[0, 5] < 1.1
+    weight[0, 5] = 100
+    held = CodedWeight.nearest(weight, 8).unpack()
+    assert abs(held[0, 5] - 100) < 1
+
+
+def test_groups_have_scales_of_their_own_and_empty_ones_none():
+    weight = sparse((2, 3 * GROUP - 5))
+    weight[0, GROUP : 2 * GROUP] = 0
+    weight[1] *= 1000
+    coded = CodedWeight.nearest(weight, 4)
+    assert coded.scales.shape == (2, 3) and coded.scales[0, 1] == 0 and (coded.scales != 0).sum() == 5
+    assert torch.equal(CodedWeight.exact(coded.unpack(), 4).scales, coded.scales)
+
+
+def test_a_weight_of_zeros_has_no_codes():
+    weight = torch.zeros(3, 70)
+    weight[0, 0] = -0.0
+    for coded in (CodedWeight.exact(weight, 4), CodedWeight.nearest(weight, 4)):
+        assert not len(coded.codes) and not coded.scales.any() and coded.scales.shape == (3, 1)
+        assert not coded.unpack().view(torch.int32).any(), "-0.0 is a zero and comes back as +0.0"
+
+
+def test_values_that_were_not_rounded_have_no_exact_codes():
+    assert CodedWeight.exact(sparse((4, 128)), 4) is None
+    weight = CodedWeight.nearest(sparse((4, 128)), 4).unpack()
+    weight[3, weight[3].nonzero()[0]] *= 1.01
+    assert CodedWeight.exact(weight, 4) is None
+
+
+def test_a_table_of_ones_own():
+    table = (-127, -70, -40, -20, 20, 40, 70, 127)
+    coded = CodedWeight.nearest(sparse((3, 90)), 3, table)
+    assert tuple(coded.table.tolist()) == table and coded.unpack().abs().unique().numel() <= 3 * 4 + 1
+    with pytest.raises(ValueError, match="its table has 4 levels: expected 8"):
+        CodedWeight.nearest(sparse((3, 90)), 3, TABLES[2][0])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_refused(bad):
+    weight = sparse((2, 9))
+    weight[1, 3] = bad
+    for make in (CodedWeight.exact, CodedWeight.nearest):
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            make(weight, 4)
+
+
+@pytest.mark.parametrize(
+    "weight", [torch.ones(4), torch.ones(2, 2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.int8)]
+)
+def test_other_weights_are_refused(weight):
+    with pytest.raises(ValueError, match="expected at least two dimensions and one of torch.float16"):
+        CodedWeight.nearest(weight, 4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [8, 3])
+def test_the_largest_and_smallest_numbers(dtype, bits):
+    limits = torch.finfo(dtype)
+    weight = torch.tensor(
+        [[limits.max, -limits.max / 2], [limits.smallest_normal, -limits.smallest_normal / 4]], dtype=dtype
+    )
+    rounded = CodedWeight.nearest(weight, bits).unpack()
+    assert rounded.isfinite().all() and (rounded != 0).all() and torch.equal(rounded.sign(), weight.sign())
+    assert torch.equal(CodedWeight.exact(rounded, bits).unpack(), rounded)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@examples(40)
+@given(data=st.data())
+def test_whatever_unpacks_has_exact_codes(bits, dtype, data):
+    """Any scale of the range and any codes, of a known table: also where the largest level does not occur."""
+    table = TABLES[bits][0]
+    levels = torch.tensor(table or [*range(-127, 0), *range(1, 128)], dtype=torch.float32)
+    low, high = scale_range(dtype, magnitudes(table))
+    scale = (
+        torch.tensor(data.draw(st.floats(low, high, width=64)), dtype=torch.float64)
+        .bfloat16()
+        .float()
+        .clamp(low, high)
+    )
+    drawn = data.draw(st.lists(st.integers(0, len(levels) - 1), min_size=1, max_size=130))
+    weight = (scale * levels[drawn])[None].to(dtype)
+    coded = CodedWeight.exact(weight, bits)
+    assert coded is not None and torch.equal(coded.unpack(), weight)
+
+
+DAMAGE = {
+    "a scale that is not finite": ("scales", lambda scales: scales.fill_(float("nan"))),
+    "an infinite scale": ("scales", lambda scales: scales.fill_(float("inf"))),
+    "a negative scale": ("scales", lambda scales: scales.neg_()),
+    "a scale of zero": ("scales", lambda scales: scales.zero_()),
+    "no such scale": ("scales", lambda scales: scales[:, :1]),
+    "a shorter stream": ("codes", lambda codes: codes[:-1]),
+    "a table with a zero": ("table", lambda table: table.zero_()),
+    "another table": ("table", lambda table: table[:-1]),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_an_error(kind):
+    coded = CodedWeight.nearest(sparse((2, 200)), 4)
+    part, damage = DAMAGE[kind]
+    with pytest.raises(ValueError, match=r"its (scale|codes|table)"):
+        replace(coded, **{part: damage(getattr(coded, part).clone())}).unpack()
+
+
+def test_a_scale_where_nothing_is_kept_is_an_error():
+    weight = sparse((2, 200))
+    weight[1, :128] = 0
+    coded = CodedWeight.nearest(weight, 4)
+    for scale in (1.0, -0.0):
+        scales = coded.scales.clone()
+        scales[1, 0] = scale
+        with pytest.raises(ValueError, match="row 1 and group 0 .* since nothing is kept there"):
+            replace(coded, scales=scales).unpack()
+
+
+def test_levels_of_eight_bits_that_stand_for_nothing_are_an_error():
+    coded = CodedWeight.nearest(sparse((1, 20)), 8)
+    for code in (0, 128):
+        codes = coded.codes.clone()
+        codes[1] = code
+        with pytest.raises(ValueError, match="0 or -128"):
+            replace(coded, codes=codes).unpack()
+
+
+def test_it_is_a_change_and_has_parts():
+    weight = sparse((4, 70), torch.bfloat16)
+    coded = CodedWeight.nearest(weight, 3)
+    parts = coded.parts("w")
+    assert list(parts) == ["w.packed_mask", "w.packed_codes", "w.packed_scales", "w.packed_table"]
+    assert torch.equal(parts["w.packed_mask"], PackedWeight.pack(weight).mask.bits)
+    again = CodedWeight.of_parts(parts, "w", coded.shape, 3, torch.bfloat16).to(torch.device("cpu"))
+    target = torch.ones_like(weight)
+    again.apply_to(target)
+    assert torch.equal(target, coded.unpack()) and torch.equal(again.applied(weight), target)

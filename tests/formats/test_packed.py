@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from optimum_neuronal.formats.packed import PackedMask, PackedWeight
+from optimum_neuronal.sparsity.changes import Zeros
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (8, 8), (17, 33)])
+def test_packing_is_lossless(shape):
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.7
+    packed = PackedMask.pack(mask)
+    assert torch.equal(packed.unpack(), mask)
+    assert packed.bits.numel() == -(-mask.numel() // 8)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (16, 24)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_come_back_bit_for_bit(shape, dtype):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    weight[torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.7] = 0
+    packed = PackedWeight.pack(weight)
+    assert torch.equal(packed.unpack(), weight) and torch.equal(packed.mask.unpack(), weight != 0)
+    target = torch.ones(shape, dtype=dtype)
+    packed.apply_to(target)
+    assert torch.equal(target, weight)
+    Zeros(torch.ones(shape, dtype=torch.bool)).apply_to(target)
+    assert not target.any()
+
+
+def test_the_mask_has_the_bits_of_the_file_format():
+    """docs/format.md: element i is bit i % 8 of byte i // 8, set where the weight is kept."""
+    weight = torch.tensor([[0, 1.5, 0, 0, 2], [0, 0, 0, 0, -3]])
+    packed = PackedWeight.pack(weight)
+    assert packed.mask.bits.tolist() == [0b00010010, 0b00000010] and packed.values.tolist() == [1.5, 2, -3]
+    assert torch.equal(PackedMask.pack(weight != 0).bits, packed.mask.bits)
+    assert packed.nbytes == 2 + 3 * 4
+
+
+def test_all_that_has_a_bit_is_kept():
+    weight = torch.tensor([[-0.0, 0.0, float("nan")]])
+    assert PackedWeight.pack(weight).unpack().view(torch.int32).tolist() == weight.view(torch.int32).tolist()
+    assert PackedWeight.pack(weight).mask.unpack().tolist() == [[True, False, True]]

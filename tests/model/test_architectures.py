@@ -1,0 +1,88 @@
+from types import SimpleNamespace
+
+import pytest
+from conftest import make_model
+
+from optimum_neuronal.model.architectures import (
+    ATTENTION,
+    DEFAULT_ROLES,
+    FEEDS,
+    Architecture,
+    experts_per_token,
+    find_architecture,
+    is_gated,
+    is_of_experts,
+    register_architecture,
+    with_gates_in_turns,
+)
+from optimum_neuronal.model.finding import find_decoder
+
+
+def test_roles_prefer_the_longest_name():
+    assert find_architecture("gpt2").find_role("attn.c_proj") == (True, "output")
+    assert find_architecture("gpt2").find_role("mlp.c_proj") == (True, "down")
+    assert find_architecture("llama").find_role("self_attn.q_proj") == (True, "query")
+    assert find_architecture("llama").find_role("self_attn.rotary") == (False, None)
+    assert find_architecture("mixtral").find_role("mlp.gate") == (True, None), "known, and never pruned"
+
+
+def test_a_family_adds_to_the_default_names():
+    assert find_architecture("codegen").find_role("attn.qkv_proj") == (True, "partitioned_qvk")
+    assert find_architecture("phi3").find_role("self_attn.qkv_proj") == (True, "qkv")
+    assert find_architecture("codegen").find_role("mlp.fc_in") == (True, "up")
+
+
+def test_every_role_is_fed_to_something_that_exists():
+    assert {role for role in DEFAULT_ROLES.values() if role} <= set(FEEDS)
+    assert {fed for fed in FEEDS.values() if fed not in ("mlp", "next block")} <= set(FEEDS)
+    assert set(ATTENTION) <= set(FEEDS)
+
+
+def test_parallel_may_depend_on_the_config():
+    class Config:
+        parallel_attn = True
+
+    assert find_architecture("falcon").is_parallel(Config)
+    Config.parallel_attn = False
+    assert not find_architecture("falcon").is_parallel(Config)
+    assert find_architecture("cohere").is_parallel(Config) and not find_architecture("llama").is_parallel(Config)
+
+
+def test_unknown_roles_are_refused():
+    with pytest.raises(ValueError, match="'w1' has the role 'gatee'"):
+        Architecture(roles={"w1": "gatee"})
+    with pytest.raises(TypeError, match="expects an Architecture, got dict"):
+        register_architecture("mine", {})
+
+
+@pytest.mark.parametrize("family", ["llama", "jamba", "mixtral", "gpt_oss", "llama4_text", "granitemoe", "lfm2"])
+def test_weights_of_experts_are_told_by_role_and_shape(family):
+    """A convolution's weight has three dimensions too."""
+    model = make_model(family)
+    decoder = find_decoder(model)
+    weights = {
+        name for name, weight in model.named_parameters()
+        if is_of_experts(decoder.architecture.find_role(name)[1], weight.ndim)
+    }  # fmt: skip
+    projections = [p for block in decoder.blocks for p in block.projections.values() if p.expert is not None]
+    assert weights == {p.group for p in projections}
+    assert bool(weights) == (family not in ("llama", "lfm2"))
+
+
+def test_gates_of_experts():
+    assert with_gates_in_turns("gate_up") == "interleaved_gate_up" and with_gates_in_turns("up") == "up"
+    assert is_gated("gate_up") and is_gated("interleaved_gate_up") and not is_gated("up")
+
+
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        (dict(num_experts_per_tok=2), 2),
+        (dict(num_experts_per_tok=None, moe_topk=[1, 4, 2]), 4),
+        (dict(moe_k=3), 3),
+        (dict(num_experts_per_tok=0), None),
+        (dict(), None),
+    ],
+)
+def test_experts_per_token(config, expected):
+    assert experts_per_token(SimpleNamespace(**config)) == expected

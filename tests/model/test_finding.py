@@ -1,0 +1,92 @@
+import pytest
+import torch
+from conftest import make_model
+from families import FAMILIES, LAYERS
+from torch import nn
+
+from optimum_neuronal.model.architectures import Architecture, register_architecture
+from optimum_neuronal.model.finding import find_decoder
+
+
+def test_conv1d_is_seen_as_out_by_in():
+    model = make_model("gpt2")
+    projection = find_decoder(model).projections["transformer.h.0.mlp.c_fc"]
+    assert projection.shape == (48, 32) and projection.module.weight.shape == (32, 48)
+    projection.weight[3] = 0
+    assert torch.equal(projection.module.weight[:, 3], torch.zeros(32))
+
+
+def test_targets_and_ignore():
+    model = make_model("llama")
+    decoder = find_decoder(model, targets=["mlp"], ignore=[r"layers\.0\."])
+    assert len(decoder.projections) == 3 * (LAYERS - 1)
+    assert all("mlp" in name and ".0." not in name for name in decoder.projections)
+
+
+@pytest.mark.parametrize("patterns", [{"targets": ["qproj"]}, {"ignore": ["mpl"]}])
+def test_patterns_that_match_nothing_are_refused(patterns):
+    with pytest.raises(ValueError, match="match no projection: .*(qproj|mpl)"):
+        find_decoder(make_model("llama"), **patterns)
+
+
+def test_leaving_nothing_is_refused():
+    with pytest.raises(ValueError, match="leave no projection"):
+        find_decoder(make_model("llama"), targets=["mlp"], ignore=["mlp"])
+
+
+def test_what_is_not_understood_is_named():
+    model = make_model("llama")
+    model.model.layers[1].mlp.lora = nn.Linear(32, 4)
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.lora \(Linear, shape \(4, 32\)\) is not understood"):
+        find_decoder(model)
+    assert "model.layers.1.mlp.lora" not in find_decoder(model, ignore=["lora"]).projections
+    found = find_decoder(model, targets=["."])
+    assert found.projections["model.layers.1.mlp.lora"].role is None
+    assert found.row_groups(found.blocks[1], found.projections["model.layers.1.mlp.lora"]) == []
+
+
+def test_what_is_never_pruned_may_be_ignored_by_name():
+    find_decoder(make_model("mixtral"), ignore=["lm_head", r"mlp\.gate$"])
+
+
+def test_experts_of_an_unknown_kind_are_not_overlooked():
+    model = make_model("llama")
+    model.model.layers[0].mlp.experts = nn.ParameterList([nn.Parameter(torch.zeros(4, 8, 8))])
+    with pytest.raises(ValueError, match=r"mlp\.experts\.0 \(ParameterList, shape \(4, 8, 8\)\) is not understood"):
+        find_decoder(model)
+
+
+def test_the_list_of_blocks_can_be_named(llama):
+    llama.model.experiments = nn.ModuleList([nn.Linear(4, 4) for _ in range(10)])
+    assert find_decoder(llama).blocks[0].name == "model.layers.0", "the longest list of what must not be split"
+    llama._no_split_modules = None
+    assert len(find_decoder(make_model("biogpt")).blocks) == LAYERS, "the longest list of all, if nothing is said"
+    llama.config.model_type = "test-only-blocks"
+    with pytest.raises(ValueError, match=r"model\.experiments\.0 \(Linear, shape \(4, 4\)\) is not understood"):
+        find_decoder(llama)
+    register_architecture("test-only-blocks", Architecture(blocks="layers"))
+    assert [block.name for block in find_decoder(llama).blocks] == [f"model.layers.{i}" for i in range(LAYERS)]
+
+
+def test_the_head_is_no_part_of_the_decoder():
+    for family in FAMILIES:
+        model = make_model(family)
+        decoder = find_decoder(model).module
+        assert decoder is not model and model.get_output_embeddings() not in list(decoder.modules()), family
+
+
+def test_a_family_is_registered_from_outside():
+    model = make_model("llama")
+    for layer in model.model.layers:
+        layer.mlp.extra_down = nn.Linear(48, 32)
+    model.config.model_type = "test-only"
+    with pytest.raises(ValueError, match="extra_down"):
+        find_decoder(model)
+    register_architecture("test-only", Architecture(roles={"extra_down": "down"}))
+    assert "model.layers.0.mlp.extra_down" in find_decoder(model).projections
+
+
+def test_a_model_without_blocks_is_refused(llama):
+    del llama.model.layers
+    with pytest.raises(ValueError, match=r"No decoder blocks found in LlamaForCausalLM.*Architecture\(blocks="):
+        find_decoder(llama)

@@ -1,0 +1,110 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from optimum_neuronal.model.architectures import Architecture
+from optimum_neuronal.model.projections import Block, Decoder, Experts, Place, Projection
+
+
+def linear(name, role, features=(3, 2), pruned=True):
+    return Projection(name, role, nn.Linear(*features), pruned)
+
+
+def expert(number, role="up", parameter="up_proj", shape=(4, 5, 6), transposed=False):
+    module = nn.Module()
+    setattr(module, parameter, nn.Parameter(torch.arange(float(torch.tensor(shape).prod())).view(shape)))
+    return Projection(f"b.mlp.experts.{number}.{parameter}", role, module, True, parameter, number, transposed)
+
+
+def block(*projections, experts=()):
+    return Block("b", nn.Module(), {projection.name: projection for projection in projections}, experts)
+
+
+def decoder(*blocks, parallel=False):
+    return Decoder(nn.Module(), blocks, Architecture(parallel=parallel), SimpleNamespace(), nn.Module())
+
+
+ATTENTION = [linear(f"b.attn.{letter}", role) for letter, role in [("q", "query"), ("o", "output")]]
+MLP = [linear("b.mlp.up", "up", (7, 9)), linear("b.mlp.down", "down", (9, 7))]
+
+
+class TestProjection:
+    def test_a_layers_weight_is_its_own(self):
+        q = ATTENTION[0]
+        assert (q.parent, q.group, q.shape) == ("b.attn", None, (2, 3))
+        assert q.owner is q.module.weight and q.weight.data_ptr() == q.owner.data_ptr()
+
+    def test_an_experts_weight_is_a_part(self):
+        up = expert(2)
+        assert (up.parent, up.group, up.shape) == ("b.mlp.experts.2", "b.mlp.experts.up_proj", (5, 6))
+        assert torch.equal(up.weight, up.module.up_proj[2])
+
+    def test_a_transposed_weight_is_seen_as_out_by_in(self):
+        up = expert(1, transposed=True)
+        assert up.shape == (6, 5) and torch.equal(up.weight, up.module.up_proj[1].T)
+        up.weight[0] = -1
+        assert up.module.up_proj[1, :, 0].tolist() == [-1] * 5
+        assert torch.equal(up.view(torch.zeros(4, 5, 6)), torch.zeros(6, 5))
+
+
+class TestBlock:
+    def test_what_is_pruned(self):
+        whole = block(ATTENTION[0], linear("b.attn.k", "key", pruned=False), *MLP)
+        assert whole.pruned_names == ["b.attn.q", "b.mlp.up", "b.mlp.down"]
+        assert [projection.name for projection in whole.pruned] == whole.pruned_names
+
+    def test_what_reads_its_input(self):
+        assert block(*MLP, *ATTENTION).entry == "b.attn.q"
+        assert block(*MLP).entry == "b.mlp.up"
+        assert block(linear("b.conv", None)).entry == "b.conv"
+
+    def test_what_reads_its_mlps_input(self):
+        mixture = Experts("b.mlp.experts", nn.Module(), stacked=False)
+        assert block(*ATTENTION).mlp_input is None
+        assert block(*MLP).mlp_input == Place("b.mlp.up", 7)
+        assert block(expert(0), experts=[mixture]).mlp_input == Place("b.mlp.experts", 6)
+        assert block(expert(0), *MLP, experts=[mixture]).mlp_input == Place("b.mlp.up", 7), "a shared expert"
+        stacked = Experts("b.mlp.experts", nn.Module(), stacked=True)
+        assert block(expert(0), experts=[stacked]).mlp_input is None, "it does not see every token"
+
+
+class TestDecoder:
+    def test_projections_are_those_to_prune_of_all_blocks(self):
+        first, second = block(*ATTENTION), block(*MLP, linear("b.mlp.gate", "gate", pruned=False))
+        assert list(decoder(first, second).projections) == ["b.attn.q", "b.attn.o", "b.mlp.up", "b.mlp.down"]
+
+    @pytest.mark.parametrize("parallel", [False, True])
+    def test_what_only_feeds_the_next_block(self, parallel):
+        whole = block(*ATTENTION, *MLP)
+        fed = [
+            p.name for p in whole.projections.values() if decoder(whole, parallel=parallel).feeds_next_block(whole, p)
+        ]
+        assert fed == ["b.attn.o"] * parallel + ["b.mlp.down"]
+
+    def test_an_attention_without_an_mlp_feeds_the_next_block(self):
+        alone = block(*ATTENTION)
+        assert decoder(alone).feeds_next_block(alone, ATTENTION[1])
+        assert not decoder(alone).feeds_next_block(alone, ATTENTION[0])
+
+    def test_places(self):
+        whole = block(*ATTENTION, *MLP, linear("b.extra", None))
+        found = [decoder(whole).place_fed_by(whole, p) for p in whole.projections.values()]
+        output, mlp, following = Place("b.attn.o", 3), Place("b.mlp.up", 7), Place("b", 7)
+        assert found == [output, mlp, Place("b.mlp.down", 9), following, None]
+
+    def test_rows_that_nothing_reads(self):
+        lonely = block(ATTENTION[0])
+        with pytest.raises(
+            ValueError, match="b.attn has no projection that reads what b.attn.q writes.*steps='block'"
+        ):
+            decoder(lonely).place_fed_by(lonely, ATTENTION[0])
+
+    def test_rows_that_do_not_fit_are_named(self):
+        whole = block(linear("b.mlp.up", "up", (7, 8)), MLP[1])
+        with pytest.raises(
+            ValueError, match=r"does not understand b\.mlp\.up: 8 rows.*ignore=\['b\\\\\.mlp\\\\\.up'\]"
+        ):
+            decoder(whole).row_groups(whole, whole.projections["b.mlp.up"])
+        assert decoder(whole).row_groups(whole, linear("b.extra", None)) == []

@@ -1,0 +1,159 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import make_model
+from families import FAMILIES
+
+from optimum_neuronal.engine.capture import capture_inputs, inference
+from optimum_neuronal.engine.replay import replay
+from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.rows import row_groups
+
+
+CPU = torch.device("cpu")
+HEADS = SimpleNamespace(num_attention_heads=2)
+PLACE = torch.tensor([10.0, 11.0, 20.0, 21.0])  # 2 heads of 2 features
+
+
+def values(role, rows, place=PLACE, config=HEADS):
+    result = torch.empty(rows)
+    for group in row_groups(role, rows, len(place), config):
+        result[group.rows] = group.values(place)
+    return result.tolist()
+
+
+def test_rows_of_separate_projections():
+    assert values("query", 4) == values("key", 4) == values("value", 4) == values("up", 4) == PLACE.tolist()
+    assert values("key", 2) == [15, 16], "one key head serves both: means of 10 and 20, 11 and 21"
+    four = SimpleNamespace(num_attention_heads=4)
+    assert values("value", 4, torch.arange(8.0), four) == [1, 2, 5, 6], "means of 0 2, 1 3, 4 6, 5 7"
+    longer = SimpleNamespace(num_attention_heads=2, num_key_value_heads=1)
+    assert values("key", 3, config=longer) == [15.5] * 3, "longer than values: to all of their heads' features"
+    assert values("query", 6) == [10.5] * 3 + [20.5] * 3, "as many as their head has no features"
+
+
+def test_fused_queries_keys_and_values():
+    assert values("qkv", 12) == [10, 11, 20, 21] * 3
+    assert values("qkv", 8) == [10, 11, 20, 21, 15, 16, 15, 16]
+    assert values("interleaved_qkv", 12) == [10, 11] * 3 + [20, 21] * 3
+    assert values("interleaved_qkv", 8) == [10, 11, 20, 21, 15, 16, 15, 16]
+    assert values("gated_query", 8) == [10, 11] * 2 + [20, 21] * 2
+    eight = torch.arange(8.0)
+    assert values("partitioned_qvk", 24, eight) == [0, 1] * 3 + [2, 3] * 3 + [4, 5] * 3 + [6, 7] * 3
+
+
+def test_fused_gates():
+    assert values("gate_up", 8) == [10, 11, 20, 21] * 2
+    assert values("interleaved_gate_up", 8) == [10, 10, 11, 11, 20, 20, 21, 21]
+
+
+def test_low_rank_and_state_space():
+    assert values("query_a", 4) == PLACE.tolist()
+    assert values("kv_a", 6) == [10, 11, 20, 21, 0, 0], "the rotary part feeds something else"
+    assert values("kv", 10) == [10.5] * 3 + [10, 11] + [20.5] * 3 + [20, 21], "three rows of k, two of v, by head"
+    assert values("mixer", 9) == [10, 11, 20, 21] * 2 + [15.5]
+    config = SimpleNamespace(linear_num_key_heads=2, linear_key_head_dim=1)
+    assert values("qkvz", 12, config=config) == [10.5, 10.5, 10, 11, 10, 11, 20.5, 20.5, 20, 21, 20, 21]
+    assert values("linear_qkv", 8, config=config) == [10.5, 20.5] * 2 + PLACE.tolist()
+    assert values("gated_conv", 12) == PLACE.tolist() * 3
+
+
+@pytest.mark.parametrize(
+    "role, rows",
+    [("query", 5), ("key", 3), ("qkv", 11), ("interleaved_qkv", 5), ("up", 3), ("gate_up", 6), ("mixer", 7)],
+)
+def test_rows_that_do_not_fit_are_refused(role, rows):
+    with pytest.raises(ValueError, match=f"{rows} rows of a '{role}' projection do not map to 4 features with 2"):
+        row_groups(role, rows, 4, HEADS)
+
+
+def test_a_size_that_the_config_lacks_is_refused():
+    with pytest.raises(ValueError, match="do not map"):
+        row_groups("qkvz", 12, 4, HEADS)
+
+
+VARIANTS = [
+    *((name, {}) for name in FAMILIES),
+    ("falcon", {"multi_query": False, "parallel_attn": False}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    ("gpt_bigcode", {"multi_query": False}),
+    ("gpt_neox", {"use_parallel_residual": False}),
+    ("stablelm", {"use_parallel_residual": True}),
+    ("stablelm", {"qk_layernorm": True}),
+    ("deepseek_v3", {"q_lora_rank": None}),
+    ("opt", {"do_layer_norm_before": False}),
+]
+# Role -> its parts that are queries or keys: a row of theirs moves whole heads.
+WHOLE_HEADS = {
+    "query": (0,), "key": (0,), "gated_query": (0,), "kv": (0,), "qkv": (0, 1), "interleaved_qkv": (0, 1),
+    "partitioned_qvk": (0, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "family, overrides", VARIANTS, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+)
+def test_a_row_moves_the_features_that_it_is_said_to_feed(family, overrides, ids):
+    """Enlarge one row, run the block and what follows it, and see which features moved most: apart from any table."""
+    model = make_model(family, **overrides)
+    with inference(model):
+        decoder = find_decoder(model)
+        inputs = capture_inputs(decoder, ids[:2], 2, CPU)
+        hidden = inputs.hidden
+        for index, block in enumerate(decoder.blocks):
+            for projection in block.projections.values():
+                for part, group in enumerate(decoder.row_groups(block, projection)):
+                    for chosen in {len(group.rows) // 2, len(group.rows) - 1}:
+                        _check(decoder, inputs, index, hidden, projection, group, part, chosen)
+            hidden, _ = replay(block, hidden, inputs.calls[index])
+
+
+def _check(decoder, inputs, index, hidden, projection, group, part, chosen):
+    place = decoder.place_fed_by(decoder.blocks[index], projection)
+    named = group.features[chosen if len(group.features) > 1 else 0]
+    count = len(named) if len(group.features) > 1 else 0
+    heads = part in WHOLE_HEADS.get(projection.role, ())
+    if heads:
+        features = torch.arange(place.features).view(decoder.config.num_attention_heads, -1)
+        named = features[torch.isin(features, named).any(dim=1)].flatten()
+
+    before = _inputs(decoder, inputs, index, hidden, place)
+    original = projection.weight[group.rows[chosen]].clone()
+    # A row that passes a norm over its head or over all heads is changed gently, or everything else would move more.
+    gently = projection.role in ("mixer", "qkvz", "linear_qkv")
+    projection.weight[group.rows[chosen]] *= 1.5 if heads or gently else -100
+    after = _inputs(decoder, inputs, index, hidden, place)
+    projection.weight[group.rows[chosen]] = original
+
+    if not before.any() or torch.equal(before, after) and projection.expert is not None:
+        return  # an expert that no token was routed to
+    moved = (after - before).square().sum(dim=0)
+    others = torch.ones(place.features, dtype=torch.bool)
+    others[named] = False
+    message = f"row {group.rows[chosen]} of {projection.name}, said to feed {named.tolist()} of {place.name}"
+    if len(named):
+        assert moved[named].max() > 1e-8 * before.square().max(), f"{message}, moves nothing there"
+        assert count <= moved.count_nonzero(), f"{message}, moves fewer"
+    assert not others.any() or moved[others].max() <= (moved[named].max() if len(named) else 0), message
+
+
+def _inputs(decoder, inputs, index, hidden, place):
+    """What arrives at a place, shape (n, features), when block `index` runs on `hidden`."""
+    block, found = decoder.blocks[index], []
+    projection = block.projections.get(place.name)
+    if projection is not None and projection.expert is not None:
+        return replay(block, hidden, inputs.calls[index])[1][place.name].value.sqrt()
+    blocks = decoder.blocks[index : index + 2]
+    readers = {name: p.module for each in blocks for name, p in each.projections.items()}
+    readers |= {experts.name: experts.module for each in blocks for experts in each.experts}
+    if place.name == block.name and len(blocks) == 1:
+        output, _ = replay(block, hidden, inputs.calls[index], record=None)
+        return (inputs.final_norm or torch.nn.Identity())(output[0]).flatten(0, -2)
+    reader = readers[blocks[1].entry if place.name == block.name else place.name]
+    handle = reader.register_forward_pre_hook(lambda _module, args: found.append(args[0].flatten(0, -2)))
+    output, _ = replay(block, hidden, inputs.calls[index], record=None)
+    if len(blocks) > 1:
+        replay(blocks[1], output, inputs.calls[index + 1], record=None)
+    handle.remove()
+    return found[0]

@@ -1,0 +1,106 @@
+import json
+import math
+
+import pytest
+from conftest import make_model
+from sparse_checkpoints import tensors_of
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.weight_names import (
+    PrunedWeights,
+    StoredProjection,
+    every_projection,
+    kind_of,
+    natural_order,
+    stored_names,
+    with_stars,
+)
+
+
+def sparsity_config(blocks, projections, left_out=()):
+    kinds = {kind: {"sparsity": 0.5, "weights": weights} for kind, weights in projections.items()}
+    return {"block_sparsity": dict.fromkeys(blocks, 0.5), "projections": kinds, "left_out": list(left_out)}
+
+
+@pytest.fixture(scope="module")
+def written():
+    """What a prune writes, through JSON."""
+    model = make_model("llama")
+    NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform")).prune(model)
+    return json.loads(json.dumps(model.config.sparsity_config))
+
+
+def test_numbers_become_stars():
+    assert with_stars("model.layers.12.mlp.experts.3.w1") == "model.layers.*.mlp.experts.*.w1"
+    assert with_stars("h.0") == "h.*" and with_stars("w1.v2") == "w1.v2" and with_stars("") == ""
+
+
+def test_natural_order():
+    names = ["layers.10.b", "layers.2.b", "layers.2.a", "embed", "layers.x"]
+    assert sorted(names, key=natural_order) == ["embed", "layers.x", "layers.2.a", "layers.2.b", "layers.10.b"]
+
+
+def test_kinds_are_what_blocks_and_experts_have_in_common():
+    decoder = find_decoder(make_model("mixtral"), ignore=["q_proj"])
+    projections = list(every_projection(decoder))
+    kinds = {kind_of(block, projection) for block, projection in projections}
+    assert {"self_attn.q_proj", "self_attn.o_proj", "mlp.experts.*.down_proj"} < kinds, "pruned or not"
+    assert len(projections) == sum(len(block.projections) for block in decoder.blocks)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2", "gpt_oss", "gemma3", "nemotron_h", "granitemoe"])
+def test_names_are_those_of_the_files(family, tmp_path):
+    model = make_model(family)
+    model.save_pretrained(tmp_path)
+    decoder = find_decoder(model)
+    told = [name for names in stored_names(model, decoder).values() for name in names]
+    stored = tensors_of(tmp_path)
+    assert set(told) <= {with_stars(name) for name in stored} and len(told) == len(set(told))
+    size = sum(tensor.numel() for name, tensor in stored.items() if with_stars(name) in told)
+    assert size == sum(math.prod(projection.shape) for projection in decoder.projections.values())
+
+
+def test_names_that_begin_otherwise(written):
+    """Without the head, a model's names lack the first part; wrapped, they have more."""
+    for name in (
+        "model.layers.1.mlp.up_proj.weight",
+        "layers.1.mlp.up_proj.weight",
+        "m.model.layers.1.mlp.up_proj.weight",
+    ):
+        names = [name, name.replace("mlp.up_proj", "input_layernorm")]
+        places = [PrunedWeights(written, names).find(name) for name in names]
+        assert (places[0].block, places[0].kind, places[1]) == ("model.layers.1", "mlp.up_proj", None)
+    assert (
+        PrunedWeights(written, ["model.layers.7.mlp.up_proj.weight"]).find("model.layers.7.mlp.up_proj.weight") is None
+    )
+
+
+def test_weights_that_were_not_pruned_are_not_found():
+    config = sparsity_config(["h.1"], {"mlp.up": ["h.*.mlp.up.weight"]}, left_out=["h.1.mlp.down"])
+    names = ["h.1.mlp.up.weight", "h.0.mlp.up.weight", "h.1.mlp.down.weight", "h.1.norm.weight"]
+    found = [PrunedWeights(config, names).find(name) for name in names]
+    assert found == [StoredProjection("h.1", "mlp.up"), None, None, None]
+
+
+def test_what_is_left_out_of_a_kind_is_not_found():
+    config = sparsity_config(["h.0", "h.1"], {"mlp.up": ["h.*.mlp.up.weight"]}, left_out=["h.1.mlp.up"])
+    weights = PrunedWeights(config, ["h.0.mlp.up.weight", "h.1.mlp.up.weight"])
+    assert weights.find("h.0.mlp.up.weight") == StoredProjection("h.0", "mlp.up")
+    assert weights.find("h.1.mlp.up.weight") is None
+
+
+def test_all_experts_in_one_weight_tell_who_was_left_out():
+    kinds = {"mlp.experts.*.down": ["h.*.mlp.experts.down"]}
+    config = sparsity_config(["h.0", "h.1"], kinds, left_out=["h.1.mlp.experts.3.down", "h.1.mlp.experts.10.down"])
+    weights = PrunedWeights(config, ["h.0.mlp.experts.down", "h.1.mlp.experts.down"])
+    assert weights.find("h.0.mlp.experts.down") == StoredProjection("h.0", "mlp.experts.*.down")
+    assert weights.find("h.1.mlp.experts.down").left_out == {"3", "10"}
+
+
+def test_experts_one_by_one():
+    kinds = {"mlp.experts.*.down": ["h.*.mlp.experts.*.w2.weight"]}
+    config = sparsity_config(["h.0"], kinds, left_out=["h.0.mlp.experts.3.down"])
+    names = ["h.0.mlp.experts.2.w2.weight", "h.0.mlp.experts.3.w2.weight"]
+    found = [PrunedWeights(config, names).find(name) for name in names]
+    assert found == [StoredProjection("h.0", "mlp.experts.*.down"), None]

@@ -1,0 +1,101 @@
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_model
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.system.memory import hand_back_freed, is_out_of_memory, with_less_memory
+
+
+def test_what_counts_as_out_of_memory():
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    assert is_out_of_memory(MemoryError())
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shapes do not match")) and not is_out_of_memory(ValueError("memory"))
+
+
+def failing(largest):
+    tried = []
+
+    def work(batch_size):
+        tried.append(batch_size)
+        if batch_size > largest:
+            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+        return batch_size
+
+    return work, tried
+
+
+def test_the_batch_is_halved_once():
+    work, tried = failing(4)
+    assert with_less_memory(work, 8) == 4 and tried == [8, 4]
+    work, tried = failing(8)
+    assert with_less_memory(work, 8) == 8 and tried == [8]
+    work, tried = failing(2)
+    with pytest.raises(MemoryError, match=r"batch_size=4.*batch_size below 4.*max_hidden_bytes=0.*allocate 2.00 GiB"):
+        with_less_memory(work, 8)
+    assert tried == [8, 4]
+
+
+def test_a_batch_of_one_cannot_be_halved():
+    work, tried = failing(0)
+    with pytest.raises(MemoryError, match=r"batch_size=1; no weight was changed. Try a shorter seq_length.*--stream"):
+        with_less_memory(work, 1)
+    assert tried == [1]
+
+
+def test_other_errors_pass():
+    with pytest.raises(RuntimeError, match="shapes"):
+        with_less_memory(lambda _: (_ for _ in ()).throw(RuntimeError("shapes do not match")), 8)
+
+
+@pytest.mark.parametrize("moment", [1, 15, 30])
+def test_a_prune_goes_on_with_half_the_batch(ids, moment, monkeypatch):
+    """Whenever memory runs out, the masks are those of an undisturbed prune."""
+    config = NeuronALConfig(
+        0.7,
+        topup="neuronal",
+        num_samples=12,
+        num_alignment_samples=4,
+        block_lambdas=[0.05, 0.15],
+        row_lambdas=[0.1],
+        batch_size=4,
+        saliency="wanda",
+    )
+    expected = NeuronALPruner(config).prune(make_model("llama"), ids).state_dict()
+    from optimum_neuronal.engine import runner as engine
+
+    calls, original = [], engine.replay
+
+    def replay(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == moment:
+            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(engine, "replay", replay)
+    model = NeuronALPruner(config).prune(make_model("llama"), ids)
+    assert len(calls) > moment
+    assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
+
+
+def test_freed_memory_goes_back_to_the_system():
+    """Small blocks are kept by the C library when they are freed, if one behind them is still in use."""
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("only glibc can be asked")
+    held = [torch.ones(2**13) for _ in range(4000)]  # 32 kB each, too small for a mapping of their own
+    last = torch.ones(2**13)
+    del held
+    before = resident()
+    hand_back_freed()
+    assert before - resident() > 80e6 and last.sum() == 2**13
+
+
+def resident() -> int:
+    """Bytes of this process in memory, by the system."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

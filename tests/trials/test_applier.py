@@ -1,0 +1,196 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from by_hand import make_block
+from torch import nn
+
+from optimum_neuronal.engine.statistics import Hessian, SquaredNorms
+from optimum_neuronal.model.projections import Block, Projection
+from optimum_neuronal.saliency.base import WeightUpdate
+from optimum_neuronal.saliency.magnitude import Magnitude
+from optimum_neuronal.saliency.wanda import Wanda
+from optimum_neuronal.sparsity.changes import NewWeight, Zeros
+from optimum_neuronal.sparsity.pattern import ColumnPattern
+from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.trials import applier
+from optimum_neuronal.trials.applier import PlanApplier
+
+
+NORMS = {"block.0": SquaredNorms.of(torch.tensor([[1.0, 4.0]]), tokens=3)}  # activations 1 and 2
+
+
+@pytest.fixture
+def block():
+    return make_block([[3, 1], [1, -2]])  # saliency 3 2 and 1 4
+
+
+def masks_of(changes, block):
+    (projection,) = block.pruned
+    made = [change_of(projection) for change_of in changes]
+    assert all(type(change) is Zeros for change in made)
+    return [change.mask.tolist() for change in made]
+
+
+def plan(sparsity):
+    return SparsityPlan({"block.0": sparsity})
+
+
+def test_a_plan_cuts_the_least_salient_weights_of_every_row(block):
+    changes = PlanApplier(Wanda()).changes(block, NORMS, [plan(0.5)])
+    assert masks_of(changes, block) == [[[False, True], [True, False]]]
+
+
+def test_several_plans_are_cut_from_one_ranking(block, monkeypatch):
+    ranked, sort_rows = [], applier.sort_rows
+    monkeypatch.setattr(applier, "sort_rows", lambda score: ranked.append(1) or sort_rows(score))
+    rows = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    changes = PlanApplier(Wanda()).changes(block, NORMS, [plan(0.5), plan(0.0), plan(rows)])
+    assert masks_of(changes, block) == [
+        [[False, True], [True, False]],
+        [[False, False], [False, False]],
+        [[True, True], [False, False]],
+    ]
+    assert len(ranked) == 1
+
+
+def test_a_pattern_decides_instead_of_the_plan():
+    block = make_block([[1, 2, 4, 3]])
+    norms = {"block.0": SquaredNorms.of(torch.ones(1, 4), tokens=1)}
+    changes = PlanApplier(Wanda(), ColumnPattern.parse("1:2")).changes(block, norms, [plan(0.0), plan(0.5)])
+    assert masks_of(changes, block) == 2 * [[[True, False, False, True]]]
+    assert masks_of(PlanApplier(Wanda()).changes(block, norms, [plan(0.5)]), block) == [[[True, True, False, False]]]
+
+
+def test_a_score_that_needs_no_activation_is_given_none(block):
+    assert PlanApplier(Magnitude()).score(block.pruned[0], {}).tolist() == [[3, 1], [1, 2]]
+
+
+@dataclass(frozen=True)
+class Update(WeightUpdate):
+    """Makes every weight 1/3, and notes what it was given."""
+
+    given: list
+
+    def score(self, weight, activation):
+        return weight.abs() * activation
+
+    def prune(self, weight, hessian, sparsity, pattern=None, name="the weight"):
+        self.given.append((weight.dtype, hessian.tolist(), sparsity, pattern, name))
+        return torch.full_like(weight, 1 / 3)
+
+
+def hessian_of(*inputs):
+    norms = Hessian()
+    norms.update(torch.tensor([inputs]), 1)
+    return norms
+
+
+def test_a_saliency_may_give_a_new_weight(block):
+    (projection,), saliency = block.pruned, Update([])
+    projection.owner.data = projection.owner.data.bfloat16()
+    norms, pattern = {"block.0": hessian_of([1.0, 0.0], [1.0, 2.0])}, ColumnPattern.parse("1:2")
+    for change_of in PlanApplier(saliency, pattern).changes(block, norms, [plan(0.5), plan(0.25)]):
+        change = change_of(projection)
+        assert type(change) is NewWeight and change.weight.dtype == torch.bfloat16
+        assert torch.equal(change.weight, torch.full((2, 2), 1 / 3).bfloat16())
+    asked = (torch.float32, [[2, 2], [2, 4]])
+    assert saliency.given == [(*asked, 0.5, pattern, "block.0"), (*asked, 0.25, pattern, "block.0")]
+
+
+def test_for_a_trial_its_score_alone_may_do(block):
+    saliency, norms = Update([]), {"block.0": hessian_of([1.0, 2.0])}
+    changes = PlanApplier(saliency).changes(block, norms, [plan(0.5)], updates=False)
+    assert masks_of(changes, block) == [[[False, True], [True, False]]] and not saliency.given
+
+
+def test_a_starved_experts_hessian_is_flat():
+    """Expert 1 received one token of the two that it takes: expert 0's mean square, 5, stands for its inputs."""
+    module = nn.Module()
+    module.up = nn.Parameter(torch.zeros(2, 1, 2))
+    experts = [Projection(f"experts.{e}.up", "up", module, True, "up", e) for e in range(2)]
+    block = Block("block", module, {projection.name: projection for projection in experts})
+    norms = {"experts.0.up": hessian_of([1.0, 3.0], [0.0, 0.0]), "experts.1.up": hessian_of([7.0, 7.0])}
+    saliency, half = Update([]), SparsityPlan({"experts.0.up": 0.5, "experts.1.up": 0.5})
+    by_plan = PlanApplier(saliency, min_expert_tokens=2)
+    assert by_plan.activations(block, norms)[1] == ["experts.1.up"]
+    (change_of,) = by_plan.changes(block, norms, [half])
+    for expert in experts:
+        change_of(expert)
+    assert saliency.given[0][1] == [[1, 3], [3, 9]]
+    assert torch.tensor(saliency.given[1][1]).flatten().tolist() == pytest.approx([5, 0, 0, 5])
+
+
+def test_projections_with_the_same_input_are_solved_together():
+    """One call for each input, in the order in which the inputs come; others have a Hessian of their own."""
+    module = nn.Module()
+    projections = []
+    for name, columns in (("q", 2), ("o", 3), ("k", 2)):
+        setattr(module, name, nn.Linear(columns, 2))
+        projections.append(Projection(name, name, getattr(module, name), False))
+    first, second = hessian_of([1.0, 2.0]), hessian_of([1.0, 2.0, 3.0])
+    together = []
+
+    @dataclass(frozen=True)
+    class Noted(Update):
+        def prune_together(self, weights, hessian, sparsities, pattern=None):
+            together.append((list(weights), hessian is first.hessian))
+            return super().prune_together(weights, hessian, sparsities, pattern)
+
+    norms = {"q": first, "o": second, "k": first}
+    found = PlanApplier(Noted([])).updated(projections, norms, {}, SparsityPlan(dict.fromkeys("qok", 0.5)))
+    assert together == [(["q", "k"], True), (["o"], False)] and set(found) == {"q", "o", "k"}
+
+
+@dataclass(frozen=True)
+class InPlace(Magnitude):
+    """Computes where its arguments lie."""
+
+    def score(self, weight, activation):
+        return weight.abs_().mul_(activation.add_(1))
+
+
+@dataclass(frozen=True)
+class UpdateInPlace(WeightUpdate):
+    def score(self, weight, activation):
+        return weight.square_()
+
+    def prune(self, weight, hessian, sparsity, pattern=None, name=""):
+        return weight.zero_()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("saliency", [InPlace(), UpdateInPlace()])
+def test_a_saliency_that_computes_in_place_changes_nothing(saliency, dtype):
+    block = make_block([[3, -1], [1, -2]])
+    (projection,) = block.pruned
+    projection.module.to(dtype)
+    before = projection.weight.clone()
+    inputs = torch.tensor([[[1.0, 2.0]]])
+    norms = {projection.name: SquaredNorms.of(torch.tensor([[1.0, 4.0]]), tokens=3)}
+    if saliency.updates_weights:
+        norms[projection.name] = Hessian()
+        norms[projection.name].update(inputs, sequences=1)
+    own = PlanApplier(saliency)
+    activations, _ = own.activations(block, norms)
+    kept = activations[projection.name].clone()
+    own.score(projection, activations)
+    changes = own.changes(block, norms, [plan(0.5)])
+    changes[0](projection)
+    assert torch.equal(projection.weight, before) and torch.equal(activations[projection.name], kept)
+
+
+@pytest.mark.parametrize(
+    "returned, error, message",
+    [
+        (None, TypeError, "Wrong.score returned a NoneType: expected a tensor"),
+        (torch.ones(2), ValueError, r"Wrong.score returned the shape \(2,\) for block.0: expected \(2, 2\)"),
+    ],
+)
+def test_a_saliency_that_scores_something_else(block, returned, error, message):
+    class Wrong(Magnitude):
+        def score(self, weight, activation):
+            return returned
+
+    with pytest.raises(error, match=message):
+        PlanApplier(Wrong()).changes(block, NORMS, [plan(0.5), plan(0.1)])

@@ -1,0 +1,273 @@
+"""Weights solved at a few sparsities: what is between them, where they lie, and what they cost."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_model
+from interruptions import interrupt_at_second_block
+from sweeps import build_sweep, state, unchanged, uniform
+
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.streams import Stream
+from optimum_neuronal.files.journal import Journal
+from optimum_neuronal.formats.coded import CodedWeight
+from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.saliency.alps import ALPS
+from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.trials import levels as levels_module
+from optimum_neuronal.trials.levels import Levels, level_sparsities, levels_bytes
+
+
+FAST = ALPS(iterations=6)
+
+
+class Solved:
+    """A model with its levels at hand."""
+
+    def __init__(self, model, ids, saliency=None, target=0.6, batch_size=4, **options):
+        self.model = model
+        self.sweep = build_sweep(find_decoder(model), saliency or FAST, ids, 4, batch_size, **options)
+        with inference(model):
+            self.sweep.solve_levels(target)
+        self.levels = self.sweep.engine.levels
+
+    def weight(self, projection, sparsity):
+        """What a trial of a sparsity computes with."""
+        index = next(i for i, block in enumerate(self.sweep.decoder.blocks) if projection.name in block.projections)
+        (change_of,) = self.levels.changes(index, [uniform(self.sweep, sparsity)])
+        return change_of(projection).applied(projection.weight)
+
+    def all_weights(self, sparsity) -> dict[str, torch.Tensor]:
+        return {name: self.weight(p, sparsity) for name, p in self.sweep.decoder.projections.items()}
+
+
+@pytest.fixture
+def solved(llama, ids):
+    return Solved(llama, ids)
+
+
+def test_levels_lie_around_the_target():
+    for target in (0.3, 0.5, 0.7, 0.95):
+        found = level_sparsities(target)
+        assert list(found) == sorted(found) and all(0 < sparsity < 1 for sparsity in found)
+        assert any(sparsity == pytest.approx(target) for sparsity in found)
+    assert level_sparsities(0.7) == pytest.approx((0.4, 0.55, 0.64, 0.7, 0.775, 0.865, 0.94))
+    assert len(level_sparsities(0.3)) == 5, "none below 0"
+    assert level_sparsities(0.7, rounded=True) == (0.0, *level_sparsities(0.7)), "rounded, it is not as it was"
+
+
+def test_at_a_level_the_weight_is_the_solved_one(solved, ids):
+    """Bit for bit, on the dense model's inputs of the sequences that trials are not measured on."""
+    runner = solved.sweep.engine.runner
+    with inference(solved.model):
+        inputs = runner.capture(ids[4:])
+        stream = Stream(inputs.hidden)
+        for block, calls in zip(solved.sweep.decoder.blocks, inputs.calls):
+            stream, norms = runner.replay(block, stream, calls, ALPS.statistic)
+            query, value = block.pruned[0], block.pruned[2]
+            alike = {p.name: p.weight for p in block.pruned[:3]}
+            for sparsity in solved.levels.sparsities:
+                hessian = norms[query.name].hessian
+                expected = FAST.quick().prune_together(alike, hessian, dict.fromkeys(alike, sparsity))
+                assert torch.equal(solved.weight(value, sparsity), expected[value.name])
+                zeros = (solved.weight(value, sparsity) == 0).float().mean().item()
+                assert zeros == pytest.approx(sparsity, abs=2 / value.weight.numel())
+
+
+def test_between_two_levels_it_is_interpolated(solved):
+    projection = solved.sweep.decoder.blocks[1].pruned[-1]
+    for low, high in zip(solved.levels.sparsities, solved.levels.sparsities[1:]):
+        for share in (0.25, 0.5):
+            expected = (1 - share) * solved.weight(projection, low) + share * solved.weight(projection, high)
+            found = solved.weight(projection, (1 - share) * low + share * high)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_rounded_levels_are_mixed_by_rows(llama, ids):
+    """A mean of two rounded values would be of more bits, and nearer to what was rounded than either."""
+    sweep = build_sweep(find_decoder(llama), FAST, ids, 4, 4)
+    sweep.engine.applier = replace(sweep.engine.applier, value_bits=2)
+    with inference(llama):
+        sweep.solve_levels(0.6)
+    projection = sweep.decoder.blocks[1].pruned[-1]
+    whole = sweep.engine.levels.changes(1, [uniform(sweep, 0.0)])[0](projection).applied(projection.weight)
+    assert CodedWeight.exact(whole, 2) is not None and (whole != 0).all(), "nothing falls, and all of it is rounded"
+    low, high = sweep.engine.levels.sparsities[3:5]
+    found = []
+    for share in (0, 0.2, 0.5, 0.8, 1):
+        plan = uniform(sweep, low + share * (high - low))
+        found.append(sweep.engine.levels.changes(1, [plan])[0](projection).applied(projection.weight))
+    assert CodedWeight.exact(found[0], 2) is not None and CodedWeight.exact(found[-1], 2) is not None
+    from_high = [(weight == found[-1]).all(dim=1) for weight in found]
+    for share, weight, rows in zip((0, 0.2, 0.5, 0.8, 1), found, from_high):
+        assert torch.equal(weight, torch.where(rows[:, None], found[-1], found[0]))
+        assert rows.float().mean() == pytest.approx(share, abs=1 / 16)
+    assert all((fewer <= more).all() for fewer, more in zip(from_high, from_high[1:]))
+
+
+def test_at_the_ends_it_is_dense_and_nothing(solved):
+    projection = solved.sweep.decoder.blocks[0].pruned[0]
+    assert torch.equal(solved.weight(projection, 0.0), projection.weight)
+    assert not solved.weight(projection, 1.0).any()
+    first, last = solved.levels.sparsities[0], solved.levels.sparsities[-1]
+    expected = (projection.weight + solved.weight(projection, first)) / 2
+    torch.testing.assert_close(solved.weight(projection, first / 2), expected)
+    torch.testing.assert_close(solved.weight(projection, (1 + last) / 2), solved.weight(projection, last) / 2)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
+def test_weights_that_are_transposed_or_stacked(family, ids):
+    solved = Solved(make_model(family, num_hidden_layers=1), ids)
+    target = 0.6
+    for name, weight in solved.all_weights(target).items():
+        projection = solved.sweep.decoder.projections[name]
+        assert weight.shape == projection.shape
+        assert (weight == 0).sum().item() == pytest.approx(target * weight.numel(), abs=1.1), name
+
+
+def test_plans_are_told_apart(solved):
+    first, second = (block.pruned[0] for block in solved.sweep.decoder.blocks[:2])
+    plans = [uniform(solved.sweep, 0.6), SparsityPlan({**uniform(solved.sweep, 0.6).sparsity, first.name: 0.7})]
+    one, other = solved.levels.changes(0, plans)
+    zeros = [(change_of(first).applied(first.weight) == 0).float().mean().item() for change_of in (one, other)]
+    assert zeros[0] == pytest.approx(0.6, abs=0.01) and not torch.equal(
+        one(first).applied(first.weight), other(first).applied(first.weight)
+    )
+    one, other = solved.levels.changes(1, plans)
+    assert torch.equal(one(second).applied(second.weight), other(second).applied(second.weight))
+
+
+def test_a_sparsity_by_row_is_refused(solved):
+    projection = solved.sweep.decoder.blocks[0].pruned[0]
+    rows = torch.full((projection.shape[0],), 0.6, dtype=torch.float64)
+    (change_of,) = solved.levels.changes(0, [SparsityPlan({projection.name: rows})])
+    with pytest.raises(ValueError, match=f"{projection.name} was given a sparsity by row: levels are of whole"):
+        change_of(projection)
+
+
+def test_a_model_in_bfloat16_has_levels_in_bfloat16(ids):
+    solved = Solved(make_model("llama").bfloat16(), ids)
+    assert {weight.dtype for weight in solved.all_weights(0.63).values()} == {torch.bfloat16}
+
+
+def test_sparsegpt_has_levels_too(llama, ids):
+    solved = Solved(llama, ids, SparseGPT())
+    for name, weight in solved.all_weights(0.6).items():
+        assert (weight == 0).float().mean().item() == pytest.approx(0.6, abs=2e-3), name
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_no_bit_depends_on_the_batches(family, ids):
+    first, second = (
+        Solved(make_model(family, num_hidden_layers=2), ids, batch_size=size).all_weights(0.63) for size in (1, 5)
+    )
+    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+
+
+def test_weights_and_hooks_are_left_as_they_were(llama, ids):
+    before = state(llama)
+    solved = Solved(llama, ids)
+    with inference(llama):
+        errors = solved.sweep.output_errors([uniform(solved.sweep, s) for s in (0.0, 0.5, 0.63)], "kl", None)
+    assert unchanged(llama, before)
+    assert errors[0] == pytest.approx(0, abs=1e-6) and errors[0] < errors[1] < errors[2]
+
+
+def test_trials_compute_with_them(llama, ids):
+    """Nearer to the dense model than what is left of the weights as they are, and at one pass of the sequences."""
+    sweep = build_sweep(find_decoder(llama), FAST, ids, 4, 4)
+    with inference(llama):
+        plan = uniform(sweep, 0.6)
+        masked = sweep.output_errors([plan], "kl", None, plan)[0]
+        sweep.solve_levels(0.6)
+        sweep.output_errors([plan], "kl", None, plan)  # of the dense model's outputs, once
+        sweep.engine.runner.block_forwards = 0
+        (solved,) = sweep.output_errors([plan], "kl", None, plan)
+        assert sweep.engine.runner.block_forwards == 4 * 3
+    assert solved < masked
+
+
+def test_they_lie_on_disk_beyond_the_budget(llama, ids):
+    in_memory, on_disk = Solved(llama, ids), Solved(llama, ids, max_hidden_bytes=0)
+    assert in_memory.levels.blocks and not in_memory.levels.journal.keeps
+    assert not on_disk.levels.blocks and on_disk.levels.journal.keeps
+    for sparsity in (in_memory.levels.sparsities[2], 0.63, 0.2, 0.97):
+        other = on_disk.all_weights(sparsity)
+        assert all(torch.equal(weight, other[name]) for name, weight in in_memory.all_weights(sparsity).items())
+
+
+def test_a_budget_that_is_enough_keeps_them_in_memory(llama, ids):
+    decoder = find_decoder(llama)
+    size = sum(levels_bytes(block, level_sparsities(0.6)) for block in decoder.blocks)
+    assert Solved(llama, ids, max_hidden_bytes=size).levels.blocks
+    solved = Solved(llama, ids, max_hidden_bytes=size - 1)
+    assert not solved.levels.blocks
+    held = sum(file.stat().st_size for file in Path(solved.levels.journal.directory).glob("levels-*"))
+    assert held == pytest.approx(size, rel=0.25), "names and padding beside"
+
+
+def test_the_temporary_folder_goes_with_them(llama, ids):
+    solved = Solved(llama, ids, max_hidden_bytes=0)
+    folder = Path(solved.levels.journal.directory)
+    assert len(list(folder.glob("levels-*.safetensors"))) == 3
+    solved.levels = None
+    solved.sweep.engine.release()
+    assert not folder.exists()
+
+
+def test_recorded_levels_are_not_solved_again(ids, tmp_path, monkeypatch):
+    expected = Solved(make_model("llama"), ids).all_weights(0.63)
+    calls = interrupt_at_second_block(monkeypatch, levels_module, "_solve_block")
+    with pytest.raises(ConnectionError):
+        Solved(make_model("llama"), ids, journal=Journal(tmp_path))
+    assert calls == ["model.layers.0", "model.layers.1"]
+    solved = Solved(make_model("llama"), ids, journal=Journal(tmp_path))
+    assert calls[2:] == ["model.layers.1", "model.layers.2"]
+    found = solved.all_weights(0.63)
+    assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
+    again = Solved(make_model("llama"), ids, journal=Journal(tmp_path), max_hidden_bytes=0)
+    assert len(calls) == 4 and again.levels.journal.directory == tmp_path
+    found = again.all_weights(0.63)
+    assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_disk_without_room_is_told_before_the_work(recorded, llama, ids, tmp_path, monkeypatch):
+    monkeypatch.setattr(Journal, "has_room", lambda self, size: False)
+    monkeypatch.setattr(levels_module, "_solve_block", lambda *_args: pytest.fail("work began"))
+    options = {"journal": Journal(tmp_path)} if recorded else {}
+    with pytest.raises(
+        ValueError, match=r"at 7 sparsities take .* GB, more than the disk of .*work_dir, or set levels"
+    ):
+        Solved(llama, ids, max_hidden_bytes=0, **options)
+
+
+def test_levels_that_a_disk_has_lost_are_told(llama, ids, tmp_path):
+    solved = Solved(llama, ids, journal=Journal(tmp_path), max_hidden_bytes=0)
+    lost = next(tmp_path.glob("levels-00001*"))
+    lost.write_bytes(lost.read_bytes()[:-9])
+    with pytest.raises(OSError, match="levels-00001 cannot be read back from .*: run it again on another disk"):
+        solved.all_weights(0.63)
+
+
+def test_trials_take_fewer_iterations_than_the_final_pruning(ids, monkeypatch):
+    seen, original = [], ALPS.prune_together
+    monkeypatch.setattr(ALPS, "prune_together", lambda self, *args: seen.append(self) or original(self, *args))
+    Solved(make_model("llama", num_hidden_layers=1), ids, ALPS(iterations=100))
+    assert seen and set(seen) == {ALPS(iterations=60)}
+
+
+def test_bytes_by_hand(llama):
+    """Values of four bytes and a bit for every weight, at every level."""
+    block = find_decoder(llama).blocks[0]
+    weights = 4 * 32 * 32 + 3 * 32 * 48
+    assert levels_bytes(block, [0.5]) == weights * 2 + weights // 8
+    assert levels_bytes(block, [0.5, 0.75]) == weights * 3 + weights // 4
+
+
+def test_records_are_named_in_order():
+    assert Levels((0.5,), name="levels-2-bits").record_name(7) == "levels-2-bits-00007"
+    assert Levels((0.5,)).blocks == [] and not Levels((0.5,)).journal.keeps

@@ -1,0 +1,74 @@
+import pytest
+from forward import squared_norms
+from sweeps import make_sweep, state, uniform
+
+import optimum_neuronal.trials.output_errors as module
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.statistics import activation
+from optimum_neuronal.sparsity.cuts import prune_rows
+from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.topup.neuronal import block_plan
+
+
+@pytest.mark.parametrize("reference", ["dense", "sparse-stream"])
+def test_output_errors_by_brute_force(any_model, ids, reference):
+    """Whole forwards of the model, sequence by sequence, with the masks that the reference gives."""
+    with inference(any_model):
+        sweep = make_sweep(any_model, ids)
+        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.1, 0.2)]
+        found = {metric: sweep.output_errors(plans, metric, None, reference) for metric in ("kl", "nll")}
+        projections = sweep.decoder.projections
+        dense_logits = any_model(ids[:4]).logits.log_softmax(dim=-1)
+        for number, plan in enumerate(plans):
+            before = state(any_model)
+            if reference == "dense":
+                _prune_by_hand(any_model, plan, ids[:4], sweep, [list(projections.values())])
+            else:
+                _prune_by_hand(any_model, plan, ids[:4], sweep, [block.pruned for block in sweep.decoder.blocks])
+            logits = any_model(ids[:4]).logits.log_softmax(dim=-1)
+            any_model.load_state_dict(before)
+            kl = (dense_logits.exp() * (dense_logits - logits)).sum(dim=-1)[:, :-1].mean().item()
+            nll = -logits[:, :-1].gather(2, ids[:4, 1:, None]).mean().item()
+            assert found["kl"][number] == pytest.approx(kl, rel=2e-2)
+            assert found["nll"][number] == pytest.approx(nll, rel=1e-3)
+
+
+def _prune_by_hand(model, plan, ids, sweep, groups):
+    """Every group with the activations behind the groups before it."""
+    for projections in groups:
+        norms = squared_norms(model, ids, sweep.decoder.projections)
+        for projection in projections:
+            score = sweep.saliency.score(projection.weight, activation(norms[projection.name]))
+            mask = prune_rows(score, plan.row_counts(projection.name, projection.shape))
+            projection.weight.masked_fill_(mask, 0)
+
+
+def test_plans_share_what_they_have_in_common(llama, ids):
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        base = uniform(sweep).sparsity
+        last = {**base, sweep.decoder.blocks[-1].pruned_names[0]: 0.9}
+        plans = [SparsityPlan(base), SparsityPlan(last), SparsityPlan(dict(base))]
+        alone = [sweep.output_errors([plan], "kl", None)[0] for plan in plans]
+        sweep.engine.runner.block_forwards = 0
+        assert sweep.output_errors(plans, "kl", None) == alone
+        assert sweep.engine.runner.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
+
+
+@pytest.mark.parametrize("metric", ["kl", "nll"])
+def test_pieces_of_sequences_add_up(llama, ids, metric, monkeypatch):
+    """Sequences of 16 tokens: one piece, and pieces of 4 with a shorter last one."""
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.1, 0.2)]
+        whole = sweep.output_errors(plans, metric, None)
+        monkeypatch.setattr(module, "CACHED", 4 * llama.config.vocab_size)
+        sizes, logits = [], sweep.engine.runner.logits
+        monkeypatch.setattr(sweep.engine.runner, "logits", lambda ids, h: sizes.append(h.shape[1]) or logits(ids, h))
+        assert sweep.output_errors(plans, metric, None) == pytest.approx(whole, rel=1e-5)
+    assert set(sizes) == {4, 3}
+
+
+def test_fewer_logits_at_a_time_of_larger_vocabularies():
+    assert [module.piece_length(words, "cpu") for words in (1000, 2**16, 2**23)] == [4194, 64, 1]
+    assert module.piece_length(2**16, "cuda") == 1024

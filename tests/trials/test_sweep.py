@@ -1,0 +1,102 @@
+from itertools import product
+
+import pytest
+import torch
+from conftest import FEW, make_model
+from profiles import BATCH_SIZES, by_day
+from sweeps import build_sweep, make_sweep, state, unchanged, uniform
+
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.pruning.final_pruning import FinalPruning
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
+from optimum_neuronal.trials.sweep import Sweep
+
+
+def bits_of(change):
+    """What is kept: of a change that replaces the weight, its mask's."""
+    return getattr(change, "mask", change).bits
+
+
+@pytest.mark.parametrize("scope", ["sequence", "pooled"])
+def test_abandoning_does_not_change_the_decision(any_model, ids, scope, monkeypatch):
+    decisions = {}
+    for abandons in (True, False):
+        monkeypatch.setattr(Sweep, "can_abandon", abandons)
+        with inference(any_model):
+            topup = NeuronAL(alignment_scope=scope, block_lambdas=(0.05, 0.1, 0.2, 0.25), row_lambdas=(0.0, 0.1, 0.3))
+            allocation = topup.allocate(make_sweep(any_model, ids), 0.7)
+        lambdas = {step: decision["lambda"] for step, decision in allocation.decisions.items()}
+        plan = {name: torch.as_tensor(value).tolist() for name, value in allocation.plan.sparsity.items()}
+        decisions[abandons] = lambdas, plan
+    assert decisions[True] == decisions[False]
+
+
+# Every family and every saliency; at night each with each.
+@pytest.mark.parametrize(
+    ("family", "saliency"),
+    by_day(
+        product(FEW, SALIENCIES.names()),
+        *product(FEW, ["wanda", "sparsegpt"]),
+        *product(["gpt2", "mixtral"], SALIENCIES.names()),
+    ),
+)
+def test_batch_size_does_not_change_a_bit(family, ids, saliency):
+    model, results = make_model(family), []
+    for batch_size in BATCH_SIZES:
+        with inference(model):
+            sweep = make_sweep(model, ids, saliency, batch_size)
+            plan = block_plan(sweep.decoder, 0.7, 0.1)
+            errors = sweep.alignment_errors([plan], "sparse-stream", "sequence", "l2", label=None)
+            results.append(
+                (errors, {name: bits_of(mask) for name, mask in FinalPruning(sweep.engine, plan).find().items()})
+            )
+    for errors, masks in results[1:]:
+        assert errors == pytest.approx(results[0][0], rel=1e-6)
+        assert all(torch.equal(bits, results[0][1][name]) for name, bits in masks.items())
+
+
+class Interrupt(SALIENCIES.get("wanda")):
+    """Raises at its n-th score."""
+
+    countdown = 0
+
+    def score(self, weight, activations):
+        type(self).countdown -= 1
+        if type(self).countdown == 0:
+            raise KeyboardInterrupt
+        return super().score(weight, activations)
+
+
+@pytest.mark.parametrize("moment", [1, 5, 12, 20, 33, 41])
+@pytest.mark.parametrize("work", ["alignment_errors", "deviation", "final_masks"])
+def test_an_interrupt_restores_weights_and_hooks(llama, ids, moment, work):
+    before = state(llama)
+    Interrupt.countdown = moment
+    with pytest.raises(KeyboardInterrupt), inference(llama):
+        sweep = build_sweep(find_decoder(llama), Interrupt(), ids, 4)
+        measured_on = {"reference": "sparse-stream", "scope": "sequence", "metric": "l2", "label": None}
+        while True:
+            if work == "alignment_errors":
+                sweep.alignment_errors([uniform(sweep)], **measured_on)
+            elif work == "deviation":
+                sweep.deviation(uniform(sweep), **measured_on)
+            else:
+                FinalPruning(sweep.engine, uniform(sweep)).find()
+    assert unchanged(llama, before)
+
+
+def test_activations_that_are_not_finite_are_refused(ids):
+    model = make_model("llama")
+    with inference(model):
+        make_sweep(model, ids).engine.check_replay()
+        model.model.embed_tokens.weight.data[:] = float("inf")
+        with pytest.raises(ValueError, match="NaN or infinity on the first calibration sequence.*float32"):
+            make_sweep(model, ids).engine.check_replay()
+        with pytest.raises(ValueError, match=r"The saliency of model\.layers\.0\.self_attn\.q_proj is not finite"):
+            sweep = make_sweep(model, ids)
+            FinalPruning(sweep.engine, uniform(sweep)).find()
+        with pytest.raises(ValueError, match=r"Activations in model\.layers\.0 are not finite"):
+            sweep = make_sweep(model, ids)
+            sweep.alignment_errors([uniform(sweep)], "dense", "sequence", "l2", label=None)
