@@ -25,15 +25,12 @@ from .model.finding import find_decoder
 from .model.loading import OF_TOKENIZERS, load_streamed
 from .model.placement import default_device
 from .model.weight_names import stored_names
-from .pruning.applying import apply_changes
 from .pruning.bit_budget import likely, pairs_within
-from .pruning.calibrating import draw_calibration, find_tokenizer
-from .pruning.checking import check
-from .pruning.exclusive import alone_with
-from .pruning.finding import find_changes
-from .pruning.head_rounding import apply_to_head, round_head
-from .pruning.pruned_models import Pruned, PrunedModels, Tokenizers, check_tokenizer
-from .pruning.recording import open_journal, work_directory
+from .pruning.calibrating import Pruned, PrunedModels, Tokenizers, check_tokenizer, draw_calibration, find_tokenizer
+from .pruning.context import alone_with, check, open_journal, work_directory
+from .pruning.final_pass import apply_changes
+from .pruning.prune import find_changes
+from .pruning.quantising import apply_to_head, round_head
 from .pruning.reporting import make_report
 from .report import PruningReport
 from .system.clock import Clock

@@ -117,7 +117,7 @@ class PruneCommand(Command):
             check_push(args.push_to_hub)
 
     def _plan(self, config: "NeuronALConfig", device: "torch.device") -> None:
-        from ..pruning.checking import check_texts
+        from ..pruning.context import check_texts
         from ..pruning.dry_run import plan_prune
 
         plan = plan_prune(self.args.model, config, **load_options(self.args), device=device)
@@ -152,7 +152,7 @@ class PruneCommand(Command):
         from ..evaluation.test_sets import name_test_sets
         from ..pruner import NeuronALPruner
         from ..pruning.calibrating import find_tokenizer
-        from ..pruning.checking import check_unloaded
+        from ..pruning.context import check_unloaded
 
         options = load_options(self.args)
         model = check_unloaded(self.args.model, config, config.make_methods(), **options).model

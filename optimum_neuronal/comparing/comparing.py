@@ -10,8 +10,8 @@ from transformers.utils import logging
 
 from ..checkpoint.origin import public_name
 from ..evaluation.loading import as_model
-from ..pruning.exclusive import alone_with
-from ..pruning.reporting import versions
+from ..model.identity import versions
+from ..pruning.context import alone_with
 from ..system.notes import get_logger
 from .asked import Asked, Combination, check_asked
 from .comparison import TABLES, Comparison

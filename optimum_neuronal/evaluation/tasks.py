@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..engine.capture import inference
-from ..pruning.pruned_models import check_tokenizer
+from ..pruning.calibrating import check_tokenizer
 from ..registry import did_you_mean
 from ..validation import check_count, check_path, check_texts
 from .loading import check_language_model

@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import platform
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from ..compat import transformers as internals
+from ..version import __version__
 from .placement import execution_device, stored_weight
 from .projections import Decoder
 
@@ -34,4 +37,14 @@ def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dic
         "model": digest.hexdigest(),
         "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
         "device": execution_device(next(iter(decoder.projections.values())).module).type,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Package -> version: of this package and of what decides its results."""
+    return {
+        "optimum_neuronal": __version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
     }

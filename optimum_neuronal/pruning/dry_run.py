@@ -19,11 +19,11 @@ from ..model.projections import Block, Decoder
 from ..sparsity.plan import row_counts
 from ..trials.output_errors import piece_length
 from .bit_budget import Pair, likely, pairs_within
-from .checking import check_unloaded
+from .context import check_unloaded
 from .cost import PlannedSweep, forward_bytes, hidden_sequences, plan_sweeps
-from .finding import default_batch_size
 from .plan_table import plan_table
 from .planned_passes import planned_passes
+from .prune import default_batch_size
 from .rates import Rates, measure_rates
 from .solving_cost import FLOAT32, SolvingCost, solving_cost
 

@@ -11,13 +11,10 @@ from ..methods import Methods
 from ..model.projections import Decoder
 from ..trials.dense_pass import DensePass
 from ..trials.levels import LABEL as LEVELS
-from .bit_budget import Pair, likely, pairs_within
-from .choosing_bits import SOLVING, choosing_passes
+from .bit_budget import SOLVING, Pair, choosing_passes, likely, pairs_within
 from .cost import plan_sweeps
-from .dense_targets import DenseTargetsPass
-from .final_pruning import PruningPass, needs_inputs
-from .refit import RefitPass
-from .rounded_refit import all_epochs
+from .final_pass import DenseTargetsPass, PruningPass, needs_inputs
+from .refit import RefitPass, all_epochs
 from .solving_cost import solving_cost
 
 

@@ -1,22 +1,25 @@
-"""Refit: the weights that stay in a block are fitted to what the dense block puts out, by gradients (as EBFT does).
+"""Refit: the kept weights of a block are fitted to the dense block's output by gradients (Guo et al., EBFT, 2024).
 
-Masks stay as they are, and so do norms, biases and everything else. Guo et al., EBFT, 2024, do the same.
+Masks, norms, biases and everything else stay as they are.
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.func import functional_call
 from transformers.utils import logging
 
 from ..engine.calls import Call, first_output, restore_shared, to_device
+from ..engine.paired_inputs import STAGES, stages
 from ..engine.passes import CalibrationPass, Runs
+from ..engine.statistics import Hessian, Norms
 from ..engine.streams import Stream
 from ..model.projections import Block
 from ..model.trial import Prepared
-from ..sparsity.changes import Change
+from ..sparsity.changes import Change, NewWeight
+from ..trials.engine import Engine
 
 
 SEQUENCES_PER_STEP = 8
@@ -181,3 +184,55 @@ def _error(block: Block, weights: _Weights, batches: Sequence[Batch], scale: flo
 
 def _squared(outputs: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return (outputs.float() - expected.to(outputs.device).float()).square().mean()
+
+
+AGAIN = 0.25  # of the epochs, and half of the rate, after each stage that was rounded
+
+
+def all_epochs(epochs: int) -> int:
+    """Epochs in all, for a block of four stages."""
+    return epochs + (STAGES - 1) * _epochs_again(epochs)
+
+
+def _epochs_again(epochs: int) -> int:
+    return math.ceil(epochs * AGAIN)
+
+
+class RoundedRefit:
+    """Fits and rounds the kept weights of blocks.
+
+    Args:
+        engine ([`Engine`]): runs the blocks, and rounds to the `value_bits` of its applier.
+        refit ([`Refit`]): how weights are fitted.
+    """
+
+    def __init__(self, engine: Engine, refit: Refit):
+        self.engine, self.refit = engine, refit
+        self._again = replace(refit, epochs=_epochs_again(refit.epochs), learning_rate=refit.learning_rate / 2)
+
+    def fit(
+        self, block: Block, changes: Mapping[str, Change], inputs: Stream, expected: Stream, calls: Sequence[Call]
+    ) -> dict[str, torch.Tensor]:
+        """Weights with values of few bits. Arguments, and what is returned: see [`Refit.fit`]."""
+        runner = self.engine.runner
+        weights = self.refit.fit(block, changes, inputs, expected, calls)
+        left = stages(runner, block, inputs, calls)
+        fixed: list[str] = []
+        while left:
+            stage = left.pop(0)
+            norms = self._inputs(block, weights, inputs, calls)
+            activations, _ = self.engine.applier.activations(block, norms, stage)
+            weights |= self.engine.applier.rounded(stage, weights, activations, norms)
+            fixed += [projection.name for projection in stage]
+            if left:
+                free = {name: NewWeight(weight) for name, weight in weights.items()}
+                weights = self._again.fit(block, free, inputs, expected, calls, fixed)
+                runner.block_forwards += RUNS * self._again.epochs * inputs.sequences
+        return weights
+
+    def _inputs(
+        self, block: Block, weights: Mapping[str, torch.Tensor], inputs: Stream, calls: Sequence[Call]
+    ) -> Norms:
+        """What the projections receive while the block computes with these weights."""
+        with Prepared(block.pruned, lambda p: NewWeight(weights[p.name])).in_place():
+            return self.engine.runner.replay(block, inputs, calls, Hessian)[1]

@@ -1,22 +1,22 @@
-"""The report of a prune, told before a weight is changed: what may fail fails while the model is as it was."""
+"""The report of a prune, made before a weight is changed: what may fail fails while the model is as it was."""
 
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import transformers
 
 from ..checkpoint.packed_size import packed_size
 from ..data.calibration import CalibrationSet
+from ..engine.offload import BlockLoader
+from ..model.identity import versions
 from ..model.projections import Decoder
 from ..report import PruningReport
+from ..sparsity.changes import Change
+from ..sparsity.plan import row_sparsity
 from ..system.peak_memory import peak_memory
-from ..version import __version__
-from .finding import PruneOutcome
-from .sparsity_found import measure_sparsity
+from .prune import PruneOutcome
 
 
 def make_report(
@@ -77,11 +77,39 @@ def without_folders(dataset: str) -> str:
     return Path(dataset).name if any(os.path.isfile(path) or os.path.isabs(path) for path in paths) else dataset
 
 
-def versions() -> dict[str, str]:
-    """Package -> version: of this package and of what decides its results."""
-    return {
-        "optimum_neuronal": __version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+def measure_sparsity(
+    decoder: Decoder, changes: Mapping[str, Change] | None = None
+) -> tuple[float, dict[str, float], dict[str, dict[str, float]]]:
+    """Counts the zeros in the weights.
+
+    Args:
+        decoder ([`Decoder`]): the model's blocks and projections.
+        changes (`Mapping[str, Change]`, *optional*):
+            Projection name -> what is to become of its weight: the zeros that it will have are counted. One sparse weight
+            exists at a time, and none is changed.
+
+    Returns:
+        `tuple`: share of zeros in all pruned projections; by block; and by projection with its extreme rows.
+    """
+    projections: dict[str, dict[str, float]] = {}
+    blocks: dict[str, float] = {}
+    zeros = weights = 0
+    loader, changes = BlockLoader(decoder.blocks), changes or {}
+    for index in range(len(decoder.blocks)):
+        block_zeros = block_weights = 0
+        with loader.loaded(index) as block, torch.no_grad():
+            for projection in block.pruned:
+                change, weight = changes.get(projection.name), projection.weight
+                rows = row_sparsity(weight if change is None else change.applied(weight)).cpu()
+                out_features, in_features = projection.shape
+                projections[projection.name] = {
+                    "sparsity": rows.mean().item(),
+                    "smallest_row": rows.min().item(),
+                    "largest_row": rows.max().item(),
+                }
+                block_zeros += round((rows * in_features).sum().item())
+                block_weights += out_features * in_features
+        if block_weights:
+            blocks[block.name] = block_zeros / block_weights
+        zeros, weights = zeros + block_zeros, weights + block_weights
+    return zeros / weights, blocks, projections

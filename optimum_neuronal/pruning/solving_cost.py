@@ -10,8 +10,7 @@ from ..model.projections import Block, Decoder
 from ..saliency.rounding import SWEEPS, fitted_weights, sweep_operations
 from ..trials.applier import QUICK
 from ..trials.levels import level_sparsities, levels_bytes
-from .bit_budget import Pair
-from .choosing_bits import searches
+from .bit_budget import Pair, searches
 
 
 FLOAT32 = 4

@@ -22,8 +22,8 @@ from ..config import NeuronALConfig
 from ..display.tables import format_html
 from ..model.weight_names import stored_names
 from ..pruner import NeuronALPruner
-from ..pruning.checking import check
-from ..pruning.sparsity_found import measure_sparsity
+from ..pruning.context import check
+from ..pruning.reporting import measure_sparsity
 from ..report import PruningReport
 from ..system.notes import get_logger
 from .keeping import SparsityKeeper, keep_sparsity

@@ -11,7 +11,7 @@ from ..compat import transformers as internals
 from ..config import NeuronALConfig
 from ..pruner import NeuronALPruner
 from ..pruning.calibrating import draw_calibration
-from ..pruning.checking import check_structure
+from ..pruning.context import check_structure
 
 
 class PruningQuantizer(internals.EarlyQuantizer):

@@ -10,10 +10,10 @@ from sweeps import state, unchanged
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.finding import find_decoder
-from optimum_neuronal.pruning import choosing_bits, finding
-from optimum_neuronal.pruning.bit_budget import likely, pairs_within
-from optimum_neuronal.pruning.choosing_bits import LABEL, SOLVING, choosing_passes, searches
-from optimum_neuronal.pruning.dense_targets import DenseTargets
+from optimum_neuronal.pruning import bit_budget as choosing_bits
+from optimum_neuronal.pruning import prune as finding
+from optimum_neuronal.pruning.bit_budget import LABEL, SOLVING, choosing_passes, likely, pairs_within, searches
+from optimum_neuronal.pruning.final_pass import DenseTargets
 from optimum_neuronal.pruning.planned_passes import planned_stages
 from optimum_neuronal.pruning.solving_cost import solving_cost
 from optimum_neuronal.topup.search import Search

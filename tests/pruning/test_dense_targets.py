@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.finding import find_decoder
-from optimum_neuronal.pruning import dense_targets
-from optimum_neuronal.pruning.dense_targets import STAGES, DenseTargets, DenseTargetsPass
-from optimum_neuronal.pruning.final_pruning import PruningPass
+from optimum_neuronal.pruning import final_pass as dense_targets
+from optimum_neuronal.pruning.final_pass import STAGES, DenseTargets, DenseTargetsPass, PruningPass
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.sparsity.pattern import ColumnPattern

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare
-from optimum_neuronal.pruning.exclusive import alone_with
+from optimum_neuronal.pruning.context import alone_with
 
 
 def config():

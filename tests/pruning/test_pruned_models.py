@@ -5,7 +5,7 @@ import torch
 from conftest import make_model
 
 from optimum_neuronal.data.calibration import CalibrationSet
-from optimum_neuronal.pruning.pruned_models import Pruned, PrunedModels, Tokenizers
+from optimum_neuronal.pruning.calibrating import Pruned, PrunedModels, Tokenizers
 
 
 def test_tokenizers_of_several_models():

@@ -8,8 +8,9 @@ from by_hand import make_block
 import optimum_neuronal
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.data.calibration import CalibrationSet
-from optimum_neuronal.pruning.finding import PruneOutcome
-from optimum_neuronal.pruning.reporting import make_report, versions, without_folders
+from optimum_neuronal.model.identity import versions
+from optimum_neuronal.pruning.prune import PruneOutcome
+from optimum_neuronal.pruning.reporting import make_report, without_folders
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup import Allocation
 

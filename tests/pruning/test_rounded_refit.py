@@ -14,9 +14,8 @@ from optimum_neuronal.engine.streams import Stream
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.finding import find_decoder
 from optimum_neuronal.model.trial import trial_weights
-from optimum_neuronal.pruning import rounded_refit
-from optimum_neuronal.pruning.refit import Refit
-from optimum_neuronal.pruning.rounded_refit import RoundedRefit, all_epochs
+from optimum_neuronal.pruning import refit as rounded_refit
+from optimum_neuronal.pruning.refit import Refit, RoundedRefit, all_epochs
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.changes import NewWeight
 

@@ -5,7 +5,7 @@ import torch
 from by_hand import make_block
 
 from optimum_neuronal.model.projections import Block
-from optimum_neuronal.pruning.sparsity_found import measure_sparsity
+from optimum_neuronal.pruning.reporting import measure_sparsity
 from optimum_neuronal.sparsity.changes import NewWeight, Zeros
 
 

@@ -163,7 +163,7 @@ def test_torchrun(tmp_path, tokenizer):
 
 
 def _stop_after_the_search(rank, count, folder, ids):
-    from optimum_neuronal.pruning import finding as pruning
+    from optimum_neuronal.pruning import prune as pruning
 
     pruning.FinalPruning.find = lambda *_args: 1 / 0
     with pytest.raises(ZeroDivisionError):

@@ -28,13 +28,11 @@ from ..trials.applier import PlanApplier
 from ..trials.engine import Engine
 from ..trials.records import Kept, StepRecords
 from ..trials.sweep import Sweep
-from .bit_budget import pairs_within, settled
-from .choosing_bits import choose_pair
-from .dense_targets import DenseTargets
-from .final_pruning import FinalPruning
+from .bit_budget import choose_pair, pairs_within, settled
+from .final_pass import DenseTargets, FinalPruning
 from .planned_passes import planned_stages
+from .quantising import Rounding, round_changes
 from .refit import Refit
-from .rounding import Rounding, round_changes
 
 
 logger = get_logger(__name__)

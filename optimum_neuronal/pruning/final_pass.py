@@ -1,4 +1,4 @@
-"""The final pruning: block by block over all calibration sequences, each block behind the pruned ones before it."""
+"""The final pass: block by block over all calibration sequences, each block behind the pruned ones before it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -7,22 +7,23 @@ from typing import ClassVar
 import torch
 
 from ..engine.calls import Call
+from ..engine.offload import change_offloaded
+from ..engine.paired_inputs import STAGES, PairedRuns
 from ..engine.passes import CalibrationPass, Runs
 from ..engine.statistics import Norms, SquaredNorms, most_specific
 from ..engine.streams import Stream, Streams
 from ..formats.bitmask import MASK, VALUES
 from ..formats.packed import PackedMask, PackedWeight
 from ..model.placement import is_offloaded
-from ..model.projections import Block, Projection
-from ..model.trial import trial_weights
+from ..model.projections import Block, Decoder, Projection
+from ..model.trial import Prepared, trial_weights
 from ..saliency import Saliency
 from ..sparsity.changes import Change
 from ..sparsity.plan import SparsityPlan
 from ..trials.applier import not_finite
 from ..trials.engine import Engine
 from ..trials.records import Finding
-from .refit import RUNS, Refit
-from .rounded_refit import RoundedRefit
+from .refit import RUNS, Refit, RoundedRefit
 
 
 Refine = Callable[[Projection, torch.Tensor, torch.Tensor, SquaredNorms | None], torch.Tensor]
@@ -182,3 +183,59 @@ def _check_finite(finite: Mapping[str, torch.Tensor]) -> None:
 def _waiting_device(projection: Projection) -> torch.device:
     """Masks of offloaded weights wait in CPU memory, like the weights."""
     return torch.device("cpu") if is_offloaded(projection.module) else projection.weight.device
+
+
+class DenseTargetsPass(PruningPass):
+    """What [`DenseTargets.find`] costs."""
+
+    def runs(self, index: int, last: int) -> Runs:
+        # Runs to the inputs of a stage end there and begin behind what is known: half a block for both models. Of experts
+        # they are whole ones; the runs to the block's end are less than whole.
+        return 2 * int(index < last) + STAGES // 2, 0, 0
+
+    def hidden_sequences(self, samples: int, alignment: int, deep: bool) -> int:
+        # Of two streams what goes in and comes out; what parts of the block put out, one in the sparse model, two in the dense.
+        return 2 * super().hidden_sequences(samples, alignment, deep) + 2 * samples
+
+
+class DenseTargets(FinalPruning):
+    """Finds what becomes of weights where the saliency updates them; the dense model's stream runs beside the sparse one.
+
+    A block's projections are solved in the order in which they run, each on the inputs that the sparse ones before it
+    leave, toward the outputs that it has in the dense model: `min ||W X_dense - V X||^2`, see [`dense_target`].
+    """
+
+    streams: ClassVar[int] = 2
+    _runs: PairedRuns | None = None  # of the block that was solved last
+
+    def prune_block(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
+        self._runs = PairedRuns(self.engine.runner, block, *streams, calls)
+        tensors, starved = {}, []
+        for stage in self._runs.stages:
+            norms = self._runs.inputs(stage, _prepared(block, tensors))
+            found, own = self.weights(block, stage, norms)
+            starved += found["starved"]
+            tensors |= own
+        return {"starved": starved}, tensors
+
+    def output(self, index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Stream:
+        solved = self._runs is not None and self._runs.block is block  # else it was recorded
+        if not solved or (index == 0 and self.refit is not None):  # a refit changes what was solved
+            return super().output(index, block, calls, streams)
+        return self._runs.output(index)
+
+
+def _prepared(block: Block, tensors: Mapping[str, torch.Tensor]) -> Prepared:
+    """The sparse weights of those of a block's projections that are solved already."""
+    done = [p for p in block.pruned if p.name + MASK in tensors]
+    return Prepared(done, lambda p: stored_change(p, tensors))
+
+
+def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:
+    """Makes the weights sparse, in place; offloaded ones whenever they are read from then on."""
+    with torch.no_grad():
+        for name, projection in decoder.projections.items():
+            if is_offloaded(projection.module):
+                change_offloaded(projection, changes[name])
+            else:
+                changes[name].apply_to(projection.weight)

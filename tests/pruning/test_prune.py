@@ -3,10 +3,10 @@ import torch
 from sweeps import state, unchanged
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.pruning import finding
-from optimum_neuronal.pruning.checking import check
-from optimum_neuronal.pruning.dense_targets import DenseTargetsPass
-from optimum_neuronal.pruning.finding import Shared, find_changes
+from optimum_neuronal.pruning import prune as finding
+from optimum_neuronal.pruning.context import check
+from optimum_neuronal.pruning.final_pass import DenseTargetsPass
+from optimum_neuronal.pruning.prune import Shared, find_changes
 from optimum_neuronal.system.clock import Clock
 from optimum_neuronal.trials.engine import Engine
 

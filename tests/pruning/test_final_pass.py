@@ -19,8 +19,8 @@ from optimum_neuronal.engine.statistics import Hessian, activation
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.formats.packed import PackedWeight
 from optimum_neuronal.model.finding import find_decoder
-from optimum_neuronal.pruning import finding
-from optimum_neuronal.pruning.final_pruning import FinalPruning
+from optimum_neuronal.pruning import prune as finding
+from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.cuts import prune_rows
 from optimum_neuronal.trials.engine import Engine
@@ -113,7 +113,7 @@ def test_it_goes_on_after_a_crash(method, ids, tmp_path, monkeypatch):
 
 
 def test_updated_weights_wait_packed(llama, ids):
-    from optimum_neuronal.pruning import finding as pruning
+    from optimum_neuronal.pruning import prune as pruning
 
     found, original = [], pruning.FinalPruning.find
     with pytest.MonkeyPatch.context() as patch:

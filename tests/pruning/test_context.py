@@ -5,7 +5,7 @@ from conftest import make_model
 from families import FAMILIES
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.pruning.checking import check, check_structure
+from optimum_neuronal.pruning.context import check, check_structure
 
 
 def skeleton():

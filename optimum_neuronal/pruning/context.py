@@ -1,24 +1,29 @@
-"""What can be known to be wrong with a model and a config before any long work."""
+"""The context of one prune: what is checked before any long work, where it is recorded, who may work on the model."""
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..data.documents import check_dataset
+from ..files.journal import RECORDS, Journal
+from ..files.work_directory import WorkDirectory
 from ..methods import Methods
 from ..model.checking import check_model, check_pattern, check_weights
 from ..model.finding import find_decoder
+from ..model.identity import identity, versions
 from ..model.loading import load_skeleton
 from ..model.projections import Decoder
-from .bit_budget import pairs_within
-from .choosing_bits import check_choice
-from .head_rounding import check_head_structure, check_head_weights
-from .rounding import check_dtypes
+from ..system.processes import Processes
+from .bit_budget import check_choice, pairs_within
+from .quantising import check_dtypes, check_head_structure, check_head_weights
 
 
 def check(model: PreTrainedModel, config: NeuronALConfig, methods: Methods) -> Decoder:
@@ -112,3 +117,53 @@ def check_structure(model: PreTrainedModel, config: NeuronALConfig, methods: Met
         check_head_structure(model)
     resolve_seq_length(model.config, config.seq_length)
     return decoder
+
+
+FORMAT = 3  # of the records. 1: packed masks marked what falls; 2: they mark what is kept; 3: checksums.
+MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
+
+
+def work_directory(directory: str | Path | None) -> WorkDirectory:
+    """The directory of an unfinished prune, see [`WorkDirectory`]. Of several processes, the first one records."""
+    return WorkDirectory(directory if Processes.current().rank == 0 else None)
+
+
+def open_journal(
+    folder: WorkDirectory, model: PreTrainedModel, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor
+) -> Journal:
+    """What a prune has recorded, if it was begun as this one is.
+
+    Args:
+        folder ([`WorkDirectory`]): entered.
+        model (`PreTrainedModel`), decoder ([`Decoder`]): dense.
+        config ([`NeuronALConfig`]): how to prune.
+        ids (`Tensor` of int64, shape (num_samples, seq_length)): calibration sequences; empty if none are needed.
+
+    Raises:
+        `ValueError`, `OSError`: see [`Journal`].
+    """
+    fields = {key: value for key, value in config.to_dict().items() if key not in MEMORY_KNOBS}
+    return folder.journal({RECORDS: FORMAT, **fields, **identity(model, decoder, ids), "versions": versions()})
+
+
+_in_use: set[nn.Parameter] = set()
+_lock = threading.Lock()
+
+
+@contextmanager
+def alone_with(model: nn.Module) -> Iterator[None]:
+    """While the context lasts, no other thread may enter it with this model, or with one that shares weights with it.
+
+    Raises:
+        `RuntimeError`: another thread has.
+    """
+    own = set(model.parameters()) if isinstance(model, nn.Module) else set()
+    with _lock:
+        if not own.isdisjoint(_in_use):
+            raise RuntimeError("Another thread is pruning this model: wait until it has finished, or prune a copy.")
+        _in_use.update(own)
+    try:
+        yield
+    finally:
+        with _lock:
+            _in_use.difference_update(own)
