@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from benchmarks.methods import load
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, sparsify
-from optimum_neuronal.display.tables import format_markdown
+from optimum_neuronal.display import format_markdown
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
 from benchmarks.random_models import random_llama
-from optimum_neuronal.display.tables import format_table
+from optimum_neuronal.display import format_table
 from optimum_neuronal.engine import runner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import SquaredNorms

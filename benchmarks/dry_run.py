@@ -25,7 +25,7 @@ from transformers.utils import logging
 from benchmarks.memory import MALLOC, resident
 from benchmarks.random_models import random_llama
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.display.tables import format_table
+from optimum_neuronal.display import format_table
 from optimum_neuronal.pruning import rates
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.system.peak_memory import reset_peak_memory

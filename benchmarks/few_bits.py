@@ -26,7 +26,7 @@ from benchmarks.efforts import log_perplexities
 from benchmarks.gptq import GPTQ
 from benchmarks.methods import load
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.display.tables import format_table
+from optimum_neuronal.display import format_table
 from optimum_neuronal.efforts import EFFORTS
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.finding import find_decoder

@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from benchmarks.decoding import SHAPES, VOCABULARY
 from optimum_neuronal import sparsify
-from optimum_neuronal.display.tables import format_markdown
+from optimum_neuronal.display import format_markdown
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.evaluation.quantized import has_torchao, quantize
 from optimum_neuronal.evaluation.speed import decode_seconds

@@ -24,7 +24,7 @@ from benchmarks.few_bits import HELD_OUT, losses, prune_as
 from benchmarks.gptq import GPTQ
 from benchmarks.methods import load
 from optimum_neuronal.demo.run import TINY_MODEL
-from optimum_neuronal.display.tables import format_markdown
+from optimum_neuronal.display import format_markdown
 from optimum_neuronal.model.finding import find_decoder
 
 

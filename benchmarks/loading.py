@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import optimum_neuronal
-from optimum_neuronal.display.tables import format_table
+from optimum_neuronal.display import format_table
 from optimum_neuronal.system.peak_memory import peak_memory, reset_peak_memory
 
 

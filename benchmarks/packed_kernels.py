@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import linear
 
-from optimum_neuronal.display.tables import format_table
+from optimum_neuronal.display import format_table
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.formats.packed import PackedWeight
 from optimum_neuronal.inference.coded_rows import ACTIVATIONS, CodedRows

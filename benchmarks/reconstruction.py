@@ -13,7 +13,7 @@ import time
 import torch
 from transformers.utils import logging
 
-from optimum_neuronal.display.tables import format_table
+from optimum_neuronal.display import format_table
 from optimum_neuronal.pruning.rates import measure_matmul_rate
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.base import WeightUpdate

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .display.tables import format_html, format_table
+from .display import format_html, format_table
 
 
 REPORT_NAME = "neuronal_report.json"

@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..display.escaping import escaped
+from ..display import escaped
 from .names import CONFIG
 
 

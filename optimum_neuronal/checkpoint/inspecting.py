@@ -10,9 +10,7 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from ..display.escaping import escaped
-from ..display.quantities import format_bytes
-from ..display.tables import format_html, format_table
+from ..display import escaped, format_bytes, format_html, format_table
 from ..formats.bitmask import packed_bytes
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
 from ..system.notes import get_logger

@@ -11,9 +11,7 @@ from huggingface_hub import ModelCard
 from transformers import PreTrainedModel
 
 from ..data.text_files import FILE_SUFFIXES
-from ..display.escaping import escaped
-from ..display.quantities import format_bytes
-from ..display.tables import format_markdown
+from ..display import escaped, format_bytes, format_markdown
 from ..model.finding import find_decoder
 from ..model.model_class import TRUSTING, LoadingCode, loading_code
 from ..model.projections import Projection

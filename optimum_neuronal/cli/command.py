@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from optimum.commands.base import BaseOptimumCLICommand
 
-from ..display.escaping import escaped
+from ..display import escaped
 from .parser import add_verbosity_flags, describe
 
 

@@ -17,7 +17,7 @@ class EnvCommand(Command):
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table (default: no)")
 
     def work(self) -> None:
-        from ..display.tables import format_table
+        from ..display import format_table
         from ..inference.environment import describe_environment
 
         found = describe_environment()

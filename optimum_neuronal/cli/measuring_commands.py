@@ -46,7 +46,7 @@ class EvaluateCommand(Command):
 
         from ..checkpoint.loading import load_checkpoint
         from ..data.documents import check_dataset
-        from ..display.tables import format_table
+        from ..display import format_table
         from ..evaluation.perplexity import evaluate_perplexity
 
         args, options, device = self.args, load_options(self.args), device_of(self.args)

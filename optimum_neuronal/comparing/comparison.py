@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..display.tables import format_html, format_markdown, format_table
+from ..display import format_html, format_markdown, format_table
 from .averages import geometric_mean
 from .comparison_tables import Table, aggregate_table, combination_table, to_csv
 from .figures.shown import Figures

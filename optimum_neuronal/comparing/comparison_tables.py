@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..display.tables import Cell
+from ..display import Cell
 from .results import DENSE, Aggregate, Result, told_bits
 
 
@@ -13,7 +13,7 @@ Target = tuple[float, int | None]  # sparsity, and bits of values
 
 
 class Table(NamedTuple):
-    """What `format_table`, `format_markdown` and `format_html` of `display.tables` take.
+    """What `format_table`, `format_markdown` and `format_html` of `display` take.
 
     Args:
         header (`list[str]`), rows (`list[list[str]]`): text.

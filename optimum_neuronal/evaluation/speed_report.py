@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..display.quantities import format_bytes
-from ..display.tables import format_table
+from ..display import format_bytes, format_table
 
 
 FASTER = 1.02  # from which ratio on a difference is more than chance

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..display.quantities import format_bytes, format_count, format_duration
-from ..display.tables import format_table
+from ..display import format_bytes, format_count, format_duration, format_table
 
 
 if TYPE_CHECKING:

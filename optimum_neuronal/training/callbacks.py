@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
 from ..compat import transformers as internals
 from ..config import NeuronALConfig
-from ..display.tables import format_html
+from ..display import format_html
 from ..model.weight_names import stored_names
 from ..pruner import NeuronALPruner
 from ..pruning.context import check

@@ -20,7 +20,7 @@ from optimum_neuronal import (
     save_pretrained,
     sparsify,
 )
-from optimum_neuronal.display.quantities import format_bytes
+from optimum_neuronal.display import format_bytes
 
 
 def same_files(folder, other):

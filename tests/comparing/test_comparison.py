@@ -82,6 +82,11 @@ def test_tables(comparison):
     )
 
 
+def squeezed(table):
+    """Each cell without the blanks that align it."""
+    return re.sub(" +", " ", table)
+
+
 @pytest.fixture
 def with_bits(comparison):
     """Rows with values as they are, and of 4 bits."""
@@ -97,7 +102,7 @@ def with_bits(comparison):
 
 
 def test_bits_have_columns_and_groups_of_their_own(with_bits):
-    lines = with_bits.to_markdown().splitlines()
+    lines = squeezed(with_bits.to_markdown()).splitlines()
     assert lines[4].startswith("| sparsity | saliency | top-up | value bits | bits a weight | perplexity a |")
     assert lines[6].startswith("| 0.00% | dense | - | - | 16.00 | 10.00 |")
     assert lines[7].startswith("| 50.00% | wanda | uniform | - | 9.00 | 20.00 | 40.00 |"), "alone of its kind"
@@ -158,18 +163,18 @@ def test_the_best_of_every_sparsity_is_bold(comparison):
     """Of what is measured, the dense model aside; two that look alike are both best."""
     comparison.results.insert(3, result(0.7, "wanda", "uniform", 90.0, 90.0, accuracy=0.1))
     comparison.results.append(result(0.5, "ria", "owl", 20.001, 90.0, accuracy=0.2))
-    lines = [line for line in comparison.to_markdown().splitlines() if "%" in line]
+    lines = [line for line in squeezed(comparison.to_markdown()).splitlines() if "%" in line]
     assert "| 50.00% | wanda | uniform | **20.00** | **40.00** | 60.00% ± 1.00% | 60.00% |" in lines[1]
     assert "| wanda | owl | **20.00** | 80.00 | **80.00% ± 1.00%** | **80.00%** |" in lines[3]
     assert "| ria | owl | **20.00** | 90.00 |" in lines[6]
     assert not any("**" in line for line in lines if "dense" in line or "failed" in line or "70.00%" in line)
-    aggregates = comparison.to_markdown().split("geometric mean")[1]
+    aggregates = squeezed(comparison.to_markdown()).split("geometric mean")[1]
     assert "| owl | **" in aggregates and aggregates.count("**") == 4, "at 70 % there is nothing to choose from"
     assert comparison._repr_html_().count("<b>") == 1 + len(comparison.table().bold) + 2
 
 
 def test_the_dense_model_has_one_name(comparison):
-    assert "| 0.00% | dense | - | 10.00 |" in comparison.to_markdown()
+    assert "| 0.00% | dense | - | 10.00 |" in squeezed(comparison.to_markdown())
     assert str(comparison).splitlines()[2].split()[:4] == ["0.00%", "dense", "-", "10.00"]
 
 
@@ -178,7 +183,7 @@ def test_short_and_in_notebooks(comparison):
     assert repr(comparison.dense) == "Result(dense, perplexity a 10.00, perplexity b 20.00, mean accuracy 80.00%)"
     assert repr(comparison.results[-1]) == "Result(magnitude + owl, 50.00%, failed: out of | luck)"
     page = comparison._repr_html_()
-    assert page.count("<table>") == 2 and '<td style="text-align: right">80.00</td>' in page
+    assert page.count("<table>") == 2 and '<td style="text-align: right;"> 80.00</td>' in squeezed(page)
     comparison.model = "<script>"
     assert "<script>" not in comparison._repr_html_()
 

@@ -362,4 +362,4 @@ def test_short_and_in_notebooks(data, tmp_path):
     pruner = pruning(schedule={0: 0.5, 100: 0.7})
     stages = "50.00% by magnitude + uniform after step 0; 70.00% by magnitude + uniform after step 100"
     assert repr(pruner).startswith(f"NeuronALCallback({stages}; keeps zeros")
-    assert pruner._repr_html_().count("<td ") == 3
+    assert pruner._repr_html_().count("<td") == 3

@@ -1,0 +1,91 @@
+"""Tables, quantities and escaped text, for terminals, Markdown and notebooks."""
+
+import html
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+
+Cell = tuple[int, int]  # row and column, from 0, the header not counted
+
+COUNTS = ((1e12, " trillion"), (1e9, " billion"), (1e6, " million"))
+BYTES = ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"))
+DURATIONS = ((3600, " hours"), (60, " minutes"))
+NUMBER = re.compile(r"-?[\d,]+(\.\d+)?%?")  # a version, 5.23.0, is text
+
+
+def escaped(value: Any, longest: int | None = None) -> str:
+    """Return the text of a value on one line, each character that is not printable escaped as in Python: `\\x1b`, `\\n`.
+
+    So the content of a file steers no terminal and forges no line of a log. Not printable are line ends, control
+    characters, invisible characters that change the direction of writing, and halves of surrogate pairs. Other text
+    stays as it is, in any language.
+
+    Args:
+        value: anything that `str()` takes.
+        longest (`int`, *optional*): number of characters to show; a longer text ends in its length.
+    """
+    text = str(value)
+    if longest is not None and len(text) > longest:
+        text = f"{text[:longest]}... ({len(text):,} characters)"
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return the lines of a table for the terminal, columns of numbers to the right. Each cell is escaped."""
+    return _tabulated(header, rows, "simple", escaped)
+
+
+def format_markdown(header: Sequence[str], rows: Sequence[Sequence[Any]], bold: Collection[Cell] = ()) -> str:
+    """Return a table in Markdown, columns of numbers to the right. Each cell is escaped; cells in `bold` are bold."""
+    return _tabulated(header, rows, "pipe", lambda cell: escaped(cell).replace("|", "\\|"), "**{}**", bold)
+
+
+def format_html(header: Sequence[str], rows: Sequence[Sequence[Any]], bold: Collection[Cell] = ()) -> str:
+    """Return a table in HTML, columns of numbers to the right. Each cell is escaped; cells in `bold` are bold."""
+    return _tabulated(header, rows, "unsafehtml", lambda cell: html.escape(escaped(cell)), "<b>{}</b>", bold)
+
+
+def _tabulated(
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    kind: str,
+    escape: Callable[[Any], str],
+    mark: str = "{}",
+    bold: Collection[Cell] = (),
+) -> str:
+    cells = [[escape(cell) for cell in row] for row in rows]
+    for row, column in bold:
+        cells[row][column] = mark.format(cells[row][column])
+    sides = ["right" if _holds_numbers(rows, column) else "left" for column in range(len(header))]
+    options = {"disable_numparse": True, "colalign": sides if rows else None}
+    return tabulate(cells, [escape(name) for name in header], kind, **options)
+
+
+def _holds_numbers(rows: Sequence[Sequence[Any]], column: int) -> bool:
+    cells = [cell for row in rows if (cell := str(row[column])) not in ("", "-")]
+    return bool(cells) and all(map(NUMBER.fullmatch, cells))
+
+
+def format_count(value: int) -> str:
+    """Return a count in words: `1_234_567` -> `"1.23 million"`; below a million `"12,345"`."""
+    return _in_units(value, COUNTS, 2) or f"{value:,}"
+
+
+def format_bytes(value: int) -> str:
+    """Return a size: `1_234_567` -> `"1.23 MB"`; below a thousand `"12 bytes"`."""
+    return _in_units(value, BYTES, 2) or f"{value} bytes"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration: `90` -> `"1.5 minutes"`; below a minute `"12 seconds"`."""
+    return _in_units(seconds, DURATIONS, 1) or f"{seconds:.2g} seconds"
+
+
+def _in_units(value: float, units: Sequence[tuple[float, str]], digits: int) -> str | None:
+    """Return the value in the first unit, from the largest, of which it has at least one."""
+    return next((f"{value / unit:.{digits}f}{name}" for unit, name in units if value >= unit), None)
