@@ -10,7 +10,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .config_aliases import as_arguments, as_json, merge_saved, understands_aliases
 from .config_bits import check_budget, check_value_bits
-from .config_fields import ALIASES, FORMATS, ConfigFields, check_head_bits, check_sparsity
+from .config_fields import ALIASES, FORMATS, ConfigFields, check_embedding_bits, check_sparsity
 from .config_files import read_config_file
 from .efforts import EFFORTS, default_topup
 from .methods import RECONSTRUCT, Methods, make_methods
@@ -36,7 +36,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     Args:
         sparsity (`float`, *optional*):
             Share of the weights of all linear projections in the decoder blocks to set to zero, in [0, 1). None: what
-            `bits` leave room for.
+            `bits_per_weight` leave room for.
         saliency (`str`, *optional*):
             How weights are scored: `"alps"`, which also fits the weights that stay; `"sparsegpt"`, which does so less
             well; or `"wanda"`, `"ria"`, `"multiflow"`, `"magnitude"`, which leave them as they are. None: see `effort`.
@@ -93,12 +93,12 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             (docs/few_bits.md). The model in memory has the rounded values, and computes with them as with any others; with
             `format="packed"` they are stored as codes, with `format="dense"` as ordinary numbers, which `convert` makes
             codes of later. None: values stay as they are.
-        bits (`float`, *optional*):
+        bits_per_weight (`float`, *optional*):
             A budget of bits a weight, above 1.0625, that masks, codes and scales of the projections take in all: 2.4. With
             `sparsity` the most `value_bits` that fit follow from it; with `value_bits` the least sparsity; alone, of all
             such pairs the one that loses least is chosen, by the divergence of next-token distributions. The report's
             config holds the pair instead.
-        head_bits (`int`, *optional*):
+        embedding_bits (`int`, *optional*):
             8: token embeddings and head are rounded to 8 bits, with a scale for each row and 128 columns, and stored so;
             for `format="packed"` alone. Tied ones stay one. None: they stay as they are.
         format (`str`):
@@ -143,7 +143,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             setattr(self, name, _checked_patterns(name, getattr(self, name)))
         if self.format not in FORMATS:
             raise ValueError(f"format is {self.format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
-        check_head_bits(self.head_bits, self.format)
+        check_embedding_bits(self.embedding_bits, self.format)
         if self.reconstruct not in (None, *RECONSTRUCT):
             raise ValueError(
                 f"reconstruct is {self.reconstruct!r}: expected one of {', '.join(map(repr, RECONSTRUCT))}, or None."
@@ -155,7 +155,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         methods.check_together(self.sparsity)
         if self.sparsity is None and self.value_bits is None and not methods.needs_calibration:
             raise ValueError(
-                f"bits is {self.bits:g} alone, which is divided on calibration sequences, but {self.saliency!r} with "
+                f"bits_per_weight is {self.bits_per_weight:g} alone, which is divided on calibration sequences, but {self.saliency!r} with "
                 f"{self.topup!r} looks at none: give value_bits too, or sparsity."
             )
         check_number("refit_learning_rate", self.refit_learning_rate, 0, above=True)
@@ -171,14 +171,14 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
 
     def _check_amount(self) -> None:
         """How much is to be pruned and rounded."""
-        if self.sparsity is None and self.bits is None:
-            raise TypeError("NeuronALConfig needs a sparsity, such as 0.7, or bits a weight, such as bits=2.4.")
+        if self.sparsity is None and self.bits_per_weight is None:
+            raise TypeError("NeuronALConfig needs a sparsity, such as 0.7, or bits, such as bits_per_weight=2.4.")
         if self.sparsity is not None:
             check_sparsity(self.sparsity)
         if self.value_bits is not None:
             check_value_bits(self.value_bits)
-        if self.bits is not None:
-            check_budget(self.bits, self.sparsity, self.value_bits, self.pattern)
+        if self.bits_per_weight is not None:
+            check_budget(self.bits_per_weight, self.sparsity, self.value_bits, self.pattern)
 
     def _fill_in(self) -> None:
         """What is not given is as the effort says, if it goes together with what is given."""
@@ -195,7 +195,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             self.saliency = WANDA if TOPUPS.get(self.topup).needs_fixed_weights else meant["saliency"]
         if self.refit_epochs is None:
             # Fitted values that are rounded then lose on text unlike the calibration's: docs/few_bits.md
-            pays = SALIENCIES.get(self.saliency).updates_weights and self.value_bits is None and self.bits is None
+            pays = (
+                SALIENCIES.get(self.saliency).updates_weights
+                and self.value_bits is None
+                and self.bits_per_weight is None
+            )
             self.refit_epochs = meant["refit_epochs"] if pays else 0
 
     def make_methods(self) -> Methods:
@@ -246,7 +250,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         """Makes a config from the dict that `to_dict` returns, or did in an earlier release.
 
         Args:
-            config_dict (`dict[str, Any]`): fields of the config; required is `sparsity` or `bits` alone.
+            config_dict (`dict[str, Any]`): fields of the config; required is `sparsity` or `bits_per_weight` alone.
             return_unused_kwargs (`bool`): whether to return the keyword arguments that are no fields too.
             kwargs: override the dict's values.
 

@@ -19,28 +19,28 @@ def check_value_bits(value_bits: Any) -> None:
         )
 
 
-def check_budget(bits: Any, sparsity: float | None, value_bits: int | None, pattern: str | None) -> None:
+def check_budget(bits_per_weight: Any, sparsity: float | None, value_bits: int | None, pattern: str | None) -> None:
     """Raises `TypeError` or `ValueError` unless a budget of bits a weight leaves room for something, and asks for one thing.
 
     Args:
-        bits: a weight, what masks, codes and scales may take.
+        bits_per_weight: what masks, codes and scales may take.
         sparsity (`float`, *optional*), value_bits (`int`, *optional*), pattern (`str`, *optional*): as the config's.
     """
-    if isinstance(bits, bool) or not isinstance(bits, (int, float)):
-        raise TypeError(f"bits is {bits!r}: expected a number, such as 2.4.")
-    if not LEAST_BITS < bits <= MOST_BITS:
+    if isinstance(bits_per_weight, bool) or not isinstance(bits_per_weight, (int, float)):
+        raise TypeError(f"bits_per_weight is {bits_per_weight!r}: expected a number, such as 2.4.")
+    if not LEAST_BITS < bits_per_weight <= MOST_BITS:
         raise ValueError(
-            f"bits is {bits}: expected more than {LEAST_BITS}, which masks and scales alone take, and at most {MOST_BITS}, "
+            f"bits_per_weight is {bits_per_weight}: expected more than {LEAST_BITS}, which masks and scales alone take, and at most {MOST_BITS}, "
             "which every value takes with 8 bits."
         )
     if sparsity is not None and value_bits is not None:
         raise ValueError(
-            f"sparsity={sparsity:g}, value_bits={value_bits} and bits={bits:g} are given, but two of them decide the third: "
+            f"sparsity={sparsity:g}, value_bits={value_bits} and bits_per_weight={bits_per_weight:g} are given, but two of them decide the third: "
             "leave one out."
         )
     if sparsity is None and pattern is not None:
         raise ValueError(
-            f"The pattern {pattern} decides the sparsity: give sparsity too, and value_bits follow from bits."
+            f"The pattern {pattern} decides the sparsity: give sparsity too, and value_bits follow from bits_per_weight."
         )
 
 

@@ -28,16 +28,20 @@ def check_sparsity(value: Any) -> float:
     return value
 
 
-def check_head_bits(value: Any, format: str) -> None:
+def check_embedding_bits(value: Any, format: str) -> None:
     """Raises `TypeError` or `ValueError` if embeddings and head cannot be saved with so many bits in a format; None: as ever."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"head_bits is {value!r}: expected 8, or None to leave token embeddings and head as they are.")
+        raise TypeError(
+            f"embedding_bits is {value!r}: expected 8, or None to leave token embeddings and head as they are."
+        )
     if value != HEAD_BITS:
-        raise ValueError(f"head_bits is {value}: expected 8, or None to leave token embeddings and head as they are.")
+        raise ValueError(
+            f"embedding_bits is {value}: expected 8, or None to leave token embeddings and head as they are."
+        )
     if format != "packed":
-        raise ValueError(f"head_bits is {value}, but the format {format!r}: it needs format='packed'.")
+        raise ValueError(f"embedding_bits is {value}, but the format {format!r}: it needs format='packed'.")
 
 
 @dataclass(init=False, repr=False, eq=False)  # NeuronALConfig has these; to generate them takes milliseconds
@@ -54,7 +58,7 @@ class ConfigFields:
         default=None,
         metadata={
             "help": "share of the projections' weights to set to zero: 0.7",
-            "default": "required, here or by --config, unless there are --bits",
+            "default": "required, here or by --config, unless there are --bits-per-weight",
             "metavar": "SHARE",
         },
     )
@@ -163,7 +167,7 @@ class ConfigFields:
             "default": "values stay as they are",
         },
     )
-    bits: float | None = field(
+    bits_per_weight: float | None = field(
         default=None,
         metadata={
             "help": "bits a weight that masks, codes and scales may take in all, 2.4 for instance: with --sparsity, "
@@ -171,7 +175,7 @@ class ConfigFields:
             "default": "as sparsity and value bits have it",
         },
     )
-    head_bits: int | None = field(
+    embedding_bits: int | None = field(
         default=None,
         metadata={
             "help": "round token embeddings and head to so many bits, 8, and store them so, with --format packed",

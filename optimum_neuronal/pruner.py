@@ -162,7 +162,7 @@ class NeuronALPruner(OptimumQuantizer):
 
     def _check_space(self, save_dir: str | Path) -> None:
         config = self.config
-        if config.bits is not None:  # whatever it is spent on
+        if config.bits_per_weight is not None:  # whatever it is spent on
             decoder = find_decoder(self.model, config.targets, config.ignore)
             config = likely(config, pairs_within(decoder, config))
         assert self.model is not None and config.sparsity is not None
@@ -215,7 +215,7 @@ class NeuronALPruner(OptimumQuantizer):
         journal = open_journal(folder, model, decoder, self.config, ids)
         outcome = find_changes(model, decoder, self.config, methods, ids, clock, journal)
         report = make_report(decoder, calibration, outcome, clock.seconds)
-        head, report.head_roundings = round_head(model, self.config.head_bits)
+        head, report.head_roundings = round_head(model, self.config.embedding_bits)
         sparsity_config = make_sparsity_config(decoder, report, names)
         with deferred_interrupt():  # nothing that may fail from here on
             apply_changes(decoder, outcome.changes)
@@ -279,7 +279,7 @@ class NeuronALPruner(OptimumQuantizer):
     def __repr__(self) -> str:
         found = "nothing pruned yet" if self.report is None else f"pruned: {self.report.achieved_sparsity:.2%} zeros"
         config = self.config
-        amount = f"{config.bits:g} bits" if config.sparsity is None else f"{config.sparsity:.2%}"
+        amount = f"{config.bits_per_weight:g} bits" if config.sparsity is None else f"{config.sparsity:.2%}"
         return f"NeuronALPruner({config.saliency} + {config.topup}, {amount}, {found})"
 
     def _repr_html_(self) -> str:

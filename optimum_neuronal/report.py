@@ -119,7 +119,7 @@ class PruningReport:
         """To how many bits embeddings and head were rounded, and where that lost most."""
         worst = max(self.head_roundings, key=lambda name: self.head_roundings[name]["error"])
         error = self.head_roundings[worst]["error"]
-        return f"{self.config['head_bits']} bits; squared error of rounding at most {error:.4%} ({worst})"
+        return f"{self.config['embedding_bits']} bits; squared error of rounding at most {error:.4%} ({worst})"
 
     def _rows(self) -> list[list[str]]:
         rows = [

@@ -69,7 +69,7 @@ def test_no_page_tells_of_a_method_that_is_gone():
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
 def test_recipes_are_configs_and_told_of(path):
     config = NeuronALConfig.from_json_file(path)
-    assert (config.sparsity or config.bits) and config == NeuronALConfig.from_dict(config.to_dict())
+    assert (config.sparsity or config.bits_per_weight) and config == NeuronALConfig.from_dict(config.to_dict())
     assert f"recipes/{path.name}" in (DOCS / "choose.md").read_text()
 
 

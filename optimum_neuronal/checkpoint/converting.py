@@ -12,7 +12,7 @@ import torch
 from transformers.utils import logging
 
 from ..compat import transformers as internals
-from ..config_fields import FORMATS, check_head_bits
+from ..config_fields import FORMATS, check_embedding_bits
 from ..files.directories import is_same
 from ..formats.codebooks import check_bits
 from ..model.loading import load_skeleton
@@ -54,7 +54,7 @@ def convert_checkpoint(
     revision: str | None = None,
     token: str | None = None,
     value_bits: int | None = None,
-    head_bits: int | None = None,
+    embedding_bits: int | None = None,
 ) -> Path:
     """Writes a pruned checkpoint in the other format. No model is built, and its weights are the same to the bit, unless they
     are to be rounded.
@@ -73,7 +73,7 @@ def convert_checkpoint(
         value_bits (`int`, *optional*):
             8, 4, 3 or 2, with `format="packed"`, of which the checkpoint may be already: the kept values of the pruned weights
             are rounded to the nearest of so many bits, if they are not such already. None: what was rounded before is stored with its bits, all else as it is.
-        head_bits (`int`, *optional*): 8, with `format="packed"`: the same of token embeddings and head.
+        embedding_bits (`int`, *optional*): 8, with `format="packed"`: the same of token embeddings and head.
 
     Returns:
         `Path`: the directory that was written.
@@ -87,13 +87,13 @@ def convert_checkpoint(
         raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
     if value_bits is not None:
         check_value_bits(value_bits, format)
-    check_head_bits(head_bits, format)
+    check_embedding_bits(embedding_bits, format)
     size, source = internals.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
     with Checkpoint(source) as checkpoint:
         target = check_directory(source if output is None else output)
         in_place = is_same(target, source)
-        _check(checkpoint, format, in_place, value_bits, head_bits)
-        head = _head(checkpoint, format, head_bits)
+        _check(checkpoint, format, in_place, value_bits, embedding_bits)
+        head = _head(checkpoint, format, embedding_bits)
         others, card = ([], MODEL_CARD) if in_place else (_others(source), name_for_card(target))
         check_free(target, _needed(checkpoint, format))
         with replaced_checkpoint(target, is_of_weights) as staging:
@@ -171,18 +171,18 @@ def _coding(checkpoint: Checkpoint, format: str, value_bits: int | None) -> Codi
     return Coding({**sparsity_config, "value_bits": bits}, names, rounds=value_bits is not None)
 
 
-def _head(checkpoint: Checkpoint, format: str, head_bits: int | None) -> HeadCoding | None:
+def _head(checkpoint: Checkpoint, format: str, embedding_bits: int | None) -> HeadCoding | None:
     """How embeddings and head are coded, None if they are not. Raises `ValueError` if they are to be, and there are none."""
     sparsity_config, names = _how_pruned(checkpoint), {weight.name for weight in checkpoint.weights}
-    if format != "packed" or (head_bits is None and sparsity_config.get("head_bits") is None):
+    if format != "packed" or (embedding_bits is None and sparsity_config.get("embedding_bits") is None):
         return None
-    if sparsity_config.get("head_bits") is None:
+    if sparsity_config.get("embedding_bits") is None:
         sparsity_config = about_head(token_weights(load_skeleton(checkpoint.directory)))
-    head = HeadCoding(sparsity_config, names, rounds=head_bits is not None)
-    if head_bits is not None and not head.names:
+    head = HeadCoding(sparsity_config, names, rounds=embedding_bits is not None)
+    if embedding_bits is not None and not head.names:
         known = ", ".join(sparsity_config.get("head_weights", ())) or "none are known"
         raise ValueError(
-            f"{checkpoint.directory} holds no token embeddings and no head ({known}): leave head_bits out."
+            f"{checkpoint.directory} holds no token embeddings and no head ({known}): leave embedding_bits out."
         )
     return head
 
@@ -197,9 +197,11 @@ def _how_pruned(checkpoint: Checkpoint) -> dict[str, Any]:
     return checkpoint.sparsity_config
 
 
-def _check(checkpoint: Checkpoint, format: str, in_place: bool, value_bits: int | None, head_bits: int | None) -> None:
+def _check(
+    checkpoint: Checkpoint, format: str, in_place: bool, value_bits: int | None, embedding_bits: int | None
+) -> None:
     about = _how_pruned(checkpoint)
-    asked = {"values": (value_bits, about.get("value_bits")), "a head": (head_bits, about.get("head_bits"))}
+    asked = {"values": (value_bits, about.get("value_bits")), "a head": (embedding_bits, about.get("embedding_bits"))}
     if checkpoint.format == format and all(bits in (None, recorded) for bits, recorded in asked.values()):
         told = "".join(f", with {what} of {bits} bits" for what, (bits, _) in asked.items() if bits is not None)
         raise ValueError(f"{checkpoint.directory} is {format} already{told}.")
@@ -280,7 +282,7 @@ def _adapt(
     _write_json(staging / CONFIG, change(checkpoint.config | {"sparsity_config": sparsity_config}))
     if format == "packed":
         add_hint(staging)
-    bits = sparsity_config.get("value_bits"), sparsity_config.get("head_bits")
+    bits = sparsity_config.get("value_bits"), sparsity_config.get("embedding_bits")
     for name in (MODEL_CARD, SPARE_MODEL_CARD):
         if (source / name).exists():
             card = read_bytes(source, name)

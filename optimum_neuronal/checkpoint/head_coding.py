@@ -20,7 +20,7 @@ class HeadCoding:
     unless it is to be rounded.
 
     Args:
-        sparsity_config (`Mapping`): from [`read_sparsity_config`], with `head_bits` and `head_weights`.
+        sparsity_config (`Mapping`): from [`read_sparsity_config`], with `embedding_bits` and `head_weights`.
         names (`Iterable[str]`): of all weights of the checkpoint. They may begin otherwise than the sparsity_config has it.
         rounds (`bool`): whether values that are not of 8 bits are rounded.
 
@@ -63,7 +63,7 @@ class HeadCoding:
         if self.not_coded:
             logger.warning(
                 f"Saved with values as they are, since these are not of 8 bits: {', '.join(self.not_coded)}. They were changed "
-                "after they were rounded; `optimum-cli neuronal convert DIR --format packed --head-bits 8` rounds them."
+                "after they were rounded; `optimum-cli neuronal convert DIR --format packed --embedding-bits 8` rounds them."
             )
 
 

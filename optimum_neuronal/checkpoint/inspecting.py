@@ -249,8 +249,8 @@ def _about(config: Mapping[str, Any]) -> list[list[str]]:
         rows.insert(0, ["method", " + ".join(names)])
     if config.get("value_bits") is not None:
         rows.append(["values", f"rounded to {config['value_bits']} bits"])
-    if config.get("head_bits") is not None:
-        rows.append(["embeddings and head", f"rounded to {config['head_bits']} bits"])
+    if config.get("embedding_bits") is not None:
+        rows.append(["embeddings and head", f"rounded to {config['embedding_bits']} bits"])
     lambdas = [
         f"{step} {config[f'{step}_lambda']:g}" for step in ("block", "row") if config.get(f"{step}_lambda") is not None
     ]

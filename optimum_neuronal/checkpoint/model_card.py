@@ -124,7 +124,7 @@ def make_card(
     """
     base, title, code = hub_id(model), escaped(title), loading_code(model)
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
-    text, bits = _calibration_text(report), (report.config.get("value_bits"), report.config.get("head_bits"))
+    text, bits = _calibration_text(report), (report.config.get("value_bits"), report.config.get("embedding_bits"))
     card = CARD.format(
         metadata=make_metadata(model, report, title, code.pipeline_tag).to_yaml(),
         title=title,
@@ -152,7 +152,7 @@ def make_card(
     return ModelCard(card)
 
 
-def with_format(card: str, format: str, value_bits: int | None = None, head_bits: int | None = None) -> str:
+def with_format(card: str, format: str, value_bits: int | None = None, embedding_bits: int | None = None) -> str:
     """The text of a card whose section on use is that of another format; a card of another make stays as it is."""
     title = re.search(r"^# (.+)$", card, re.M)
     before, use, rest = card.partition("\n## Use\n\n")
@@ -163,11 +163,16 @@ def with_format(card: str, format: str, value_bits: int | None = None, head_bits
     code = LoadingCode(call[1], call[2] or "")
     tokenizer = re.search(rf"^tokenizer = AutoTokenizer\.from_pretrained\(({TEXT_LITERAL})\)$", old, re.M)
     name = tokenizer and tokenizer[1]
-    return before + use + _loading(title[1], code, format, name, value_bits, head_bits) + sparsity + after
+    return before + use + _loading(title[1], code, format, name, value_bits, embedding_bits) + sparsity + after
 
 
 def _loading(
-    title: str, code: LoadingCode, format: str, tokenizer: str | None, value_bits: int | None, head_bits: int | None
+    title: str,
+    code: LoadingCode,
+    format: str,
+    tokenizer: str | None,
+    value_bits: int | None,
+    embedding_bits: int | None,
 ) -> str:
     """The section on use; the tokenizer's place is quoted already, None if the model generates nothing."""
     local = title.rpartition("/")[2]
@@ -177,7 +182,7 @@ def _loading(
         call=code.of(title),
         example=EXAMPLE.format(tokenizer=tokenizer) if tokenizer else "",
         bits="" if value_bits is None else f", {value_bits} bits each",
-        head="" if head_bits is None else f"; of token embeddings and head all, {head_bits} bits each",
+        head="" if embedding_bits is None else f"; of token embeddings and head all, {embedding_bits} bits each",
         local=shlex.quote(local),
         dense=shlex.quote(f"{local}-dense"),
     )
@@ -215,7 +220,7 @@ def _sizes(model: PreTrainedModel, report: PruningReport) -> str:
 
 
 def _which(report: PruningReport) -> str:
-    return "the pruned ones" if report.config.get("head_bits") is None else "pruned ones, embeddings and head"
+    return "the pruned ones" if report.config.get("embedding_bits") is None else "pruned ones, embeddings and head"
 
 
 def _packed_size(model: PreTrainedModel, report: PruningReport) -> PackedSize:
@@ -223,7 +228,7 @@ def _packed_size(model: PreTrainedModel, report: PruningReport) -> PackedSize:
         return round(report.projections[projection.name]["sparsity"] * projection.numel)
 
     decoder = find_decoder(model, report.config["targets"], report.config["ignore"])
-    return packed_size(decoder, zeros, report.config.get("value_bits"), report.config.get("head_bits"))
+    return packed_size(decoder, zeros, report.config.get("value_bits"), report.config.get("embedding_bits"))
 
 
 def _evaluation(report: PruningReport) -> str:

@@ -36,15 +36,15 @@ def packed_size(
     decoder: Decoder,
     zeros: Callable[[Projection], int],
     value_bits: int | None = None,
-    head_bits: int | None = None,
+    embedding_bits: int | None = None,
 ) -> PackedSize:
-    """What packing the pruned weights of a decoder gives, and with `head_bits` its model's embeddings and head.
+    """What packing the pruned weights of a decoder gives, and with `embedding_bits` its model's embeddings and head.
 
     Args:
         decoder ([`Decoder`]): its weights are not read, and may be on the meta device.
         zeros (`Callable[[Projection], int]`): how many weights of a projection are zero.
         value_bits (`int`, *optional*): of the kept values, if they were rounded.
-        head_bits (`int`, *optional*): of embeddings and head, if they were.
+        embedding_bits (`int`, *optional*): of embeddings and head, if they were.
     """
     owners, zeros_of = {}, {}
     for projection in decoder.projections.values():
@@ -64,7 +64,7 @@ def packed_size(
         saved += min(numel * itemsize, stored)
         in_memory += min(numel * itemsize, held)
     weights = sum(owner.numel() for owner, _ in owners.values())
-    head = [] if head_bits is None else token_weights(decoder.model).values()
+    head = [] if embedding_bits is None else token_weights(decoder.model).values()
     for weight in head:
         size = weight.numel() * weight.element_size()
         packed = min(size, int8_bytes(weight.shape))

@@ -144,7 +144,7 @@ def _owned(*tensors: torch.Tensor) -> list[torch.Tensor]:
 def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """What config.json of a packed checkpoint holds, made of the dense one's."""
     about = config.get("sparsity_config") or {}
-    version = _version(about.get("value_bits"), about.get("head_bits"))
+    version = _version(about.get("value_bits"), about.get("embedding_bits"))
     return _with_format(config, "packed") | {"quantization_config": {**QUANTIZATION_CONFIG, "version": version}}
 
 

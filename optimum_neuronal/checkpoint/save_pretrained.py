@@ -162,13 +162,13 @@ def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str
 def _set_codings(writer: PackedWriter, model: PreTrainedModel, names: Iterable[str]) -> None:
     """Tells a writer how weights of these names are coded, if the model was rounded to few bits."""
     sparsity_config = getattr(model.config, KEY, None)
-    bits = ("value_bits", "head_bits")
+    bits = ("value_bits", "embedding_bits")
     if not isinstance(sparsity_config, Mapping) or all(sparsity_config.get(name) is None for name in bits):
         return
     recorded = read_sparsity_config(model.config) or {}
     if recorded.get("value_bits") is not None:
         writer.coding = Coding(recorded, names)
-    if recorded.get("head_bits") is not None:
+    if recorded.get("embedding_bits") is not None:
         writer.head = HeadCoding(recorded, names)
 
 

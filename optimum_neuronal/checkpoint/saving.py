@@ -240,7 +240,7 @@ def check_space(
     Args:
         model (`PreTrainedModel`): pruned, or about to be.
         directory (`str` or `Path`): see [`check_directory`] for what else is raised.
-        config (`Mapping`): of the prune: `targets`, `ignore`, `value_bits` and `head_bits`.
+        config (`Mapping`): of the prune: `targets`, `ignore`, `value_bits` and `embedding_bits`.
         sparsity (`float`): share of zeros in the weights that are pruned, in [0, 1).
         format (`str`): `"packed"` or `"dense"`.
     """
@@ -250,7 +250,7 @@ def check_space(
     offloaded = any(parameter.is_meta for parameter in model.parameters())  # written dense first, to be packed then
     if format == "packed" and not packed and not offloaded:
         decoder = find_decoder(model, config["targets"], config["ignore"])
-        bits = config.get("value_bits"), config.get("head_bits")
+        bits = config.get("value_bits"), config.get("embedding_bits")
         size = packed_size(decoder, lambda p: int(sparsity * p.numel), *bits)
         needed -= size.dense - size.saved
     check_free(path, needed)

@@ -62,7 +62,7 @@ def record_value_bits(config: PreTrainedConfig, bits: int) -> None:
         setattr(config, KEY, {**value, "value_bits": bits})
 
 
-def record_head_bits(config: PreTrainedConfig, names: Iterable[str]) -> None:
+def record_embedding_bits(config: PreTrainedConfig, names: Iterable[str]) -> None:
     """Notes in a model's config, if it tells how the model was pruned, that these weights have 8 bits now."""
     value = getattr(config, KEY, None)
     if isinstance(value, Mapping):
@@ -71,7 +71,7 @@ def record_head_bits(config: PreTrainedConfig, names: Iterable[str]) -> None:
 
 def about_head(names: Iterable[str]) -> dict[str, Any]:
     """What a sparsity_config tells of embeddings and head in 8 bits, by their names in the files."""
-    return {"head_bits": BITS, "head_weights": sorted(names)}
+    return {"embedding_bits": BITS, "head_weights": sorted(names)}
 
 
 def make_sparsity_config(

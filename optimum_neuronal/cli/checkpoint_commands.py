@@ -66,7 +66,7 @@ class ConvertCommand(Command):
             help="with --format packed: round the kept values to so many bits, 8, 4, 3 or 2 (default: values stay as they are)",
         )
         parser.add_argument(
-            "--head-bits",
+            "--embedding-bits",
             type=int,
             help="with --format packed: round token embeddings and head to so many bits, 8 (default: they stay as they are)",
         )
@@ -82,17 +82,17 @@ class ConvertCommand(Command):
         from ..checkpoint.converting import check_value_bits, convert_checkpoint, find_source
         from ..checkpoint.opening import stored_size
         from ..checkpoint.own_files import check_output
-        from ..config_fields import check_head_bits
+        from ..config_fields import check_embedding_bits
         from ..files.directories import is_same
 
         if self.args.value_bits is not None:
             check_value_bits(self.args.value_bits, self.args.format)
-        check_head_bits(self.args.head_bits, self.args.format)
+        check_embedding_bits(self.args.embedding_bits, self.args.format)
         source = find_source(self.args.model, self.args.output, self.args.revision)
         if self.args.output is not None and not is_same(self.args.output, source):
             check_output(self.args.output, self.args.overwrite, own=os.listdir(source))
         before = stored_size(source)
-        bits = {"value_bits": self.args.value_bits, "head_bits": self.args.head_bits}
+        bits = {"value_bits": self.args.value_bits, "embedding_bits": self.args.embedding_bits}
         written = convert_checkpoint(source, self.args.format, self.args.output, self.args.max_shard_size, **bits)
         after = stored_size(written)
         write(f"Written to {written}, {self.args.format}: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB.")

@@ -102,14 +102,14 @@ def read_fields(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any
     """The config's fields that the recipe holds, and those that were given as flags.
 
     Raises:
-        `ValueError`: there are neither sparsity nor bits among them, or the recipe cannot be read.
+        `ValueError`: there are neither sparsity nor bits_per_weight among them, or the recipe cannot be read.
     """
     from ..config_files import read_config_file
 
     recipe, given = read_config_file(args.config) if args.config else {}, given_fields(args)
-    if not {"sparsity", "bits"} & (recipe | given).keys():
+    if not {"sparsity", "bits_per_weight"} & (recipe | given).keys():
         raise ValueError(
-            "--sparsity is missing: give a share of the weights, such as 0.7, or --bits, such as 2.4, or a recipe by --config."
+            "--sparsity is missing: give a share of the weights, such as 0.7, or --bits-per-weight, such as 2.4, or a recipe by --config."
         )
     return recipe, given
 

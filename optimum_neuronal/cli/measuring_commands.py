@@ -92,7 +92,17 @@ def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 class CompareCommand(Command):
     COMMAND = CommandInfo(name="compare", help="Prune a model in many ways and compare what each loses.")
-    OWN = ("sparsity", "saliency", "topup", "value_bits", "bits", "dataset", "format", "pattern", "head_bits")
+    OWN = (
+        "sparsity",
+        "saliency",
+        "topup",
+        "value_bits",
+        "bits_per_weight",
+        "dataset",
+        "format",
+        "pattern",
+        "embedding_bits",
+    )
     USAGE = "--model MODEL [flags]"
     EXAMPLES = (
         "--model Qwen/Qwen3-0.6B --sparsity 0.6 0.7 --topup uniform owl search --plots",

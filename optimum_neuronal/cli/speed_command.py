@@ -17,7 +17,7 @@ class SpeedCommand(Command):
     USAGE = "--model MODEL [flags]"
     EXAMPLES = (
         "--model qwen-sparse --dtype bfloat16",
-        "--model qwen-sparse --value-bits 4 --head-bits 8",
+        "--model qwen-sparse --value-bits 4 --embedding-bits 8",
         "--model qwen-sparse --batches 1 16 --plots speed",
     )
 
@@ -35,7 +35,7 @@ class SpeedCommand(Command):
             help="time packed weights with values of 8, 4, 3 or 2 bits too (default: no)",
         )  # fmt: skip
         parser.add_argument(
-            "--head-bits", type=int, choices=(8,), metavar="N",
+            "--embedding-bits", type=int, choices=(8,), metavar="N",
             help="time them with token embeddings and head of 8 bits, too (default: no)",
         )  # fmt: skip
         parser.add_argument(
@@ -81,7 +81,7 @@ class SpeedCommand(Command):
     @property
     def few_bits(self) -> list[str]:
         """What has few bits in the form that is timed beside; none if there is no such form."""
-        values, head = self.args.value_bits, self.args.head_bits
+        values, head = self.args.value_bits, self.args.embedding_bits
         return [f"{values} bits"] * bool(values) + [f"{head}-bit head"] * bool(head)
 
     def _load(self):
@@ -128,7 +128,7 @@ class SpeedCommand(Command):
     def _load_coded(self):
         from .. import sparsify
 
-        return sparsify(self._load_dense(), self.args.value_bits, self.args.activations, self.args.head_bits)
+        return sparsify(self._load_dense(), self.args.value_bits, self.args.activations, self.args.embedding_bits)
 
     def _load_quantized(self, form: str, models: dict):
         """The dense model, of which torchao quantised what the packed one has packed."""

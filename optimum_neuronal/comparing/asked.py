@@ -96,8 +96,8 @@ def check_asked(
         raise ValueError(
             "There is nothing to compare: name at least one saliency, one top-up, one sparsity and one number of bits."
         )
-    if config.get("head_bits") is not None:
-        raise ValueError("compare measures what becomes of projections, and rounds no head: leave head_bits out.")
+    if config.get("embedding_bits") is not None:
+        raise ValueError("compare measures what becomes of projections, and rounds no head: leave embedding_bits out.")
     configs = make_configs(combinations, dataset, as_json(config))
     asked = Asked(configs, dataset, tests, max_windows, tasks, limit, include_path)
     if isinstance(dataset, str) and any(found.make_methods().needs_calibration for found in asked.possible.values()):

@@ -14,9 +14,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.save_pretrained import save_packed_by_default, save_plainly, saves_packed_by_default
-from ..checkpoint.sparsity_config import record_head_bits, record_value_bits
+from ..checkpoint.sparsity_config import record_embedding_bits, record_value_bits
 from ..compat import transformers as internals
-from ..config_fields import check_head_bits
+from ..config_fields import check_embedding_bits
 from ..model.finding import find_decoder
 from ..model.packed_modules import packed_modules
 from ..system.memory import hand_back_freed
@@ -34,7 +34,7 @@ NOTABLE = 0.01  # share of zeros from which on a weight that the package does no
 
 
 def sparsify(
-    model: PreTrainedModel, value_bits: int | None = None, activations: str = "int8", head_bits: int | None = None
+    model: PreTrainedModel, value_bits: int | None = None, activations: str = "int8", embedding_bits: int | None = None
 ) -> PreTrainedModel:
     """Packs every sparse weight of a model that is smaller so, and frees the dense one, one after the other.
 
@@ -49,7 +49,7 @@ def sparsify(
     does, stay what they are; others are rounded to the nearest, which loses quality. Packed are the same weights as
     without.
 
-    With `head_bits` the table of token embeddings and the head are held in 8 bits, with a scale for each row and 128
+    With `embedding_bits` the table of token embeddings and the head are held in 8 bits, with a scale for each row and 128
     columns: half of the bytes; tied ones stay one. Rounded before, they stay what they are.
 
     Args:
@@ -58,7 +58,7 @@ def sparsify(
         activations (`str`):
             What the inputs of projections with codes become, up to 8 tokens at a time: `"int8"`, rounded to 8 bits by
             blocks of 128, which is faster; or `"bf16"`, as they are.
-        head_bits (`int`, *optional*): 8; by default, token embeddings and head stay dense.
+        embedding_bits (`int`, *optional*): 8; by default, token embeddings and head stay dense.
 
     Returns:
         The same model.
@@ -66,18 +66,18 @@ def sparsify(
     Raises:
         `TypeError`: no model of transformers.
         `ValueError`: quantized, offloaded or with adapters, or nothing gets smaller: the model is dense; or `value_bits`
-            or `head_bits` for a model that is packed already, or other bits than there are.
+            or `embedding_bits` for a model that is packed already, or other bits than there are.
     """
     check_model(model)
     value = None if value_bits is None else ValueFormat(value_bits, activations)
-    check_head_bits(head_bits, "packed")
+    check_embedding_bits(embedding_bits, "packed")
     check_activations(activations)
-    if (value_bits, head_bits) != (None, None) and next(packed_modules(model), None) is not None:
+    if (value_bits, embedding_bits) != (None, None) and next(packed_modules(model), None) is not None:
         raise ValueError(
             "The model is packed already: call optimum_neuronal.densify(model) before few bits are asked for."
         )
     known, shared = projections_of(model), _shared(model)
-    head, left_dense = pack_head(model, activations) if head_bits is not None else ([], {})
+    head, left_dense = pack_head(model, activations) if embedding_bits is not None else ([], {})
     names = [name for name, module in model.named_modules() if packable(module) or _looks_packable(module)]
     for name in names:
         why = _pack_module(model, name, shared, value)
@@ -88,7 +88,7 @@ def sparsify(
     if value is not None:
         record_value_bits(model.config, value.bits)
     if head:
-        record_head_bits(model.config, head)
+        record_embedding_bits(model.config, head)
     return model
 
 

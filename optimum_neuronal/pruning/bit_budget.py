@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 
     def of(self, config: NeuronALConfig) -> NeuronALConfig:
         """The config with this pair in place of its budget."""
-        return replace(config, bits=None, sparsity=self.sparsity, value_bits=self.value_bits)
+        return replace(config, bits_per_weight=None, sparsity=self.sparsity, value_bits=self.value_bits)
 
 
 def pairs_within(decoder: Decoder, config: NeuronALConfig) -> list[Pair]:
@@ -55,7 +55,7 @@ def pairs_within(decoder: Decoder, config: NeuronALConfig) -> list[Pair]:
     Raises:
         `ValueError`: nothing fits; the message says from which budget on something would.
     """
-    if config.bits is None:
+    if config.bits_per_weight is None:
         return []
     if config.sparsity is not None:
         return [_with_sparsity(decoder, config)]
@@ -90,7 +90,7 @@ def _taken(decoder: Decoder, sparsity: float, value_bits: int) -> float:
 
 def _with_sparsity(decoder: Decoder, config: NeuronALConfig) -> Pair:
     for value_bits in BITS:
-        if _taken(decoder, config.sparsity, value_bits) <= config.bits:
+        if _taken(decoder, config.sparsity, value_bits) <= config.bits_per_weight:
             return Pair(value_bits, config.sparsity)
     raise _too_few(decoder, config, config.sparsity, min(BITS))
 
@@ -105,18 +105,20 @@ def _with_value_bits(decoder: Decoder, config: NeuronALConfig, value_bits: int) 
 def _least_sparsity(decoder: Decoder, config: NeuronALConfig, value_bits: int) -> float | None:
     """By bisection; None if nothing fits."""
     low, high = -1, STEPS - 1  # nothing fits at `low`, something at `high`
-    if _taken(decoder, high / STEPS, value_bits) > config.bits:
+    if _taken(decoder, high / STEPS, value_bits) > config.bits_per_weight:
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _taken(decoder, middle / STEPS, value_bits) <= config.bits else (middle, high)
+        low, high = (
+            (low, middle) if _taken(decoder, middle / STEPS, value_bits) <= config.bits_per_weight else (middle, high)
+        )
     return high / STEPS
 
 
 def _too_few(decoder: Decoder, config: NeuronALConfig, sparsity: float, value_bits: int) -> ValueError:
     least = math.ceil(1000 * _taken(decoder, sparsity, value_bits)) / 1000
     return ValueError(
-        f"bits is {config.bits:g}, but {sparsity:.2%} sparsity with values of {value_bits} bits takes {least:g} bits a weight in "
+        f"bits_per_weight is {config.bits_per_weight:g}, but {sparsity:.2%} sparsity with values of {value_bits} bits takes {least:g} bits a weight in "
         "this model, masks and scales included: give more bits"
         + (", or more sparsity." if config.sparsity is not None else ".")
     )

@@ -39,7 +39,7 @@ def check(model: PreTrainedModel, config: NeuronALConfig, methods: Methods) -> D
     """
     decoder = check_structure(model, config, methods)
     check_weights(decoder.projections)
-    if config.head_bits is not None:
+    if config.embedding_bits is not None:
         check_head_weights(model)
     return decoder
 
@@ -109,11 +109,11 @@ def check_structure(model: PreTrainedModel, config: NeuronALConfig, methods: Met
     decoder = find_decoder(model, config.targets, config.ignore)
     methods.suited_to(decoder)
     check_pattern(decoder.projections, methods.pattern)
-    if config.value_bits is not None or config.bits is not None:
+    if config.value_bits is not None or config.bits_per_weight is not None:
         check_dtypes(decoder.projections.values())
     if len(pairs_within(decoder, config)) > 1:
         check_choice(decoder)
-    if config.head_bits is not None:
+    if config.embedding_bits is not None:
         check_head_structure(model)
     resolve_seq_length(model.config, config.seq_length)
     return decoder

@@ -232,7 +232,7 @@ def _weight_bytes(model: PreTrainedModel, decoder: Decoder, config: NeuronALConf
     blocks = [sum(_size(weight) for weight in block.module.parameters()) for block in decoder.blocks]
     saved_bytes = sum(_size(tensor) for tensor in saved.values())
     in_memory = model.get_memory_footprint()  # with the buffers that are not saved
-    bits = config.value_bits, config.head_bits
+    bits = config.value_bits, config.embedding_bits
     packed = packed_size(decoder, lambda p: _zeros(config.sparsity, p.shape), *bits)
     return {
         "saved_bytes": saved_bytes,

@@ -40,7 +40,7 @@ def planned_passes(methods: Methods, config: NeuronALConfig, pairs: Sequence[Pai
 
 def _refitting(config: NeuronALConfig) -> dict[str, int]:
     """How often a [`RefitPass`] runs the blocks."""
-    if config.value_bits is None and config.bits is None:
+    if config.value_bits is None and config.bits_per_weight is None:
         return {"epochs": config.refit_epochs}
     return {"epochs": all_epochs(config.refit_epochs), "looks": STAGES}
 

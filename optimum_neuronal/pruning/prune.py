@@ -144,11 +144,11 @@ def _find(engine: Engine, config: NeuronALConfig, methods: Methods, clock: Clock
 
 def _allocate(engine: Engine, config: NeuronALConfig, topup: TopUp) -> tuple[NeuronALConfig, Allocation]:
     """Where the sparsity goes, and the config with what a budget of bits is spent on, by which the engine then goes."""
-    if config.bits is None:
+    if config.bits_per_weight is None:
         return config, topup.allocate(Sweep(engine), config.sparsity)
     choice = choose_pair(engine, pairs_within(engine.decoder, config), topup)
     allocation = choice.allocation or topup.allocate(Sweep(engine), choice.pair.sparsity)
-    divided = {"bits": {"budget": config.bits, "pairs": choice.told}}
+    divided = {"bits": {"budget": config.bits_per_weight, "pairs": choice.told}}
     return choice.pair.of(config), replace(allocation, decisions={**divided, **allocation.decisions})
 
 

@@ -96,12 +96,12 @@ def check_head_structure(model: PreTrainedModel) -> None:
     """Raises `ValueError` if embeddings and head of a model, which may have no weights yet, cannot be rounded to 8 bits."""
     found = token_weights(model)
     if not found:
-        raise ValueError(f"{type(model).__name__} has neither token embeddings nor a head: leave head_bits out.")
+        raise ValueError(f"{type(model).__name__} has neither token embeddings nor a head: leave embedding_bits out.")
     for name, weight in found.items():
         if weight.ndim != 2 or weight.dtype not in CODED_DTYPES:
             raise ValueError(
-                f"{name} has the dtype {weight.dtype} and the shape {list(weight.shape)}: with head_bits, expected a matrix of one of "
-                f"{', '.join(map(str, CODED_DTYPES))}. Load the model in one of them, or leave head_bits out."
+                f"{name} has the dtype {weight.dtype} and the shape {list(weight.shape)}: with embedding_bits, expected a matrix of one of "
+                f"{', '.join(map(str, CODED_DTYPES))}. Load the model in one of them, or leave embedding_bits out."
             )
 
 
@@ -113,8 +113,8 @@ def check_head_weights(model: PreTrainedModel) -> None:
         weight.is_meta for weight in found.values()
     ):
         raise ValueError(
-            "head_bits needs token embeddings and head in memory, and some are offloaded: leave it out, and round them in the "
-            "saved model, with `optimum-cli neuronal convert DIR --format packed --head-bits 8`."
+            "embedding_bits needs token embeddings and head in memory, and some are offloaded: leave it out, and round them in the "
+            "saved model, with `optimum-cli neuronal convert DIR --format packed --embedding-bits 8`."
         )
     for name, weight in found.items():
         if hasattr(weight, "device_mesh"):
@@ -127,19 +127,19 @@ def check_head_weights(model: PreTrainedModel) -> None:
 
 
 def round_head(
-    model: PreTrainedModel, head_bits: int | None
+    model: PreTrainedModel, embedding_bits: int | None
 ) -> tuple[dict[str, Int8Weight], dict[str, dict[str, float]]]:
     """Embeddings and head in 8 bits; no weight is changed.
 
     Args:
         model (`PreTrainedModel`): that passed the checks.
-        head_bits (`int`, *optional*): 8. None: nothing is rounded.
+        embedding_bits (`int`, *optional*): 8. None: nothing is rounded.
 
     Returns:
         `tuple`: the weights by name in the files; and for the report of each `error`, the squared error of rounding it as a
             share of its squares.
     """
-    weights = {} if head_bits is None else token_weights(model)
+    weights = {} if embedding_bits is None else token_weights(model)
     rounded = {name: Int8Weight.rounded(weight) for name, weight in weights.items()}
     return rounded, {name: {"error": int8.error(weights[name])} for name, int8 in rounded.items()}
 

@@ -139,9 +139,9 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
         if not isinstance(self.config, NeuronALConfig):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
-        for name in ("value_bits", "bits", "head_bits"):
+        for name in ("value_bits", "bits_per_weight", "embedding_bits"):
             if (bits := getattr(self.config, name)) is not None:
-                rounded = "head_bits" if name == "head_bits" else "value_bits"
+                rounded = "embedding_bits" if name == "embedding_bits" else "value_bits"
                 raise ValueError(
                     f"config has {name}={bits}, but training changes values that were rounded: leave it out, and round the "
                     f"trained model by convert_checkpoint(..., 'packed', {rounded}=...)."

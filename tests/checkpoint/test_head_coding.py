@@ -23,11 +23,11 @@ FAMILIES = {
 }
 
 
-def pruned(family="llama", head_bits=8, dtype=torch.bfloat16, **fields):
+def pruned(family="llama", embedding_bits=8, dtype=torch.bfloat16, **fields):
     overrides, _ = FAMILIES[family]
     model = make_model(family, **overrides).to(dtype)
     fields = {"format": "packed", **fields}
-    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", head_bits=head_bits, **fields)
+    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", embedding_bits=embedding_bits, **fields)
     pruner = NeuronALPruner(config)
     return pruner, pruner.prune(model)
 
@@ -54,7 +54,7 @@ def test_what_is_saved_is_what_is_in_memory(family, value_bits, tmp_path):
     pruner.save(model, tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     about = config["sparsity_config"]
-    assert config["quantization_config"]["version"] == (3 if value_bits else 2) and about["head_bits"] == 8
+    assert config["quantization_config"]["version"] == (3 if value_bits else 2) and about["embedding_bits"] == 8
     assert in_8_bits(tmp_path / "model") == FAMILIES[family][1] == set(about["head_weights"])
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert same(loaded.state_dict(), model.state_dict())
@@ -78,18 +78,18 @@ def test_report_and_card_tell_of_it(tmp_path):
     card = (tmp_path / "model" / "README.md").read_text()
     assert f"head are rounded to 8 bits, with a squared error of at most {told}" in card
     assert "where they belong; of token embeddings and head all, 8 bits each" in card
-    assert "head_bits=8" in card and "pruned ones, embeddings and head take" in card
+    assert "embedding_bits=8" in card and "pruned ones, embeddings and head take" in card
     dense = convert_checkpoint(tmp_path / "model", "dense", tmp_path / "dense")
     assert "8 bits each" not in (dense / "README.md").read_text()
 
 
 def test_without_it_nothing_changes(tmp_path):
     """What is written is what was written before there were such weights."""
-    pruner, model = pruned(head_bits=None)
+    pruner, model = pruned(embedding_bits=None)
     pruner.save(model, tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["quantization_config"]["version"] == 1
-    assert not {"head_bits", "head_weights"} & config["sparsity_config"].keys()
+    assert not {"embedding_bits", "head_weights"} & config["sparsity_config"].keys()
     assert not in_8_bits(tmp_path / "model") and pruner.report.head_roundings == {}
     assert "8 bits" not in (tmp_path / "model" / "README.md").read_text()
 
@@ -139,32 +139,32 @@ def test_dense_it_is_the_rounded_values_and_packed_again_the_same(family, tmp_pa
 @pytest.mark.parametrize("format", ["dense", "packed"])
 def test_converting_rounds_what_was_not_rounded(family, format, tmp_path):
     """The same values as a prune that rounds; all else is what it was."""
-    pruner, model = pruned(family, head_bits=None, format=format)
+    pruner, model = pruned(family, embedding_bits=None, format=format)
     pruner.save(model, tmp_path / "model")
-    packed = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "packed", head_bits=8)
+    packed = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "packed", embedding_bits=8)
     assert in_8_bits(packed) == FAMILIES[family][1]
     _, expected = pruned(family)
     assert same(AutoModelForCausalLM.from_pretrained(packed).state_dict(), expected.state_dict())
     about = json.loads((packed / "config.json").read_text())
-    assert about["sparsity_config"]["head_bits"] == 8 and about["quantization_config"]["version"] == 2
+    assert about["sparsity_config"]["embedding_bits"] == 8 and about["quantization_config"]["version"] == 2
     assert about["sparsity_config"]["head_weights"] == sorted(FAMILIES[family][1])
     with pytest.raises(ValueError, match="is packed already, with a head of 8 bits"):
-        convert_checkpoint(packed, "packed", head_bits=8)
+        convert_checkpoint(packed, "packed", embedding_bits=8)
     if (family, format) == ("llama", "packed"):
         assert in_8_bits(convert_checkpoint(packed, "packed", value_bits=4)) == FAMILIES[family][1]
 
 
 def test_converting_to_what_does_not_exist_is_refused_and_nothing_is_written(tmp_path):
-    pruner, model = pruned(head_bits=None, format="dense")
+    pruner, model = pruned(embedding_bits=None, format="dense")
     pruner.save(model, tmp_path / "model")
     for bits, format, message in (
-        (4, "packed", "head_bits is 4: expected 8"),
-        (8, "dense", "head_bits is 8, but the format 'dense'"),
+        (4, "packed", "embedding_bits is 4: expected 8"),
+        (8, "dense", "embedding_bits is 8, but the format 'dense'"),
     ):
         with pytest.raises(ValueError, match=message):
-            convert_checkpoint(tmp_path / "model", format, tmp_path / "new", head_bits=bits)
+            convert_checkpoint(tmp_path / "model", format, tmp_path / "new", embedding_bits=bits)
     model.lm_head.weight.data[0, 0] = torch.inf
     pruner.save(model, tmp_path / "model")
     with pytest.raises(ValueError, match="lm_head.weight cannot be rounded to 8 bits: .* NaN or infinite"):
-        convert_checkpoint(tmp_path / "model", "packed", tmp_path / "new", head_bits=8)
+        convert_checkpoint(tmp_path / "model", "packed", tmp_path / "new", embedding_bits=8)
     assert not (tmp_path / "new").exists()

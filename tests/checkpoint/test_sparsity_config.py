@@ -29,7 +29,7 @@ def written():
 
 def test_what_a_prune_writes_is_valid(written):
     assert read_sparsity_config({"sparsity_config": written, "hidden_size": 8}) == written
-    of_heads = {"head_bits", "head_weights"}  # told where embeddings and head were rounded
+    of_heads = {"embedding_bits", "head_weights"}  # told where embeddings and head were rounded
     assert set(written) | of_heads == set(load_schema()["properties"]) and not of_heads & set(written), (
         "every key is documented, and every documented one written"
     )

@@ -69,9 +69,9 @@ def test_convert_rounds_to_few_bits(run, sparse, tmp_path):
     with pytest.raises(SystemExit, match="value_bits is 4, but the format 'dense'"):
         run("convert", sparse, "--format", "dense", "--value-bits", 4, "--output", tmp_path / "packed")
     assert not (tmp_path / "packed").exists()
-    with pytest.raises(SystemExit, match="convert: error: head_bits is 4: expected 8"):
-        run("convert", sparse, "--format", "packed", "--head-bits", 4, "--output", tmp_path / "packed")
-    run("convert", sparse, "--format", "packed", "--head-bits", 8, "--output", tmp_path / "head")
+    with pytest.raises(SystemExit, match="convert: error: embedding_bits is 4: expected 8"):
+        run("convert", sparse, "--format", "packed", "--embedding-bits", 4, "--output", tmp_path / "packed")
+    run("convert", sparse, "--format", "packed", "--embedding-bits", 8, "--output", tmp_path / "head")
     assert "embeddings and head" in run("inspect", tmp_path / "head")
     run("convert", sparse, "--format", "packed", "--value-bits", 4, "--output", tmp_path / "packed")
     shown = run("inspect", tmp_path / "packed")

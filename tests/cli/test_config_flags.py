@@ -58,9 +58,9 @@ def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
         "reconstruct",
         "refit_epochs",
         "value_bits",
-        "bits",
+        "bits_per_weight",
         "sparsity",
-        "head_bits",
+        "embedding_bits",
     }  # None there, told in words here
     without_flag = {"saliency_args", "topup_args"}  # dicts, for Python
     for entry in fields(NeuronALConfig):

@@ -29,7 +29,7 @@ def test_a_table_and_a_figure(run, sparse, tmp_path):
 def test_values_of_few_bits(run, sparse, tmp_path):
     flags = ("--value-bits", 4, "--activations", "bf16", "--plots", tmp_path / "figure")
     assert "4 bits, bf16" in run("speed", "--model", sparse, *FEW, *flags)
-    assert "8-bit head, int8" in run("speed", "--model", sparse, *FEW, "--head-bits", 8)
+    assert "8-bit head, int8" in run("speed", "--model", sparse, *FEW, "--embedding-bits", 8)
     assert (tmp_path / "figure.png").exists()
 
 

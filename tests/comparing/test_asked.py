@@ -65,5 +65,5 @@ def test_what_tasks_are_asked_with_is_checked_without_a_model(options, message):
 
 def test_a_head_is_not_compared():
     given = {"saliencies": ["wanda"], "topups": ["uniform"], "sparsities": [0.5], "dataset": [[1, 2]], "evaluate": {}}
-    with pytest.raises(ValueError, match="rounds no head: leave head_bits out"):
-        check_asked(**given, config={"head_bits": 8, "format": "packed"})
+    with pytest.raises(ValueError, match="rounds no head: leave embedding_bits out"):
+        check_asked(**given, config={"embedding_bits": 8, "format": "packed"})

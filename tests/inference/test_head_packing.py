@@ -29,7 +29,7 @@ FILE = "packed-00001-of-00001.safetensors"
 
 
 def in_8_bits(family="llama", activations="bf16", **overrides):
-    return sparsify(make_zeroed(family, **overrides), head_bits=8, activations=activations)
+    return sparsify(make_zeroed(family, **overrides), embedding_bits=8, activations=activations)
 
 
 def clone(model) -> dict:
@@ -41,7 +41,7 @@ def test_as_the_dense_model_of_the_same_values(family, ids):
     """Tied ones are in memory once, and come back tied, of the same classes."""
     before = make_zeroed(family)
     table, head = before.get_input_embeddings(), before.get_output_embeddings()
-    model = sparsify(copy.deepcopy(before), head_bits=8, activations="bf16")
+    model = sparsify(copy.deepcopy(before), embedding_bits=8, activations="bf16")
     tied = table.weight is head.weight
     assert type(model.get_input_embeddings()) is PackedEmbedding
     assert type(model.get_output_embeddings()) is (TiedLinear if tied else PackedLinear)
@@ -54,13 +54,13 @@ def test_as_the_dense_model_of_the_same_values(family, ids):
     assert (dense.get_input_embeddings().weight is dense.get_output_embeddings().weight) == tied
     assert torch.equal(dense.get_input_embeddings().weight, Int8Weight.nearest(table.weight).unpack())
     assert dense.state_dict().keys() == before.state_dict().keys()
-    assert_same_state(densify(sparsify(dense, head_bits=8)), clone(dense)), "what was rounded stays what it is"
+    assert_same_state(densify(sparsify(dense, embedding_bits=8)), clone(dense)), "what was rounded stays what it is"
 
 
 @pytest.mark.parametrize("family", ["gemma", "gemma4_text", "biogpt", "xglm"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_embeddings_that_are_scaled(family, dtype, ids):
-    model = sparsify(make_model(family).to(dtype), head_bits=8)
+    model = sparsify(make_model(family).to(dtype), embedding_bits=8)
     found = model.get_input_embeddings()(ids)
     assert type(model.get_input_embeddings()) is PackedEmbedding
     assert torch.equal(found, densify(model).get_input_embeddings()(ids)) and found.dtype == dtype
@@ -101,12 +101,12 @@ def test_moved_converted_copied_and_compiled(ids):
 
 
 def test_what_is_refused(ids):
-    with pytest.raises(ValueError, match="head_bits is 4: expected 8"):
-        sparsify(make_zeroed(), head_bits=4)
+    with pytest.raises(ValueError, match="embedding_bits is 4: expected 8"):
+        sparsify(make_zeroed(), embedding_bits=4)
     with pytest.raises(ValueError, match="activations='int4'"):
-        sparsify(make_zeroed(), head_bits=8, activations="int4")
+        sparsify(make_zeroed(), embedding_bits=8, activations="int4")
     with pytest.raises(ValueError, match="packed already: call optimum_neuronal.densify"):
-        sparsify(sparsify(make_zeroed()), head_bits=8)
+        sparsify(sparsify(make_zeroed()), embedding_bits=8)
     model = in_8_bits()
     with pytest.raises(ValueError, match="densify"):
         NeuronALPruner(NeuronALConfig(0.5, saliency="magnitude", topup="uniform")).prune(model)
@@ -127,7 +127,7 @@ def test_what_is_refused(ids):
 
 def test_a_dense_model_with_8_bits_alone(ids):
     """It need not be sparse: the head is smaller all the same, and training it is refused by the head."""
-    model = sparsify(make_model("llama"), head_bits=8, activations="bf16")
+    model = sparsify(make_model("llama"), embedding_bits=8, activations="bf16")
     assert model.packing.packed == 2
     with pytest.raises(RuntimeError, match="call optimum_neuronal.densify"):
         model.train().lm_head(torch.randn(1, 32, requires_grad=True))
@@ -145,7 +145,7 @@ def test_a_dense_model_with_8_bits_alone(ids):
 def test_what_stays_dense_is_told(spoil, why):
     model = make_zeroed()
     spoil(model)
-    sparsify(model, head_bits=8)
+    sparsify(model, embedding_bits=8)
     assert why in model.packing.left_dense["lm_head"] and type(model.lm_head) is torch.nn.Linear
     assert type(model.model.embed_tokens) is PackedEmbedding
 
@@ -157,7 +157,7 @@ def test_embeddings_of_another_kind_stay_dense_and_the_tied_head_with_them():
 
     model = make_zeroed("gpt2")
     model.transformer.wte.__class__ = Own
-    sparsify(model, head_bits=8)
+    sparsify(model, embedding_bits=8)
     assert "has no packed form" in model.packing.left_dense["transformer.wte"]
     assert model.lm_head.weight is model.transformer.wte.weight
 
@@ -168,7 +168,7 @@ def test_embeddings_of_another_kind_stay_dense_and_the_tied_head_with_them():
 def test_saved_loaded_and_saved_again(family, value_bits, tmp_path, ids):
     """Never dense in memory; the files are the same, whoever writes them."""
     model = make_model(family).bfloat16()
-    fields = {"format": "packed", "head_bits": 8, "value_bits": value_bits}
+    fields = {"format": "packed", "embedding_bits": 8, "value_bits": value_bits}
     pruner = NeuronALPruner(NeuronALConfig(0.6, saliency="magnitude", topup="uniform", **fields))
     pruner.save(pruner.prune(model), tmp_path / "model")
     loaded = SparseModelForCausalLM.from_pretrained(tmp_path / "model", activations="bf16")
@@ -184,9 +184,9 @@ def test_saved_loaded_and_saved_again(family, value_bits, tmp_path, ids):
 
 def test_a_model_in_memory_is_saved_with_8_bits(tmp_path):
     """As its sparsity_config tells from then on; in another dtype, values are what they were."""
-    model = sparsify(make_sparse("gpt2"), head_bits=8)
+    model = sparsify(make_sparse("gpt2"), embedding_bits=8)
     about = model.config.sparsity_config
-    assert about["head_bits"] == 8 and about["head_weights"] == ["transformer.wte.weight"]
+    assert about["embedding_bits"] == 8 and about["head_weights"] == ["transformer.wte.weight"]
     dense = clone(densify(copy.deepcopy(model)))
     model.save_pretrained(tmp_path / "model")
     assert_same_state(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), dense)
@@ -198,7 +198,7 @@ def test_a_model_in_memory_is_saved_with_8_bits(tmp_path):
 
 def test_loaded_where_a_tied_head_has_another_form(tmp_path, ids, monkeypatch):
     """The weight that was read is unpacked for both, which stay tied."""
-    model = sparsify(make_sparse("gpt2"), head_bits=8, activations="bf16")
+    model = sparsify(make_sparse("gpt2"), embedding_bits=8, activations="bf16")
     expected = logits(model, ids)
     model.save_pretrained(tmp_path)
     monkeypatch.setattr("optimum_neuronal.inference.head_packing.is_head", lambda module: False)

@@ -26,7 +26,7 @@ BITS = 3.0  # of so few columns scales take half a bit a weight
 
 def prune(ids, work_dir=None, layers=2, **fields):
     model = make_model("llama", num_hidden_layers=layers)
-    pruner = NeuronALPruner(NeuronALConfig(**{**FAST, "bits": BITS, **fields}))
+    pruner = NeuronALPruner(NeuronALConfig(**{**FAST, "bits_per_weight": BITS, **fields}))
     pruner.prune(model, ids, work_dir=work_dir)
     return model, pruner.report
 
@@ -43,7 +43,7 @@ class TestByUniformSparsity:
         best = min(told["pairs"], key=lambda pair: pair["uniform"])
         assert told["budget"] == BITS and [pair["value_bits"] for pair in told["pairs"]] == [2, 3, 4, 8]
         assert not any("error" in pair for pair in told["pairs"]), "no top-up here tries rounded candidates"
-        assert report.config["value_bits"] == best["value_bits"] and report.config["bits"] is None
+        assert report.config["value_bits"] == best["value_bits"] and report.config["bits_per_weight"] is None
         assert report.config["sparsity"] == report.requested_sparsity == best["sparsity"]
         assert report.achieved_sparsity == pytest.approx(best["sparsity"], abs=1e-3)
         assert all(CodedWeight.exact(owner, best["value_bits"]) is not None for owner in owners(model))
@@ -61,7 +61,7 @@ class TestByUniformSparsity:
         _, report = prune(ids, layers=1, **own)
         dense = make_model("llama", num_hidden_layers=1).eval()
         for pair in report.decisions["bits"]["pairs"]:
-            fixed = {"bits": None, "sparsity": pair["sparsity"], "value_bits": pair["value_bits"]}
+            fixed = {"bits_per_weight": None, "sparsity": pair["sparsity"], "value_bits": pair["value_bits"]}
             model = prune(ids, layers=1, **own, **fixed)[0].eval()
             with torch.no_grad():
                 expected, found = (m(ids[:5]).logits[:, :-1].log_softmax(-1).double() for m in (dense, model))
@@ -128,13 +128,13 @@ def test_a_model_without_a_head_for_language_needs_to_be_told(ids):
     with pytest.raises(
         ValueError, match="has no causal language-model head, so that bits alone .* give value_bits too"
     ):
-        NeuronALPruner(NeuronALConfig(**FAST, bits=BITS)).prune(model, ids)
+        NeuronALPruner(NeuronALConfig(**FAST, bits_per_weight=BITS)).prune(model, ids)
     assert unchanged(model, before)
-    NeuronALPruner(NeuronALConfig(**FAST, bits=BITS, value_bits=3)).prune(model, ids)
+    NeuronALPruner(NeuronALConfig(**FAST, bits_per_weight=BITS, value_bits=3)).prune(model, ids)
 
 
 def test_what_a_choice_runs_is_planned(ids):
-    config = NeuronALConfig(**{**FAST, **TestBySearch.OWN, "bits": BITS})
+    config = NeuronALConfig(**{**FAST, **TestBySearch.OWN, "bits_per_weight": BITS})
     decoder, methods = find_decoder(make_model("llama")), config.make_methods()
     pairs = pairs_within(decoder, config)
     labels = list(planned_stages(methods, config, decoder, 16))

@@ -380,7 +380,7 @@ def test_cli_errors_are_one_line(run, tmp_path, llama, flags, message):
 def test_a_budget_of_bits(tmp_path, ids):
     """Whatever it is spent on, as many bytes and passes; of sparsities one is told of, and which there are."""
     model, own = make_model("llama"), {"topup": "uniform", "saliency": "wanda", "num_samples": 8}
-    config = NeuronALConfig(bits=3.0, **{**SMALL, **own})
+    config = NeuronALConfig(bits_per_weight=3.0, **{**SMALL, **own})
     directory, _ = saved(tmp_path, model)
     plan = plan_prune(directory, config)
     assert [pair.value_bits for pair in plan.pairs] == [2, 3, 4, 8] and plan.config["value_bits"] == 3

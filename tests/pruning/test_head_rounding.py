@@ -10,7 +10,7 @@ from optimum_neuronal.model.finding import find_decoder
 
 def config(**fields):
     return NeuronALConfig(
-        0.5, **{"saliency": "magnitude", "topup": "uniform", "format": "packed", "head_bits": 8, **fields}
+        0.5, **{"saliency": "magnitude", "topup": "uniform", "format": "packed", "embedding_bits": 8, **fields}
     )
 
 
@@ -25,7 +25,7 @@ def test_embeddings_and_head_are_rounded_in_memory(llama):
 def test_projections_are_pruned_as_without():
     one, other = make_model("llama"), make_model("llama")
     NeuronALPruner(config()).prune(one)
-    NeuronALPruner(config(head_bits=None)).prune(other)
+    NeuronALPruner(config(embedding_bits=None)).prune(other)
     assert torch.equal(one.model.layers[1].mlp.up_proj.weight, other.model.layers[1].mlp.up_proj.weight)
 
 
@@ -67,10 +67,10 @@ def test_the_size_that_is_told_beforehand(tied):
 @pytest.mark.parametrize(
     "fields, error, message",
     [
-        ({"head_bits": 4}, ValueError, "head_bits is 4: expected 8, or None"),
-        ({"head_bits": True}, TypeError, "head_bits is True: expected 8"),
-        ({"head_bits": "8"}, TypeError, "head_bits is '8': expected 8"),
-        ({"format": "dense"}, ValueError, "head_bits is 8, but the format 'dense': it needs format='packed'"),
+        ({"embedding_bits": 4}, ValueError, "embedding_bits is 4: expected 8, or None"),
+        ({"embedding_bits": True}, TypeError, "embedding_bits is True: expected 8"),
+        ({"embedding_bits": "8"}, TypeError, "embedding_bits is '8': expected 8"),
+        ({"format": "dense"}, ValueError, "embedding_bits is 8, but the format 'dense': it needs format='packed'"),
     ],
 )
 def test_other_bits_and_formats_are_refused(fields, error, message):

@@ -46,7 +46,7 @@ def test_a_search_tries_as_many_plans_as_it_may():
 
 def test_a_refit_is_rounded_by_stages_with_a_budget_of_bits_too():
     own = {"saliency": "alps", "topup": "uniform", "num_samples": 16, "refit_epochs": 4}
-    plain, rounded, budgeted = (config_of(**own, **more) for more in ({}, {"value_bits": 3}, {"bits": 3.0}))
+    plain, rounded, budgeted = (config_of(**own, **more) for more in ({}, {"value_bits": 3}, {"bits_per_weight": 3.0}))
     budgeted = replace(budgeted, sparsity=None)
     found = [planned_passes(config.make_methods(), config)[-1] for config in (plain, rounded, budgeted)]
     assert found[1] == found[2] != found[0]
