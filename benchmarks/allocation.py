@@ -24,7 +24,7 @@ from optimum_neuronal.display import format_table
 from optimum_neuronal.engine import runner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import SquaredNorms
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.prune import TOKENS_PER_FORWARD
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity import cuts

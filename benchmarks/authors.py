@@ -17,7 +17,7 @@ from transformers.utils import logging
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import SquaredNorms
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning, apply_changes
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.plan import SparsityPlan

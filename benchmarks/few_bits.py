@@ -29,7 +29,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.display import format_table
 from optimum_neuronal.efforts import EFFORTS
 from optimum_neuronal.formats.coded import CodedWeight
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.base import Allocation, register_topup
 from optimum_neuronal.topup.search import Search

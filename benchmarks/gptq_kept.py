@@ -25,7 +25,7 @@ from benchmarks.gptq import GPTQ
 from benchmarks.methods import load
 from optimum_neuronal.demo.run import TINY_MODEL
 from optimum_neuronal.display import format_markdown
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 
 
 def differing(bits: int, ordered: bool) -> float:

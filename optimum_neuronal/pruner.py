@@ -20,10 +20,9 @@ from .evaluation.test_sets import name_test_sets
 from .files.directories import check_apart
 from .files.work_directory import WorkDirectory
 from .methods import Methods
-from .model.checking import check_model
-from .model.finding import find_decoder
-from .model.loading import OF_TOKENIZERS, load_streamed
-from .model.placement import default_device
+from .model.check_model import check_model
+from .model.find_blocks import find_decoder
+from .model.load_model import OF_TOKENIZERS, load_streamed
 from .model.weight_names import stored_names
 from .pruning.bit_budget import likely, pairs_within
 from .pruning.calibrating import Pruned, PrunedModels, Tokenizers, check_tokenizer, draw_calibration, find_tokenizer
@@ -34,8 +33,9 @@ from .pruning.quantising import apply_to_head, round_head
 from .pruning.reporting import make_report
 from .report import PruningReport
 from .system.clock import Clock
+from .system.compute import default_device
 from .system.interrupts import deferred_interrupt
-from .system.peak_memory import reset_peak_memory
+from .system.memory import reset_peak_memory
 from .system.processes import Processes
 from .validation import check_path
 

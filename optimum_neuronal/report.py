@@ -32,7 +32,7 @@ class PruningReport:
         block_forwards (`int`): how often a block was run on one sequence.
         starved_experts (`list[str]`):
             Projections of experts that received fewer than `min_expert_tokens` calibration tokens.
-        peak_memory (`dict`): bytes by device, from `system.peak_memory`.
+        peak_memory (`dict`): bytes by device, from `system.memory`.
         versions (`dict`): of this package, transformers, torch and Python.
         evaluation (`dict`):
             Perplexities of the model on test texts, if they were measured: dataset -> `dense` and `pruned`, before and

@@ -3,7 +3,7 @@
 import torch
 
 from optimum_neuronal.engine.runner import BlockRunner
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.trials.applier import PlanApplier

@@ -12,7 +12,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.calls import first_output
 from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.replay import replay
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal import pruner as pruner_module
 from optimum_neuronal.evaluation import perplexity
 from optimum_neuronal.files.work_directory import WorkDirectory
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 
 
 FAST = {

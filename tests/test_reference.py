@@ -9,7 +9,7 @@ from sweeps import build_sweep
 from optimum_neuronal import evaluate_perplexity
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import SquaredNorms
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning, apply_changes
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.sparsegpt import SparseGPT

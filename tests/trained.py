@@ -9,7 +9,7 @@ from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
 from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.engine.statistics import Hessian
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 
 
 Layer = tuple[torch.Tensor, torch.Tensor]  # a weight, (out, in), and the Hessian of its inputs, (in, in)

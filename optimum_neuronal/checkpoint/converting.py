@@ -15,8 +15,8 @@ from ..compat import transformers as internals
 from ..config_fields import FORMATS, check_embedding_bits
 from ..files.directories import is_same
 from ..formats.codebooks import check_bits
-from ..model.loading import load_skeleton
-from ..model.token_weights import token_weights
+from ..model.load_model import load_skeleton
+from ..model.weight_names import token_weights
 from ..system.notes import get_logger
 from ..validation import check_path
 from .card_file import changed, name_for_card

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..model.loading import load_model
+from ..model.load_model import load_model
 from .dense_index import check_dense
 
 

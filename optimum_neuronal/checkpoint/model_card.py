@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from ..data.text_files import FILE_SUFFIXES
 from ..display import escaped, format_bytes, format_markdown
-from ..model.finding import find_decoder
-from ..model.model_class import TRUSTING, LoadingCode, loading_code
+from ..model.find_blocks import find_decoder
+from ..model.load_model import TRUSTING, LoadingCode, loading_code
 from ..model.projections import Projection
 from ..report import REPORT_NAME, PruningReport
 from .card_metadata import make_metadata

@@ -7,7 +7,7 @@ from ..formats.bitmask import packed_bytes, rows_bytes
 from ..formats.code_checks import coded_bytes, coded_rows_bytes
 from ..formats.int8_weight import int8_bytes
 from ..model.projections import Decoder, Projection
-from ..model.token_weights import token_weights
+from ..model.weight_names import token_weights
 
 
 @dataclass(frozen=True)

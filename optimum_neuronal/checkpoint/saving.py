@@ -18,7 +18,7 @@ from ..compat import transformers as internals
 from ..files.atomic import replaced_directory
 from ..files.directories import check_writable, nearest_existing
 from ..model.architectures import find_architecture, is_of_experts
-from ..model.finding import find_decoder
+from ..model.find_blocks import find_decoder
 from ..model.packed_modules import packed_modules
 from ..report import PruningReport
 from ..system.notes import get_logger

@@ -53,7 +53,7 @@ def device_of(args: argparse.Namespace):
     """Where to compute. Raises `ValueError` for a device that this machine, or this build of torch, does not have."""
     import torch
 
-    from ..model.placement import default_device
+    from ..system.compute import default_device
 
     if not args.device:
         return default_device()

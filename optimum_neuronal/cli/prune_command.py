@@ -125,7 +125,7 @@ class PruneCommand(Command):
         write(f"\n{plan}")
 
     def _prune(self, config: "NeuronALConfig", device: "torch.device") -> None:
-        from ..model.model_class import loading_code
+        from ..model.load_model import loading_code
         from ..pruner import NeuronALPruner
         from ..system.processes import process_group
 

@@ -8,12 +8,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoint.packed_size import packed_size
+from ..compat.accelerate import is_offloaded
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
 from ..evaluation.tasks import evaluate_tasks
 from ..methods import Methods
 from ..model.identity import identity, versions
-from ..model.placement import is_offloaded
 from ..model.projections import Decoder
 from ..model.trial import trial_weights
 from ..pruning.calibrating import draw_calibration, own_tokenizer
@@ -22,7 +22,7 @@ from ..pruning.prune import Shared, default_batch_size, find_changes
 from ..pruning.reporting import make_report
 from ..sparsity.plan import row_sparsity
 from ..system.clock import Clock
-from ..system.peak_memory import reset_peak_memory
+from ..system.memory import reset_peak_memory
 from .asked import Asked, Combination
 from .results import DENSE, Result
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from ..model.placement import execution_device, is_offloaded
+from ..compat import accelerate
 from ..model.projections import Block, Projection
 from ..sparsity.changes import Change
 
@@ -32,7 +32,7 @@ class BlockLoader:
 
     def __init__(self, blocks: Sequence[Block]):
         self._blocks = blocks
-        self.streams = any(is_offloaded(module) for block in blocks for module in block.module.modules())
+        self.streams = any(accelerate.is_offloaded(module) for block in blocks for module in block.module.modules())
         self._executor = ThreadPoolExecutor(1, "weights") if self.streams else None
         self._ahead: tuple[int, Future] | None = None
 
@@ -65,11 +65,11 @@ class BlockLoader:
 def _read(block: Block) -> Weights:
     weights = []
     for module in block.module.modules():
-        if is_offloaded(module):
-            hook, device = module._hf_hook, execution_device(module)
-            names = [name for name, tensor in module.named_parameters(recurse=hook.place_submodules) if tensor.is_meta]
+        if accelerate.is_offloaded(module):
+            stored, device = accelerate.weights_map(module), accelerate.execution_device(module)
+            names = accelerate.offloaded_names(module)
             # Copied: what is read is a view of a file, which would be read again whenever memory is short.
-            weights.append((module, {name: hook.weights_map[name].to(device, copy=True) for name in names}))
+            weights.append((module, {name: stored[name].to(device, copy=True) for name in names}))
     return weights
 
 
@@ -83,7 +83,7 @@ def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[N
         meta[owner, last] = owner._parameters[last]
         owner._parameters[last] = nn.Parameter(tensor, requires_grad=False)
     try:
-        module.forward = module._old_forward
+        module.forward = accelerate.own_forward(module)
         yield
     finally:
         module.forward = hooked
@@ -121,7 +121,8 @@ class ChangedWeights(Mapping):
 
 def change_offloaded(projection: Projection, change: Change) -> None:
     """Makes an offloaded projection sparse whenever it is read from now on: see [`ChangedWeights`]."""
-    hook = projection.module._hf_hook
-    if not isinstance(hook.weights_map, ChangedWeights):
-        hook.weights_map = ChangedWeights(hook.weights_map)
-    hook.weights_map.changes.setdefault(projection.parameter, []).append((projection, change))
+    weights = accelerate.weights_map(projection.module)
+    if not isinstance(weights, ChangedWeights):
+        weights = ChangedWeights(weights)
+        accelerate.set_weights_map(projection.module, weights)
+    weights.changes.setdefault(projection.parameter, []).append((projection, change))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..model.projections import Block, Projection
-from ..model.trial import Prepared
+from ..model.trial import TrialWeights
 from .calls import Call, restore_shared, to_device
 from .part_outputs import PartOutputs, children_called_once
 from .runner import BlockRunner
@@ -71,14 +71,14 @@ class PairedRuns:
         self._parts = [PartOutputs(block, children, len(calls), device) for _ in self.streams]
         self._seen: set[nn.Parameter] = set()
 
-    def inputs(self, stage: Sequence[Projection], solved: Prepared) -> Norms:
+    def inputs(self, stage: Sequence[Projection], solved: TrialWeights) -> Norms:
         """Inputs of the projections of a stage behind those that are sparse already, with the dense model's beside them.
 
         An expert does not receive the same tokens in both models, so of experts only the sparse model's are told.
 
         Args:
             stage (`Sequence[Projection]`): the next of `stages`.
-            solved ([`Prepared`]): the sparse weights of the stages before.
+            solved ([`TrialWeights`]): the sparse weights of the stages before.
 
         Returns:
             `dict[str, Hessian]`: projection name -> statistic, the same for all that share the input.

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from ..formats.int8_weight import Int8Weight
 from ..model.packed_modules import packed_modules
-from ..model.token_weights import token_weights
+from ..model.weight_names import token_weights
 from .int8_rows import Int8Rows
 from .packed_embedding import PackedEmbedding, TiedLinear, is_embedding, is_head
 from .packed_linear import PackedLinear

@@ -17,7 +17,7 @@ from ..checkpoint.save_pretrained import save_packed_by_default, save_plainly, s
 from ..checkpoint.sparsity_config import record_embedding_bits, record_value_bits
 from ..compat import transformers as internals
 from ..config_fields import check_embedding_bits
-from ..model.finding import find_decoder
+from ..model.find_blocks import find_decoder
 from ..model.packed_modules import packed_modules
 from ..system.memory import hand_back_freed
 from .coded_rows import check_activations

@@ -9,8 +9,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from ..compat import transformers as internals
+from ..compat.accelerate import execution_device
 from ..version import __version__
-from .placement import execution_device, stored_weight
 from .projections import Decoder
 
 
@@ -29,7 +29,7 @@ def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dic
     config = {key: value for key, value in model.config.to_dict().items() if key not in internals.OF_THE_FILE}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, projection in decoder.projections.items():
-        weight = stored_weight(projection)
+        weight = projection.stored_weight
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         for row in (weight[0], weight[-1]):
             digest.update(row.detach().float().cpu().contiguous().numpy().tobytes())

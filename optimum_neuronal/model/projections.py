@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from ..compat import accelerate
 from .architectures import BLOCK_ENTRIES, FEEDS, MLP, MLP_ENTRIES, NEXT_BLOCK, Architecture
 from .rows import RowGroup, row_groups
 
@@ -61,6 +62,13 @@ class Projection:
     def weight(self) -> torch.Tensor:
         """The weight as a view of shape (out, in)."""
         return self.view(self.owner.data)
+
+    @property
+    def stored_weight(self) -> torch.Tensor:
+        """The weight, shape (out, in), where it lives: of an offloaded one a view of its file."""
+        if not accelerate.is_offloaded(self.module):
+            return self.weight
+        return self.view(accelerate.weights_map(self.module)[self.parameter])
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -21,11 +21,11 @@ def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Ite
         projections (`Sequence[Projection]`): whose weights are replaced; the original tensors are put back.
         change_of: projection -> what becomes of its weight; asked for one at a time, so that only one exists.
     """
-    with Prepared(projections, change_of).in_place():
+    with TrialWeights(projections, change_of).in_place():
         yield
 
 
-class Prepared:
+class TrialWeights:
     """Sparse weights that take their places again and again, each time at no cost.
 
     Args:

@@ -16,10 +16,10 @@ from ..data.documents import check_dataset
 from ..files.journal import RECORDS, Journal
 from ..files.work_directory import WorkDirectory
 from ..methods import Methods
-from ..model.checking import check_model, check_pattern, check_weights
-from ..model.finding import find_decoder
+from ..model.check_model import check_model, check_pattern, check_weights
+from ..model.find_blocks import find_decoder
 from ..model.identity import identity, versions
-from ..model.loading import load_skeleton
+from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
 from ..system.processes import Processes
 from .bit_budget import check_choice, pairs_within

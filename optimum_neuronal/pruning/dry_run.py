@@ -14,9 +14,9 @@ from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..engine.passes import Pass
 from ..formats.bitmask import mask_length
-from ..model.placement import default_device
 from ..model.projections import Block, Decoder
 from ..sparsity.plan import row_counts
+from ..system.compute import default_device
 from ..trials.output_errors import piece_length
 from .bit_budget import Pair, likely, pairs_within
 from .context import check_unloaded

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from ..compat.accelerate import is_offloaded
 from ..engine.calls import Call
 from ..engine.offload import change_offloaded
 from ..engine.paired_inputs import STAGES, PairedRuns
@@ -14,9 +15,8 @@ from ..engine.statistics import Norms, SquaredNorms, most_specific
 from ..engine.streams import Stream, Streams
 from ..formats.bitmask import MASK, VALUES
 from ..formats.packed import PackedMask, PackedWeight
-from ..model.placement import is_offloaded
 from ..model.projections import Block, Decoder, Projection
-from ..model.trial import Prepared, trial_weights
+from ..model.trial import TrialWeights, trial_weights
 from ..saliency import Saliency
 from ..sparsity.changes import Change
 from ..sparsity.plan import SparsityPlan
@@ -225,10 +225,10 @@ class DenseTargets(FinalPruning):
         return self._runs.output(index)
 
 
-def _prepared(block: Block, tensors: Mapping[str, torch.Tensor]) -> Prepared:
+def _prepared(block: Block, tensors: Mapping[str, torch.Tensor]) -> TrialWeights:
     """The sparse weights of those of a block's projections that are solved already."""
     done = [p for p in block.pruned if p.name + MASK in tensors]
-    return Prepared(done, lambda p: stored_change(p, tensors))
+    return TrialWeights(done, lambda p: stored_change(p, tensors))
 
 
 def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:

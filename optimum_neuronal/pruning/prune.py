@@ -10,13 +10,13 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
+from ..compat.accelerate import execution_device
 from ..config import NeuronALConfig
 from ..engine.capture import inference
 from ..engine.progress import Progress
 from ..engine.runner import BlockRunner
 from ..files.journal import Journal
 from ..methods import Methods
-from ..model.placement import execution_device
 from ..model.projections import Decoder, Projection
 from ..sparsity.changes import Change
 from ..system.clock import Clock

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from ..compat.accelerate import is_offloaded
 from ..engine.offload import BlockLoader
 from ..formats.code_checks import CODED_DTYPES, GROUP
 from ..formats.codebooks import TABLES, magnitudes
 from ..formats.coded import CodedWeight
 from ..formats.int8_weight import Int8Weight, check_matrix
-from ..model.checking import check_changeable
-from ..model.placement import is_offloaded
+from ..model.check_model import check_changeable
 from ..model.projections import Decoder, Projection
-from ..model.token_weights import token_weights
+from ..model.weight_names import token_weights
 from ..sparsity.changes import Change
 
 

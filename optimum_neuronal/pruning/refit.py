@@ -17,7 +17,7 @@ from ..engine.passes import CalibrationPass, Runs
 from ..engine.statistics import Hessian, Norms
 from ..engine.streams import Stream
 from ..model.projections import Block
-from ..model.trial import Prepared
+from ..model.trial import TrialWeights
 from ..sparsity.changes import Change, NewWeight
 from ..trials.engine import Engine
 
@@ -132,7 +132,7 @@ class _Weights:
 
     def __init__(self, block: Block, changes: Mapping[str, Change], fixed: Collection[str] = ()):
         self._projections = block.pruned
-        trials = Prepared(block.pruned, lambda p: changes[p.name]).tensors
+        trials = TrialWeights(block.pruned, lambda p: changes[p.name]).tensors
         names = {parameter: name for name, parameter in block.module.named_parameters()}
         self._dtypes = {names[owner]: owner.dtype for owner in trials}
         self._places = {owner: place for place, owner in enumerate(trials)}
@@ -234,5 +234,5 @@ class RoundedRefit:
         self, block: Block, weights: Mapping[str, torch.Tensor], inputs: Stream, calls: Sequence[Call]
     ) -> Norms:
         """What the projections receive while the block computes with these weights."""
-        with Prepared(block.pruned, lambda p: NewWeight(weights[p.name])).in_place():
+        with TrialWeights(block.pruned, lambda p: NewWeight(weights[p.name])).in_place():
             return self.engine.runner.replay(block, inputs, calls, Hessian)[1]

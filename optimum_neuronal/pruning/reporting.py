@@ -15,7 +15,7 @@ from ..model.projections import Decoder
 from ..report import PruningReport
 from ..sparsity.changes import Change
 from ..sparsity.plan import row_sparsity
-from ..system.peak_memory import peak_memory
+from ..system.memory import peak_memory
 from .prune import PruneOutcome
 
 

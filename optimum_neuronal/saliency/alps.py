@@ -9,7 +9,7 @@ from transformers.utils import logging
 
 from ..sparsity.pattern import ColumnPattern
 from ..sparsity.plan import row_counts
-from ..system.full_precision import full_precision
+from ..system.compute import full_precision
 from ..validation import check_number, check_whole
 from .admm import PERIOD, Inverse, find_support, fit_support
 from .base import WeightUpdate, check_asked, register_saliency

@@ -10,7 +10,7 @@ import torch
 from ..engine.statistics import Hessian, SquaredNorms
 from ..registry import Registry
 from ..sparsity.pattern import ColumnPattern
-from ..system.full_precision import full_precision
+from ..system.compute import full_precision
 from .dampening import DAMPENING, dense_target
 
 

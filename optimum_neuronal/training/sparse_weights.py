@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..formats.bitmask import INTEGERS
 from ..formats.packed import PackedMask
-from ..model.checking import check_changeable
-from ..model.finding import find_pruned_decoder
+from ..model.check_model import check_changeable
+from ..model.find_blocks import find_pruned_decoder
 from ..model.packed_modules import check_dense
 from ..model.projections import Block, Decoder, Projection
 from ..system.notes import get_logger

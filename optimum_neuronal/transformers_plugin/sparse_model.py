@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..inference.coded_rows import check_activations
-from ..model.loading import load_model
+from ..model.load_model import load_model
 from ..validation import check_path
 from .sparse_loading import PackingConfig, is_packed
 from .staying_packed import keeping_packed

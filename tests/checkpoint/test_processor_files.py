@@ -5,7 +5,7 @@ import pytest
 from kinds import make_kind
 
 from optimum_neuronal.checkpoint.processor_files import copy_processor
-from optimum_neuronal.model.loading import load_model
+from optimum_neuronal.model.load_model import load_model
 
 
 FILES = {"preprocessor_config.json": {"size": 16}, "processor_config.json": {"image_seq_length": 4}}

@@ -37,7 +37,7 @@ PRIVATE = {
     "update_attn_implementation", "update_tp_plan", "update_ep_plan", "convert_file_size_to_int",
 }  # fmt: skip
 OF_ACCELERATE = {"_hf_hook", "_old_forward"}
-OFFLOADING = ("decoder/placement.py", "engine/offload.py")
+OFFLOADING = ("compat/accelerate.py",)
 
 
 def imports_of_transformers(tree):

@@ -5,7 +5,7 @@ from torch import nn
 
 from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.replay import replay
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 
 
 CPU = torch.device("cpu")

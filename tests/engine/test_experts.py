@@ -6,7 +6,7 @@ from forward import squared_norms, token_counts
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.replay import replay
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.sparsity.plan import row_counts
 from optimum_neuronal.trials.projection_activations import projection_activations
 

@@ -10,11 +10,11 @@ from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.compat.accelerate import is_offloaded
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.offload import BlockLoader, ChangedWeights
 from optimum_neuronal.formats.packed import PackedMask
-from optimum_neuronal.model.finding import find_decoder
-from optimum_neuronal.model.placement import is_offloaded
+from optimum_neuronal.model.find_blocks import find_decoder
 
 
 OLD = Version(transformers.__version__) < Version("5.17")

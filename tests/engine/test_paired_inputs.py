@@ -8,8 +8,8 @@ from sweeps import build_sweep, state, unchanged
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.paired_inputs import PairedRuns, stages
 from optimum_neuronal.engine.streams import Stream
-from optimum_neuronal.model.finding import find_decoder
-from optimum_neuronal.model.trial import Prepared, trial_weights
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.trial import TrialWeights, trial_weights
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.sparsity.changes import Zeros
 
@@ -98,7 +98,7 @@ def test_both_models_inputs_are_those_of_whole_forwards(family, ids):
         solved = []
         runs = PairedRuns(runner, block, sparse, dense, calls)
         for stage in runs.stages:
-            norms = runs.inputs(stage, Prepared(solved, every_other))
+            norms = runs.inputs(stage, TrialWeights(solved, every_other))
             expected = hooked(block, stage[0].module, dense, calls)
             with trial_weights(solved, every_other):
                 received = hooked(block, stage[0].module, sparse, calls)
@@ -122,7 +122,7 @@ def test_of_experts_only_the_sparse_model_is_told(ids):
         stream, calls, solved = Stream(inputs.hidden), inputs.calls[0], []
         runs = PairedRuns(runner, block, stream, stream, calls)
         for stage in runs.stages:
-            norms = runs.inputs(stage, Prepared(solved, every_other))
+            norms = runs.inputs(stage, TrialWeights(solved, every_other))
             assert all((norms[p.name].cross is None) == (p.expert is not None) for p in stage)
             if stage[0].expert is not None:
                 with trial_weights(solved, every_other):
@@ -143,7 +143,7 @@ def test_no_bit_depends_on_the_batches(family, ids):
             stream, calls = Stream(inputs.hidden), inputs.calls[0]
             runs = PairedRuns(sweep.engine.runner, block, stream, stream, calls)
             stage = runs.stages[-1]
-            norms = runs.inputs(stage, Prepared([p for p in block.pruned if p not in stage], every_other))
+            norms = runs.inputs(stage, TrialWeights([p for p in block.pruned if p not in stage], every_other))
             found.append(norms[stage[0].name])
     assert torch.equal(found[0].hessian, found[1].hessian) and torch.equal(found[0].cross, found[1].cross)
 
@@ -156,7 +156,7 @@ def test_a_failure_leaves_no_hook_and_no_sparse_weight(llama, ids, monkeypatch):
         inputs = sweep.engine.alignment_inputs()
         stream, calls = Stream(inputs.hidden), inputs.calls[0]
         runs = PairedRuns(runner, block, stream, stream, calls)
-        solved = Prepared(runs.stages[0], every_other)
+        solved = TrialWeights(runs.stages[0], every_other)
         with monkeypatch.context() as patch:
             patch.setattr(block.module.self_attn, "forward", lambda *_args, **_kwargs: 1 / 0)
             with pytest.raises(ZeroDivisionError):
@@ -176,6 +176,6 @@ def test_runs_end_at_the_stage_and_are_counted(llama, ids):
         ran = []
         handle = block.module.mlp.register_forward_pre_hook(lambda *_args: ran.append(1))
         runner.block_forwards = 0
-        runs.inputs(runs.stages[0], Prepared([], every_other))
+        runs.inputs(runs.stages[0], TrialWeights([], every_other))
         handle.remove()
     assert not ran and runner.block_forwards == len(ids) // 2, "two, a quarter each"

@@ -11,9 +11,9 @@ from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.paired_inputs import PairedRuns
 from optimum_neuronal.engine.part_outputs import PartOutputs, children_called_once
 from optimum_neuronal.engine.streams import Stream
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block
-from optimum_neuronal.model.trial import Prepared, trial_weights
+from optimum_neuronal.model.trial import TrialWeights, trial_weights
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.sparsity.changes import Zeros
 
@@ -54,7 +54,7 @@ def test_outputs_are_those_of_whole_forwards_to_the_bit(family, max_hidden_bytes
         runner, block, sparse, dense, calls = paired(model, ids, max_hidden_bytes=max_hidden_bytes)
         runs, solved = PairedRuns(runner, block, sparse, dense, calls), []
         for stage in runs.stages:
-            runs.inputs(stage, Prepared(solved, every_other))
+            runs.inputs(stage, TrialWeights(solved, every_other))
             solved += stage
         with trial_weights(solved, every_other):
             found, expected = runs.output(0), runner.output(block, sparse, calls)
@@ -71,7 +71,7 @@ def test_attention_runs_three_times_instead_of_eight(llama, ids):
         runs, solved = PairedRuns(runner, block, sparse, dense, calls), []
         attention.clear(), down.clear()
         for stage in runs.stages:
-            runs.inputs(stage, Prepared(solved, every_other))
+            runs.inputs(stage, TrialWeights(solved, every_other))
             solved += stage
         ran = len(attention)
         with trial_weights(solved, every_other):

@@ -5,7 +5,7 @@ from conftest import make_model
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.offload import BlockLoader
 from optimum_neuronal.engine.replay_check import check_replay
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 
 
 def check(model, ids):

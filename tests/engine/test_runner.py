@@ -10,7 +10,7 @@ from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.engine.runner import BlockRunner
 from optimum_neuronal.engine.streams import Stream
 from optimum_neuronal.engine.unfinished import UnfinishedRun
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 
 
 def make_runner(**options):

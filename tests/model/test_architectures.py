@@ -15,7 +15,7 @@ from optimum_neuronal.model.architectures import (
     register_architecture,
     with_gates_in_turns,
 )
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 
 
 def test_roles_prefer_the_longest_name():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from conftest import make_model
 
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.identity import identity
 
 

@@ -7,7 +7,7 @@ from families import FAMILIES
 
 from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.replay import replay
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.rows import row_groups
 
 

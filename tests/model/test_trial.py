@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Projection
-from optimum_neuronal.model.trial import Prepared, trial_weights
+from optimum_neuronal.model.trial import TrialWeights, trial_weights
 from optimum_neuronal.sparsity.changes import Zeros
 
 
@@ -75,7 +75,7 @@ class TestPrepared:
     def test_weights_take_their_places_again_and_again(self, any_model):
         pruned = find_decoder(any_model).blocks[0].pruned
         before = {p.name: (p.owner.data, p.owner.data.clone()) for p in pruned}
-        prepared = Prepared(pruned, everything)
+        prepared = TrialWeights(pruned, everything)
         for _ in range(2):
             with prepared.in_place():
                 assert all(not p.weight.any() for p in pruned)
@@ -87,7 +87,7 @@ class TestPrepared:
     def test_changes_are_asked_for_once_and_at_once(self, llama):
         pruned = find_decoder(llama).blocks[0].pruned
         asked = []
-        prepared = Prepared(pruned[:3], lambda p: asked.append(p.name) or everything(p))
+        prepared = TrialWeights(pruned[:3], lambda p: asked.append(p.name) or everything(p))
         assert asked == [p.name for p in pruned[:3]]
         for _ in range(2):
             with prepared.in_place():
@@ -99,18 +99,18 @@ class TestPrepared:
         layer.module.weight = nn.Parameter(torch.ones(4, 2))  # (in, out)
         row = torch.zeros(2, 4, dtype=torch.bool)
         row[1] = True
-        (tensor,) = Prepared([layer], lambda p: Zeros(row)).tensors.values()
+        (tensor,) = TrialWeights([layer], lambda p: Zeros(row)).tensors.values()
         assert tensor.tolist() == [[1.0, 0.0]] * 4
         assert layer.module.weight.bool().all()
 
     def test_an_exception_puts_the_originals_back(self, llama):
         pruned = find_decoder(llama).blocks[0].pruned
         before = [p.weight.clone() for p in pruned]
-        with pytest.raises(KeyboardInterrupt), Prepared(pruned, everything).in_place():
+        with pytest.raises(KeyboardInterrupt), TrialWeights(pruned, everything).in_place():
             raise KeyboardInterrupt
         assert all(torch.equal(p.weight, weight) for p, weight in zip(pruned, before))
 
     def test_nothing_prepared_changes_nothing(self, llama):
         before = [parameter.data_ptr() for parameter in llama.parameters()]
-        with Prepared([], everything).in_place():
+        with TrialWeights([], everything).in_place():
             assert [parameter.data_ptr() for parameter in llama.parameters()] == before

@@ -2,11 +2,13 @@ import json
 import math
 
 import pytest
+import torch
 from conftest import make_model
 from sparse_checkpoints import tensors_of
+from transformers import AutoModel
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.weight_names import (
     PrunedWeights,
     StoredProjection,
@@ -14,6 +16,7 @@ from optimum_neuronal.model.weight_names import (
     kind_of,
     natural_order,
     stored_names,
+    token_weights,
     with_stars,
 )
 
@@ -104,3 +107,27 @@ def test_experts_one_by_one():
     names = ["h.0.mlp.experts.2.w2.weight", "h.0.mlp.experts.3.w2.weight"]
     found = [PrunedWeights(config, names).find(name) for name in names]
     assert found == [StoredProjection("h.0", "mlp.experts.*.down"), None]
+
+
+@pytest.mark.parametrize(
+    "family, overrides, expected",
+    [
+        ("llama", {}, ["model.embed_tokens.weight", "lm_head.weight"]),
+        ("llama", {"tie_word_embeddings": True}, ["model.embed_tokens.weight"]),
+        ("gpt2", {}, ["transformer.wte.weight"]),
+        ("mixtral", {}, ["lm_head.weight", "model.embed_tokens.weight"]),
+        ("gemma3_text", {}, ["model.embed_tokens.weight"]),
+    ],
+)
+def test_by_their_names_in_the_files(family, overrides, expected):
+    model = make_model(family, **overrides)
+    found = token_weights(model)
+    assert sorted(found) == sorted(expected) and any(
+        weight is model.get_input_embeddings().weight for weight in found.values()
+    )
+    with torch.device("meta"):
+        assert token_weights(type(model)(model.config)).keys() == found.keys()
+
+
+def test_a_model_without_a_head(llama):
+    assert list(token_weights(AutoModel.from_config(llama.config))) == ["embed_tokens.weight"]

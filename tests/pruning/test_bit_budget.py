@@ -5,7 +5,7 @@ from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.checkpoint.packed_size import packed_size
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.bit_budget import Pair, likely, pairs_within, settled
 
 

@@ -9,7 +9,7 @@ from sweeps import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.formats.coded import CodedWeight
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import bit_budget as choosing_bits
 from optimum_neuronal.pruning import prune as finding
 from optimum_neuronal.pruning.bit_budget import LABEL, SOLVING, choosing_passes, likely, pairs_within, searches

@@ -1,7 +1,7 @@
 import pytest
 from conftest import make_model
 
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.cost import forward_bytes, hidden_sequences
 from optimum_neuronal.pruning.dry_run import plan_prune

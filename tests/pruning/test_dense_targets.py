@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import final_pass as dense_targets
 from optimum_neuronal.pruning.final_pass import STAGES, DenseTargets, DenseTargetsPass, PruningPass
 from optimum_neuronal.saliency import SALIENCIES

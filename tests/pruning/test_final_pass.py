@@ -18,7 +18,7 @@ from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.engine.statistics import Hessian, activation
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.formats.packed import PackedWeight
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prune as finding
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES

@@ -5,7 +5,7 @@ from conftest import make_model
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint.packed_size import packed_size
 from optimum_neuronal.formats.int8_weight import Int8Weight, int8_bytes
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 
 
 def config(**fields):

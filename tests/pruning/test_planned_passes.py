@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from conftest import make_model
 
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import PruningPass
 from optimum_neuronal.pruning.planned_passes import all_passes, planned_passes, planned_stages
 from optimum_neuronal.trials.alignment_errors import AlignmentPass

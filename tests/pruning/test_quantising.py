@@ -4,7 +4,7 @@ from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.formats.coded import CodedWeight
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.quantising import check_dtypes, round_changes
 from optimum_neuronal.sparsity.changes import Zeros
 

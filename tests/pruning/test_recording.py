@@ -3,7 +3,7 @@ import torch
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.context import open_journal, work_directory
 from optimum_neuronal.system.processes import Processes
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.streams import Stream
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.trial import trial_weights
 from optimum_neuronal.pruning.refit import Refit, _Weights
 from optimum_neuronal.saliency.sparsegpt import SparseGPT

@@ -12,7 +12,7 @@ from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import Hessian
 from optimum_neuronal.engine.streams import Stream
 from optimum_neuronal.formats.coded import CodedWeight
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.trial import trial_weights
 from optimum_neuronal.pruning import refit as rounded_refit
 from optimum_neuronal.pruning.refit import Refit, RoundedRefit, all_epochs

@@ -6,7 +6,7 @@ from by_hand import FakeSweep, make_block
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.topup.atp import ATP, beta_grid, progression
 from optimum_neuronal.trials.output_errors import OutputPass

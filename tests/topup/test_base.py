@@ -9,7 +9,7 @@ from profiles import by_day
 from sweeps import build_sweep
 
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 

@@ -10,7 +10,7 @@ from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.engine import unfinished
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.replay import replay
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Projection
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune

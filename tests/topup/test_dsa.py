@@ -5,7 +5,7 @@ from sweeps import build_sweep
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.pruning.rates import Rates

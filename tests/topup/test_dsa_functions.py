@@ -7,7 +7,7 @@ from sweeps import build_sweep
 
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.replay import replay
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.dsa_functions import PRE, REDUCE, TRANSFORM, ElementSums, Function, block_statistics
 

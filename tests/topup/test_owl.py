@@ -7,7 +7,7 @@ from conftest import make_model
 from sweeps import build_sweep
 
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.owl import OWL, outlier_ratio
 from optimum_neuronal.trials.dense_scores import ScoresPass

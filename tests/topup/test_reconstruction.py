@@ -4,7 +4,7 @@ from forward import squared_norms
 from sweeps import build_sweep
 
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.cuts import prune_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan

@@ -5,7 +5,7 @@ from conftest import make_model
 from sweeps import build_sweep
 
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.search import LENGTHS, STREAM_COST, _Run
 from optimum_neuronal.topup.search_space import Space, kind_moved

@@ -6,7 +6,7 @@ from forward import squared_norms, token_counts
 from sweeps import build_sweep, make_sweep, uniform
 
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.trial import trial_weights
 from optimum_neuronal.sparsity.changes import Zeros
 from optimum_neuronal.sparsity.cuts import prune_rows

@@ -5,7 +5,7 @@ from sweeps import build_sweep, make_sweep
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import Hessian, SquaredNorms
 from optimum_neuronal.engine.streams import Stream
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.system.processes import Processes
 

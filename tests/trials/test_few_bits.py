@@ -4,7 +4,7 @@ import torch
 from conftest import make_model
 
 from optimum_neuronal.formats.coded import CodedWeight
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.trials.few_bits import Solved, round_solved
 
 

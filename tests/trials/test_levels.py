@@ -13,7 +13,7 @@ from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.streams import Stream
 from optimum_neuronal.files.journal import Journal
 from optimum_neuronal.formats.coded import CodedWeight
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.plan import SparsityPlan

@@ -7,7 +7,7 @@ from profiles import BATCH_SIZES, by_day
 from sweeps import build_sweep, make_sweep, state, unchanged, uniform
 
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.neuronal import NeuronAL, block_plan

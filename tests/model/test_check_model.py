@@ -4,8 +4,8 @@ from conftest import make_model
 from torch import distributed, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from optimum_neuronal.model.checking import check_model, check_pattern, check_weights
-from optimum_neuronal.model.finding import find_decoder
+from optimum_neuronal.model.check_model import check_model, check_pattern, check_weights
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.sparsity.pattern import ColumnPattern
 
 

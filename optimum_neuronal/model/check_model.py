@@ -7,9 +7,9 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..compat import transformers as internals
+from ..compat.accelerate import is_offloaded
 from ..sparsity.pattern import ColumnPattern
 from .packed_modules import check_dense
-from .placement import is_offloaded
 from .projections import Projection
 
 

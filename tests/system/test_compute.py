@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from optimum_neuronal.system.full_precision import full_precision
+from optimum_neuronal.system.compute import default_device, full_precision
 
 
 @pytest.fixture(params=["highest", "high", "medium"])
@@ -58,3 +58,11 @@ def test_what_was_set_for_all_and_then_for_one(backends):
     with full_precision():
         assert precisions() == ("ieee", "ieee")
     assert precisions() == ("tf32", "ieee")
+
+
+def test_the_default_device(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert default_device() == torch.device("cpu")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+    assert default_device() == torch.device("meta")

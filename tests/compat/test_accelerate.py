@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from optimum_neuronal.model.placement import default_device, execution_device, is_offloaded, stored_weight
+from optimum_neuronal.compat.accelerate import execution_device, is_offloaded
 from optimum_neuronal.model.projections import Projection
 
 
@@ -21,7 +21,7 @@ def offloaded(weight):
 def test_weights_in_memory():
     linear = nn.Linear(3, 2)
     assert not is_offloaded(linear) and execution_device(linear) == torch.device("cpu")
-    stored = stored_weight(Projection("up", "up", linear, True))
+    stored = Projection("up", "up", linear, True).stored_weight
     assert stored.shape == (2, 3) and stored.data_ptr() == linear.weight.data_ptr()
 
 
@@ -30,7 +30,7 @@ def test_weights_elsewhere(transposed):
     weight = torch.arange(6.0).view(2, 3)
     linear = offloaded(weight)
     assert is_offloaded(linear) and execution_device(linear) == torch.device("cpu")
-    stored = stored_weight(Projection("up", "up", linear, True, transposed=transposed))
+    stored = Projection("up", "up", linear, True, transposed=transposed).stored_weight
     assert torch.equal(stored, weight.T if transposed else weight) and stored.data_ptr() == weight.data_ptr()
 
 
@@ -38,11 +38,3 @@ def test_a_hook_that_offloads_nothing_changes_nothing():
     linear = nn.Linear(3, 2, device=META)
     linear._hf_hook = SimpleNamespace(offload=False, execution_device="cpu")
     assert not is_offloaded(linear) and execution_device(linear) == META
-
-
-def test_the_default_device(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert default_device() == torch.device("cpu")
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: META)
-    assert default_device() == META
