@@ -27,7 +27,7 @@ from optimum_neuronal.engine.statistics import SquaredNorms
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.prune import TOKENS_PER_FORWARD
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity import cuts
+from optimum_neuronal.sparsity import masks
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import NeuronAL
 from optimum_neuronal.trials import alignment_errors, applier, deviation
@@ -41,7 +41,7 @@ FUNCTIONS = {  # name in these modules, wherever it is -> phase
     "sort_rows": RANKING,
     "find_cut": CUTS,
     "apply_cut": CUTS,
-    "prune_rows": RANKING,
+    "mask_rows": RANKING,
     "projection_activations": STATISTICS,
     "total_error": ERRORS,
 }
@@ -131,7 +131,7 @@ def now(device: torch.device) -> float:
 def measured(decoder, clock: PhaseClock, operations: Operations) -> Iterator[None]:
     """While the context lasts, clock and operations see what the allocation does."""
     with ExitStack() as stack:
-        for module in (cuts, applier, alignment_errors, deviation):
+        for module in (masks, applier, alignment_errors, deviation):
             for name in FUNCTIONS.keys() & vars(module).keys():
                 timed = clock.timed(getattr(module, name), FUNCTIONS[name])
                 stack.enter_context(patch.object(module, name, timed))

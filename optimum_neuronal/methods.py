@@ -7,7 +7,7 @@ from typing import Any
 from .model.projections import Decoder
 from .registry import Registry, did_you_mean
 from .saliency import SALIENCIES, Saliency
-from .sparsity.pattern import ColumnPattern
+from .sparsity.masks import ColumnPattern
 from .topup import TOPUPS, TopUp
 
 

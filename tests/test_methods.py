@@ -5,7 +5,7 @@ from optimum_neuronal.methods import Methods, make_method, make_methods
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.ria import RIA
-from optimum_neuronal.sparsity.pattern import ColumnPattern
+from optimum_neuronal.sparsity.masks import ColumnPattern
 from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.uniform import Uniform
 

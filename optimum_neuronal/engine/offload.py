@@ -14,7 +14,7 @@ from torch import nn
 
 from ..compat import accelerate
 from ..model.projections import Block, Projection
-from ..sparsity.changes import Change
+from ..sparsity.masks import Change
 
 
 Weights = list[tuple[nn.Module, dict[str, torch.Tensor]]]  # module -> its own parameters by name

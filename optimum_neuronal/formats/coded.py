@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..sparsity.changes import Change
+from ..sparsity.masks import Change
 from .bitmask import MASK, check_mask_end
 from .code_checks import CODED_DTYPES, GROUP, check_scales
 from .code_scales import find_scales, fit_scales

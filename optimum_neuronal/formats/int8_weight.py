@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..sparsity.changes import Change
+from ..sparsity.masks import Change
 from .code_checks import CODED_DTYPES, GROUP, check_used_scales
 from .code_scales import NEIGHBOURS
 from .code_stream import BLOCK

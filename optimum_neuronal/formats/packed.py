@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from ..sparsity.changes import Change
+from ..sparsity.masks import Change
 from .bitmask import INTEGERS, MASK, VALUES, mask_length, pack, unpack
 
 

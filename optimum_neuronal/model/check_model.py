@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..compat import transformers as internals
 from ..compat.accelerate import is_offloaded
-from ..sparsity.pattern import ColumnPattern
+from ..sparsity.masks import ColumnPattern
 from .packed_modules import check_dense
 from .projections import Projection
 

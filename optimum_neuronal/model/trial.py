@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..sparsity.changes import Change
+from ..sparsity.masks import Change
 from .projections import Projection
 
 

@@ -18,7 +18,7 @@ from ..formats.packed import PackedMask, PackedWeight
 from ..model.projections import Block, Decoder, Projection
 from ..model.trial import TrialWeights, trial_weights
 from ..saliency import Saliency
-from ..sparsity.changes import Change
+from ..sparsity.masks import Change
 from ..sparsity.plan import SparsityPlan
 from ..trials.applier import not_finite
 from ..trials.engine import Engine
@@ -141,12 +141,12 @@ class FinalPruning:
         for projection in block.pruned:
             score = applier.score(projection, activations)
             finite[projection.name] = torch.isfinite(score).all()
-            kept[projection.name] = ~self._mask(projection, activations, norms, score)
+            kept[projection.name] = self._mask(projection, activations, norms, score)
         _check_finite(finite)
         if applier.value_bits is None:
             return {"starved": starved}, {name + MASK: PackedMask.pack(own).bits for name, own in kept.items()}
         tensors = {}
-        sparse = {p.name: p.weight.masked_fill(~kept.pop(p.name), 0) for p in block.pruned}
+        sparse = {p.name: torch.where(kept.pop(p.name), p.weight, 0) for p in block.pruned}
         for name, weight in applier.rounded(block.pruned, sparse, activations).items():
             tensors |= PackedWeight.pack(weight).parts(name)
         return {"starved": starved}, tensors

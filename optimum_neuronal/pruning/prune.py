@@ -18,7 +18,7 @@ from ..engine.runner import BlockRunner
 from ..files.journal import Journal
 from ..methods import Methods
 from ..model.projections import Decoder, Projection
-from ..sparsity.changes import Change
+from ..sparsity.masks import Change
 from ..system.clock import Clock
 from ..system.memory import with_less_memory
 from ..system.notes import get_logger

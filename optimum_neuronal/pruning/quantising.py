@@ -15,7 +15,7 @@ from ..formats.int8_weight import Int8Weight, check_matrix
 from ..model.check_model import check_changeable
 from ..model.projections import Decoder, Projection
 from ..model.weight_names import token_weights
-from ..sparsity.changes import Change
+from ..sparsity.masks import Change
 
 
 ROWS = 1024  # at a time, whose values are compared with the rounded ones

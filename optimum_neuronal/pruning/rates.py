@@ -9,7 +9,7 @@ import torch
 from ..formats.code_checks import GROUP
 from ..formats.codebooks import TABLES, magnitudes
 from ..saliency.rounding import round_kept, round_nearest
-from ..sparsity.cuts import apply_cut, find_cut, sort_rows
+from ..sparsity.masks import apply_cut, find_cut, sort_rows
 from ..trials.divergence import kl
 from ..trials.output_errors import piece_length
 
@@ -97,7 +97,7 @@ def _masked(device: torch.device) -> tuple[float, float]:
     counts = torch.full(MASKED[:1], MASKED[1] // 2)
     ranked = sort_rows(saliency)
     ranking = _best(lambda: sort_rows(saliency), device)
-    masking = _best(lambda: saliency.masked_fill(apply_cut(saliency * 2, find_cut(ranked * 2, counts)), 0), device)
+    masking = _best(lambda: torch.where(apply_cut(saliency * 2, find_cut(ranked * 2, counts)), saliency, 0), device)
     return saliency.numel() / ranking, saliency.numel() / masking
 
 

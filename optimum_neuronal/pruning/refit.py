@@ -18,7 +18,7 @@ from ..engine.statistics import Hessian, Norms
 from ..engine.streams import Stream
 from ..model.projections import Block
 from ..model.trial import TrialWeights
-from ..sparsity.changes import Change, NewWeight
+from ..sparsity.masks import Change, NewWeight
 from ..trials.engine import Engine
 
 

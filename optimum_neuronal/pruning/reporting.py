@@ -13,7 +13,7 @@ from ..engine.offload import BlockLoader
 from ..model.identity import versions
 from ..model.projections import Decoder
 from ..report import PruningReport
-from ..sparsity.changes import Change
+from ..sparsity.masks import Change
 from ..sparsity.plan import row_sparsity
 from ..system.memory import peak_memory
 from .prune import PruneOutcome

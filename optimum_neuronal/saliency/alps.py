@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from transformers.utils import logging
 
-from ..sparsity.pattern import ColumnPattern
+from ..sparsity.masks import ColumnPattern
 from ..sparsity.plan import row_counts
 from ..system.compute import full_precision
 from ..validation import check_number, check_whole

@@ -9,7 +9,7 @@ import torch
 
 from ..engine.statistics import Hessian, SquaredNorms
 from ..registry import Registry
-from ..sparsity.pattern import ColumnPattern
+from ..sparsity.masks import ColumnPattern
 from ..system.compute import full_precision
 from .dampening import DAMPENING, dense_target
 

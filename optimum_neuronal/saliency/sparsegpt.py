@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from ..sparsity.cuts import prune_whole
-from ..sparsity.pattern import ColumnPattern, prune_columns
+from ..sparsity.masks import ColumnPattern, mask_groups, mask_whole
 from ..validation import check_number, check_whole
 from .base import WeightUpdate, check_asked, register_saliency
 from .dampening import DampenedHessian
@@ -67,14 +66,14 @@ class SparseGPT(WeightUpdate):
     ) -> torch.Tensor:
         """Prunes and updates a few columns in place; returns their errors, which the columns to come make up for."""
         scale = inverse.diagonal()
-        mask = None if pattern else prune_whole((weight / scale).square(), count)
+        mask = None if pattern else mask_whole((weight / scale).square(), count)
         errors = torch.zeros_like(weight)
         for column in range(weight.shape[1]):
             if pattern and column % pattern.group == 0:
                 columns = slice(column, column + pattern.group)
-                fallen = prune_columns((weight[:, columns] / scale[columns]).square(), pattern)
-                mask = fallen if mask is None else torch.cat([mask, fallen], dim=1)
-            kept = torch.where(mask[:, column], 0, weight[:, column])
+                own = mask_groups((weight[:, columns] / scale[columns]).square(), pattern)
+                mask = own if mask is None else torch.cat([mask, own], dim=1)
+            kept = torch.where(mask[:, column], weight[:, column], 0)
             errors[:, column] = (weight[:, column] - kept) / scale[column]
             weight[:, column:] -= torch.outer(errors[:, column], inverse[column, column:])
             weight[:, column] = kept

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..sparsity.cuts import prune_rows, prune_whole
-from ..sparsity.pattern import ColumnPattern, prune_columns
+from ..sparsity.masks import ColumnPattern, mask_groups, mask_rows, mask_whole
 
 
 NARROW = 0.05  # half-width of the window around the last threshold in which the next one is looked for
@@ -48,7 +47,7 @@ class OfWhole(Support):
         return sizes >= self._threshold
 
     def exactly(self, values: torch.Tensor) -> torch.Tensor:
-        return ~prune_whole(values.abs(), values.numel() - self.count)
+        return mask_whole(values.abs(), values.numel() - self.count)
 
     def _find_threshold(self, sizes: torch.Tensor) -> float:
         """The smallest size that stays. It moves little between iterations, so most sizes need no sorting."""
@@ -72,7 +71,7 @@ class OfRows(Support):
         self.counts = counts
 
     def kept(self, values: torch.Tensor) -> torch.Tensor:
-        return ~prune_rows(values.abs(), values.shape[1] - self.counts)
+        return mask_rows(values.abs(), values.shape[1] - self.counts)
 
 
 class OfGroups(Support):
@@ -86,7 +85,7 @@ class OfGroups(Support):
         self.pattern = pattern
 
     def kept(self, values: torch.Tensor) -> torch.Tensor:
-        return ~prune_columns(values.abs(), self.pattern)
+        return mask_groups(values.abs(), self.pattern)
 
 
 class OfParts(Support):

@@ -105,7 +105,7 @@ class TopUp(ABC):
 
         Args:
             projection ([`Projection`]): whose mask it is.
-            mask (`Tensor`): boolean, shape (out, in), True where pruned.
+            mask (`Tensor`): boolean, shape (out, in), True where kept.
             score (`Tensor` of float32, shape (out, in)): the saliency that the mask was made of.
             statistic ([`SquaredNorms`], *optional*): of the class's `statistic`; None if nothing was calibrated.
         """

@@ -18,7 +18,7 @@ from ..engine.streams import Stream, Streams
 from ..engine.unfinished import UnfinishedRun
 from ..model.projections import Block, Decoder, Projection
 from ..model.trial import trial_weights
-from ..sparsity.changes import Zeros
+from ..sparsity.masks import Zeros
 from ..sparsity.plan import SparsityPlan, row_counts
 from ..trials.engine import Engine
 from ..trials.sweep import Sweep
@@ -226,11 +226,11 @@ class Rate:
         return 1 - self.logits.softmax(dim=0) @ self._prunes
 
     def mask(self) -> torch.Tensor:
-        """The mask at the present sparsity: boolean, shape (out, in), True where pruned."""
+        """Return the mask at the present sparsity: boolean, shape (out, in), True where kept."""
         share = min(max(self.sparsity.item(), 0.0), 1.0)
         counts = row_counts(share, self.projection.shape).to(self._order.device)
-        falls = torch.arange(self._order.shape[1], device=self._order.device) < counts[:, None]
-        return torch.zeros_like(falls).scatter_(1, self._order.long(), falls)
+        kept = torch.arange(self._order.shape[1], device=self._order.device) >= counts[:, None]
+        return torch.zeros_like(kept).scatter_(1, self._order.long(), kept)
 
     def by_rank(self, gradient: torch.Tensor) -> torch.Tensor:
         """Sum over the rows of what belongs to the weights of each rank, (out, in) -> (in,)."""

@@ -75,16 +75,16 @@ class DSnoT(TopUp):
         from the start, and all cycles of all rows are one cumulative sum.
         """
         output = weight * mean  # what every weight adds to its row's expected output
-        shift = (output * mask).sum(dim=1, keepdim=True)
+        shift = (output * ~mask).sum(dim=1, keepdim=True)
         sign = shift.sign()
-        grown, may_grow = _ranked(output.abs() / variance, mask & (output.sign() == sign), self.cycles, True)
-        fallen, may_fall = _ranked(weight.abs() * norm, ~mask & (output.sign() == -sign), self.cycles, False)
+        grown, may_grow = _ranked(output.abs() / variance, ~mask & (output.sign() == sign), self.cycles, True)
+        fallen, may_fall = _ranked(weight.abs() * norm, mask & (output.sign() == -sign), self.cycles, False)
         after = shift + (output.gather(1, fallen) - output.gather(1, grown)).cumsum(dim=1)
         before = torch.cat([shift, after[:, :-1]], dim=1)
         goes_on = may_grow & may_fall & (before.abs() > self.threshold) & (after.sign() == sign)
         exchanged = goes_on.int().cumprod(dim=1).bool()
-        refined = mask.scatter(1, grown, mask.gather(1, grown) & ~exchanged)
-        return refined.scatter(1, fallen, refined.gather(1, fallen) | exchanged)
+        refined = mask.scatter(1, grown, mask.gather(1, grown) | exchanged)
+        return refined.scatter(1, fallen, refined.gather(1, fallen) & ~exchanged)
 
 
 def moments(statistic: Moments) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,9 +10,17 @@ from ..model.projections import Block, Projection
 from ..model.trial import ChangeOf
 from ..saliency import Saliency
 from ..saliency.rounding import SWEEPS
-from ..sparsity.changes import NewWeight, Zeros
-from ..sparsity.cuts import Cut, apply_cut, find_cut, prune_rows, sort_rows
-from ..sparsity.pattern import ColumnPattern, prune_columns
+from ..sparsity.masks import (
+    ColumnPattern,
+    Cut,
+    NewWeight,
+    Zeros,
+    apply_cut,
+    find_cut,
+    mask_groups,
+    mask_rows,
+    sort_rows,
+)
 from ..sparsity.plan import SparsityPlan
 from .few_bits import Solved, round_solved
 from .projection_activations import projection_activations
@@ -81,8 +89,8 @@ class PlanApplier:
     def mask(self, projection: Projection, score: torch.Tensor, plan: SparsityPlan) -> torch.Tensor:
         """The mask that the plan, or the pattern, makes of a projection's saliency."""
         if self.pattern is not None:
-            return prune_columns(score, self.pattern)
-        return prune_rows(score, plan.row_counts(projection.name, projection.shape))
+            return mask_groups(score, self.pattern)
+        return mask_rows(score, plan.row_counts(projection.name, projection.shape))
 
     def updated(
         self,
@@ -134,7 +142,7 @@ class PlanApplier:
         if self.saliency.updates_weights:
             return self.updated(projections, norms, activations, plan)
         masks = {p.name: self.mask(p, self.score(p, activations), plan) for p in projections}
-        sparse = {p.name: p.weight.masked_fill(masks.pop(p.name), 0) for p in projections}
+        sparse = {p.name: torch.where(masks.pop(p.name), p.weight, 0) for p in projections}
         return sparse if self.value_bits is None else self.rounded(projections, sparse, activations)
 
     def rounded(

@@ -23,7 +23,7 @@ from ..formats.bitmask import packed_bytes
 from ..formats.packed import PackedWeight
 from ..model.projections import Block, Projection
 from ..model.trial import ChangeOf
-from ..sparsity.changes import NewWeight
+from ..sparsity.masks import NewWeight
 from ..sparsity.plan import SparsityPlan
 from .applier import PlanApplier
 from .records import Finding, StepRecords

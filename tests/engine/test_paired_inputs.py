@@ -11,7 +11,7 @@ from optimum_neuronal.engine.streams import Stream
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.trial import TrialWeights, trial_weights
 from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.sparsity.changes import Zeros
+from optimum_neuronal.sparsity.masks import Zeros
 
 
 def sweep_of(model, ids, batch_size=4, **chosen):
@@ -30,7 +30,7 @@ def order(model, ids, index=0, **chosen) -> list[list[str]]:
 def every_other(projection):
     """Zeros in a checkerboard, whatever the weight."""
     rows, columns = projection.shape
-    return Zeros((torch.arange(rows)[:, None] + torch.arange(columns)) % 2 == 0)
+    return Zeros((torch.arange(rows)[:, None] + torch.arange(columns)) % 2 == 1)
 
 
 class TestStages:

@@ -15,12 +15,12 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.model.trial import TrialWeights, trial_weights
 from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.sparsity.changes import Zeros
+from optimum_neuronal.sparsity.masks import Zeros
 
 
 def every_other(projection):
     rows, columns = projection.shape
-    return Zeros((torch.arange(rows)[:, None] + torch.arange(columns)) % 2 == 0)
+    return Zeros((torch.arange(rows)[:, None] + torch.arange(columns)) % 2 == 1)
 
 
 def paired(model, ids, batch_size=4, max_hidden_bytes=None, **chosen):

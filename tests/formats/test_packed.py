@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from optimum_neuronal.formats.packed import PackedMask, PackedWeight
-from optimum_neuronal.sparsity.changes import Zeros
+from optimum_neuronal.sparsity.masks import Zeros
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (8, 8), (17, 33)])
@@ -23,7 +23,7 @@ def test_packed_weights_come_back_bit_for_bit(shape, dtype):
     target = torch.ones(shape, dtype=dtype)
     packed.apply_to(target)
     assert torch.equal(target, weight)
-    Zeros(torch.ones(shape, dtype=torch.bool)).apply_to(target)
+    Zeros(torch.zeros(shape, dtype=torch.bool)).apply_to(target)
     assert not target.any()
 
 

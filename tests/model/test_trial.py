@@ -7,11 +7,11 @@ from torch import nn
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Projection
 from optimum_neuronal.model.trial import TrialWeights, trial_weights
-from optimum_neuronal.sparsity.changes import Zeros
+from optimum_neuronal.sparsity.masks import Zeros
 
 
 def everything(projection):
-    return Zeros(torch.ones(projection.shape, dtype=torch.bool))
+    return Zeros(torch.zeros(projection.shape, dtype=torch.bool))
 
 
 def test_trial_weights_are_put_back(any_model):
@@ -49,7 +49,7 @@ def test_only_the_experts_that_are_asked_for_change(transposed):
     row = torch.zeros(experts[0].shape, dtype=torch.bool)
     row[1] = True
     original = module.up.data
-    with trial_weights(experts[1:], lambda p: Zeros(row if p.expert == 1 else ~row)):
+    with trial_weights(experts[1:], lambda p: Zeros(~row if p.expert == 1 else row)):
         assert experts[0].weight.bool().all()
         assert torch.equal(experts[1].weight == 0, row) and torch.equal(experts[2].weight == 0, ~row)
     assert module.up.data.data_ptr() == original.data_ptr()
@@ -62,7 +62,7 @@ def test_one_change_exists_at_a_time():
 
     def change_of(projection):
         assert all(change() is None for change in made), "an earlier one is still alive"
-        change = Zeros(torch.ones(2, 2, dtype=torch.bool))
+        change = Zeros(torch.zeros(2, 2, dtype=torch.bool))
         made.append(weakref.ref(change))
         return change
 
@@ -99,7 +99,7 @@ class TestPrepared:
         layer.module.weight = nn.Parameter(torch.ones(4, 2))  # (in, out)
         row = torch.zeros(2, 4, dtype=torch.bool)
         row[1] = True
-        (tensor,) = TrialWeights([layer], lambda p: Zeros(row)).tensors.values()
+        (tensor,) = TrialWeights([layer], lambda p: Zeros(~row)).tensors.values()
         assert tensor.tolist() == [[1.0, 0.0]] * 4
         assert layer.module.weight.bool().all()
 

@@ -18,7 +18,7 @@ from optimum_neuronal.pruning import final_pass as dense_targets
 from optimum_neuronal.pruning.final_pass import STAGES, DenseTargets, DenseTargetsPass, PruningPass
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.sparsity.pattern import ColumnPattern
+from optimum_neuronal.sparsity.masks import ColumnPattern
 
 
 FAST = {"saliency": "alps", "saliency_args": {"iterations": 9}}

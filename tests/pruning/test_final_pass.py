@@ -22,7 +22,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prune as finding
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.cuts import prune_rows
+from optimum_neuronal.sparsity.masks import mask_rows
 from optimum_neuronal.trials.engine import Engine
 
 
@@ -183,17 +183,17 @@ def test_final_masks_follow_the_pruned_stream(family, ids, saliency):
         sweep = make_sweep(model, ids, saliency)
         plan = uniform(sweep, 0.7)
         before = state(model)
-        masks = {name: ~kept.unpack() for name, kept in FinalPruning(sweep.engine, plan).find().items()}
+        masks = {name: mask.unpack() for name, mask in FinalPruning(sweep.engine, plan).find().items()}
         assert unchanged(model, before)
         for block in sweep.decoder.blocks:
             norms = squared_norms(model, ids, block.projections)
             for projection in block.pruned:
                 score = sweep.saliency.score(projection.weight, activation(norms[projection.name]))
-                expected = prune_rows(score, plan.row_counts(projection.name, projection.shape))
+                expected = mask_rows(score, plan.row_counts(projection.name, projection.shape))
                 different = (expected != masks[projection.name]).sum().item()
                 assert different <= 2, "equal but for rounding, which differs between one forward and a replay"
             for projection in block.pruned:
-                projection.weight.masked_fill_(masks[projection.name], 0)
+                projection.weight.masked_fill_(~masks[projection.name], 0)
 
 
 def test_refine_edits_masks(llama, ids):
@@ -203,7 +203,7 @@ def test_refine_edits_masks(llama, ids):
 
         def refine(projection, mask, score, statistic):
             seen.append((projection.name, statistic.value.shape[1:], score.shape == mask.shape))
-            return torch.zeros_like(mask)
+            return torch.ones_like(mask)
 
         masks = FinalPruning(sweep.engine, uniform(sweep), refine).find()
     assert [name for name, *_ in seen] == list(sweep.decoder.projections)

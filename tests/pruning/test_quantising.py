@@ -6,13 +6,13 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.quantising import check_dtypes, round_changes
-from optimum_neuronal.sparsity.changes import Zeros
+from optimum_neuronal.sparsity.masks import Zeros
 
 
 def changes_of(decoder, sparsity=0.6):
     generator = torch.Generator().manual_seed(0)
     return {
-        name: Zeros(torch.rand(projection.shape, generator=generator) < sparsity)
+        name: Zeros(torch.rand(projection.shape, generator=generator) >= sparsity)
         for name, projection in decoder.projections.items()
     }
 
@@ -52,7 +52,7 @@ def test_outliers_that_are_clipped_are_counted():
         projection.weight.fill_(0.01)
         projection.weight[0, 0] = 0.08  # so far off that no table has levels for both
     _, roundings = round_changes(
-        decoder, {n: Zeros(torch.zeros(p.shape, dtype=torch.bool)) for n, p in decoder.projections.items()}, 2
+        decoder, {n: Zeros(torch.ones(p.shape, dtype=torch.bool)) for n, p in decoder.projections.items()}, 2
     )
     assert roundings[name].clipped == 1
 

@@ -20,7 +20,7 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.trial import trial_weights
 from optimum_neuronal.pruning.refit import Refit, _Weights
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.sparsity.changes import NewWeight
+from optimum_neuronal.sparsity.masks import NewWeight
 
 
 FIELDS = {"topup": "uniform", "num_samples": 16, "num_alignment_samples": 4, "min_expert_tokens": 1}

@@ -17,7 +17,7 @@ from optimum_neuronal.model.trial import trial_weights
 from optimum_neuronal.pruning import refit as rounded_refit
 from optimum_neuronal.pruning.refit import Refit, RoundedRefit, all_epochs
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.sparsity.changes import NewWeight
+from optimum_neuronal.sparsity.masks import NewWeight
 
 
 @pytest.fixture

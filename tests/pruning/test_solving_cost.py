@@ -15,7 +15,7 @@ from optimum_neuronal.pruning.solving_cost import FLOAT32, OTHERS, SQUARES, Solv
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.rounding import SWEEPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.sparsity.pattern import ColumnPattern
+from optimum_neuronal.sparsity.masks import ColumnPattern
 from optimum_neuronal.trials.applier import QUICK
 from optimum_neuronal.trials.levels import level_sparsities, levels_bytes
 

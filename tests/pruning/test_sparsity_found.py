@@ -6,7 +6,7 @@ from by_hand import make_block
 
 from optimum_neuronal.model.projections import Block
 from optimum_neuronal.pruning.reporting import measure_sparsity
-from optimum_neuronal.sparsity.changes import NewWeight, Zeros
+from optimum_neuronal.sparsity.masks import NewWeight, Zeros
 
 
 def test_zeros_are_counted_by_projection_by_block_and_on_the_whole():
@@ -27,7 +27,7 @@ def test_zeros_are_counted_by_projection_by_block_and_on_the_whole():
 def test_what_weights_will_be_is_counted_before_they_are():
     block = make_block([[0.0, 2.0], [3.0, 4.0]], [[1.0], [2.0]])
     changes = {
-        "block.0": Zeros(torch.tensor([[False, True], [True, False]])),
+        "block.0": Zeros(torch.tensor([[True, False], [False, True]])),
         "block.1": NewWeight(torch.tensor([[0.0], [7.0]])),
     }
     whole, blocks, projections = measure_sparsity(SimpleNamespace(blocks=[block]), changes)

@@ -7,7 +7,7 @@ from trained import demo_layers, loss, reference_layers
 from optimum_neuronal.saliency import admm, alps
 from optimum_neuronal.saliency.alps import ALPS, QUICK
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.sparsity.pattern import ColumnPattern
+from optimum_neuronal.sparsity.masks import ColumnPattern
 from optimum_neuronal.sparsity.plan import row_counts
 
 

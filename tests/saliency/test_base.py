@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.pattern import ColumnPattern
+from optimum_neuronal.sparsity.masks import ColumnPattern
 
 
 @pytest.mark.parametrize("name", SALIENCIES.names())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.sparsity.pattern import ColumnPattern
+from optimum_neuronal.sparsity.masks import ColumnPattern
 
 
 def inputs(features: int, tokens: int = 200, seed: int = 0) -> torch.Tensor:

@@ -3,7 +3,7 @@ import torch
 
 from optimum_neuronal.saliency import supports
 from optimum_neuronal.saliency.supports import OfGroups, OfParts, OfRows, OfWhole
-from optimum_neuronal.sparsity.pattern import ColumnPattern
+from optimum_neuronal.sparsity.masks import ColumnPattern
 
 
 VALUES = torch.tensor([[1.0, -5.0, 2.0, 0.5], [-3.0, 0.1, 4.0, -0.2]])

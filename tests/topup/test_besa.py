@@ -16,7 +16,7 @@ from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.changes import NewWeight
+from optimum_neuronal.sparsity.masks import NewWeight
 from optimum_neuronal.topup import besa
 from optimum_neuronal.topup.besa import BESA, Rate, reconstruction_loss, tilted
 from optimum_neuronal.trials.engine import Engine
@@ -59,7 +59,7 @@ class TestRate:
         assert self.rate().kept.tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8])
 
     def test_mask_prunes_the_least_salient(self):
-        assert self.rate().mask().tolist() == [[False, True, False, True], [True, True, False, False]]
+        assert self.rate().mask().tolist() == [[True, False, True, False], [False, False, True, True]]
 
     def test_gradients_are_gathered_by_rank(self):
         gradient = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]])
@@ -108,7 +108,7 @@ def finite_difference(sweep, block, rates, moved, rank, data, epsilon=1e-4):
     for sign in (1, -1):
         weights = {}
         for rate in rates:
-            mask = (~rate.mask()).double()
+            mask = rate.mask().double()
             if rate is moved:
                 column = rate._order[:, rank : rank + 1].long()
                 mask.scatter_add_(1, column, torch.full(column.shape, sign * epsilon, dtype=mask.dtype))

@@ -23,11 +23,11 @@ def around(*means, deviation=1.0):
 
 def refined(row, pruned, statistic, **fields):
     """Indices of the weights of one row that are pruned after the refinement."""
-    projection, mask = make_projection([row]), torch.tensor([[index in pruned for index in range(len(row))]])
+    projection, mask = make_projection([row]), torch.tensor([[index not in pruned for index in range(len(row))]])
     before = mask.clone()
     found = DSnoT(**fields).refine(projection, mask, projection.weight.abs(), statistic)
-    assert torch.equal(mask, before) and int(found.sum()) == len(pruned)
-    return set(found[0].nonzero().flatten().tolist())
+    assert torch.equal(mask, before) and int((~found).sum()) == len(pruned)
+    return set((~found)[0].nonzero().flatten().tolist())
 
 
 def test_moments_are_over_all_tokens():
@@ -111,8 +111,8 @@ def test_an_expert_that_received_nothing():
 def one_by_one(row, mask, mean, variance, norm, cycles, threshold):
     """The method as it is told in DSnoT's docstring, cycle by cycle."""
     output, mask = row * mean, mask.clone()
-    pruned, kept = set(mask.nonzero().flatten().tolist()), set((~mask).nonzero().flatten().tolist())
-    shift = output[mask].sum()
+    pruned, kept = set((~mask).nonzero().flatten().tolist()), set(mask.nonzero().flatten().tolist())
+    shift = output[~mask].sum()
     for _ in range(cycles):
         grow = [index for index in pruned if output[index] * shift > 0]
         fall = [index for index in kept if output[index] * shift < 0]
@@ -124,7 +124,7 @@ def one_by_one(row, mask, mean, variance, norm, cycles, threshold):
         if after * shift <= 0:
             break
         shift = after
-        mask[grown], mask[fallen] = False, True
+        mask[grown], mask[fallen] = True, False
         pruned.remove(grown)
         kept.remove(fallen)
     return mask
@@ -137,7 +137,7 @@ def test_all_rows_at_once_are_a_loop_over_cycles(cycles, threshold, monkeypatch)
     statistic = Moments()
     statistic.update(torch.randn(4, 9, 40, generator=generator) + torch.randn(40, generator=generator), sequences=4)
     projection = make_projection(torch.randn(20, 40, generator=generator))
-    mask = torch.rand(20, 40, generator=generator) < torch.linspace(0, 1, 20)[:, None]
+    mask = torch.rand(20, 40, generator=generator) >= torch.linspace(0, 1, 20)[:, None]
     found = DSnoT(cycles, threshold).refine(projection, mask, projection.weight.abs(), statistic)
     mean, variance = moments(statistic)
     norm = statistic.value.mean(dim=0).sqrt()

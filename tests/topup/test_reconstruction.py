@@ -6,7 +6,7 @@ from sweeps import build_sweep
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.cuts import prune_rows
+from optimum_neuronal.sparsity.masks import mask_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import block_plan
 from optimum_neuronal.topup.reconstruction import reconstruction_errors
@@ -25,8 +25,8 @@ def brute_reconstruction_error(model, ids, plan, projections):
     total = 0.0
     for name, projection in projections.items():
         score = projection.weight.abs() * norms[name].mean(dim=0).sqrt()
-        mask = prune_rows(score, plan.row_counts(name, projection.shape))
-        difference = inputs[name] @ projection.weight.T - inputs[name] @ projection.weight.masked_fill(mask, 0).T
+        mask = mask_rows(score, plan.row_counts(name, projection.shape))
+        difference = inputs[name] @ projection.weight.T - inputs[name] @ projection.weight.masked_fill(~mask, 0).T
         total += difference.double().square().sum().item()
     return total
 

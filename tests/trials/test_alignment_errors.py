@@ -8,8 +8,7 @@ from sweeps import build_sweep, make_sweep, uniform
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.trial import trial_weights
-from optimum_neuronal.sparsity.changes import Zeros
-from optimum_neuronal.sparsity.cuts import prune_rows
+from optimum_neuronal.sparsity.masks import Zeros, mask_rows
 from optimum_neuronal.sparsity.plan import row_counts
 from optimum_neuronal.topup.neuronal import block_plan
 
@@ -26,7 +25,7 @@ def test_dense_alignment_by_brute_force(any_model, ids):
         def mask_of(projection):
             norms = dense[projection.name]
             score = projection.weight.abs() * norms.mean(dim=0).sqrt()
-            return Zeros(prune_rows(score, row_counts(plan.sparsity[projection.name], projection.shape)))
+            return Zeros(mask_rows(score, row_counts(plan.sparsity[projection.name], projection.shape)))
 
         tokens = token_counts(any_model, ids[:4], projections)
         with trial_weights(list(projections.values()), mask_of):

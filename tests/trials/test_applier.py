@@ -10,8 +10,7 @@ from optimum_neuronal.model.projections import Block, Projection
 from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.magnitude import Magnitude
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.sparsity.changes import NewWeight, Zeros
-from optimum_neuronal.sparsity.pattern import ColumnPattern
+from optimum_neuronal.sparsity.masks import ColumnPattern, NewWeight, Zeros
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.trials import applier
 from optimum_neuronal.trials.applier import PlanApplier
@@ -38,7 +37,7 @@ def plan(sparsity):
 
 def test_a_plan_cuts_the_least_salient_weights_of_every_row(block):
     changes = PlanApplier(Wanda()).changes(block, NORMS, [plan(0.5)])
-    assert masks_of(changes, block) == [[[False, True], [True, False]]]
+    assert masks_of(changes, block) == [[[True, False], [False, True]]]
 
 
 def test_several_plans_are_cut_from_one_ranking(block, monkeypatch):
@@ -47,9 +46,9 @@ def test_several_plans_are_cut_from_one_ranking(block, monkeypatch):
     rows = torch.tensor([1.0, 0.0], dtype=torch.float64)
     changes = PlanApplier(Wanda()).changes(block, NORMS, [plan(0.5), plan(0.0), plan(rows)])
     assert masks_of(changes, block) == [
-        [[False, True], [True, False]],
-        [[False, False], [False, False]],
-        [[True, True], [False, False]],
+        [[True, False], [False, True]],
+        [[True, True], [True, True]],
+        [[False, False], [True, True]],
     ]
     assert len(ranked) == 1
 
@@ -58,8 +57,8 @@ def test_a_pattern_decides_instead_of_the_plan():
     block = make_block([[1, 2, 4, 3]])
     norms = {"block.0": SquaredNorms.of(torch.ones(1, 4), tokens=1)}
     changes = PlanApplier(Wanda(), ColumnPattern.parse("1:2")).changes(block, norms, [plan(0.0), plan(0.5)])
-    assert masks_of(changes, block) == 2 * [[[True, False, False, True]]]
-    assert masks_of(PlanApplier(Wanda()).changes(block, norms, [plan(0.5)]), block) == [[[True, True, False, False]]]
+    assert masks_of(changes, block) == 2 * [[[False, True, True, False]]]
+    assert masks_of(PlanApplier(Wanda()).changes(block, norms, [plan(0.5)]), block) == [[[False, False, True, True]]]
 
 
 def test_a_score_that_needs_no_activation_is_given_none(block):
@@ -101,7 +100,7 @@ def test_a_saliency_may_give_a_new_weight(block):
 def test_for_a_trial_its_score_alone_may_do(block):
     saliency, norms = Update([]), {"block.0": hessian_of([1.0, 2.0])}
     changes = PlanApplier(saliency).changes(block, norms, [plan(0.5)], updates=False)
-    assert masks_of(changes, block) == [[[False, True], [True, False]]] and not saliency.given
+    assert masks_of(changes, block) == [[[True, False], [False, True]]] and not saliency.given
 
 
 def test_a_starved_experts_hessian_is_flat():

@@ -6,8 +6,7 @@ from sweeps import make_sweep, state, unchanged, uniform
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import activation
 from optimum_neuronal.model.trial import trial_weights
-from optimum_neuronal.sparsity.changes import Zeros
-from optimum_neuronal.sparsity.cuts import prune_rows
+from optimum_neuronal.sparsity.masks import Zeros, mask_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.trials.deviation import find_deviation
 
@@ -30,7 +29,7 @@ def test_deviation_from_the_dense_model_by_whole_forwards(llama, ids):
 
         def mask_of(projection):
             score = projection.weight.abs() * dense[projection.name]
-            return Zeros(prune_rows(score, plan.row_counts(projection.name, projection.shape)))
+            return Zeros(mask_rows(score, plan.row_counts(projection.name, projection.shape)))
 
         with trial_weights(list(projections.values()), mask_of):
             sparse = activations(llama, ids[:4], projections)

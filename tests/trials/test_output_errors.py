@@ -5,7 +5,7 @@ from sweeps import make_sweep, state, uniform
 import optimum_neuronal.trials.output_errors as module
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import activation
-from optimum_neuronal.sparsity.cuts import prune_rows
+from optimum_neuronal.sparsity.masks import mask_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import block_plan
 
@@ -39,8 +39,8 @@ def _prune_by_hand(model, plan, ids, sweep, groups):
         norms = squared_norms(model, ids, sweep.decoder.projections)
         for projection in projections:
             score = sweep.saliency.score(projection.weight, activation(norms[projection.name]))
-            mask = prune_rows(score, plan.row_counts(projection.name, projection.shape))
-            projection.weight.masked_fill_(mask, 0)
+            mask = mask_rows(score, plan.row_counts(projection.name, projection.shape))
+            projection.weight.masked_fill_(~mask, 0)
 
 
 def test_plans_share_what_they_have_in_common(llama, ids):

@@ -5,7 +5,7 @@ from sweeps import make_sweep, state, unchanged, uniform
 
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import activation
-from optimum_neuronal.sparsity.cuts import prune_rows
+from optimum_neuronal.sparsity.masks import mask_rows
 
 
 @pytest.mark.parametrize("saliency", ["wanda", "sparsegpt"])
@@ -21,8 +21,8 @@ def test_dense_blocks_receive_what_sparse_blocks_before_them_put_out(llama, ids,
             for projection in block.pruned:
                 torch.testing.assert_close(found[projection.name].value, norms[projection.name], rtol=1e-4, atol=1e-4)
                 score = sweep.saliency.score(projection.weight, activation(found[projection.name].value))
-                mask = prune_rows(score, plan.row_counts(projection.name, projection.shape))
-                projection.weight.masked_fill_(mask, 0)
+                mask = mask_rows(score, plan.row_counts(projection.name, projection.shape))
+                projection.weight.masked_fill_(~mask, 0)
         expected = llama.model(ids[:4]).last_hidden_state
         torch.testing.assert_close(llama.model.norm(torch.cat(list(output))), expected, rtol=1e-4, atol=1e-4)
 
