@@ -1,5 +1,8 @@
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import examples
 
 from optimum_neuronal.formats.code_stream import BLOCK, pack_codes, stream_bytes, unpack_codes
 
@@ -21,9 +24,12 @@ def test_three_bits_by_hand():
     assert torch.equal(unpack_codes(stream, kept, 3), codes)
 
 
+SHAPES = [(1, 1), (3, 64), (5, 63), (2, 65), (7, 200), (4, 1), (0, 9), (3, 0)]
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 64), (5, 63), (2, 65), (7, 200), (4, 1), (0, 9), (3, 0)])
-@pytest.mark.parametrize("density", [0, 0.4, 1])
+@examples(25)
+@given(shape=st.sampled_from(SHAPES), density=st.sampled_from([0, 0.4, 1]))
 def test_codes_come_back(bits, shape, density):
     kept, codes = kept_and_codes(shape, bits, density)
     stream = pack_codes(codes, kept, bits)

@@ -35,9 +35,12 @@ def test_eight_bits_by_hand():
     assert torch.equal(coded.unpack(), weight)
 
 
+SHAPES = [(1, 1), (3, 128), (5, 100), (2, 300), (130, 1), (2, 3, 70), (0, 5), (2, 0)]
+
+
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 128), (5, 100), (2, 300), (130, 1), (2, 3, 70), (0, 5), (2, 0)])
+@examples(25)
+@given(dtype=st.sampled_from(DTYPES), shape=st.sampled_from(SHAPES))
 def test_what_was_rounded_has_exact_codes(bits, dtype, shape):
     weight = sparse(shape, dtype, size=0.03)
     coded = CodedWeight.nearest(weight, bits)
@@ -49,21 +52,21 @@ def test_what_was_rounded_has_exact_codes(bits, dtype, shape):
         assert (rounded - weight).abs().max() <= 0.01 * weight.abs().max()
 
 
-@pytest.mark.parametrize("shape", [(128, 3), (256, 384), (2, 128, 5)])
-def test_a_transposed_weight(shape):
+def test_a_transposed_weight():
     """Of whole groups of columns, so that none is padded, and what lies across stays so."""
-    weight = sparse(shape).mT
-    coded = CodedWeight.nearest(weight, 4)
-    assert CodedWeight.exact(weight, 4) is None
-    assert torch.equal(coded.unpack(), CodedWeight.nearest(weight.contiguous(), 4).unpack())
+    for shape in ((128, 3), (256, 384), (2, 128, 5)):
+        weight = sparse(shape).mT
+        coded = CodedWeight.nearest(weight, 4)
+        assert CodedWeight.exact(weight, 4) is None
+        assert torch.equal(coded.unpack(), CodedWeight.nearest(weight.contiguous(), 4).unpack())
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_rounding_errs_no_more_than_it_must(bits):
+def test_rounding_errs_no_more_than_it_must():
     """Less than with the largest value as scale, and the less the more bits there are."""
     weight = sparse((64, 256))
-    error = float((CodedWeight.nearest(weight, bits).unpack() - weight).square().sum() / weight.square().sum())
-    assert error < {8: 4e-5, 4: 0.012, 3: 0.045, 2: 0.16}[bits]
+    for bits, most in {8: 4e-5, 4: 0.012, 3: 0.045, 2: 0.16}.items():
+        error = float((CodedWeight.nearest(weight, bits).unpack() - weight).square().sum() / weight.square().sum())
+        assert error < most, bits
 
 
 def test_an_outlier_is_clipped_or_sets_the_scale_whichever_errs_less():
@@ -108,39 +111,32 @@ def test_a_table_of_ones_own():
         CodedWeight.nearest(sparse((3, 90)), 3, TABLES[2][0])
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_refused(bad):
-    weight = sparse((2, 9))
-    weight[1, 3] = bad
-    for make in (CodedWeight.exact, CodedWeight.nearest):
-        with pytest.raises(ValueError, match="NaN or infinite"):
-            make(weight, 4)
+def test_what_is_not_finite_or_no_matrix_is_refused():
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        weight = sparse((2, 9))
+        weight[1, 3] = bad
+        for make in (CodedWeight.exact, CodedWeight.nearest):
+            with pytest.raises(ValueError, match="NaN or infinite"):
+                make(weight, 4)
+    for weight in (torch.ones(4), torch.ones(2, 2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.int8)):
+        with pytest.raises(ValueError, match="expected at least two dimensions and one of torch.float16"):
+            CodedWeight.nearest(weight, 4)
 
 
-@pytest.mark.parametrize(
-    "weight", [torch.ones(4), torch.ones(2, 2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.int8)]
-)
-def test_other_weights_are_refused(weight):
-    with pytest.raises(ValueError, match="expected at least two dimensions and one of torch.float16"):
-        CodedWeight.nearest(weight, 4)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [8, 3])
-def test_the_largest_and_smallest_numbers(dtype, bits):
-    limits = torch.finfo(dtype)
-    weight = torch.tensor(
-        [[limits.max, -limits.max / 2], [limits.smallest_normal, -limits.smallest_normal / 4]], dtype=dtype
-    )
-    rounded = CodedWeight.nearest(weight, bits).unpack()
-    assert rounded.isfinite().all() and (rounded != 0).all() and torch.equal(rounded.sign(), weight.sign())
-    assert torch.equal(CodedWeight.exact(rounded, bits).unpack(), rounded)
+def test_the_largest_and_smallest_numbers(bits):
+    for dtype in DTYPES:
+        limits = torch.finfo(dtype)
+        small = limits.smallest_normal
+        weight = torch.tensor([[limits.max, -limits.max / 2], [small, -small / 4]], dtype=dtype)
+        rounded = CodedWeight.nearest(weight, bits).unpack()
+        assert rounded.isfinite().all() and (rounded != 0).all() and torch.equal(rounded.sign(), weight.sign())
+        assert torch.equal(CodedWeight.exact(rounded, bits).unpack(), rounded)
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@examples(40)
-@given(data=st.data())
+@examples(25)
+@given(dtype=st.sampled_from(DTYPES), data=st.data())
 def test_whatever_unpacks_has_exact_codes(bits, dtype, data):
     """Any scale of the range and any codes, of a known table: also where the largest level does not occur."""
     table = TABLES[bits][0]
@@ -170,12 +166,11 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_an_error(kind):
+def test_damage_is_an_error():
     coded = CodedWeight.nearest(sparse((2, 200)), 4)
-    part, damage = DAMAGE[kind]
-    with pytest.raises(ValueError, match=r"its (scale|codes|table)"):
-        replace(coded, **{part: damage(getattr(coded, part).clone())}).unpack()
+    for kind, (part, damage) in DAMAGE.items():
+        with pytest.raises(ValueError, match=r"its (scale|codes|table)"):
+            pytest.fail(f"{kind}: {replace(coded, **{part: damage(getattr(coded, part).clone())}).unpack()}")
 
 
 def test_a_scale_where_nothing_is_kept_is_an_error():
