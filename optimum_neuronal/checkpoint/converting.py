@@ -19,7 +19,6 @@ from ..model.load_model import load_skeleton
 from ..model.weight_names import token_weights
 from ..system.notes import get_logger
 from ..validation import check_path
-from .card_file import changed, name_for_card
 from .coding import Coding
 from .files import check_file, read_bytes
 from .head_coding import HeadCoding
@@ -30,14 +29,14 @@ from .names import (
     DENSE_FILE,
     DENSE_INDEX,
     MODEL_CARD,
-    SPARE_MODEL_CARD,
     TOKENIZER_FOLDERS,
     WEIGHT_SUFFIXES,
     is_of_weights,
 )
 from .opening import Checkpoint, Weight, find_checkpoint
+from .own_files import check_directory, is_our_card, may_write_card
 from .packed_writing import SHARD_SIZE, PackedWriter, add_hint, dense_config, packed_config
-from .saving import check_directory, check_free, replaced_checkpoint
+from .saving import check_free, replaced_checkpoint
 from .shards import ShardWriter
 from .sparsity_config import about_head
 
@@ -60,8 +59,8 @@ def convert_checkpoint(
     are to be rounded.
 
     Held in memory are one weight and the file that is being written. Tokenizer, report, model card and other small
-    files come along; `config.json` and the model card are changed to the format. As with every save, whatever
-    happens, `output` holds all of what it held or all of the new checkpoint.
+    files come along; `config.json` and the model card are changed to the format. A README.md of the user's own in the
+    output stays. As with every save, a kill leaves no mixture of old and new files.
 
     Args:
         directory_or_id (`str` or `Path`): of a pruned checkpoint; one on the Hub is downloaded into the cache.
@@ -80,8 +79,7 @@ def convert_checkpoint(
 
     Raises:
         `ValueError`: the checkpoint is damaged, not pruned, or has that format already; or its values cannot be rounded.
-        `OSError`: it cannot be read, or the output cannot be written; nothing is changed. A README.md in the output that
-            is not a card as this package wrote it stays; the new one is written beside it.
+        `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
@@ -94,7 +92,7 @@ def convert_checkpoint(
         in_place = is_same(target, source)
         _check(checkpoint, format, in_place, value_bits, embedding_bits)
         head = _head(checkpoint, format, embedding_bits)
-        others, card = ([], MODEL_CARD) if in_place else (_others(source), name_for_card(target))
+        others = [] if in_place else _others(source)
         check_free(target, _needed(checkpoint, format))
         with replaced_checkpoint(target, is_of_weights) as staging:
             _write_weights(checkpoint, staging, format, size, _coding(checkpoint, format, value_bits), head)
@@ -102,8 +100,8 @@ def convert_checkpoint(
                 (staging / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(check_file(source, name), staging / name)
             _adapt(source, staging, checkpoint, format, {} if value_bits is None else {"value_bits": value_bits}, head)
-            if card != MODEL_CARD and (staging / MODEL_CARD).exists():  # there is one in the target, which stays
-                os.replace(staging / MODEL_CARD, staging / card)
+            if not may_write_card(target):
+                (staging / MODEL_CARD).unlink(missing_ok=True)
     return target
 
 
@@ -283,12 +281,11 @@ def _adapt(
     if format == "packed":
         add_hint(staging)
     bits = sparsity_config.get("value_bits"), sparsity_config.get("embedding_bits")
-    for name in (MODEL_CARD, SPARE_MODEL_CARD):
-        if (source / name).exists():
-            card = read_bytes(source, name)
-            with suppress(UnicodeDecodeError):  # a card of another make stays as it is, in whatever encoding
-                card = changed(card.decode("utf-8"), lambda text: with_format(text, format, *bits)).encode("utf-8")
-            (staging / name).write_bytes(card)
+    if (source / MODEL_CARD).exists():
+        card = read_bytes(source, MODEL_CARD)
+        with suppress(UnicodeDecodeError):
+            card = with_format(card.decode("utf-8"), format, *bits).encode("utf-8") if is_our_card(card) else card
+        (staging / MODEL_CARD).write_bytes(card)
 
 
 def _write_json(path: Path, value: Mapping) -> None:

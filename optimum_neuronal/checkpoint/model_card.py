@@ -18,12 +18,15 @@ from ..model.projections import Projection
 from ..report import REPORT_NAME, PruningReport
 from .card_metadata import make_metadata
 from .origin import hub_id
+from .own_files import MARK
 from .packed_size import PackedSize, packed_size
 
 
 CARD = """---
 {metadata}
 ---
+
+{mark}
 
 # {title}
 
@@ -127,6 +130,7 @@ def make_card(
     text, bits = _calibration_text(report), (report.config.get("value_bits"), report.config.get("embedding_bits"))
     card = CARD.format(
         metadata=make_metadata(model, report, title, code.pipeline_tag).to_yaml(),
+        mark=MARK,
         title=title,
         sparsity=report.achieved_sparsity,
         requested=report.requested_sparsity,

@@ -13,7 +13,6 @@ from ..report import REPORT_NAME as REPORT_NAME
 CONFIG = "config.json"  # without it a directory is no model
 GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"
-SPARE_MODEL_CARD = "MODEL_CARD.md"  # where README.md is the user's
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = f"{SUFFIX}.index.json"
@@ -29,7 +28,7 @@ TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "tokenizer.model", "spiece.model",
 )  # fmt: skip
 FILES = (
-    CONFIG, GENERATION_CONFIG, MODEL_CARD, SPARE_MODEL_CARD, REPORT_NAME, DENSE_FILE, DENSE_INDEX, PACKED_INDEX,
+    CONFIG, GENERATION_CONFIG, MODEL_CARD, REPORT_NAME, DENSE_FILE, DENSE_INDEX, PACKED_INDEX,
     *TOKENIZER_FILES,
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What a directory holds that is the user's own: no command writes there unless it is told to."""
+"""Protects the user's own files: checks the directory that a checkpoint is written to, and keeps the user's README.md."""
 
 import os
 from collections.abc import Collection
@@ -7,34 +7,59 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from ..files.directories import is_same
-from .card_file import may_be_replaced
+from ..files.atomic import STAGING
+from ..files.directories import check_writable, is_same
 from .files import read_json
 from .names import CONFIG, FILES, MODEL_CARD, REPORT_NAME, TOKENIZER_FOLDERS, is_of_weights
-from .saving import check_directory
 
 
 SHOWN = 3  # names in an error
+
+# A comment, which readers of the card do not see.
+MARK = "<!-- Written by optimum_neuronal, and replaced when a model is saved here again. To keep your edits, remove this line. -->"
+
+
+def is_our_card(card: bytes) -> bool:
+    """Return True if this package wrote a card, and nobody has removed the line that says so."""
+    return MARK.encode() in card
+
+
+def may_write_card(directory: Path) -> bool:
+    """Return True if a directory has no README.md, or one that this package may replace."""
+    with suppress(FileNotFoundError):
+        return is_our_card((directory / MODEL_CARD).read_bytes())
+    return True
+
+
+def check_directory(directory: str | Path) -> Path:
+    """Return the absolute path of a directory that a model can be saved in; create nothing.
+
+    Raises:
+        `ValueError`, `OSError`: the directory cannot be written, see [`check_writable`].
+        `FileExistsError`: it holds a folder where a file of a checkpoint belongs.
+    """
+    path = check_writable(directory, "save to")
+    for name in FILES:
+        if (path / name).is_dir():
+            raise FileExistsError(f"{path / name} is a folder in the way: rename it or choose another directory.")
+    return path
 
 
 def check_output(
     directory: str | Path, overwrite: bool = False, source: str | Path | None = None, own: Collection[str] = ()
 ) -> Path:
-    """Raises before long work what would keep a command from writing a checkpoint to a directory; creates nothing.
+    """Return the absolute path of a directory that a command may write a checkpoint to; create nothing.
 
     Args:
         directory (`str` or `Path`): may exist or not.
-        overwrite (`bool`): whether files of other models in it may be replaced.
+        overwrite (`bool`): True if files of other models in it may be replaced.
         source (`str` or `Path`, *optional*): the model that is read: a Hub id, or a directory, which is never written to.
         own (`Collection[str]`): further names that the command writes to a directory that holds a pruned model.
 
-    Returns:
-        `Path`: the same one, absolute.
-
     Raises:
         `ValueError`, `OSError`: see [`check_directory`].
-        `FileExistsError`: it is the model's own directory; or it holds what no command has written, or a model card that
-            was edited, and is not to be overwritten.
+        `FileExistsError`: it is the model's own directory; or it holds files that no command has written, a README.md
+            of the user's among them, and `overwrite` is False.
     """
     path = check_directory(directory)
     if source is not None:
@@ -45,18 +70,14 @@ def check_output(
         more = f" and {len(foreign) - SHOWN} more" if len(foreign) > SHOWN else ""
         raise FileExistsError(
             f"{directory} holds {', '.join(foreign[:SHOWN])}{more}, which this command did not write: choose another "
-            "directory; or give --overwrite, with which a model's files in it are replaced and all others stay."
-        )
-    if not may_be_replaced(path / MODEL_CARD):
-        raise FileExistsError(
-            f"{path / MODEL_CARD} was edited since it was written, or is of another make: choose another directory; or give "
-            "--overwrite, with which it stays and the new model card is written beside it."
+            "directory; or give --overwrite, with which a model's files in it are replaced. All others stay, a README.md of "
+            "your own too."
         )
     return path
 
 
 def check_other_directory(source: str | Path, output: str | Path) -> None:
-    """Raises `FileExistsError` if a model would be saved over the files that it was read from."""
+    """Raise `FileExistsError` if a model would be saved over the files that it was read from."""
     if os.path.isdir(source) and is_same(source, output):
         raise FileExistsError(
             f"{output} is the directory that the model was read from, and would be replaced by the pruned one: choose "
@@ -65,22 +86,27 @@ def check_other_directory(source: str | Path, output: str | Path) -> None:
 
 
 def check_not_own(model: PreTrainedModel, output: str | Path) -> None:
-    """Raises `FileExistsError` if a model, whose config tells where it was loaded from, would be saved there."""
+    """Raise `FileExistsError` if a model would be saved to the directory that its config names as its origin."""
     if model.config.name_or_path:
         check_other_directory(model.config.name_or_path, output)
 
 
 def find_foreign(directory: Path, own: Collection[str] = ()) -> list[str]:
-    """Names in a directory of what no command has written there, in order.
+    """Return the names in a directory that no command has written there, in order.
 
-    Everything, unless it holds a pruned model that was saved with its report: this names the files beside the weights.
+    These are all names, unless it holds a pruned model that was saved with its report, which names the files beside the
+    weights.
     """
-    written, names = _written(directory), sorted(entry.name for entry in os.scandir(directory))
-    return [name for name in names if not written or not (name in written or name in own or is_of_weights(name))]
+    names = sorted(name for name in os.listdir(directory) if not name.startswith(STAGING))
+    written = _written(directory)
+    if not written:
+        return names
+    ours = {*written, *own} - (set() if may_write_card(directory) else {MODEL_CARD})
+    return [name for name in names if name not in ours and not is_of_weights(name)]
 
 
 def _written(directory: Path) -> set[str]:
-    """Names of a saved model's files; of one of an earlier release, whose report does not name them, those it may have."""
+    """Return the names that the files of a pruned model in a directory have or may have; none if it holds no such model."""
     with suppress(ValueError, OSError):
         if read_json(directory, CONFIG).get("sparsity_config"):
             files = read_json(directory, REPORT_NAME).get("files")

@@ -16,25 +16,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..compat import transformers as internals
 from ..files.atomic import replaced_directory
-from ..files.directories import check_writable, nearest_existing
+from ..files.directories import nearest_existing
 from ..model.architectures import find_architecture, is_of_experts
 from ..model.find_blocks import find_decoder
 from ..model.packed_modules import packed_modules
 from ..report import PruningReport
 from ..system.notes import get_logger
-from .card_file import name_for_card, seal
 from .hub_access import explained
 from .model_card import make_card
 from .names import (
     CONFIG,
-    FILES,
     GENERATION_CONFIG,
     MODEL_CARD,
     PACKED_INDEX,
-    SPARE_MODEL_CARD,
     WEIGHT_FILES,
     is_of_weights,
 )
+from .own_files import check_directory, may_write_card
 from .packed_size import packed_size
 from .processor_files import copy_processor
 
@@ -46,31 +44,17 @@ logger = get_logger(__name__)
 OFFLOADED_SHARD = 64 * 10**6
 
 
-def check_directory(directory: str | Path) -> Path:
-    """Raises before long work what would keep a model from being saved in `directory`; creates nothing.
-
-    Raises:
-        `ValueError`, `OSError`: the directory cannot be written, see [`check_writable`].
-        `FileExistsError`: it holds a folder where a file of a checkpoint belongs.
-    """
-    path = check_writable(directory, "save to")
-    for name in FILES:
-        if (path / name).is_dir():
-            raise FileExistsError(f"{path / name} is a folder in the way: rename it or choose another directory.")
-    return path
-
-
 def save_pruned(
     model: PreTrainedModel,
     directory: str | Path,
     report: PruningReport,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """Saves model, tokenizer, report and model card.
+    """Save model, tokenizer, report and model card.
 
-    Whatever happens, a kill included, the directory holds all of the old checkpoint or all of the new one, see
-    [`replaced_directory`]. Weight files of the old one are removed; files that are no part of it stay, and so does a
-    README.md that is no card that this package wrote, or was edited since: the new card is then written beside it.
+    Whatever happens, a kill included, the directory holds all of the old checkpoint, all of the new one, or one without
+    a config.json, which does not load; see [`replaced_directory`]. Weight files of the old one are removed; files that
+    are no part of it stay. So does a README.md of the user's own; no card is written then.
 
     Args:
         model (`PreTrainedModel`): the pruned model; saved as ordinary safetensors.
@@ -84,23 +68,24 @@ def save_pruned(
     check_saveable(model)
     path = check_directory(directory)
     check_space(model, path, report.config, report.achieved_sparsity, default_format(model))
-    card = _name_for_card(path, f"{path / MODEL_CARD}")
+    with_card = may_write_card(path)
+    _note_card(with_card, path / MODEL_CARD)
     with replaced_checkpoint(path, _is_replaced) as staging:
-        _write(model, staging, report, tokenizer, path.name, card)
+        _write(model, staging, report, tokenizer, path.name, with_card)
 
 
 @contextmanager
 def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
-    """[`replaced_directory`], with errors that say that nothing was changed."""
-    try:
-        with replaced_directory(path, belongs, last=CONFIG) as staging:
+    """Yield the staging folder of [`replaced_directory`]; errors while it is written say that nothing was changed."""
+    with replaced_directory(path, belongs, last=CONFIG) as staging:
+        try:
             yield staging
-    except (OSError, SafetensorError) as error:
-        raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
+        except (OSError, SafetensorError) as error:
+            raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
 
 
 def _is_replaced(name: str) -> bool:
-    """Whether an old file of this name makes no sense beside the weights of another model."""
+    """Return True if an old file of this name makes no sense beside the weights of another model."""
     return is_of_weights(name) or name == GENERATION_CONFIG
 
 
@@ -141,28 +126,24 @@ def push_pruned(
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-        card = _name_on_hub(api, repo_id, revision)
-        _write(model, Path(folder), report, tokenizer, repo_id, card)
+        with_card = _may_write_card(api, repo_id, revision)
+        _write(model, Path(folder), report, tokenizer, repo_id, with_card)
         return _upload(api, folder, repo_id, revision, commit_message)
 
 
-def _name_on_hub(api: HfApi, repo_id: str, revision: str | None) -> str:
-    """The name under which the card replaces none in the repository that was edited, or is of another make."""
+def _may_write_card(api: HfApi, repo_id: str, revision: str | None) -> bool:
+    """Return True if a repository has no README.md, or one that this package may replace."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in (MODEL_CARD, SPARE_MODEL_CARD):
-            with suppress(EntryNotFoundError):
-                api.hf_hub_download(repo_id, name, revision=revision, local_dir=folder)
-        return _name_for_card(Path(folder), f"{MODEL_CARD} of {repo_id}")
+        with suppress(EntryNotFoundError):
+            api.hf_hub_download(repo_id, MODEL_CARD, revision=revision, local_dir=folder)
+        with_card = may_write_card(Path(folder))
+    _note_card(with_card, f"{MODEL_CARD} of {repo_id}")
+    return with_card
 
 
-def _name_for_card(folder: Path, told: str) -> str:
-    """[`name_for_card`], with a warning if a card stays, which is told of under this name."""
-    card = name_for_card(folder)
-    if card != MODEL_CARD:
-        logger.warning(
-            f"{told} is no model card that this package wrote, or was edited since: it stays, and the new card is in {card}."
-        )
-    return card
+def _note_card(with_card: bool, place: str | Path) -> None:
+    if not with_card:
+        logger.warning(f"{place} is your own, so it stays, and no model card is written.")
 
 
 def _upload(api: HfApi, folder: str, repo_id: str, revision: str | None, commit_message: str) -> str:
@@ -189,7 +170,7 @@ def _write(
     report: PruningReport,
     tokenizer: PreTrainedTokenizerBase | None,
     title: str,
-    card: str,
+    with_card: bool,
 ) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
         with internals.known_as_offloaded(model):
@@ -200,8 +181,8 @@ def _write(
         tokenizer.save_pretrained(folder)
     copy_processor(model, folder)
     format = "packed" if (folder / PACKED_INDEX).exists() else "dense"
-    text = make_card(model, report, title, format, with_tokenizer=tokenizer is not None)
-    (folder / card).write_text(seal(str(text)), encoding="utf-8")
+    if with_card:
+        make_card(model, report, title, format, with_tokenizer=tokenizer is not None).save(folder / MODEL_CARD)
     report.save(folder, os.listdir(folder))
 
 

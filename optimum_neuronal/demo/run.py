@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoint.saving import check_directory
+from ..checkpoint.own_files import check_directory
 from ..config import NeuronALConfig
 from ..evaluation.perplexity import evaluate_perplexity
 from ..pruner import NeuronALPruner

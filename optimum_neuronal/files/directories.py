@@ -1,4 +1,4 @@
-"""What is known of a directory before anything is written to it."""
+"""Checks a directory before anything is written to it."""
 
 import os
 from contextlib import suppress
@@ -7,21 +7,15 @@ from pathlib import Path
 from ..validation import check_path
 
 
-LONGEST_TAIL = len(".") + len(".weights-12345678")  # what is put around its name for directories beside it
-
-
 def check_writable(directory: str | Path, purpose: str) -> Path:
-    """Raises what would keep a directory from being written, or made; creates nothing.
+    """Return the absolute path of a directory that can be written, or made; create nothing.
 
     Args:
         directory (`str` or `Path`): may exist or not.
         purpose (`str`): for messages: `"save to"`.
 
-    Returns:
-        `Path`: the same one, absolute.
-
     Raises:
-        `ValueError`: the name is empty, or no text (not UTF-8), which files of weights cannot be written under.
+        `ValueError`: the name is empty, holds a NUL, or is not UTF-8, which files of weights cannot be written under.
         `NotADirectoryError`: the path, or one of its parents, is a file.
         `PermissionError`: the directory, or the one it would be made in, cannot be written.
         `OSError`: the name is too long.
@@ -40,14 +34,15 @@ def check_writable(directory: str | Path, purpose: str) -> Path:
     existing = nearest_existing(path)
     if not existing.is_dir():
         raise NotADirectoryError(f"Cannot {purpose} {directory}: {existing} is a file. Choose another directory.")
-    _check_length(path, existing, purpose)
     if not os.access(existing, os.W_OK | os.X_OK):
         raise PermissionError(f"Cannot {purpose} {directory}: no permission to write in {existing}.")
+    with suppress(FileNotFoundError):
+        path.lstat()  # a name that is too long
     return path
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path, or the nearest of its parents that exists."""
+    """Return the path, or the nearest of its parents that exists."""
     for parent in (path, *path.parents):
         with suppress(OSError):  # a name that is too long, or a folder that may not be searched
             if os.path.lexists(parent) and parent.exists():
@@ -56,29 +51,18 @@ def nearest_existing(path: Path) -> Path:
 
 
 def is_same(one: str | Path, other: str | Path) -> bool:
-    """Whether two paths lead to the same place, by whatever links; neither need exist."""
+    """Return True if two paths lead to one place, by whatever links; neither need exist."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
 def check_apart(work_dir: str | Path, output: str | Path) -> None:
-    """Raises `ValueError` if a work directory and an output directory are the same, or one lies in the other.
+    """Raise `ValueError` if a work directory and an output directory are one, or one lies in the other.
 
-    The one is replaced as a whole, and the other is removed.
+    The output is replaced as a whole, and the work directory is removed.
     """
     work, out = (Path(os.path.realpath(directory)) for directory in (work_dir, output))
     if work == out or work in out.parents or out in work.parents:
         how = "is also" if work == out else "lies within" if out in work.parents else "holds"
         raise ValueError(
             f"The work directory {work_dir} {how} the output {output}: name another, for it is removed at the end."
-        )
-
-
-def _check_length(path: Path, existing: Path, purpose: str) -> None:
-    if not hasattr(os, "pathconf"):
-        return
-    most = os.pathconf(existing, "PC_NAME_MAX")
-    if len(os.fsencode(path.name)) + LONGEST_TAIL > most:
-        raise OSError(
-            f"Cannot {purpose} {path.name[:40]}...: the name is longer than {most - LONGEST_TAIL} bytes, and longer ones have "
-            "to fit beside it. Choose a shorter one."
         )

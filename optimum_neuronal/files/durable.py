@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Writes a file that is whole or absent, or as it was, whatever happens meanwhile, a power cut included.
+    """Write a file that is whole or absent, or as it was, whatever happens meanwhile, a power cut included.
 
     Args:
         path (`Path`): of the file, in an existing directory.
@@ -29,7 +29,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def tree_to_disk(directory: Path) -> None:
-    """Waits until all files below a directory, and their names, survive a power cut."""
+    """Wait until all files below a directory, and their names, survive a power cut."""
     access = os.O_RDWR if os.name == "nt" else os.O_RDONLY
     for folder, _, files in os.walk(directory):
         for name in files:
@@ -38,7 +38,7 @@ def tree_to_disk(directory: Path) -> None:
 
 
 def directory_to_disk(directory: Path) -> None:
-    """Waits until the names in a directory survive a power cut; does nothing where directories cannot be opened."""
+    """Wait until the names in a directory survive a power cut; do nothing where directories cannot be opened."""
     if hasattr(os, "O_DIRECTORY"):
         _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
 

@@ -1,4 +1,4 @@
-"""Temporary directories of which killed processes leave nothing for long: the next one removes what they have left."""
+"""Temporary directories. What killed processes leave of them is removed by the next process that makes one."""
 
 import os
 import re
@@ -8,46 +8,52 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .locking import locked
+from filelock import FileLock, Timeout
+
+
+LOCK, CONTENT = "lock", "files"  # what a temporary directory holds
 
 
 @contextmanager
 def scratch_directory(place: Path, stem: str) -> Iterator[Path]:
-    """Yields an empty directory, which is removed when the context ends. First, what killed processes have left.
+    """Yield an empty directory, which is removed when the context ends.
+
+    It lies beside a lock, which the system releases when the process dies. What killed processes left is removed first.
 
     Args:
-        place (`Path`): an existing directory, in which it is made.
-        stem (`str`): what its name begins with; eight hexadecimal digits follow.
+        place (`Path`): an existing directory.
+        stem (`str`): beginning of the name; eight hexadecimal digits follow.
 
     Raises:
         `OSError`: the place cannot be written.
     """
-    for directory in left_over(place, stem):
-        with locked(directory) as free:
-            if free:
-                shutil.rmtree(directory, ignore_errors=True)
+    remove_left_over(place, stem)
+    directory, lock = _make(place, stem)
+    try:
+        yield directory / CONTENT
+    finally:
+        lock.release()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _make(place: Path, stem: str) -> tuple[Path, FileLock]:
+    """Return a new directory, and its lock, which is acquired."""
     while True:
-        directory = free_name(place, stem)
+        directory = place / f"{stem}-{uuid.uuid4().hex[:8]}"
         directory.mkdir()
-        with locked(directory) as free:
-            if free is False or not directory.exists():
-                continue  # taken for a left-over before it was locked
-            try:
-                yield directory
-            finally:
+        lock = FileLock(directory / LOCK)
+        with suppress(FileNotFoundError):  # another process removed it before it was locked
+            lock.acquire()
+            (directory / CONTENT).mkdir()
+            return directory, lock
+
+
+def remove_left_over(place: Path, stem: str) -> None:
+    """Remove the temporary directories that killed processes left in a place; those in use stay."""
+    pattern, found = re.compile(rf"{re.escape(stem)}-[0-9a-f]{{8}}"), []
+    with suppress(OSError):
+        found = [Path(entry.path) for entry in os.scandir(place) if pattern.fullmatch(entry.name)]
+    for directory in found:
+        if directory.is_dir() and not directory.is_symlink():
+            with suppress(Timeout, OSError), FileLock(directory / LOCK, blocking=False):
                 shutil.rmtree(directory, ignore_errors=True)
-            return
-
-
-def free_name(place: Path, stem: str) -> Path:
-    """A name that nothing has yet."""
-    return place / f"{stem}-{uuid.uuid4().hex[:8]}"
-
-
-def left_over(place: Path, stem: str) -> list[Path]:
-    """Directories of such names: in use, or left by killed processes. No other name is ever told."""
-    pattern = re.compile(rf"{re.escape(stem)}-[0-9a-f]{{8}}")
-    with suppress(PermissionError):
-        found = [entry.path for entry in list(os.scandir(place)) if pattern.fullmatch(entry.name)]
-        return [Path(entry) for entry in found if os.path.isdir(entry) and not os.path.islink(entry)]
-    return []

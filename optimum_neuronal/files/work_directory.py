@@ -6,10 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from ..system.notes import get_logger
 from .directories import check_writable
 from .journal import IDENTITY, LOCK, OWN_FILE, Journal
-from .locking import hold, let_go
+from .locking import acquired
 
 
 logger = get_logger(__name__)
@@ -37,18 +39,19 @@ class WorkDirectory:
 
     def __init__(self, directory: str | Path | None = None):
         self.path = None if directory is None else check_writable(directory, "record in")
-        self._handle: int | None = None
+        self._lock: FileLock | None = None
 
     def __enter__(self) -> "WorkDirectory":
         if self.path is not None:
-            self._handle = hold(self.path / LOCK)
+            self._lock = acquired(self.path / LOCK)
         return self
 
     def __exit__(self, *_) -> None:
         if self.path is not None and not (self.path / IDENTITY).exists():
             self.remove()
-        handle, self._handle = self._handle, None
-        let_go(handle)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def journal(self, identity: Mapping[str, Any]) -> Journal:
         """What was recorded there, see [`Journal`] for what is raised."""

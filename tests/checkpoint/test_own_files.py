@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from optimum_neuronal.checkpoint.card_file import seal
-from optimum_neuronal.checkpoint.own_files import check_output, find_foreign
+from optimum_neuronal.checkpoint.own_files import MARK, check_output, find_foreign
 
 
 @pytest.fixture
@@ -15,7 +14,7 @@ def saved(tmp_path):
     (folder / "neuronal_report.json").write_text(json.dumps({"files": ["processor_config.json"]}))
     for name in ("packed-00001-of-00002.safetensors", "tokenizer.json", "processor_config.json"):
         (folder / name).write_text("ours")
-    (folder / "README.md").write_text(seal("# llama"))
+    (folder / "README.md").write_text(f"{MARK}\n# llama")
     return folder
 
 
@@ -41,11 +40,18 @@ def test_another_model_is_refused_whole(saved):
         check_output(saved)
 
 
-def test_edits_of_the_card_are_refused(saved):
-    (saved / "README.md").write_text(seal("# llama").replace("llama", "alpaca"))
-    with pytest.raises(FileExistsError, match="README.md was edited since it was written.*--overwrite"):
-        check_output(saved)
+def test_a_readme_without_our_mark_is_the_users(saved):
+    (saved / "README.md").write_text("# alpaca")
+    with pytest.raises(FileExistsError, match="holds README.md, which this command did not write.*--overwrite"):
+        check_output(saved, own=["README.md"])
     check_output(saved, overwrite=True)
+
+
+def test_what_a_killed_save_left_is_no_files_of_the_users(saved, tmp_path):
+    (saved / ".saving-12345678").mkdir()
+    (tmp_path / "new" / ".saving-12345678").mkdir(parents=True)
+    for folder in (saved, tmp_path / "new"):
+        assert check_output(folder) == folder
 
 
 def test_the_models_own_directory_is_always_refused(saved, tmp_path):

@@ -11,7 +11,7 @@ from conftest import make_model
 from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, sparsify
-from optimum_neuronal.checkpoint import saving
+from optimum_neuronal.checkpoint import own_files, saving
 from optimum_neuronal.checkpoint.save_pretrained import save_plainly
 
 
@@ -88,7 +88,7 @@ def test_a_file_in_the_way_is_found_before_the_work(tmp_path):
     file.write_text("precious")
     for path in (file, file / "below"):
         with pytest.raises(NotADirectoryError, match="is a file. Choose another directory"):
-            saving.check_directory(path)
+            own_files.check_directory(path)
     make_model("llama").save_pretrained(tmp_path / "dense")
     pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=NeuronALConfig(0.7, saliency="wanda"))
     with pytest.raises(NotADirectoryError):
@@ -100,13 +100,13 @@ def test_a_file_in_the_way_is_found_before_the_work(tmp_path):
 def test_a_folder_in_the_way_is_found_before_the_work(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(FileExistsError, match=f"{name} is a folder in the way: rename it"):
-        saving.check_directory(tmp_path)
+        own_files.check_directory(tmp_path)
 
 
 def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(PermissionError, match="no permission to write"):
-        saving.check_directory(tmp_path / "model")
+        own_files.check_directory(tmp_path / "model")
 
 
 def test_too_little_space_is_said_before_writing(tmp_path, monkeypatch):
@@ -156,20 +156,27 @@ def test_a_disk_that_fills_up_leaves_the_old_files(tmp_path, monkeypatch, existi
     assert [file.name for file in tmp_path.iterdir()] == (["model"] if existing else [])
 
 
-def test_a_card_that_is_not_ours_stays(tmp_path, caplog):
-    """One that was edited too; the new one is written beside it, and a third one finds no place."""
+def test_a_readme_of_the_users_stays(tmp_path, caplog):
+    """One of ours is replaced, until the user takes it over by removing a line."""
     pruner, model = pruned()
-    (tmp_path / "README.md").write_text("# My project")
+    card = tmp_path / "README.md"
+    card.write_text("# My project")
     pruner.save(model, tmp_path)
-    assert (tmp_path / "README.md").read_text() == "# My project"
-    assert "of the weights" in (tmp_path / "MODEL_CARD.md").read_text()
-    assert "README.md is no model card that this package wrote, or was edited since: it stays" in caplog.text
+    assert card.read_text() == "# My project" and (tmp_path / "model.safetensors").exists()
+    assert "README.md is your own, so it stays, and no model card is written" in caplog.text
+    card.unlink()
     pruner.save(model, tmp_path)
-    (tmp_path / "MODEL_CARD.md").write_text("edited")
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(FileExistsError, match="holds README.md and MODEL_CARD.md, both edited"):
-        pruner.save(model, tmp_path)
-    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    first = card.read_text()
+    assert "of the weights" in first and own_files.MARK in first
+    card.write_text(first + "changed")
+    pruner.save(model, tmp_path)
+    assert card.read_text() == first
+    card.write_text(first.replace(own_files.MARK, "mine"))
+    pruner.save(model, tmp_path)
+    assert card.read_text() == first.replace(own_files.MARK, "mine")
+    card.write_bytes(b"\xff not UTF-8")
+    pruner.save(model, tmp_path)
+    assert card.read_bytes() == b"\xff not UTF-8"
 
 
 def test_the_directory_that_a_model_was_read_from_is_refused(tmp_path):

@@ -10,7 +10,7 @@ from optimum_neuronal.files.directories import check_apart, check_writable, is_s
     [
         ("", ValueError, "Cannot save to '': the name is empty. Name a directory, or '.' for this one"),
         ("a\0b", ValueError, "cannot hold a NUL"),
-        ("x" * 240, OSError, "the name is longer than 2.. bytes"),
+        ("x" * 300, OSError, "name too long: .*x{300}"),
     ],
 )
 def test_names_that_no_model_can_be_saved_under(name, error, message):

@@ -1,21 +1,20 @@
+import errno
 import os
 import socket
 import subprocess
 import sys
 
+import filelock
 import pytest
 
-from optimum_neuronal.files import locking
-from optimum_neuronal.files.locking import hold, let_go
+from optimum_neuronal.files.locking import acquired
 
-
-pytestmark = pytest.mark.skipif(locking.fcntl is None, reason="the system has no such locks")
 
 HOLDING = """
 import sys
 from pathlib import Path
-from optimum_neuronal.files.locking import hold
-hold(Path(sys.argv[1]))
+from optimum_neuronal.files.locking import acquired
+lock = acquired(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -23,11 +22,11 @@ sys.stdin.read()
 
 def test_the_second_is_told_who_holds_it(tmp_path):
     file = tmp_path / "new" / ".lock"
-    handle = hold(file)
+    lock = acquired(file)
     with pytest.raises(BlockingIOError, match=f"new is in use by process {os.getpid()} on {socket.gethostname()}"):
-        hold(file)
-    let_go(handle)
-    let_go(hold(file))
+        acquired(file)
+    lock.release()
+    acquired(file).release()
 
 
 def test_a_killed_process_leaves_no_stale_lock(tmp_path):
@@ -37,39 +36,23 @@ def test_a_killed_process_leaves_no_stale_lock(tmp_path):
     )
     assert process.stdout.readline() == "held\n"
     with pytest.raises(BlockingIOError, match=f"process {process.pid} on"):
-        hold(file)
+        acquired(file)
     process.kill()
     process.communicate()
-    let_go(hold(file))
-
-
-def test_a_lock_that_was_removed_meanwhile_is_taken_anew(tmp_path, monkeypatch):
-    """Whoever waits at a removed file would hold nothing: the next would make another."""
-    file, lock = tmp_path / ".lock", locking._lock
-
-    def removed(handle):
-        monkeypatch.setattr(locking, "_lock", lock)
-        file.unlink()
-        return lock(handle)
-
-    monkeypatch.setattr(locking, "_lock", removed)
-    handle = hold(file)
-    assert os.fstat(handle).st_ino == file.stat().st_ino
-    let_go(handle)
+    acquired(file).release()
 
 
 def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("mine")
     (tmp_path / ".lock").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError):
-        hold(tmp_path / ".lock")
+        acquired(tmp_path / ".lock")
     assert (tmp_path / "precious").read_text() == "mine"
 
 
 def test_a_disk_without_locks_stops_nobody(tmp_path, monkeypatch):
     def refuse(*_args):
-        raise OSError(38, "Function not implemented")
+        raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(locking.fcntl, "flock", refuse)
-    assert hold(tmp_path / ".lock") is None
-    let_go(None)
+    monkeypatch.setattr(filelock.FileLock, "_acquire", refuse)
+    acquired(tmp_path / ".lock").release()

@@ -2,7 +2,6 @@ import os
 
 import pytest
 
-from optimum_neuronal.files import locking
 from optimum_neuronal.files.journal import IDENTITY, LOCK
 from optimum_neuronal.files.work_directory import WorkDirectory
 
@@ -31,7 +30,6 @@ def test_where_nothing_was_recorded_nothing_is_left(tmp_path):
         folder.remove()
 
 
-@pytest.mark.skipif(locking.fcntl is None, reason="the system has no such locks")
 def test_the_second_is_told_who_uses_it(tmp_path):
     work = tmp_path / "work"
     told = f"work is in use by process {os.getpid()} on .*: wait for it to end"
