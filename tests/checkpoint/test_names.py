@@ -11,7 +11,7 @@ PACKAGE = Path(optimum_neuronal.__file__).parent
 # The two that cannot import these names, being below them: what each says is its own.
 OWN = {
     "report.py": {names.REPORT_NAME},
-    "runtime/journal.py": {f".record{names.SUFFIX}"},
+    "files/journal.py": {f".record{names.SUFFIX}"},
 }
 FIXED = {names.CONFIG, names.GENERATION_CONFIG, names.MODEL_CARD, names.REPORT_NAME}
 
