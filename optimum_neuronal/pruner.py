@@ -1,11 +1,14 @@
 """`NeuronALPruner`: prunes a model as a `NeuronALConfig` says, from checks to report."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from optimum.quantization_base import OptimumQuantizer
+from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.loading import load_checkpoint
@@ -19,14 +22,12 @@ from .evaluation.perplexity import evaluate_perplexity, load_windows
 from .evaluation.test_sets import name_test_sets
 from .files.directories import check_apart
 from .files.work_directory import WorkDirectory
-from .methods import Methods
 from .model.check_model import check_model
-from .model.find_blocks import find_decoder
 from .model.load_model import OF_TOKENIZERS, load_streamed
 from .model.weight_names import stored_names
-from .pruning.bit_budget import likely, pairs_within
-from .pruning.calibrating import Pruned, PrunedModels, Tokenizers, check_tokenizer, draw_calibration, find_tokenizer
-from .pruning.context import alone_with, check, open_journal, work_directory
+from .pruning.bit_budget import likely
+from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
+from .pruning.context import PruneContext, alone_with, check, open_journal, work_directory
 from .pruning.final_pass import apply_changes
 from .pruning.prune import find_changes
 from .pruning.quantising import apply_to_head, round_head
@@ -37,6 +38,7 @@ from .system.compute import default_device
 from .system.interrupts import deferred_interrupt
 from .system.memory import reset_peak_memory
 from .system.processes import Processes
+from .trials.records import StepRecords
 from .validation import check_path
 
 
@@ -66,20 +68,20 @@ class NeuronALPruner(OptimumQuantizer):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
         check_tokenizer(tokenizer)
         self.config = config
-        self._tokenizers = Tokenizers(
-            AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        )
-        self._models = PrunedModels()
+        self._given = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        self._last: PreTrainedTokenizerBase | None = None
+        self._tokenizers: WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase] = WeakKeyDictionary()
+        self._pruned: WeakKeyDictionary[PreTrainedModel, _PrunedModel] = WeakKeyDictionary()
         self.report: PruningReport | None = None
         self.model: PreTrainedModel | None = None
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        return self._tokenizers.current
+        return self._given or self._last
 
     @tokenizer.setter
     def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self._tokenizers.given = tokenizer
+        self._given = tokenizer
 
     @classmethod
     def from_pretrained(
@@ -116,7 +118,7 @@ class NeuronALPruner(OptimumQuantizer):
             pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:
             shared = {key: model_kwargs[key] for key in OF_TOKENIZERS if key in model_kwargs}
-            pruner._tokenizers.keep(pruner.model, find_tokenizer(model_or_path, **shared))
+            pruner._keep_tokenizer(pruner.model, find_tokenizer(model_or_path, **shared))
         return pruner
 
     def quantize(
@@ -143,33 +145,25 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
-        tests = name_test_sets(evaluate)
-        check_saveable(self.model)
-        check_not_own(self.model, save_dir)
-        self._check_space(save_dir)
+        model, tests = self.model, name_test_sets(evaluate)
+        check_saveable(model)
+        check_not_own(model, save_dir)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
-        windows = {name: load_windows(self.model.config, self.tokenizer, test) for name, test in tests.items()}
-        with work_directory(work_dir) as folder, alone_with(self.model):
-            before = self._perplexities(windows)
-            model = self._prune(self.model, dataset, folder)
-            after = self._perplexities(windows)
-            report, _ = self._find(model)
-            report.evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
+        with work_directory(work_dir) as folder, alone_with(model):
+            context = check(model, self.config)
+            config = likely(context.config, context.pairs)
+            assert config.sparsity is not None
+            check_space(model, save_dir, config.to_dict(), config.sparsity, config.format)
+            windows = {name: load_windows(model.config, self.tokenizer, test) for name, test in tests.items()}
+            before = _perplexities(model, windows)
+            report = self._prune(context, dataset, folder)
+            after = _perplexities(model, windows)
+            evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
+            self._remember(model, replace(report, evaluation=evaluation))
             self.save(model, save_dir)
             folder.remove()
         return model
-
-    def _check_space(self, save_dir: str | Path) -> None:
-        config = self.config
-        if config.bits_per_weight is not None:  # whatever it is spent on
-            decoder = find_decoder(self.model, config.targets, config.ignore)
-            config = likely(config, pairs_within(decoder, config))
-        assert self.model is not None and config.sparsity is not None
-        check_space(self.model, save_dir, config.to_dict(), config.sparsity, config.format)
-
-    def _perplexities(self, windows: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        return {name: evaluate_perplexity(self.model, None, ids) for name, ids in windows.items()}
 
     def prune(
         self, model: PreTrainedModel, dataset: Any = None, work_dir: str | Path | None = None
@@ -201,36 +195,35 @@ class NeuronALPruner(OptimumQuantizer):
             `RuntimeError`: another thread prunes the model.
         """
         with work_directory(work_dir) as folder, alone_with(model):
-            return self._prune(model, dataset, folder)
+            self._prune(check(model, self.config), dataset, folder)
+        return model
 
-    def _prune(self, model: PreTrainedModel, dataset: Any, folder: WorkDirectory) -> PreTrainedModel:
-        clock = Clock()
-        methods = self.config.make_methods()
-        decoder = check(model, self.config, methods)
+    def _prune(self, context: PruneContext, dataset: Any, folder: WorkDirectory) -> PruningReport:
+        """Prune the model of a context, and return the report."""
+        model, decoder, clock = context.model, context.decoder, Clock()
         names = stored_names(model, decoder)
         reset_peak_memory()
-        calibration = self._draw(model, methods, dataset)
+        context = replace(context, calibration=self._draw(model, dataset), clock=clock)
         clock.lap("calibration data")
-        ids = torch.empty(0, 0, dtype=torch.int64) if calibration is None else calibration.ids
-        journal = open_journal(folder, model, decoder, self.config, ids)
-        outcome = find_changes(model, decoder, self.config, methods, ids, clock, journal)
-        report = make_report(decoder, calibration, outcome, clock.seconds)
-        head, report.head_roundings = round_head(model, self.config.embedding_bits)
+        journal = open_journal(folder, decoder, self.config, context.ids)
+        context = replace(context, records=StepRecords(journal, Processes.current()))
+        outcome = find_changes(context)
+        head, head_roundings = round_head(model, self.config.embedding_bits)
+        report = make_report(context, outcome, head_roundings)
         sparsity_config = make_sparsity_config(decoder, report, names)
         with deferred_interrupt():  # nothing that may fail from here on
             apply_changes(decoder, outcome.changes)
             apply_to_head(model, head)
-            self.report = report
             record_sparsity(model, sparsity_config)
-            self._models.add(model, Pruned(report, sparsity_config, self.tokenizer))
+            self._remember(model, report)
             if self.config.format == "packed":
                 save_packed_by_default(model)
-        return model
+        return report
 
     def draw_calibration(
         self, model: PreTrainedModel, dataset: Any = None, revision: str | None = None
     ) -> CalibrationSet | None:
-        """The calibration sequences that [`~NeuronALPruner.prune`] would use; the model's weights need not be loaded.
+        """Return the calibration sequences that [`~NeuronALPruner.prune`] would use; weights need not be loaded.
 
         Args:
             model (`PreTrainedModel`), dataset (*optional*): as for `prune`.
@@ -240,20 +233,22 @@ class NeuronALPruner(OptimumQuantizer):
             [`CalibrationSet`], *optional*: None if saliency and top-up look at weights alone.
         """
         check_model(model)
-        return self._draw(model, self.config.make_methods(), dataset, revision)
+        return self._draw(model, dataset, revision)
 
-    def _draw(
-        self, model: PreTrainedModel, methods: Methods, dataset: Any = None, revision: str | None = None
-    ) -> CalibrationSet | None:
-        """The calibration sequences; the tokenizer that was loaded for them is kept, to be saved with the model."""
-        calibration: CalibrationSet | None
+    def _draw(self, model: PreTrainedModel, dataset: Any, revision: str | None = None) -> CalibrationSet | None:
+        """Return the calibration sequences. Keep the tokenizer that was loaded for them, to be saved with the model."""
+        tokenizer = self._given or self._tokenizers.get(model)
         if isinstance(dataset, CalibrationSet):
-            calibration, tokenizer = dataset, self._tokenizers.of(model, dataset)
+            calibration: CalibrationSet | None = dataset
         else:
-            tokenizer = self._tokenizers.of(model)
-            calibration, tokenizer = draw_calibration(model, self.config, methods, tokenizer, dataset, revision)
-        self._tokenizers.keep(model, tokenizer, calibration)
+            calibration = draw_calibration(model, self.config, tokenizer, dataset, revision)
+        self._keep_tokenizer(model, tokenizer or (calibration.tokenizer if calibration is not None else None))
         return calibration
+
+    def _keep_tokenizer(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self._last = tokenizer
+        if tokenizer is not None:
+            self._tokenizers[model] = tokenizer
 
     def save(self, model: PreTrainedModel, directory: str | Path) -> None:
         """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
@@ -264,17 +259,17 @@ class NeuronALPruner(OptimumQuantizer):
             `ValueError`: this pruner did not prune the model, or another one did so since.
             `FileExistsError`: the model was read from this directory, and would take the place of its dense weights.
         """
-        report, tokenizer = self._find(model)
+        pruned = self._find(model)
         check_not_own(model, directory)
         processes = Processes.current()
         if processes.rank == 0:
-            save_pruned(model, directory, report, tokenizer)
+            save_pruned(model, directory, pruned.report, self._given or pruned.tokenizer)
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:
         """Publishes a model that this pruner pruned. Arguments and return value: see [`push_pruned`]."""
-        report, tokenizer = self._find(model)
-        return push_pruned(model, repo_id, report, tokenizer, **kwargs)
+        pruned = self._find(model)
+        return push_pruned(model, repo_id, pruned.report, self._given or pruned.tokenizer, **kwargs)
 
     def __repr__(self) -> str:
         found = "nothing pruned yet" if self.report is None else f"pruned: {self.report.achieved_sparsity:.2%} zeros"
@@ -296,7 +291,39 @@ class NeuronALPruner(OptimumQuantizer):
         """Makes a pruner of what [`~NeuronALPruner.to_dict`] returned."""
         return cls(NeuronALConfig.from_dict(config_dict), tokenizer)
 
-    def _find(self, model: PreTrainedModel) -> tuple[PruningReport, PreTrainedTokenizerBase | None]:
-        """The report of a model that was pruned here, and its tokenizer. Raises `ValueError` if there is none."""
-        pruned = self._models.find(model, getattr(getattr(model, "config", None), KEY, None))
-        return pruned.report, pruned.tokenizer if self._tokenizers.given is None else self._tokenizers.given
+    def _remember(self, model: PreTrainedModel, report: PruningReport) -> None:
+        """Keep the report of a model that was pruned."""
+        self.report = report
+        self._pruned[model] = _PrunedModel(report, getattr(model.config, KEY), self._tokenizers.get(model))
+
+    def _find(self, model: PreTrainedModel) -> "_PrunedModel":
+        """Return what is known of a model that was pruned here, or of the one that it is a copy of.
+
+        Raises:
+            `ValueError`: it was not pruned here, or was pruned otherwise since.
+            `TypeError`: it is no model.
+        """
+        if self.report is None:
+            raise ValueError("This pruner has pruned nothing yet: call prune(model) first.")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Expected the model that prune(model) returned, got {type(model).__name__}.")
+        sparsity_config, own = getattr(getattr(model, "config", None), KEY, None), self._pruned.get(model)
+        for pruned in reversed(list(self._pruned.values())) if own is None else [own]:
+            if pruned.sparsity_config == sparsity_config:
+                return pruned
+        raise ValueError(
+            "The model is not as this pruner has left it, so that its report and model card would be wrong: save what "
+            "prune(model) returned; or use model.save_pretrained(directory), which writes the weights alone."
+        )
+
+
+class _PrunedModel(NamedTuple):
+    """A model that was pruned: its report, its config's `sparsity_config`, and its own tokenizer."""
+
+    report: PruningReport
+    sparsity_config: Mapping[str, Any]
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+def _perplexities(model: PreTrainedModel, windows: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    return {name: evaluate_perplexity(model, None, ids) for name, ids in windows.items()}

@@ -155,7 +155,7 @@ class PruneCommand(Command):
         from ..pruning.context import check_unloaded
 
         options = load_options(self.args)
-        model = check_unloaded(self.args.model, config, config.make_methods(), **options).model
+        model = check_unloaded(self.args.model, config, **options).model
         options.pop("dtype")
         tokenizer, tests = find_tokenizer(self.args.model, **options), name_test_sets(self.args.evaluate)
         windows = {name: load_windows(model.config, tokenizer, test) for name, test in tests.items()}

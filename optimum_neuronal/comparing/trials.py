@@ -1,7 +1,7 @@
 """Trying combinations of methods out on one model, whose weights are put back after each."""
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -17,12 +17,12 @@ from ..model.identity import identity, versions
 from ..model.projections import Decoder
 from ..model.trial import trial_weights
 from ..pruning.calibrating import draw_calibration, own_tokenizer
-from ..pruning.context import check
-from ..pruning.prune import Shared, default_batch_size, find_changes
+from ..pruning.context import PruneContext, check
+from ..pruning.prune import default_batch_size, find_changes
 from ..pruning.reporting import make_report
 from ..sparsity.plan import row_sparsity
-from ..system.clock import Clock
 from ..system.memory import reset_peak_memory
+from ..trials.records import Kept
 from .asked import Asked, Combination
 from .results import DENSE, Result
 
@@ -48,22 +48,21 @@ class Trials:
         configs = asked.possible
         self.methods: dict[Combination, Methods] = {key: config.make_methods() for key, config in configs.items()}
         first = next(iter(configs))
-        self.decoder: Decoder = check(model, configs[first], self.methods[first])
+        self.decoder: Decoder = check(model, configs[first]).decoder
         if any(is_offloaded(projection.module) for projection in self.decoder.projections.values()):
             raise ValueError("compare tries weights out in memory: load the model without offloading.")
         self.calibration: CalibrationSet | None = None
         calibrated = next((key for key, methods in self.methods.items() if methods.needs_calibration), None)
         if calibrated is not None:
-            self.calibration, self.tokenizer = draw_calibration(
-                model, configs[calibrated], self.methods[calibrated], tokenizer, asked.dataset
-            )
+            self.calibration = draw_calibration(model, configs[calibrated], tokenizer, asked.dataset)
+            self.tokenizer = tokenizer or (self.calibration and self.calibration.tokenizer)
         if asked.tasks or any(as_token_ids(test) is None for test in asked.tests.values()):
             self.tokenizer = self.tokenizer or own_tokenizer(model)
         self.windows = {
             name: load_windows(model.config, self.tokenizer, test, configs[first].seq_length, asked.max_windows)
             for name, test in asked.tests.items()
         }
-        self.shared = Shared()
+        self.kept = Kept(lasting=True)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -92,13 +91,12 @@ class Trials:
         if isinstance(config, str):
             result.error = config
             return result
-        clock = Clock()
         reset_peak_memory()
         try:
-            ids = torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
-            outcome = find_changes(self.model, self.decoder, config, methods, ids, clock, shared=self.shared)
+            context = replace(PruneContext.of(self.decoder, config), calibration=self.calibration, kept=self.kept)
+            outcome = find_changes(context)
             changed = list(self.decoder.projections.values())
-            report = make_report(self.decoder, self.calibration, outcome, clock.seconds)
+            report = make_report(context, outcome)
             with trial_weights(changed, lambda p: outcome.changes[p.name]):
                 rows = self._row_sparsity() if methods.topup.by_row else {}
                 measured = self._measured()
@@ -112,8 +110,8 @@ class Trials:
             achieved_sparsity=report.achieved_sparsity,
             block_sparsity=list(report.blocks.values()),
             row_sparsity=rows,
-            allocation_seconds=clock.seconds["allocation"],
-            pruning_seconds=clock.seconds["pruning"],
+            allocation_seconds=report.seconds["allocation"],
+            pruning_seconds=report.seconds["pruning"],
             peak_memory=report.peak_memory,
             block_lambda=report.block_lambda,
             row_lambda=report.row_lambda,

@@ -6,11 +6,11 @@ list of lists of integers of shape (N, L), which [`as_token_ids`] knows and of w
 
 import hashlib
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from transformers import ProcessorMixin
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from transformers.utils import logging
 
 from .conversations import is_conversation
@@ -31,12 +31,14 @@ class CalibrationSet:
         source (`str`): the dataset.
         drawn_from (`str`): `"documents"`, `"stream"` (the joined text) or `"token ids"` (given by the caller).
         seed (`int`): of the draw; None if nothing was drawn.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): that made the ids of text.
     """
 
     ids: torch.Tensor
     source: str
     drawn_from: str
     seed: int | None = None
+    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict:
         """For a report, all JSON types; `sha256` tells whether two sets hold the same ids."""
@@ -100,7 +102,7 @@ def draw_windows(
         raise ValueError(f"Calibrating with text needs {missing}: pass it, or token ids of shape (N, L).")
     calibration = _draw(load_documents(dataset, tokenizer=tokenizer), tokenizer, num_samples, seq_length, seed)
     check_vocabulary(calibration.ids, vocab_size)
-    return calibration
+    return replace(calibration, tokenizer=tokenizer)
 
 
 def _check_count(num_samples: int, seq_length: int | None = None) -> None:

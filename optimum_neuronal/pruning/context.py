@@ -1,8 +1,9 @@
-"""The context of one prune: what is checked before any long work, where it is recorded, who may work on the model."""
+"""The context of one prune: made once by the checks that precede any long work, and passed on to every step."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
-from ..data.calibration import resolve_seq_length
+from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..data.documents import check_dataset
 from ..files.journal import RECORDS, Journal
 from ..files.work_directory import WorkDirectory
@@ -21,47 +22,121 @@ from ..model.find_blocks import find_decoder
 from ..model.identity import identity, versions
 from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
+from ..system.clock import Clock
 from ..system.processes import Processes
-from .bit_budget import check_choice, pairs_within
+from ..trials.records import Kept, StepRecords
+from .bit_budget import Pair, check_choice, pairs_within
 from .quantising import check_dtypes, check_head_structure, check_head_weights
 
 
-def check(model: PreTrainedModel, config: NeuronALConfig, methods: Methods) -> Decoder:
-    """Finds the decoder, and everything that can be known to be wrong before calibration data is loaded.
+FORMAT = 3  # of the records. 1: packed masks marked pruned weights; 2: they mark kept weights; 3: checksums.
+MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
+
+_in_use: set[nn.Parameter] = set()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class PruneContext:
+    """One prune: the dense model, how it is pruned, and what its steps share.
+
+    Args:
+        decoder ([`Decoder`]): of the dense model.
+        config ([`NeuronALConfig`]): how to prune. A budget of bits that leaves no choice is replaced by its pair.
+        methods ([`Methods`]): of the config.
+        pairs (`Sequence[Pair]`): the pairs to choose from if the config has a budget of bits alone; else none.
+        calibration ([`CalibrationSet`], *optional*): None if saliency and top-up look at weights alone.
+        clock ([`Clock`]): times the phases.
+        records ([`StepRecords`]): look finished steps and blocks up, or record them.
+        kept ([`Kept`], *optional*): shared by prunes of the same model with the same calibration sequences.
+    """
+
+    decoder: Decoder
+    config: NeuronALConfig
+    methods: Methods
+    pairs: Sequence[Pair] = ()
+    calibration: CalibrationSet | None = None
+    clock: Clock = field(default_factory=Clock)
+    records: StepRecords = field(default_factory=StepRecords)
+    kept: Kept | None = None
+
+    @classmethod
+    def of(cls, decoder: Decoder, config: NeuronALConfig) -> "PruneContext":
+        """Return the context of a prune of a decoder. Raise `ValueError` if nothing fits into its budget of bits."""
+        pairs = pairs_within(decoder, config)
+        if len(pairs) == 1:
+            config, pairs = pairs[0].of(config), []
+        return cls(decoder, config, config.make_methods(), pairs)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The whole model."""
+        return self.decoder.model
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """Calibration sequences, int64, shape (num_samples, seq_length); of shape (0, 0) without calibration."""
+        return torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
+
+
+def check(model: PreTrainedModel, config: NeuronALConfig) -> PruneContext:
+    """Raise for everything that can be known to be wrong before calibration data is loaded; return the context.
 
     Args:
         model (`PreTrainedModel`): a dense decoder model with its weights.
         config ([`NeuronALConfig`]): how to prune.
-        methods ([`Methods`]): of the config.
 
     Raises:
-        `ValueError`, `TypeError`: this model cannot be pruned so; the message says what to do.
+        `ValueError`, `TypeError`: this model cannot be pruned as the config says; the message says what to do.
     """
-    decoder = check_structure(model, config, methods)
-    check_weights(decoder.projections)
+    context = check_structure(model, config)
+    check_weights(context.decoder.projections)
     if config.embedding_bits is not None:
         check_head_weights(model)
-    return decoder
+    return context
+
+
+def check_structure(model: PreTrainedModel, config: NeuronALConfig) -> PruneContext:
+    """Raise for what can be known to be wrong before the weights are loaded; return the context.
+
+    Args:
+        model (`PreTrainedModel`): a decoder model; its weights may still be on the meta device.
+        config ([`NeuronALConfig`]): how to prune.
+
+    Raises:
+        `ValueError`, `TypeError`: this model cannot be pruned as the config says; the message says what to do.
+    """
+    check_model(model)
+    if read_sparsity_config(model.config) is not None:
+        raise ValueError(
+            "The model is sparse already (model.config.sparsity_config). Load the dense model; or, to prune further in "
+            "Python, del model.config.sparsity_config first."
+        )
+    decoder = find_decoder(model, config.targets, config.ignore)
+    context = PruneContext.of(decoder, config)
+    context.methods.suited_to(decoder)
+    check_pattern(decoder.projections, context.methods.pattern)
+    if config.value_bits is not None or config.bits_per_weight is not None:
+        check_dtypes(decoder.projections.values())
+    if context.pairs:
+        check_choice(decoder)
+    if config.embedding_bits is not None:
+        check_head_structure(model)
+    resolve_seq_length(model.config, config.seq_length)
+    return context
 
 
 def check_unloaded(
-    model_or_path: str | Path,
-    config: NeuronALConfig,
-    methods: Methods,
-    dtype: str | torch.dtype = "auto",
-    **options,
-) -> Decoder:
-    """[`check_structure`] of a checkpoint, of which only the config is read.
+    model_or_path: str | Path, config: NeuronALConfig, dtype: str | torch.dtype = "auto", **options
+) -> PruneContext:
+    """Raise for what can be known to be wrong from the model's config alone; return the context, without weights.
 
     Args:
         model_or_path (`str` or `Path`), dtype (`str` or `torch.dtype`), options: as for [`load_skeleton`].
-        config ([`NeuronALConfig`]), methods ([`Methods`]): as for [`check_structure`].
-
-    Returns:
-        [`Decoder`]: of a model without weights.
+        config ([`NeuronALConfig`]): how to prune.
 
     Raises:
-        `ValueError`, `TypeError`: it cannot be pruned so.
+        `ValueError`, `TypeError`: the model cannot be pruned as the config says.
         `OSError`: there is no such model.
     """
     model = load_skeleton(model_or_path, dtype, **options)
@@ -70,11 +145,11 @@ def check_unloaded(
             f"{model_or_path} is sparse already (its config.json has a sparsity_config): name the dense model that it was "
             "made from."
         )
-    return check_structure(model, config, methods)
+    return check_structure(model, config)
 
 
 def check_texts(config: NeuronALConfig, evaluate: Iterable[str] = ()) -> None:
-    """Raises what is wrong with the names and files of calibration and test text; downloads nothing.
+    """Raise for what is wrong with the names and files of calibration and test text; download nothing.
 
     Args:
         config ([`NeuronALConfig`]): of a prune.
@@ -89,73 +164,35 @@ def check_texts(config: NeuronALConfig, evaluate: Iterable[str] = ()) -> None:
         check_dataset(dataset, "test")
 
 
-def check_structure(model: PreTrainedModel, config: NeuronALConfig, methods: Methods) -> Decoder:
-    """Finds the decoder, and what can be known to be wrong before the weights are loaded.
-
-    Args:
-        model (`PreTrainedModel`): a decoder model; its weights may still be on the meta device.
-        config ([`NeuronALConfig`]): how to prune.
-        methods ([`Methods`]): of the config.
-
-    Raises:
-        `ValueError`, `TypeError`: this model cannot be pruned so; the message says what to do.
-    """
-    check_model(model)
-    if read_sparsity_config(model.config) is not None:
-        raise ValueError(
-            "The model is sparse already (model.config.sparsity_config). Load the dense model; or, to prune further in "
-            "Python, del model.config.sparsity_config first."
-        )
-    decoder = find_decoder(model, config.targets, config.ignore)
-    methods.suited_to(decoder)
-    check_pattern(decoder.projections, methods.pattern)
-    if config.value_bits is not None or config.bits_per_weight is not None:
-        check_dtypes(decoder.projections.values())
-    if len(pairs_within(decoder, config)) > 1:
-        check_choice(decoder)
-    if config.embedding_bits is not None:
-        check_head_structure(model)
-    resolve_seq_length(model.config, config.seq_length)
-    return decoder
-
-
-FORMAT = 3  # of the records. 1: packed masks marked what falls; 2: they mark what is kept; 3: checksums.
-MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
-
-
 def work_directory(directory: str | Path | None) -> WorkDirectory:
-    """The directory of an unfinished prune, see [`WorkDirectory`]. Of several processes, the first one records."""
+    """Return the directory of an unfinished prune, see [`WorkDirectory`]. Of several processes, the first one records."""
     return WorkDirectory(directory if Processes.current().rank == 0 else None)
 
 
-def open_journal(
-    folder: WorkDirectory, model: PreTrainedModel, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor
-) -> Journal:
-    """What a prune has recorded, if it was begun as this one is.
+def open_journal(folder: WorkDirectory, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor) -> Journal:
+    """Return the records of a prune that was begun with the same model, config and calibration sequences.
 
     Args:
         folder ([`WorkDirectory`]): entered.
-        model (`PreTrainedModel`), decoder ([`Decoder`]): dense.
-        config ([`NeuronALConfig`]): how to prune.
+        decoder ([`Decoder`]): of the dense model.
+        config ([`NeuronALConfig`]): how to prune, as the user gave it.
         ids (`Tensor` of int64, shape (num_samples, seq_length)): calibration sequences; empty if none are needed.
 
     Raises:
         `ValueError`, `OSError`: see [`Journal`].
     """
     fields = {key: value for key, value in config.to_dict().items() if key not in MEMORY_KNOBS}
-    return folder.journal({RECORDS: FORMAT, **fields, **identity(model, decoder, ids), "versions": versions()})
-
-
-_in_use: set[nn.Parameter] = set()
-_lock = threading.Lock()
+    return folder.journal({RECORDS: FORMAT, **fields, **identity(decoder.model, decoder, ids), "versions": versions()})
 
 
 @contextmanager
 def alone_with(model: nn.Module) -> Iterator[None]:
-    """While the context lasts, no other thread may enter it with this model, or with one that shares weights with it.
+    """Keep other threads from entering with this model, or with one that shares weights with it, while the context lasts.
+
+    Their blocks would compute with this thread's trial weights.
 
     Raises:
-        `RuntimeError`: another thread has.
+        `RuntimeError`: another thread has entered.
     """
     own = set(model.parameters()) if isinstance(model, nn.Module) else set()
     with _lock:

@@ -18,7 +18,7 @@ from ..model.projections import Block, Decoder
 from ..sparsity.plan import row_counts
 from ..system.compute import default_device
 from ..trials.output_errors import piece_length
-from .bit_budget import Pair, likely, pairs_within
+from .bit_budget import Pair, likely
 from .context import check_unloaded
 from .cost import PlannedSweep, forward_bytes, hidden_sequences, plan_sweeps
 from .plan_table import plan_table
@@ -164,11 +164,11 @@ def plan_prune(
     Raises:
         `ValueError`, `TypeError`, `OSError`: as the prune itself, as far as they can be known without weights.
     """
-    methods, options = config.make_methods(), {"revision": revision or "main", "trust_remote_code": trust_remote_code}
-    decoder = check_unloaded(model_or_path, config, methods, dtype, **options)
-    model, methods = decoder.model, methods.suited_to(decoder)
+    options = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+    context = check_unloaded(model_or_path, config, dtype, **options)
+    decoder, model, config, pairs = context.decoder, context.model, context.config, context.pairs
+    methods = context.methods.suited_to(decoder)
     tokens = resolve_seq_length(model.config, config.seq_length)
-    pairs = pairs_within(decoder, config)
     passes, config = planned_passes(methods, config, pairs), likely(config, pairs)
     samples = config.num_samples, config.num_alignment_samples
     device = device or default_device()

@@ -11,7 +11,7 @@ from ..methods import Methods
 from ..model.projections import Decoder
 from ..trials.dense_pass import DensePass
 from ..trials.levels import LABEL as LEVELS
-from .bit_budget import SOLVING, Pair, choosing_passes, likely, pairs_within
+from .bit_budget import SOLVING, Pair, choosing_passes, likely
 from .cost import plan_sweeps
 from .final_pass import DenseTargetsPass, PruningPass, needs_inputs
 from .refit import RefitPass, all_epochs
@@ -62,15 +62,17 @@ def all_passes(asked: Sequence[Pass], final: Sequence[Pass]) -> Iterator[Pass]:
     yield from final
 
 
-def planned_stages(methods: Methods, config: NeuronALConfig, decoder: Decoder, tokens: int) -> dict[str, Stage]:
+def planned_stages(
+    methods: Methods, config: NeuronALConfig, decoder: Decoder, tokens: int, pairs: Sequence[Pair] = ()
+) -> dict[str, Stage]:
     """Label of passes -> how many there will be, and their share of the work in floating-point operations.
 
     Args:
         methods ([`Methods`]), config ([`NeuronALConfig`]): of each other.
         decoder ([`Decoder`]): whose blocks are run.
         tokens (`int`): of a calibration sequence.
+        pairs (`Sequence[Pair]`): of sparsity and bits of values, if one of them is to be chosen.
     """
-    pairs = pairs_within(decoder, config)
     passes, config = planned_passes(methods, config, pairs), likely(config, pairs)
     if not passes:
         return {}

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from ..checkpoint.packed_size import packed_size
-from ..data.calibration import CalibrationSet
 from ..engine.offload import BlockLoader
 from ..model.identity import versions
 from ..model.projections import Decoder
@@ -16,29 +15,27 @@ from ..report import PruningReport
 from ..sparsity.masks import Change
 from ..sparsity.plan import row_sparsity
 from ..system.memory import peak_memory
+from .context import PruneContext
 from .prune import PruneOutcome
 
 
 def make_report(
-    decoder: Decoder,
-    calibration: CalibrationSet | None,
-    outcome: PruneOutcome,
-    seconds: Mapping[str, float],
+    context: PruneContext, outcome: PruneOutcome, head_roundings: Mapping[str, Mapping[str, float]] | None = None
 ) -> PruningReport:
-    """What was done.
+    """Return the report of a prune.
 
     Args:
-        decoder ([`Decoder`]): of the model, whose weights are still the dense ones.
-        calibration ([`CalibrationSet`], *optional*): with which sequences; None if none were needed.
-        outcome ([`PruneOutcome`]): what was found.
-        seconds (`Mapping[str, float]`): phase -> seconds of wall time.
+        context ([`PruneContext`]): of the model, whose weights are still the dense ones.
+        outcome ([`PruneOutcome`]): of the prune.
+        head_roundings (`Mapping`, *optional*): from [`round_head`].
     """
-    config = outcome.config
+    decoder, config = context.decoder, outcome.config
     achieved, blocks, projections = measure_sparsity(decoder, outcome.changes)
     values = config.to_dict()
     if config.dataset is not None:
         values["dataset"] = without_folders(config.dataset)
     decisions = outcome.allocation.decisions
+    size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel), config.value_bits)
     return PruningReport(
         config=values,
         requested_sparsity=config.sparsity,
@@ -48,26 +45,20 @@ def make_report(
         block_lambda=decisions.get("block", {}).get("lambda"),
         row_lambda=decisions.get("row", {}).get("lambda"),
         decisions=decisions,
-        calibration={} if calibration is None else calibration.to_dict(),
-        seconds=dict(seconds),
+        calibration={} if context.calibration is None else context.calibration.to_dict(),
+        seconds=dict(context.clock.seconds),
         block_forwards=outcome.block_forwards,
         starved_experts=outcome.starved_experts,
         peak_memory=peak_memory(),
         versions=versions(),
-        bits_per_weight=_bits_per_weight(decoder, projections, config.value_bits),
+        bits_per_weight=size.bits_per_weight,
         roundings={name: asdict(rounding) for name, rounding in outcome.roundings.items()},
+        head_roundings=dict(head_roundings or {}),
     )
 
 
-def _bits_per_weight(
-    decoder: Decoder, projections: Mapping[str, Mapping[str, float]], value_bits: int | None
-) -> float:
-    zeros = {name: found["sparsity"] for name, found in projections.items()}
-    return packed_size(decoder, lambda p: round(zeros[p.name] * p.numel), value_bits).bits_per_weight
-
-
 def without_folders(dataset: str) -> str:
-    """The name of a dataset for a report, which is published: no folders of this machine.
+    """Return the name of a dataset for a report, which is published, without folders of this machine.
 
     Args:
         dataset (`str`): a name, `ID:SPLIT:COLUMN`, `FILE` or `FILE:COLUMN`.
@@ -80,13 +71,13 @@ def without_folders(dataset: str) -> str:
 def measure_sparsity(
     decoder: Decoder, changes: Mapping[str, Change] | None = None
 ) -> tuple[float, dict[str, float], dict[str, dict[str, float]]]:
-    """Counts the zeros in the weights.
+    """Count the zeros in the weights.
 
     Args:
         decoder ([`Decoder`]): the model's blocks and projections.
         changes (`Mapping[str, Change]`, *optional*):
-            Projection name -> what is to become of its weight: the zeros that it will have are counted. One sparse weight
-            exists at a time, and none is changed.
+            Projection name -> what will become of its weight: zeros are counted as if it had. One sparse weight exists
+            at a time, and none is changed.
 
     Returns:
         `tuple`: share of zeros in all pruned projections; by block; and by projection with its extreme rows.

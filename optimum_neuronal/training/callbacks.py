@@ -227,7 +227,7 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         methods = self.config.make_methods()  # the stages differ in sparsity alone
         with _as_if_dense(model):
             for stage in self.stages.values():
-                check(model, stage, methods)
+                check(model, stage)
         if methods.needs_calibration:
             self.ids = training_sequences(loader, self.config, model.config)
 

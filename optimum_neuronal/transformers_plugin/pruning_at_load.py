@@ -45,12 +45,11 @@ class PruningQuantizer(internals.EarlyQuantizer):
         """Finds what is wrong before the weights are read, and draws the calibration sequences."""
         internals.forget_quantization(model)
         config = self.quantization_config
-        methods = config.make_methods()
-        check_structure(model, config, methods)
+        check_structure(model, config)
         with torch.device("cpu"):  # this hook runs under torch.device("meta")
             revision = _revision(checkpoint_files)
-            self._calibration, tokenizer = draw_calibration(model, config, methods, revision=revision)
-        self._pruner = NeuronALPruner(config, tokenizer)
+            self._calibration = draw_calibration(model, config, revision=revision)
+        self._pruner = NeuronALPruner(config)
         check_listed(checkpoint_files or ())
 
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:

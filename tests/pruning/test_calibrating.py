@@ -45,22 +45,22 @@ def config(**fields):
 
 
 def draw(model, config, *args, **kwargs):
-    return draw_calibration(model, config, config.make_methods(), *args, **kwargs)
+    return draw_calibration(model, config, *args, **kwargs)
 
 
 def test_token_ids_need_no_tokenizer(llama, ids, asked, loaded):
-    calibration, tokenizer = draw(llama, config(), None, ids)
+    calibration = draw(llama, config(), None, ids)
     assert torch.equal(calibration.ids, ids[:4]) and calibration.drawn_from == "token ids"
-    assert tokenizer is None and not loaded and len(asked) == 1
+    assert calibration.tokenizer is None and not loaded and len(asked) == 1
 
 
 def test_a_tokenizer_that_was_loaded_is_handed_on(asked, loaded):
     model = make_model("llama", vocab_size=256)
     model.config._name_or_path = "me/llama"
-    calibration, tokenizer = draw(model, config(seq_length=16), None, TEXT, "v2")
+    calibration = draw(model, config(seq_length=16), None, TEXT, "v2")
     assert calibration.ids.shape == (4, 16) and loaded == [("me/llama", "v2")] and len(asked) == 1
-    again, same = draw(model, config(seq_length=16), tokenizer, TEXT)
-    assert same is tokenizer and len(loaded) == 1 and torch.equal(again.ids, calibration.ids)
+    again = draw(model, config(seq_length=16), calibration.tokenizer, TEXT)
+    assert again.tokenizer is calibration.tokenizer and len(loaded) == 1 and torch.equal(again.ids, calibration.ids)
 
 
 def test_the_pruner_saves_the_tokenizer_that_it_loaded(asked, loaded):
@@ -73,13 +73,5 @@ def test_the_pruner_saves_the_tokenizer_that_it_loaded(asked, loaded):
 
 def test_without_need_nothing_is_drawn(llama, asked, loaded):
     own = make_tokenizer()
-    assert draw(llama, config(saliency="magnitude", topup="uniform"), own, TEXT) == (None, own)
+    assert draw(llama, config(saliency="magnitude", topup="uniform"), own, TEXT) is None
     assert not asked and not loaded
-
-
-def test_methods_are_made_once_per_prune(llama, ids, monkeypatch):
-    made, original = [], NeuronALConfig.make_methods
-    pruner = NeuronALPruner(config(topup="uniform"))
-    monkeypatch.setattr(NeuronALConfig, "make_methods", lambda self: (made.append(1), original(self))[1])
-    pruner.prune(llama, ids)
-    assert len(made) == 1

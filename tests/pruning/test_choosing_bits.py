@@ -11,7 +11,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import bit_budget as choosing_bits
-from optimum_neuronal.pruning import prune as finding
+from optimum_neuronal.pruning import context
 from optimum_neuronal.pruning.bit_budget import LABEL, SOLVING, choosing_passes, likely, pairs_within, searches
 from optimum_neuronal.pruning.final_pass import DenseTargets
 from optimum_neuronal.pruning.planned_passes import planned_stages
@@ -83,7 +83,7 @@ class TestBySearch:
     @pytest.fixture(autouse=True)
     def two(self, monkeypatch):
         """To solve and round levels of all four takes long."""
-        monkeypatch.setattr(finding, "pairs_within", lambda *asked: pairs_within(*asked)[1:3])
+        monkeypatch.setattr(context, "pairs_within", lambda *asked: pairs_within(*asked)[1:3])
 
     def test_of_near_pairs_the_one_whose_plan_loses_least(self, ids, monkeypatch):
         monkeypatch.setattr(choosing_bits, "NEAR", 1000.0)
@@ -137,7 +137,7 @@ def test_what_a_choice_runs_is_planned(ids):
     config = NeuronALConfig(**{**FAST, **TestBySearch.OWN, "bits_per_weight": BITS})
     decoder, methods = find_decoder(make_model("llama")), config.make_methods()
     pairs = pairs_within(decoder, config)
-    labels = list(planned_stages(methods, config, decoder, 16))
+    labels = list(planned_stages(methods, config, decoder, 16, pairs))
     assert labels == ["Check", SOLVING, "Dense activations", LABEL, "Levels", "Search", "Pruning"]
     asked = list(methods.topup.passes_with(methods.saliency))
     assert choosing_passes(pairs[:1], methods) == asked, "nothing to choose"

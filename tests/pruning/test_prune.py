@@ -1,23 +1,26 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from sweeps import state, unchanged
 
 from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.pruning import prune as finding
 from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.final_pass import DenseTargetsPass
-from optimum_neuronal.pruning.prune import Shared, find_changes
+from optimum_neuronal.pruning.prune import find_changes
 from optimum_neuronal.system.clock import Clock
 from optimum_neuronal.trials.engine import Engine
+from optimum_neuronal.trials.records import Kept
 
 
-def find(model, ids, clock=None, shared=None, **fields):
+def find(model, ids, clock=None, kept=None, **fields):
     config = NeuronALConfig(
         0.5, **{"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 4, **fields}
     )
-    methods = config.make_methods()
-    decoder = check(model, config, methods)
-    return find_changes(model, decoder, config, methods, ids, clock or Clock(), shared=shared)
+    calibration = CalibrationSet(ids, "token ids", "token ids")
+    return find_changes(replace(check(model, config), calibration=calibration, clock=clock or Clock(), kept=kept))
 
 
 def test_changes_are_found_and_none_is_made(llama, ids):
@@ -40,13 +43,13 @@ def test_a_batch_is_of_about_2048_tokens_unless_it_is_told(llama, asked, tokens,
 
 
 def test_a_model_is_checked_once_for_all_that_share(llama, ids, monkeypatch):
-    checks, shared = [], Shared()
+    checks, kept = [], Kept(lasting=True)
     monkeypatch.setattr(Engine, "check_replay", lambda self: checks.append(1))
-    find(llama, torch.empty(0, 0, dtype=torch.int64), shared=shared, saliency="magnitude")
-    assert not checks and not shared.checked, "what looks at no activation replays nothing"
+    find(llama, torch.empty(0, 0, dtype=torch.int64), kept=kept, saliency="magnitude")
+    assert not checks, "what looks at no activation replays nothing"
     for _ in range(2):
-        find(llama, ids, shared=shared)
-    assert checks == [1] and shared.checked
+        find(llama, ids, kept=kept)
+    assert checks == [1]
 
 
 def test_fewer_tokens_than_inputs_are_told(llama, ids, monkeypatch):

@@ -12,7 +12,7 @@ def opened(directory, **fields):
     model = make_model("llama")
     with work_directory(directory) as folder:
         config = NeuronALConfig(**{"sparsity": 0.7, **fields})
-        return open_journal(folder, model, find_decoder(model), config, torch.zeros(2, 4, dtype=torch.int64))
+        return open_journal(folder, find_decoder(model), config, torch.zeros(2, 4, dtype=torch.int64))
 
 
 def test_what_changes_no_mask_may_change(tmp_path):

@@ -9,6 +9,7 @@ import optimum_neuronal
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.model.identity import versions
+from optimum_neuronal.pruning.context import PruneContext
 from optimum_neuronal.pruning.prune import PruneOutcome
 from optimum_neuronal.pruning.reporting import make_report, without_folders
 from optimum_neuronal.sparsity.plan import SparsityPlan
@@ -20,7 +21,9 @@ def report_of(decisions, calibration=None, dataset="c4"):
     decoder = SimpleNamespace(blocks=[block], projections=block.projections)
     config = NeuronALConfig(0.5, topup="neuronal", dataset=dataset, saliency="wanda")
     outcome = PruneOutcome(config, Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
-    return make_report(decoder, calibration, outcome, {"pruning": 2.0})
+    context = PruneContext(decoder, config, config.make_methods(), calibration=calibration)
+    context.clock.seconds["pruning"] = 2.0
+    return make_report(context, outcome)
 
 
 def test_what_was_asked_for_and_what_was_found():
