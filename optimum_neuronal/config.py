@@ -53,8 +53,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             `refit_epochs` where they are not given, see `EFFORTS`; the config then holds what they are.
         dataset (`str`, *optional*):
             Calibration text: `"c4"`, `"wikitext2"`, `"ptb"`, a Hub dataset as `"id:split:column"` or
-            `"id:config:split:column"`, or a local .txt, .csv, .jsonl or .parquet file. Text or token ids in memory are
-            passed to `NeuronALPruner.prune` instead.
+            `"id:config:split:column"`, or a local .txt, .csv, .jsonl or .parquet file, or a folder of
+            them. Text or token ids in memory are passed to `NeuronALPruner.prune` instead.
         num_samples (`int`): calibration sequences for the final pruning.
         num_alignment_samples (`int`): how many of them, from the first, the top-up measures its candidates on.
         seq_length (`int`, *optional*): tokens per sequence. None: the smaller of 2048 and what the model admits.

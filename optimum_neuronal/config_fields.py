@@ -14,7 +14,7 @@ FORMATS = ("dense", "packed")  # of a saved model
 HEAD_BITS = 8  # the only ones that embeddings and head can have
 DATASETS = (
     "c4, wikitext2, ptb; a Hub dataset as ID, ID:SPLIT, ID:SPLIT:COLUMN or ID:CONFIG:SPLIT:COLUMN; or a local .txt, .csv, "
-    ".jsonl or .parquet file (FILE or FILE:COLUMN)"
+    ".jsonl or .parquet file, or a folder of them (PATH or PATH:COLUMN)"
 )
 
 

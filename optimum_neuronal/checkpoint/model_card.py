@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 from transformers import PreTrainedModel
 
-from ..data.text_files import FILE_SUFFIXES
+from ..data.documents import FILE_SUFFIXES
 from ..display import escaped, format_bytes, format_markdown
 from ..model.find_blocks import find_decoder
 from ..model.load_model import TRUSTING, LoadingCode, loading_code

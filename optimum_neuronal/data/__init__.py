@@ -1,6 +1,5 @@
-"""Text and token ids: datasets of any kind as documents, and seeded calibration sequences drawn from them.
+"""Text and token ids: any dataset as documents, and seeded calibration sequences drawn from them.
 
 Pruning draws its calibration sequences here, evaluation its test text, training the sequences that it prunes with.
-It may know tokenizers and the `datasets` library, but no model beyond its config, no plan and no method; it imports
-no other room.
+This room knows tokenizers and the `datasets` library, of a model only its config; it imports no other room.
 """

@@ -1,8 +1,4 @@
-"""Calibration data: from a dataset to seeded sequences of token ids.
-
-A dataset is any kind of text that `documents` lists, of which [`draw_windows`] draws; or token ids, a tensor, array or
-list of lists of integers of shape (N, L), which [`as_token_ids`] knows and of which [`take_sequences`] takes the first.
-"""
+"""Calibration sequences: drawn from text by a seed, or taken from token ids."""
 
 import hashlib
 import random
@@ -13,25 +9,24 @@ import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from transformers.utils import logging
 
-from .conversations import is_conversation
 from .documents import load_documents
-from .texts import Documents
+from .texts import Documents, is_conversation
 
 
-# Families (`model_type`) that number positions from behind the id of padding on.
+# Families (`model_type`) whose first position has the number behind the id of padding.
 POSITIONS_BEHIND_PADDING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Sequences of token ids, and what a report says about them.
+    """Sequences of token ids with their origin.
 
     Args:
         ids (`Tensor`): int64, shape (num_samples, seq_length), on the CPU.
         source (`str`): the dataset.
         drawn_from (`str`): `"documents"`, `"stream"` (the joined text) or `"token ids"` (given by the caller).
-        seed (`int`): of the draw; None if nothing was drawn.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): that made the ids of text.
+        seed (`int`, *optional*): of the draw; None if nothing was drawn.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): made the ids of the text.
     """
 
     ids: torch.Tensor
@@ -41,7 +36,7 @@ class CalibrationSet:
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict:
-        """For a report, all JSON types; `sha256` tells whether two sets hold the same ids."""
+        """Return the origin for a report, in JSON types, with a `sha256` of the ids."""
         num_samples, seq_length = self.ids.shape
         return {
             "source": self.source,
@@ -54,15 +49,15 @@ class CalibrationSet:
 
 
 def take_sequences(ids: torch.Tensor, num_samples: int, vocab_size: int) -> CalibrationSet:
-    """The first of the sequences that the caller gave as token ids.
+    """Return the first of the caller's sequences of token ids.
 
     Args:
-        ids (`Tensor` of int64, shape (N, L), on the CPU): what [`as_token_ids`] returned.
+        ids (`Tensor` of int64, shape (N, L), on the CPU): from [`as_token_ids`].
         num_samples (`int`): sequences to take, at least 1.
         vocab_size (`int`): rows of the model's input embeddings; every id is below it.
 
     Raises:
-        `ValueError`: fewer rows than wanted, or ids outside the vocabulary.
+        `ValueError`: fewer than `num_samples` rows, or ids outside the vocabulary.
     """
     _check_count(num_samples)
     if len(ids) < num_samples:
@@ -77,15 +72,15 @@ def take_sequences(ids: torch.Tensor, num_samples: int, vocab_size: int) -> Cali
 def draw_windows(
     dataset, tokenizer, *, num_samples: int, seq_length: int | None, seed: int, vocab_size: int
 ) -> CalibrationSet:
-    """Draws calibration sequences from text as Wanda and SparseGPT do: random windows of random documents.
+    """Draw calibration sequences from text as Wanda and SparseGPT do: random windows of random documents.
 
-    Documents are visited in random order, each at most once, and give one random window if they are long enough. If
-    all were visited, the long ones give further windows, provided that they hold `num_samples * seq_length` tokens
-    together. Otherwise, and for datasets of lines (wikitext2, ptb, .txt), windows come from the joined text. Equal
-    arguments give equal ids, and the first sequences do not depend on `num_samples` (while the route is the same).
+    Documents are visited in random order. Each gives one random window if it is long enough. If these are too few, the
+    long documents give further windows, provided that they hold `num_samples * seq_length` tokens together. Otherwise,
+    and for datasets of lines (wikitext2, ptb, .txt), windows come from the joined text. Equal arguments give equal ids.
+    On each of the three routes, the first sequences do not depend on `num_samples`.
 
     Args:
-        dataset: any kind of text that `documents` lists.
+        dataset: any kind of text, see `documents`.
         tokenizer (`PreTrainedTokenizerBase`): makes ids of the text.
         num_samples (`int`): sequences to draw, at least 1.
         seq_length (`int`): tokens of each sequence, at least 1.
@@ -93,7 +88,7 @@ def draw_windows(
         vocab_size (`int`): rows of the model's input embeddings; every id is below it.
 
     Raises:
-        `ValueError`: too little text (with what would work), ids outside the vocabulary, no tokenizer or no
+        `ValueError`: too little text (the message says what would work), ids outside the vocabulary, no tokenizer or no
             `seq_length`; and what [`load_documents`] raises.
     """
     _check_count(num_samples, seq_length)
@@ -154,15 +149,15 @@ def _random_window(ids: list[int], length: int, rng: random.Random) -> list[int]
 
 
 def tokenize(text: str, tokenizer, templated: bool = False) -> list[int]:
-    """Token ids of a text of any length, without the tokenizer's warnings.
+    """Return the token ids of a text of any length, without the tokenizer's warnings.
 
     Args:
         text (`str`): the text.
-        tokenizer (`PreTrainedTokenizerBase` or `ProcessorMixin`): of a processor, its tokenizer.
-        templated (`bool`): the text holds all special tokens; else those are added that the tokenizer adds.
+        tokenizer (`PreTrainedTokenizerBase` or `ProcessorMixin`): the tokenizer, or the processor that holds it.
+        templated (`bool`): True if the text holds all special tokens; otherwise the tokenizer adds its own.
 
     Raises:
-        `TypeError`: the tokenizer is none, but its name, for example.
+        `TypeError`: not a tokenizer, but a name, for example.
     """
     if not callable(tokenizer):
         raise TypeError(
@@ -174,14 +169,14 @@ def tokenize(text: str, tokenizer, templated: bool = False) -> list[int]:
 
 
 def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:
-    """Token ids that the caller gave: int64, shape (N, L), on the CPU. None if the dataset is of another kind.
+    """Return the caller's token ids: int64, shape (N, L), on the CPU. Return None if the dataset is of another kind.
 
     Args:
-        dataset: a tensor, an array, or a list or tuple of rows, for token ids; anything else is none.
-        seq_length (`int`, *optional*): the L to insist on, in tokens. None: any.
+        dataset: token ids are a tensor, an array, or a list or tuple of rows.
+        seq_length (`int`, *optional*): the expected L, in tokens. None: any.
 
     Raises:
-        `ValueError`: not integers, not of two dimensions, empty, or L is not `seq_length` (None: any L).
+        `ValueError`: not integers, not of two dimensions, empty, or of another L.
     """
     arrays = (torch.Tensor, np.ndarray)
     is_list = isinstance(dataset, (list, tuple)) and dataset and not is_conversation(dataset[0])
@@ -206,7 +201,7 @@ def as_token_ids(dataset, seq_length: int | None = None) -> torch.Tensor | None:
 
 
 def check_vocabulary(ids: torch.Tensor, vocab_size: int) -> None:
-    """Raises `ValueError` if an id lies outside [0, vocab_size)."""
+    """Raise `ValueError` if an id lies outside [0, vocab_size)."""
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         raise ValueError(
@@ -216,14 +211,14 @@ def check_vocabulary(ids: torch.Tensor, vocab_size: int) -> None:
 
 
 def resolve_seq_length(model_config, seq_length: int | None = None) -> int:
-    """The sequence length to use with a model: the one asked for, or the smaller of 2048 and what the model admits.
+    """Return the sequence length to use with a model, in tokens.
 
     Args:
-        model_config (`PreTrainedConfig`): the model's; one without `max_position_embeddings` admits any length.
-        seq_length (`int`): the length asked for, in tokens. None: decide here.
+        model_config (`PreTrainedConfig`): of the model. Without `max_position_embeddings` any length is admitted.
+        seq_length (`int`, *optional*): the length to use. None: 2048, or the model's maximum if that is less.
 
     Raises:
-        `ValueError`: `seq_length` is below 1 or beyond what the model admits.
+        `ValueError`: `seq_length` is below 1 or beyond the model's maximum.
     """
     text = model_config.get_text_config()
     most = getattr(text, "max_position_embeddings", None)

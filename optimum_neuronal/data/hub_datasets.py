@@ -1,22 +1,26 @@
-"""Text datasets of the Hub by their names: those that have one of their own, as the field uses them, and all others."""
+"""Text datasets of the Hub: the names of the usual ones, and how any is loaded."""
 
 import difflib
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from .texts import ALTERNATIVES, Documents, from_dataset
 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """Where a text dataset lies on the Hub, and how the field uses it.
+    """Address of a text dataset on the Hub, and the field's way to use it.
 
     Args:
         hub_id, config, revision (`str`): as `datasets.load_dataset` takes them.
         train_split, test_split (`str`): the splits to calibrate with and to evaluate on.
         train_file, test_file (`str`): load only this file of the repository as that split.
-        column (`str`, *optional*): the column that holds the text. None: see `texts.text_column`.
+        column (`str`, *optional*): the column of text. None: see [`from_dataset`].
         separator (`str`): put between documents where they are joined.
         joined (`bool`): the documents are lines or paragraphs, and only mean something joined.
-        test_documents, test_windows (`int`): evaluate on the first so many documents, and windows of them.
+        test_documents, test_windows (`int`): evaluate on at most this number of documents and windows.
     """
 
     hub_id: str
@@ -58,7 +62,7 @@ CALIBRATION_DATASETS: dict[str, HubDataset] = {
 
 
 def parse_hub_name(name: str) -> HubDataset:
-    """What a name that is none of `CALIBRATION_DATASETS` and no file's means. Raises `ValueError` if it means nothing."""
+    """Return the dataset of a name that is neither in `CALIBRATION_DATASETS` nor a path, or raise `ValueError`."""
     hub_id, *parts = name.split(":")
     close = difflib.get_close_matches(hub_id.lower(), CALIBRATION_DATASETS, n=1)
     if close and "/" not in hub_id:
@@ -70,7 +74,88 @@ def parse_hub_name(name: str) -> HubDataset:
             "itself, put it in a list."
         )
     config = parts.pop(0) if len(parts) == 3 else None
-    spec = {"column": parts[1] if len(parts) == 2 else None}
-    if parts:
-        spec |= {"train_split": parts[0], "test_split": parts[0]}
-    return HubDataset(hub_id, config, **spec)
+    dataset = HubDataset(hub_id, config, column=parts[1] if len(parts) == 2 else None)
+    return replace(dataset, train_split=parts[0], test_split=parts[0]) if parts else dataset
+
+
+def from_hub(dataset: HubDataset, name: str, role: str) -> Documents:
+    """Load a dataset; without a connection, from the cache.
+
+    Args:
+        dataset ([`HubDataset`]): its address.
+        name (`str`): the user's name for it.
+        role (`"train"` or `"test"`): the split to load.
+
+    Raises:
+        `RuntimeError`: it could not be loaded.
+    """
+    import datasets
+
+    test = role == "test"
+    split, file = (dataset.test_split, dataset.test_file) if test else (dataset.train_split, dataset.train_file)
+    files = {split: file} if file else None
+    no_connection = connection_error(dataset.hub_id)
+    try:
+        with _offline_mode(no_connection is not None):
+            data = datasets.load_dataset(
+                dataset.hub_id, dataset.config, data_files=files, split=split, revision=dataset.revision
+            )
+    except Exception as error:  # of many kinds: no network, no such id, config or split, gated, a full disk
+        cause = no_connection or error
+        raise _not_loaded(f"{name!r} ({dataset.hub_id}, split {split!r})", cause, no_connection is not None) from cause
+    if test and dataset.test_documents:
+        data = data.select(range(min(dataset.test_documents, len(data))))
+    source = f"{name} ({dataset.hub_id}, split {split})"
+    entries = from_dataset(data, dataset.column, source).entries
+    return Documents(entries, source, dataset.separator, dataset.joined, dataset.test_windows if test else None)
+
+
+def check_access(dataset: HubDataset, name: str, role: str) -> None:
+    """Raise `RuntimeError` for a dataset that [`from_hub`] could not load, without a download.
+
+    Args:
+        dataset, name, role: see [`from_hub`].
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    if connection_error(dataset.hub_id) is not None:
+        from_hub(dataset, name, role)
+        return
+    try:
+        HfApi().auth_check(dataset.hub_id, repo_type="dataset")
+    except RepositoryNotFoundError as error:  # also of a gated or private dataset
+        raise _not_loaded(f"{name!r} ({dataset.hub_id})", error) from error
+
+
+def _not_loaded(dataset: str, cause: Exception, no_connection: bool = False) -> RuntimeError:
+    reason = " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__
+    why = f"no connection to the Hub ({reason})" if no_connection else reason
+    return RuntimeError(f"Could not load the dataset {dataset}: {why}. Pass {ALTERNATIVES}.")
+
+
+def connection_error(hub_id: str) -> Exception | None:
+    """Ask the Hub once, without the retries of a download, which take minutes without a network."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().dataset_info(hub_id, timeout=10)
+    except HfHubHTTPError:  # the Hub answered; load_dataset explains what it refuses
+        return None
+    except Exception as error:
+        return error
+    return None
+
+
+@contextmanager
+def _offline_mode(enabled: bool) -> Iterator[None]:
+    """Let `datasets` use its cache alone, so that what was loaded before works without a network."""
+    from datasets import config
+
+    before = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = before or enabled
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before

@@ -1,63 +1,123 @@
-"""Texts with where they come from, and which column of a table holds them."""
+"""The texts of a dataset, and the column that holds them. A chat template makes text of conversations."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from .conversations import MESSAGES
+
+ALTERNATIVES = (
+    "a local .txt, .csv, .jsonl or .parquet file, a folder of them, a list of strings, or token ids of shape (N, L)"
+)
+MESSAGES = "messages"  # the usual name of a column of conversations
 
 
-ALTERNATIVES = "a local .txt, .csv, .jsonl or .parquet file, a list of strings, or token ids of shape (N, L)"
+def is_conversation(entry: Any) -> bool:
+    """Return True if an entry of a dataset is a list of messages, each with a role and a content."""
+    return (
+        isinstance(entry, (list, tuple))
+        and len(entry) > 0
+        and all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in entry)
+    )
 
 
 @dataclass(frozen=True)
 class Documents(Sequence):
-    """Texts, read when they are asked for. An entry that is no string raises `TypeError` with its index, a lone surrogate
-    `ValueError`.
+    """Texts that are read when they are asked for.
+
+    An entry that is not text, or not a conversation where the first one is, raises `TypeError` with its index; a text that
+    cannot be encoded, or a conversation that the chat template refuses, raises `ValueError`.
 
     Args:
-        texts (`Sequence[str]`): a list, or the column of a `datasets.Dataset`.
+        entries (`Sequence`): texts or conversations: a list, or the column of a `datasets.Dataset`.
         source (`str`): where they come from, for reports and errors; of a file, its name without its folder.
-        separator (`str`): put between documents where they are joined.
-        joined (`bool`): use them joined only, never one by one.
-        max_windows (`int`): evaluate on so many windows at most.
-        templated (`bool`): a chat template made the texts, so that they hold all special tokens.
+        separator (`str`): put between documents when they are joined.
+        joined (`bool`): use the documents joined only, never one by one.
+        max_windows (`int`): evaluate on at most this number of windows.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): its chat template makes text of conversations. None: texts.
     """
 
-    texts: Sequence
+    entries: Sequence
     source: str
     separator: str = "\n\n"
     joined: bool = False
     max_windows: int | None = None
-    templated: bool = False
+    tokenizer: Any = None
+
+    @property
+    def templated(self) -> bool:
+        """True if a chat template makes the texts: they then hold all special tokens."""
+        return self.tokenizer is not None
+
+    @property
+    def holds_conversations(self) -> bool:
+        """True if the first entry is a conversation."""
+        return len(self) > 0 and is_conversation(self.entries[0])
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.entries)
 
     def __getitem__(self, index: int) -> str:
-        return self._checked(index, self.texts[index])
+        return self._text(index, self.entries[index])
 
     def __iter__(self) -> Iterator[str]:
-        return (self._checked(index, text) for index, text in enumerate(self.texts))
+        return (self._text(index, entry) for index, entry in enumerate(self.entries))
 
     def join(self) -> str:
-        """All documents as one text, with the separator between them."""
+        """Return all documents as one text, with the separator between them."""
         return self.separator.join(self)
 
-    def _checked(self, index: int, text: str) -> str:
-        if not isinstance(text, str):
-            kind = type(text).__name__
+    def check(self) -> None:
+        """Raise the error of the first bad entry if they are in memory, and `ValueError` if no document has text."""
+        if isinstance(self.entries, list):
+            for index, entry in enumerate(self.entries):
+                self._check(index, entry)
+        if not any(text.strip() for text in self):
+            found = "only blank documents" if len(self) else "no documents"
+            raise ValueError(f"The dataset ({self.source}) holds {found}: pass one with text.")
+
+    def _text(self, index: int, entry: Any) -> str:
+        self._check(index, entry)
+        if self.tokenizer is None:
+            return entry
+        try:
+            return self.tokenizer.apply_chat_template(entry, tokenize=False)
+        except ImportError:
+            raise
+        except Exception as error:  # a template may raise anything
+            raise ValueError(
+                f"Document {index} of {self.source} does not go through the tokenizer's chat template: {error}"
+            ) from error
+
+    def _check(self, index: int, entry: Any) -> None:
+        if self.tokenizer is not None and not is_conversation(entry):
+            raise TypeError(
+                f"Document {index} of {self.source} is no conversation, but the first one is: expected a list of messages, "
+                "each with 'role' and 'content'."
+            )
+        if self.tokenizer is None and not isinstance(entry, str):
+            kind = type(entry).__name__
             raise TypeError(f"Document {index} of {self.source} is of type {kind}: every document has to be a string.")
         try:
-            text.encode()
-        except UnicodeEncodeError as error:  # JSON admits half of a pair as an escape
+            (entry if self.tokenizer is None else "").encode()
+        except UnicodeEncodeError as error:
             raise ValueError(
-                f"Document {index} of {self.source} is no text that tokenizers read: at character {error.start} is a lone "
-                f"surrogate, {text[error.start]!r}. Take it out."
+                f"Document {index} of {self.source} has a lone surrogate, {entry[error.start]!r}, at character {error.start}, "
+                "which tokenizers do not read. Take it out."
             ) from error
-        return text
 
 
-def from_dataset(data, column: str | None, source: str) -> Documents:
+def from_dataset(data: Any, column: str | None, source: str) -> Documents:
+    """Return one column of a `datasets.Dataset` as documents.
+
+    Args:
+        data (`datasets.Dataset`): one split.
+        column (`str`, *optional*): None: `text`, else `messages`, else the only column of strings.
+        source (`str`): see [`Documents`].
+
+    Raises:
+        `TypeError`: not a `datasets.Dataset`.
+        `ValueError`: there is no such column.
+    """
     import datasets
 
     if not isinstance(data, datasets.Dataset):
@@ -65,21 +125,14 @@ def from_dataset(data, column: str | None, source: str) -> Documents:
             f"A dataset of type {type(data).__name__} is not supported. Pass a name, {ALTERNATIVES}, or one split "
             "of a datasets.Dataset."
         )
-    column = text_column(data.column_names, string_columns(data.features), column, source)
+    names, features = data.column_names, data.features
+    strings = [name for name in names if str(getattr(features[name], "dtype", "")).endswith("string")]
+    column = column or _text_column(names, strings)
+    if column not in names:
+        raise ValueError(f"The dataset ({source}) has no column {column!r}, it has: {', '.join(names)}.")
     return Documents(data[column], f"{source}, column {column}")
 
 
-def string_columns(features: Mapping) -> list[str]:
-    """Names of the columns of strings."""
-    return [name for name, kind in features.items() if str(getattr(kind, "dtype", "")).endswith("string")]
-
-
-def text_column(names: Iterable[str], strings: Sequence[str], column: str | None, source: str) -> str:
-    """The column that was asked for; else `text`, `messages`, or the only one of strings."""
-    names = list(names)
-    if column is None:
-        only = strings if len(strings) == 1 else []
-        column = next((name for name in ("text", MESSAGES, *only) if name in names), "text")
-    if column not in names:
-        raise ValueError(f"The dataset ({source}) has no column {column!r}, it has: {', '.join(names)}.")
-    return column
+def _text_column(names: Iterable[str], strings: Sequence[str]) -> str:
+    only = strings if len(strings) == 1 else []
+    return next((name for name in ("text", MESSAGES, *only) if name in names), "text")

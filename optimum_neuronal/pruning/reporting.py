@@ -63,9 +63,9 @@ def without_folders(dataset: str) -> str:
     Args:
         dataset (`str`): a name, `ID:SPLIT:COLUMN`, `FILE` or `FILE:COLUMN`.
     """
-    # Whatever it is: os.path.isfile takes names that are too long or lie where nothing may be read for no files.
+    # Whatever it is: os.path.exists takes names that are too long or lie where nothing may be read for no paths.
     paths = [os.path.expanduser(path) for path in (dataset, dataset.rpartition(":")[0])]  # FILE or FILE:COLUMN
-    return Path(dataset).name if any(os.path.isfile(path) or os.path.isabs(path) for path in paths) else dataset
+    return Path(dataset).name if any(os.path.exists(path) or os.path.isabs(path) for path in paths) else dataset
 
 
 def measure_sparsity(

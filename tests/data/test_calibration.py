@@ -40,11 +40,11 @@ class TestDocuments:
         draw(MIXED, tokenizer)
         assert random.random() == expected
 
-    @pytest.mark.parametrize("dataset", [MIXED, [document(0, 300)]], ids=["documents", "stream"])
-    def test_fewer_samples_are_a_prefix(self, tokenizer, dataset):
-        whole = draw(dataset, tokenizer, num_samples=20).ids
-        for num_samples in (1, 8, 12):
-            assert torch.equal(draw(dataset, tokenizer, num_samples=num_samples).ids, whole[:num_samples])
+    def test_fewer_samples_are_a_prefix(self, tokenizer):
+        for dataset in (MIXED, [document(0, 300)]):  # documents, and a stream
+            whole = draw(dataset, tokenizer, num_samples=20).ids
+            for num_samples in (1, 8, 12):
+                assert torch.equal(draw(dataset, tokenizer, num_samples=num_samples).ids, whole[:num_samples])
 
     def test_long_documents_give_further_windows(self, tokenizer):
         result = draw(MIXED, tokenizer, num_samples=25)  # ten long documents of 20 tokens: exactly 25 * 8
@@ -79,10 +79,10 @@ class TestTextErrors:
         with pytest.raises(ValueError, match="or set seq_length to at most 5"):
             draw([document(0, 5)], tokenizer)
 
-    @pytest.mark.parametrize("dataset, what", [([], "no documents"), (["", " \n"], "only blank documents")])
-    def test_no_text(self, tokenizer, dataset, what):
-        with pytest.raises(ValueError, match=what):
-            draw(dataset, tokenizer)
+    def test_no_text(self, tokenizer):
+        for dataset, found in (([], "no documents"), (["", " \n"], "only blank documents")):
+            with pytest.raises(ValueError, match=found):
+                draw(dataset, tokenizer)
 
     def test_entry_that_is_no_string(self, tokenizer):
         with pytest.raises(TypeError, match="Document 1 of a list of 3 strings is of type int"):
@@ -110,16 +110,13 @@ class TestTextErrors:
 
 
 class TestTokenIds:
-    @pytest.mark.parametrize(
-        "convert",
-        [torch.tensor, lambda ids: np.array(ids, np.uint16), list, lambda ids: [torch.tensor(row) for row in ids]],
-        ids=["tensor", "uint16", "lists", "tensors"],
-    )
-    def test_kinds(self, convert):
+    def test_kinds(self):
         ids = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-        result = draw(convert(ids), None, num_samples=2, seq_length=None)
-        assert result.ids.tolist() == ids[:2] and result.ids.dtype == torch.int64
-        assert result.drawn_from == "token ids" and result.seed is None
+        arrays = torch.tensor(ids), np.array(ids, np.uint16), ids, [torch.tensor(row) for row in ids]
+        for given in arrays:
+            result = draw(given, None, num_samples=2, seq_length=None)
+            assert result.ids.tolist() == ids[:2] and result.ids.dtype == torch.int64
+            assert result.drawn_from == "token ids" and result.seed is None
 
     def test_array_that_cannot_be_written(self, recwarn):
         ids = np.arange(6).reshape(2, 3)
@@ -133,24 +130,17 @@ class TestTokenIds:
         with pytest.raises(ValueError, match="sequences of 9, but seq_length=8"):
             draw(torch.zeros(4, 9, dtype=torch.int64), None)
 
-    @pytest.mark.parametrize(
-        "ids",
-        [
-            torch.zeros(4, 8),
-            torch.zeros(4, 8, dtype=torch.bool),
-            torch.zeros(8, dtype=torch.int64),
-            np.zeros((0, 8), int),
-        ]
-        + [np.zeros((4, 2, 2), int), [[1, 2], [3]], [["a", "b"]], torch.zeros(4, 8, dtype=torch.bfloat16)],
-    )
-    def test_not_ids(self, ids):
-        with pytest.raises(ValueError, match=r"have to be integers of shape \(N, L\)"):
-            draw(ids, None)
+    def test_not_ids(self):
+        tensors = torch.zeros(4, 8), torch.zeros(4, 8, dtype=torch.bool), torch.zeros(4, 8, dtype=torch.bfloat16)
+        shapes = torch.zeros(8, dtype=torch.int64), np.zeros((0, 8), int), np.zeros((4, 2, 2), int)
+        for ids in (*tensors, *shapes, [[1, 2], [3]], [["a", "b"]]):
+            with pytest.raises(ValueError, match=r"have to be integers of shape \(N, L\)"):
+                draw(ids, None)
 
-    @pytest.mark.parametrize("bad", [-1, VOCAB])
-    def test_outside_the_vocabulary(self, bad):
-        with pytest.raises(ValueError, match=f"vocabulary has {VOCAB} entries"):
-            draw([[0, bad]], None, num_samples=1, seq_length=2)
+    def test_outside_the_vocabulary(self):
+        for bad in (-1, VOCAB):
+            with pytest.raises(ValueError, match=f"vocabulary has {VOCAB} entries"):
+                draw([[0, bad]], None, num_samples=1, seq_length=2)
         check_vocabulary(torch.tensor([0, VOCAB - 1]), VOCAB)
 
 

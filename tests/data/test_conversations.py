@@ -79,7 +79,7 @@ def test_without_a_chat_template(given):
 
 def test_entries_that_do_not_fit(chatting):
     for odd in ("text", [{"role": "user"}], [], None):
-        with pytest.raises(TypeError, match="Document 2 of .* is no conversation, as the first one is"):
+        with pytest.raises(TypeError, match="Document 2 of .* is no conversation, but the first one is"):
             load_documents([*CHATS, odd], tokenizer=chatting)
     chatting.chat_template = "{{ raise_exception('roles take turns') }}"
     with pytest.raises(ValueError, match="Document 0 of .* chat template: roles take turns"):

@@ -1,14 +1,14 @@
 import datasets
 import pytest
 
-from optimum_neuronal.data import documents, hub_loading
+from optimum_neuronal.data import documents, hub_datasets
 from optimum_neuronal.data.documents import load_documents
 from optimum_neuronal.data.hub_datasets import CALIBRATION_DATASETS
 
 
 @pytest.fixture
 def online(monkeypatch):
-    monkeypatch.setattr(hub_loading, "connection_error", lambda hub_id: None)
+    monkeypatch.setattr(hub_datasets, "connection_error", lambda hub_id: None)
 
 
 PTB = {"revision": "refs/convert/parquet"}
@@ -40,25 +40,25 @@ class TestHub:
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
         return calls
 
-    @pytest.mark.parametrize("name, role, args, kwargs", HUB)
-    def test_what_is_loaded(self, calls, name, role, args, kwargs):
-        documents = load_documents(name, role)
-        if name == "ptb":
-            kwargs = kwargs | {"data_files": {role: f"penn_treebank/{role}/0000.parquet"}}
-        split = next(iter(kwargs["data_files"])) if name == "c4" else kwargs["split"]
-        assert calls == [(args, {"data_files": None, "revision": None, "split": split} | kwargs)]
-        assert documents[0] == ("document 1199" if "sentence" in name or name == "ptb" else "document 0")
-        assert name in documents.source and f"split {split}" in documents.source
+    def test_what_is_loaded(self, calls):
+        for name, role, args, kwargs in HUB:
+            documents = load_documents(name, role)
+            if name == "ptb":
+                kwargs = kwargs | {"data_files": {role: f"penn_treebank/{role}/0000.parquet"}}
+            split = next(iter(kwargs["data_files"])) if name == "c4" else kwargs["split"]
+            assert calls == [(args, {"data_files": None, "revision": None, "split": split} | kwargs)], name
+            assert documents[0] == ("document 1199" if "sentence" in name or name == "ptb" else "document 0")
+            assert name in documents.source and f"split {split}" in documents.source
+            calls.clear()
 
     def test_how_it_is_used(self, calls):
         c4, wikitext2, ptb = (load_documents(name, "test") for name in CALIBRATION_DATASETS)
         assert (len(c4), c4.max_windows, c4.separator, c4.joined) == (1100, 256, " ", False)
-        assert (len(wikitext2), wikitext2.max_windows, wikitext2.separator, wikitext2.joined) == (
+        assert (len(wikitext2), wikitext2.max_windows, wikitext2.separator) == (
             1200,
             None,
             "\n\n",
-            True,
-        )
+        ) and wikitext2.joined
         assert (len(ptb), ptb.max_windows, ptb.separator, ptb.joined) == (1200, None, " ", True)
         assert len(load_documents("c4")) == 1200 and load_documents("c4").max_windows is None
 
@@ -68,16 +68,13 @@ class TestHub:
         (tmp_path / "me" / "data.txt").write_text("local")
         assert list(load_documents("me/data.txt")) == ["local"] and not calls
 
-    @pytest.mark.parametrize("name", ["wikitext", "WikiText2", "C4", "wikitxt2:train"])
-    def test_did_you_mean(self, calls, name):
-        with pytest.raises(ValueError, match=r"Did you mean '(wikitext2|c4)'\?"):
-            load_documents(name)
-        assert not calls
-
-    @pytest.mark.parametrize("name", ["", "some text to use", "a/b/c", "me/data:", "me/data:a:b:c:d", "me/data::text"])
-    def test_neither_name_nor_file_nor_id(self, calls, name):
-        with pytest.raises(ValueError, match="neither a known name .*put it in a list"):
-            load_documents(name)
+    def test_names_that_mean_nothing(self, calls):
+        for name in ("wikitext", "WikiText2", "C4", "wikitxt2:train"):
+            with pytest.raises(ValueError, match=r"Did you mean '(wikitext2|c4)'\?"):
+                load_documents(name)
+        for name in ("", "some text to use", "a/b/c", "me/data:", "me/data:a:b:c:d", "me/data::text"):
+            with pytest.raises(ValueError, match="neither a known name .*put it in a list"):
+                load_documents(name)
         assert not calls
 
     def test_refused_by_the_hub(self, monkeypatch, online):
@@ -92,7 +89,7 @@ class TestHub:
     def test_offline(self, monkeypatch, tmp_path):
         failure = OSError("Name or service not known")
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-        monkeypatch.setattr(hub_loading, "connection_error", lambda hub_id: failure)
+        monkeypatch.setattr(hub_datasets, "connection_error", lambda hub_id: failure)
         before = datasets.config.HF_HUB_OFFLINE
         with pytest.raises(
             RuntimeError, match=r"no connection to the Hub \(Name .*a list of strings, or token"
@@ -107,7 +104,7 @@ class TestHub:
 
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
         monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(hub_loading, "connection_error", lambda hub_id: OSError("unreachable"))
+        monkeypatch.setattr(hub_datasets, "connection_error", lambda hub_id: OSError("unreachable"))
         assert list(load_documents("me/data")) == ["a", "b"]
         assert not datasets.config.HF_HUB_OFFLINE
 
@@ -120,14 +117,14 @@ class TestHub:
 
         monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
         answer = ConnectionError("unreachable")
-        assert hub_loading.connection_error("me/data") is answer
+        assert hub_datasets.connection_error("me/data") is answer
         answer = huggingface_hub.errors.HfHubHTTPError.__new__(huggingface_hub.errors.HfHubHTTPError)
-        assert hub_loading.connection_error("me/data") is None
+        assert hub_datasets.connection_error("me/data") is None
 
 
 def test_without_a_connection_the_cache_is_asked(monkeypatch):
     asked = []
-    monkeypatch.setattr(hub_loading, "connection_error", lambda hub_id: OSError("unreachable"))
-    monkeypatch.setattr(hub_loading, "from_hub", lambda *arguments: asked.append(arguments[1:]))
+    monkeypatch.setattr(hub_datasets, "connection_error", lambda hub_id: OSError("unreachable"))
+    monkeypatch.setattr(hub_datasets, "from_hub", lambda *arguments: asked.append(arguments[1:]))
     documents.check_dataset("c4", "test")
     assert asked == [("c4", "test")]
