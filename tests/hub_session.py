@@ -20,7 +20,7 @@ from optimum_neuronal import (
     convert_checkpoint,
     inspect_checkpoint,
 )
-from optimum_neuronal.checkpoint.hub_access import check_push
+from optimum_neuronal.checkpoint.hub import check_push
 from optimum_neuronal.data.documents import check_dataset
 
 

@@ -24,7 +24,7 @@ from optimum_neuronal import (
     keep_sparsity,
     save_pretrained,
 )
-from optimum_neuronal.checkpoint.model_card import with_format
+from optimum_neuronal.checkpoint.card import with_format
 
 
 SECURITY = Path(__file__).parents[1] / "SECURITY.md"

@@ -1,31 +1,40 @@
 """The metadata of a model card, which the Hub reads: origin, licence, tags and measured figures."""
 
 import math
+import re
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import PreTrainedModel
 
 from ..data.hub_datasets import CALIBRATION_DATASETS
 from ..report import PruningReport
-from .dense_card import inherited_metadata
-from .origin import hub_id
+from ..system.notes import get_logger
+from .files import check_file
+from .hub import hub_id
+from .names import MODEL_CARD
 
 
-TAGS = ("sparse", "pruned", "optimum_neuronal")  # what people look for; methods are told in the text
+logger = get_logger(__name__)
+
+TAGS = ("sparse", "pruned", "optimum_neuronal")  # what people look for; the text names the methods
+INHERITED = ("license", "license_name", "license_link", "language", "datasets")
+TIMEOUT = 10  # seconds for the Hub to answer
+LARGEST = 10**6  # bytes of a card
 
 
 def make_metadata(
     model: PreTrainedModel, report: PruningReport, title: str, pipeline_tag: str | None = "text-generation"
 ) -> ModelCardData:
-    """The metadata.
+    """Return the metadata of a pruned model's card.
 
     Args:
-        model (`PreTrainedModel`): the pruned model; its config tells where the dense one came from.
+        model (`PreTrainedModel`): the pruned model; its config names the origin of the dense one.
         report ([`PruningReport`]): of the prune.
-        title (`str`): how the model is called.
-        pipeline_tag (`str`, *optional*): what the Hub calls its task; None if that is not known.
+        title (`str`): name of the model.
+        pipeline_tag (`str`, *optional*): the Hub's name of its task; None if that is not known.
     """
     base = hub_id(model)
     # The Hub knows adapter, merge, quantized and finetune, and takes a model that does not say for a finetune. Of these
@@ -47,7 +56,7 @@ def make_metadata(
 
 
 def perplexity_result(dataset: str, perplexity: float) -> EvalResult:
-    """A perplexity as the Hub's `model-index` has it, under the id of the dataset if that is on the Hub.
+    """Return a perplexity for the Hub's `model-index`, under the id of the dataset if that is on the Hub.
 
     Args:
         dataset (`str`): as for [`evaluate_perplexity`], without folders.
@@ -56,8 +65,8 @@ def perplexity_result(dataset: str, perplexity: float) -> EvalResult:
     known, place = CALIBRATION_DATASETS.get(dataset), "custom"
     if known is not None:
         place = known.hub_id
-    elif "/" in dataset and not Path(dataset).suffix:
-        place = _id_or_custom(dataset.partition(":")[0])
+    elif "/" in dataset and not Path(dataset).suffix and _is_id(dataset.partition(":")[0]):
+        place = dataset.partition(":")[0]
     return EvalResult(
         task_type="text-generation",
         dataset_type=place,
@@ -70,9 +79,52 @@ def perplexity_result(dataset: str, perplexity: float) -> EvalResult:
     )
 
 
-def _id_or_custom(name: str) -> str:
+def _is_id(name: str) -> bool:
     try:
         validate_repo_id(name)
     except HFValidationError:
-        return "custom"
-    return name
+        return False
+    return True
+
+
+def inherited_metadata(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the metadata of the dense model's card that hold for the pruned one; empty where no card can be had.
+
+    A model that was loaded from a directory has its card there, and the Hub is not asked. A relative link to a licence
+    becomes one to the dense model's repository, and is left out if there is none.
+
+    Args:
+        model (`PreTrainedModel`): its config names its origin.
+    """
+    origin, repository = model.config.name_or_path, hub_id(model)
+    try:
+        if origin and Path(origin).is_dir():
+            data = _read_card(Path(origin)).data
+        elif repository is not None:
+            data = HfApi().model_info(repository, timeout=TIMEOUT).card_data
+        else:
+            return {}
+        found = {} if data is None else data.to_dict()
+    except Exception as error:  # of many kinds: no network, no card, no YAML; a model is saved without
+        logger.info(f"Nothing was inherited from the card of {repository or origin}: {error}")
+        return {}
+    kept = {key: found[key] for key in INHERITED if _is_text(found.get(key))}
+    link = kept.get("license_link")
+    if link is not None and not re.match(r"https?://", str(link)):
+        kept["license_link"] = f"https://huggingface.co/{repository}/blob/main/{link}"
+        if repository is None:
+            del kept["license_link"]
+    return kept
+
+
+def _read_card(directory: Path) -> ModelCard:
+    path = check_file(directory, MODEL_CARD)
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"{path} is larger than {LARGEST:,} bytes.")
+    return ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+
+
+def _is_text(value: Any) -> bool:
+    """Return True for text, or a list of texts, that can be shown."""
+    texts = value if isinstance(value, list) else [value]
+    return bool(texts) and all(isinstance(text, str) and text.isprintable() for text in texts)

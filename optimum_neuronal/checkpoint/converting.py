@@ -19,10 +19,10 @@ from ..model.load_model import load_skeleton
 from ..model.weight_names import token_weights
 from ..system.notes import get_logger
 from ..validation import check_path
+from .card import with_format
 from .coding import Coding
 from .files import check_file, read_bytes
 from .head_coding import HeadCoding
-from .model_card import with_format
 from .names import (
     CONFIG,
     DENSE,

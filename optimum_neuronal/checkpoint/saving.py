@@ -22,8 +22,8 @@ from ..model.find_blocks import find_decoder
 from ..model.packed_modules import packed_modules
 from ..report import PruningReport
 from ..system.notes import get_logger
-from .hub_access import explained
-from .model_card import make_card
+from .card import make_card
+from .hub import explained
 from .names import (
     CONFIG,
     GENERATION_CONFIG,

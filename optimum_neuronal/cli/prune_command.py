@@ -104,7 +104,7 @@ class PruneCommand(Command):
 
     def _check_places(self) -> None:
         """Finds out where the result may not be written, on this machine or on the Hub."""
-        from ..checkpoint.hub_access import check_push
+        from ..checkpoint.hub import check_push
         from ..checkpoint.own_files import check_output
         from ..files.directories import check_apart, check_writable
 

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..checkpoint.origin import public_name
+from ..checkpoint.hub import public_name
 from ..evaluation.loading import as_model
 from ..model.identity import versions
 from ..pruning.context import alone_with

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging
 
-from ..checkpoint.origin import public_name
+from ..checkpoint.hub import public_name
 from ..engine.capture import inference
 from ..validation import check_count
 from .quantized import footprint

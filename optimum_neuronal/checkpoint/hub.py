@@ -1,7 +1,9 @@
-"""Whether a model can be published: asked before the long work that makes it, and explained where it turns out not so."""
+"""Models on the Hub: which repository a model came from, and what keeps one from being published."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
@@ -13,14 +15,41 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
+from transformers import PreTrainedModel
 
 
 REFUSED = (401, 403)  # status codes
+# A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
+SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")
 HTTPError = HfHubHTTPError.__bases__[0]  # of httpx, or of httpx2 in later releases: no connection, a timeout
 
 
+def hub_id(model: PreTrainedModel) -> str | None:
+    """Return the id of the repository on the Hub that a model was loaded from; None if it came from elsewhere."""
+    origin = model.config.name_or_path
+    if not origin:
+        return None
+    if (path := Path(origin)).exists():
+        cached = SNAPSHOT.search(path.absolute().as_posix())
+        return cached[1].replace("--", "/") if cached else None
+    try:
+        validate_repo_id(origin)
+    except HFValidationError:
+        return None
+    return origin
+
+
+def public_name(model: PreTrainedModel) -> str:
+    """Return the name of a model for tables and figures: its id on the Hub, the name of its folder, or its class.
+
+    No path of this machine is published.
+    """
+    origin = model.config.name_or_path
+    return hub_id(model) or (origin and Path(origin).absolute().name) or type(model).__name__
+
+
 def check_push(repo_id: str, token: str | None = None) -> None:
-    """Raises what would keep a model from being published; creates nothing.
+    """Raise what would keep a model from being published; create nothing.
 
     Args:
         repo_id (`str`): `"me/llama-70"`; without an owner, of the token's account.
@@ -44,25 +73,25 @@ def check_push(repo_id: str, token: str | None = None) -> None:
             raise _refusal(repo_id, "the token may read only")
         try:
             api.auth_check(f"{owner}/{name}", write=True)
-        except RepositoryNotFoundError as error:  # none yet, or none that the token may see
+        except RepositoryNotFoundError as error:  # there is none yet, or the token may not see it
             if owner not in _namespaces(account):
                 mine = ", ".join(sorted(_namespaces(account)))
                 raise _refusal(repo_id, f"the account may make repositories of {mine}, not of {owner}") from error
 
 
 def _role(account: Mapping[str, Any]) -> str | None:
-    """What the token is for: `"read"`, `"write"`, `"fineGrained"`, or None if the Hub does not tell."""
+    """Return the token's role: `"read"`, `"write"`, `"fineGrained"`, or None if the Hub does not name it."""
     return account.get("auth", {}).get("accessToken", {}).get("role")
 
 
 def _namespaces(account: Mapping[str, Any]) -> set[str]:
-    """Who the account may make repositories for: itself, and organisations in which it may do more than read."""
+    """Return the owners for whom the account may make repositories: itself, and organisations where it may write."""
     return {account["name"], *(org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read")}
 
 
 @contextmanager
 def explained(repo_id: str) -> Iterator[None]:
-    """What the Hub refuses, or a Hub that cannot be reached, is an error that says what to do."""
+    """Raise errors that say what to do where the Hub refuses, or cannot be reached."""
     try:
         yield
     except LocalTokenNotFoundError as error:

@@ -15,7 +15,7 @@ from sparse_checkpoints import save_pruned
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.checkpoint.model_card import make_card, with_format
+from optimum_neuronal.checkpoint.card import make_card, with_format
 from optimum_neuronal.display import format_bytes
 from optimum_neuronal.inference.sparsify import sparsify
 

@@ -3,9 +3,8 @@ from conftest import make_model
 from huggingface_hub import HfApi, ModelCardData
 from huggingface_hub.hf_api import ModelInfo
 
-from optimum_neuronal.checkpoint import dense_card
-from optimum_neuronal.checkpoint.card_metadata import make_metadata
-from optimum_neuronal.checkpoint.dense_card import inherited_metadata
+from optimum_neuronal.checkpoint import card_metadata
+from optimum_neuronal.checkpoint.card_metadata import inherited_metadata, make_metadata
 
 
 CARD = "---\nlicense: {license}\nlanguage:\n- en\n- 'no'\ndatasets: [c4]\ntags: [mine]\n{more}---\n# Dense\n"
@@ -30,7 +29,7 @@ def on_the_hub(model, monkeypatch):
 
     def answer(answer):
         def model_info(self, repo_id, timeout):
-            assert (repo_id, timeout) == ("meta/llama", dense_card.TIMEOUT)
+            assert (repo_id, timeout) == ("meta/llama", card_metadata.TIMEOUT)
             if isinstance(answer, Exception):
                 raise answer
             return answer
@@ -80,7 +79,7 @@ def test_a_directory_asks_nobody(model, beside, on_the_hub, tmp_path):
 
 def test_links_and_huge_files_are_not_read(model, beside, tmp_path, monkeypatch):
     beside(CARD.format(license="mit", more=""))
-    monkeypatch.setattr(dense_card, "LARGEST", 10)
+    monkeypatch.setattr(card_metadata, "LARGEST", 10)
     assert inherited_metadata(model) == {}
     monkeypatch.undo()
     (tmp_path / "own").mkdir()

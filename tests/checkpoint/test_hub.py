@@ -1,7 +1,11 @@
+"""Without a connection; with one, see test_publishing."""
+
 import pytest
 from conftest import make_model
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from optimum_neuronal.checkpoint.origin import hub_id, public_name
+from optimum_neuronal.checkpoint.hub import HTTPError, check_push, hub_id, public_name
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +44,16 @@ def test_a_snapshot_of_the_cache_is_on_the_hub(model, folder, repository, tmp_pa
     snapshot.mkdir(parents=True)
     model.config._name_or_path = str(snapshot)
     assert hub_id(model) == public_name(model) == repository
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch):
+    """Whatever the library under the Hub's client raises, it is one sentence."""
+    for failure in (HTTPError("[Errno 111] Connection refused"), OfflineModeIsEnabled("offline")):
+
+        def fail(self, failure=failure):
+            raise failure
+
+        monkeypatch.setattr(HfApi, "whoami", fail)
+        with pytest.raises(ConnectionError, match="cannot be reached, so that 'me/llama' cannot be published now: "):
+            check_push("me/llama")
+    assert issubclass(HfHubHTTPError, HTTPError) and HTTPError is not OSError

@@ -1,0 +1,181 @@
+"""Writes the model card of a pruned model: its origin, how to load it, what it lost, how to make it again."""
+
+import json
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard
+from jinja2 import Template
+from transformers import PreTrainedModel
+
+from ..data.documents import FILE_SUFFIXES
+from ..display import escaped, format_bytes, format_markdown
+from ..model.find_blocks import find_decoder
+from ..model.load_model import TRUSTING, LoadingCode, loading_code
+from ..model.projections import Projection
+from ..report import REPORT_NAME, PruningReport
+from .card_metadata import make_metadata
+from .hub import hub_id
+from .own_files import MARK
+from .packed_size import packed_size
+
+
+TEXT_LITERAL = r'"(?:[^"\\]|\\.)*"'  # so that no code of another card is passed on
+DENSE_MODEL, TEXT = "path/to/the-dense-model", "path/to/text.txt"  # what the reader has to fill in
+
+
+def make_card(
+    model: PreTrainedModel, report: PruningReport, title: str, format: str = "dense", with_tokenizer: bool = True
+) -> ModelCard:
+    """Return the card of a pruned model.
+
+    Args:
+        model (`PreTrainedModel`): the pruned model; its config names the checkpoint that it was loaded from.
+        report ([`PruningReport`]): of the prune.
+        title (`str`): name of the model's repository or directory.
+        format (`str`): `"dense"` or `"packed"`: how the weights are stored.
+        with_tokenizer (`bool`): True if a tokenizer is saved with it; otherwise the dense model's is named.
+    """
+    config, base, title, code = report.config, hub_id(model), escaped(title), loading_code(model)
+    tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
+    text, bits = _calibration_text(report), (config.get("value_bits"), config.get("embedding_bits"))
+    errors = [rounding["error"] for rounding in report.head_roundings.values()]
+    calibration = "Calibration: {num_samples} sequences of {seq_length} tokens of {source}, drawn with seed {seed}."
+    perplexities = [
+        [dataset, *(f"{values[when]:.2f}" if when in values else "-" for when in ("dense", "pruned"))]
+        for dataset, values in report.evaluation.items()
+    ]
+    blocks = [[f"`{name}`", f"{value:.2%}"] for name, value in report.blocks.items()]
+    return ModelCard.from_template(
+        make_metadata(model, report, title, code.pipeline_tag),
+        template_str=_read("card_template.md"),
+        mark=MARK,
+        title=title,
+        base=base,
+        achieved=f"{report.achieved_sparsity:.1%}",
+        requested=f"{report.requested_sparsity:.1%}",
+        saliency=config["saliency"],
+        topup=config["topup"],
+        value_bits=bits[0],
+        embedding_error=f"{max(errors):.4%}" if errors else None,
+        use=_use(title, code, format, tokenizer and json.dumps(tokenizer, ensure_ascii=False), *bits),
+        blocks=format_markdown(["block", "sparsity"], blocks),
+        perplexities=perplexities and format_markdown(["dataset", "dense model", "pruned"], perplexities),
+        calibration=report.calibration and calibration.format(**report.calibration),
+        command=_command(base, title, text),
+        code=_code(base, report, code, text),
+        fill_in="; ".join(_places(base, report, text)),
+        versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
+        **_sizes(model, report),
+    )
+
+
+def with_format(card: str, format: str, value_bits: int | None = None, embedding_bits: int | None = None) -> str:
+    """Return the text of a card with the section on use of another format; a card without this section stays as it is."""
+    title = re.search(r"^# (.+)$", card, re.M)
+    before, use, rest = card.partition("\n## Use\n\n")
+    old, sparsity, after = rest.partition("\n\n## Sparsity\n")
+    call = re.search(rf"^model = (\w+)\.from_pretrained\(.*?({TRUSTING})?\)$", old, re.M)
+    if title is None or call is None or not sparsity:
+        return card
+    code = LoadingCode(call[1], call[2] or "")
+    tokenizer = re.search(rf"^tokenizer = AutoTokenizer\.from_pretrained\(({TEXT_LITERAL})\)$", old, re.M)
+    name = tokenizer and tokenizer[1]
+    return before + use + _use(title[1], code, format, name, value_bits, embedding_bits) + sparsity + after
+
+
+def _read(template: str) -> str:
+    return Path(__file__).with_name(template).read_text(encoding="utf-8")
+
+
+def _use(
+    title: str,
+    code: LoadingCode,
+    format: str,
+    tokenizer: str | None,
+    value_bits: int | None,
+    embedding_bits: int | None,
+) -> str:
+    """Return the section on use. The tokenizer's place is a Python literal; None if the model generates nothing."""
+    local = title.rpartition("/")[2]
+    return Template(_read("card_use_template.md")).render(
+        format=format,
+        loader=code.loader,
+        call=code.of(title),
+        tokenizer=tokenizer,
+        value_bits=value_bits,
+        embedding_bits=embedding_bits,
+        local=shlex.quote(local),
+        local_dense=shlex.quote(f"{local}-dense"),
+    )
+
+
+def _sizes(model: PreTrainedModel, report: PruningReport) -> dict[str, str]:
+    """Return the memory that the model takes with packed weights, and with dense ones."""
+    packing, footprint, config = getattr(model, "packing", None), model.get_memory_footprint(), report.config
+    if packing is not None and packing.packed:  # it has them already
+        dense, packed, whole = packing.dense_bytes, packing.packed_bytes, footprint
+    else:
+
+        def zeros(projection: Projection) -> int:
+            return round(report.projections[projection.name]["sparsity"] * projection.numel)
+
+        decoder = find_decoder(model, config["targets"], config["ignore"])
+        size = packed_size(decoder, zeros, config.get("value_bits"), config.get("embedding_bits"))
+        dense, packed, whole = size.dense, size.in_memory, footprint - size.dense + size.in_memory
+    return {
+        "packed_weights": "the pruned ones"
+        if config.get("embedding_bits") is None
+        else "pruned ones, embeddings and head",
+        "packed": format_bytes(packed),
+        "dense": format_bytes(dense),
+        "whole_packed": format_bytes(whole),
+        "whole_dense": format_bytes(whole - packed + dense),
+    }
+
+
+def _calibration_text(report: PruningReport) -> str | None:
+    """Return the place of the calibration data that the reader has to fill in; None if the config names it, or there are none."""
+    if not report.calibration:
+        return None
+    name = (report.config["dataset"] or "").partition(":")[0]
+    if not name or not report.calibration["source"].startswith(name):  # they were passed to prune()
+        return TEXT
+    return f"path/to/{name}" if name.lower().endswith(FILE_SUFFIXES) else None
+
+
+def _command(base: str | None, title: str, text: str | None) -> str:
+    """Return the command that makes the model again."""
+    words = ["--model", base or DENSE_MODEL, "--config", REPORT_NAME, *(["--dataset", text] if text else [])]
+    return shlex.join(["optimum-cli", "neuronal", "prune", *words, "--output", title.rpartition("/")[2]])
+
+
+def _places(base: str | None, report: PruningReport, text: str | None) -> list[str]:
+    """Return what the words of command and code stand for that the reader has to replace."""
+    places = [] if base else [f"`{DENSE_MODEL}` is where you have the dense model"]
+    if text:
+        places.append(f"`{text}` is your file of the calibration data, {report.calibration['source']}")
+    return places
+
+
+def _code(base: str | None, report: PruningReport, code: LoadingCode, text: str | None) -> str:
+    """Return the code that makes the model again, with the fields of the config that matter or differ from the defaults."""
+    from ..config import NeuronALConfig  # with all methods: what only loads and saves does without
+
+    config: dict[str, Any] = report.config if text is None else {**report.config, "dataset": text}
+    default = NeuronALConfig(config["sparsity"], topup=config["topup"], saliency=config["saliency"]).to_dict()
+    always = ("sparsity", "saliency", "topup", *(("dataset", "num_samples", "seed") if report.calibration else ()))
+    names = [entry.name for entry in fields(NeuronALConfig)]
+    chosen = {name: config[name] for name in names if name in always or config[name] != default[name]}
+    call = code.of(base or DENSE_MODEL, ', dtype="auto"')
+    arguments = "".join(f"        {name}={value!r},\n" for name, value in chosen.items())
+    return (
+        f"from transformers import {code.loader}\n"
+        "from optimum_neuronal import NeuronALConfig, NeuronALPruner\n\n"
+        f"model = {call}\n"
+        f"pruner = NeuronALPruner(\n    NeuronALConfig(\n{arguments}    )\n)\n"
+        "pruner.prune(model)"
+    )
