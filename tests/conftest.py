@@ -1,5 +1,6 @@
 """Fixtures: tiny models, made from the installed transformers' own config classes, token ids, a tokenizer."""
 
+import copy
 import gc
 import os
 from dataclasses import dataclass
@@ -24,15 +25,29 @@ gc.freeze()  # what is imported stays: tests that collect garbage need not look 
 # A few, for tests that need not run on all: separate and fused projections, grouped queries, parallel blocks, experts.
 FEW = ("gpt2", "gpt_neox", "llama", "llama4_text", "mistral", "mixtral", "opt", "phi", "qwen3")
 
+_MODELS: dict[tuple, transformers.PreTrainedModel] = {}  # made by `make_model` in this session
+
 
 def make_model(family: str, seed: int = 0, **overrides) -> transformers.PreTrainedModel:
-    """A randomly initialised model of a family, in float32; larger weights than usual, so that blocks matter."""
+    """Return a randomly initialised model of a family, in float32; larger weights than usual, so that blocks matter.
+
+    Each is made once for a session and copied. Torch's random state afterwards depends on the seed alone.
+    """
+    model = copy.deepcopy(_model(family, seed, tuple(sorted(overrides.items(), key=lambda item: item[0]))))
     torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(family, **{**FAMILIES[family].config, **overrides})
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    return model.eval()
+    return model
+
+
+def _model(family: str, seed: int, overrides: tuple) -> transformers.PreTrainedModel:
+    key = (family, seed, repr(overrides))
+    if key not in _MODELS:
+        torch.manual_seed(seed)
+        config = transformers.AutoConfig.for_model(family, **{**FAMILIES[family].config, **dict(overrides)})
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        _MODELS[key] = model.eval()
+    return _MODELS[key]
 
 
 @pytest.fixture(params=FEW)

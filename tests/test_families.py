@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from conftest import FEW, make_model
+from conftest import make_model
 from families import FAMILIES
 from family_table import PAGE, in_page, table
-from profiles import NIGHT
+from profiles import by_day
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -65,10 +65,12 @@ def test_replay_is_bit_equal_to_the_models_forward(family, ids, padding, padded)
             torch.testing.assert_close(recorded[0], output)  # experts run one by one while they are recorded
 
 
+SAVED = ("gpt2", "llama", "llama4_text", "mixtral", "phi", "qwen3_5_moe_text")  # by day
+
+
 @pytest.mark.parametrize("topup", ["search", "neuronal"])
+@pytest.mark.parametrize("family", by_day(FAMILIES, *SAVED))
 def test_prune_save_and_reload(family, topup, ids, tmp_path):
-    if topup == "neuronal" and family not in FEW and not NIGHT:
-        pytest.skip("for the night: TESTS_PROFILE=night")
     model = make_model(family)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     lambdas = {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}

@@ -66,17 +66,16 @@ def test_rows_of_several_weights_with_short_and_other_scales():
     assert CodedRows.joined(rows[:1] * 2).scales.dtype == torch.uint8
 
 
-@pytest.mark.parametrize("short", [True, False])
-def test_only_results_are_converted(short):
-    coded = make_coded(6, 200, 4, short=short)
-    rows = CodedRows.of(coded).converted(None, torch.float16)
-    assert rows.dtype == torch.float16 and rows.scales.dtype == (torch.uint8 if short else torch.int16)
-    assert torch.equal(rows.unpack(), coded.unpack().half())
+def test_only_results_are_converted():
+    for short in [True, False]:
+        coded = make_coded(6, 200, 4, short=short)
+        rows = CodedRows.of(coded).converted(None, torch.float16)
+        assert rows.dtype == torch.float16 and rows.scales.dtype == (torch.uint8 if short else torch.int16)
+        assert torch.equal(rows.unpack(), coded.unpack().half())
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
+def test_damage_is_found():
+    for damage, message in [
         (lambda rows: {"bits": flip(rows.bits, 2, 3)}, r"bytes of codes of row 2, but by its offsets there are"),
         (lambda rows: {"bits": flip(rows.bits, 1, 9)}, r"bits set behind a row's 68 elements"),
         (lambda rows: {"offsets": rows.offsets + 1}, r"its offsets go from 1 to"),
@@ -87,12 +86,10 @@ def test_only_results_are_converted(short):
         (lambda rows: {"table": rows.table[:5]}, r"its table has 5 levels"),
         (lambda rows: {"table": rows.table.flip(0)}, r"its table is .*ascending"),
         (lambda rows: {"table": rows.table.to("meta")}, r"its table lie on meta"),
-    ],
-)
-def test_damage_is_found(damage, message):
-    rows = CodedRows.of(make_coded(5, 68, 4))
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(rows, **damage(rows)).check()
+    ]:
+        rows = CodedRows.of(make_coded(5, 68, 4))
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(rows, **damage(rows)).check()
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from itertools import product
 
 import pytest
 import torch
@@ -62,32 +63,30 @@ def test_products_and_copies(out, columns, count, dtype, with_bias, seed):
         assert torch.equal(dense, weight), kernel.name
 
 
-@pytest.mark.parametrize("int8", [False, True])
-def test_neither_threads_nor_other_rows_change_a_bit(int8):
-    rows, x = Int8Rows.of(make_int8(701, 1000)), torch.randn(8, 1000)
-    before = torch.get_num_threads()
-    for kernel in kernels():
-        results = []
-        try:
-            for threads in (1, 2, (os.cpu_count() or 1) + 3):
-                torch.set_num_threads(threads)
-                results.append(kernel.int8_linear(x, rows.levels, rows.scales, None, int8))
-        finally:
-            torch.set_num_threads(before)
-        assert all(torch.equal(result, results[0]) for result in results), kernel.name
-        alone = torch.cat([kernel.int8_linear(row[None], rows.levels, rows.scales, None, int8) for row in x])
-        assert torch.equal(alone, results[0]), kernel.name
+def test_neither_threads_nor_other_rows_change_a_bit():
+    for int8 in [False, True]:
+        rows, x = Int8Rows.of(make_int8(701, 1000)), torch.randn(8, 1000)
+        before = torch.get_num_threads()
+        for kernel in kernels():
+            results = []
+            try:
+                for threads in (1, 2, (os.cpu_count() or 1) + 3):
+                    torch.set_num_threads(threads)
+                    results.append(kernel.int8_linear(x, rows.levels, rows.scales, None, int8))
+            finally:
+                torch.set_num_threads(before)
+            assert all(torch.equal(result, results[0]) for result in results), kernel.name
+            alone = torch.cat([kernel.int8_linear(row[None], rows.levels, rows.scales, None, int8) for row in x])
+            assert torch.equal(alone, results[0]), kernel.name
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lead", [(), (1,), (2, 5), (40,), (0,)])
-@pytest.mark.parametrize("int8", [False, True])
-def test_as_dense(dtype, lead, int8):
-    rows = Int8Rows.of(make_int8(37, 133, dtype), "int8" if int8 else "bf16")
-    x, bias = torch.randn(*lead, 133).to(dtype), torch.randn(37).to(dtype)
-    y = rows.linear(x, bias)
-    assert y.shape == (*lead, 37) and y.dtype == dtype
-    assert not y.numel() or error(y, x, rows.unpack(), bias) < (3e-2 if int8 else TOLERANCE[dtype])
+def test_as_dense():
+    for dtype, lead, int8 in product(DTYPES, [(), (1,), (2, 5), (40,), (0,)], [False, True]):
+        rows = Int8Rows.of(make_int8(37, 133, dtype), "int8" if int8 else "bf16")
+        x, bias = torch.randn(*lead, 133).to(dtype), torch.randn(37).to(dtype)
+        y = rows.linear(x, bias)
+        assert y.shape == (*lead, 37) and y.dtype == dtype
+        assert not y.numel() or error(y, x, rows.unpack(), bias) < (3e-2 if int8 else TOLERANCE[dtype])
 
 
 def test_many_rows_of_x_are_multiplied_block_by_block(monkeypatch):
@@ -115,13 +114,13 @@ def test_without_kernels(activations, monkeypatch):
     assert torch.equal(rows.unpack(), dense)
 
 
-@pytest.mark.parametrize("special", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_in_its_row(special):
-    rows, x = Int8Rows.of(make_int8(7, 300)), torch.randn(3, 300)
-    plain = rows.linear(x)
-    x[1, 200] = special
-    y = rows.linear(x)
-    assert y[1].isnan().all() and torch.equal(y[[0, 2]], plain[[0, 2]])
+def test_what_is_not_finite_stays_in_its_row():
+    for special in [float("nan"), float("inf")]:
+        rows, x = Int8Rows.of(make_int8(7, 300)), torch.randn(3, 300)
+        plain = rows.linear(x)
+        x[1, 200] = special
+        y = rows.linear(x)
+        assert y[1].isnan().all() and torch.equal(y[[0, 2]], plain[[0, 2]])
 
 
 def test_what_does_not_fit_is_refused():
@@ -170,18 +169,15 @@ def test_as_a_tensor_it_stays_in_8_bits():
     assert tensor.to(torch.float16).int8().dtype == torch.float16 and tensor[None].int8() is None
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
+def test_damage_is_found():
+    for damage, message in [
         (lambda rows: {"levels": torch.full_like(rows.levels, -128)}, "-128 among them"),
         (lambda rows: {"levels": rows.levels.int()}, "its levels have dtype torch.int32"),
         (lambda rows: {"levels": rows.levels[1:]}, "its levels have dtype"),
         (lambda rows: {"scales": torch.full_like(rows.scales, 0x7F80)}, "its scales are not all finite"),
         (lambda rows: {"scales": rows.scales[:, :1]}, "its scales have dtype"),
         (lambda rows: {"scales": rows.scales.to("meta")}, "its scales lie on meta"),
-    ],
-)
-def test_damage_is_found(damage, message):
-    rows = Int8Rows.of(make_int8(5, 168))
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(rows, **damage(rows)).check()
+    ]:
+        rows = Int8Rows.of(make_int8(5, 168))
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(rows, **damage(rows)).check()

@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 import torch
 from test_packed_rows import bits, sparse
@@ -28,15 +30,13 @@ def error(y, x, weight, bias=None) -> float:
     return float((y.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 5), (40,), (0,)])
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_as_dense(dtype, lead, with_bias):
-    weight = finite((37, 133), dtype)
-    x, bias = finite((*lead, 133), dtype, 1), finite((37,), dtype, 1) if with_bias else None
-    y = ops.packed_linear(x, *packed(weight), bias)
-    assert y.shape == (*lead, 37) and y.dtype == dtype
-    assert not y.numel() or error(y, x, weight, bias) < TOLERANCE[dtype]
+def test_as_dense():
+    for dtype, lead, with_bias in product(DTYPES, [(), (1,), (3,), (2, 5), (40,), (0,)], [False, True]):
+        weight = finite((37, 133), dtype)
+        x, bias = finite((*lead, 133), dtype, 1), finite((37,), dtype, 1) if with_bias else None
+        y = ops.packed_linear(x, *packed(weight), bias)
+        assert y.shape == (*lead, 37) and y.dtype == dtype
+        assert not y.numel() or error(y, x, weight, bias) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -63,10 +63,10 @@ def test_few_rows_of_x_unpack_nothing(monkeypatch):
         assert error(ops.packed_linear(x, *packed(weight)), x, weight) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_unpacking_is_bit_equal(dtype):
-    weight = sparse((19, 77), dtype)
-    assert torch.equal(bits(ops.unpack_rows(*packed(weight), 77)), bits(weight))
+def test_unpacking_is_bit_equal():
+    for dtype in DTYPES:
+        weight = sparse((19, 77), dtype)
+        assert torch.equal(bits(ops.unpack_rows(*packed(weight), 77)), bits(weight))
 
 
 def test_what_does_not_fit_is_refused():

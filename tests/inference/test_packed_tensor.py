@@ -1,4 +1,3 @@
-import pytest
 import torch
 from torch import nn
 
@@ -30,39 +29,54 @@ def dense(result):
 A, B = sparse(6, 10, 33), sparse(6, 10, 33, seed=1)
 
 
-@pytest.mark.parametrize(
-    "move",
-    [
-        lambda a, b: torch.stack([a, b]), lambda a, b: torch.stack([a, b], dim=1), lambda a, b: torch.cat([a, b, a]),
-        lambda a, b: torch.cat([a, b], dim=1), lambda a, b: torch.chunk(a, 2, dim=1), lambda a, b: a.unbind(0),
-        lambda a, b: a[3], lambda a, b: a[1:4], lambda a, b: a[:, 2:9], lambda a, b: torch.split(a, [1, 2, 3]),
-        lambda a, b: torch.cat(torch.chunk(torch.cat([a, b], dim=-2), 2, dim=-2)), lambda a, b: a.clone(),
-        lambda a, b: a.detach(), lambda a, b: a.to(torch.bfloat16), lambda a, b: a[3].contiguous(), lambda a, b: a[4, 5:7],
-        lambda a, b: a[2:3].squeeze(), lambda a, b: a[2:3].squeeze(0), lambda a, b: a.squeeze(1), lambda a, b: a.unsqueeze(0), lambda a, b: a.unsqueeze(-2),
-    ],
-)  # fmt: skip
-def test_rows_are_moved_packed(move):
-    found, expected = move(packed(A), packed(B)), move(A, B)
-    parts = found if isinstance(found, (list, tuple)) else [found]
-    assert all(isinstance(part, PackedTensor) for part in parts)
-    for one, other in zip(dense(found), dense(expected), strict=True):
-        assert one.dtype == other.dtype and torch.equal(bits(one), bits(other))
-    for part in parts:
-        part.rows.check()
+def test_rows_are_moved_packed():
+    for move in [
+        lambda a, b: torch.stack([a, b]),
+        lambda a, b: torch.stack([a, b], dim=1),
+        lambda a, b: torch.cat([a, b, a]),
+        lambda a, b: torch.cat([a, b], dim=1),
+        lambda a, b: torch.chunk(a, 2, dim=1),
+        lambda a, b: a.unbind(0),
+        lambda a, b: a[3],
+        lambda a, b: a[1:4],
+        lambda a, b: a[:, 2:9],
+        lambda a, b: torch.split(a, [1, 2, 3]),
+        lambda a, b: torch.cat(torch.chunk(torch.cat([a, b], dim=-2), 2, dim=-2)),
+        lambda a, b: a.clone(),
+        lambda a, b: a.detach(),
+        lambda a, b: a.to(torch.bfloat16),
+        lambda a, b: a[3].contiguous(),
+        lambda a, b: a[4, 5:7],
+        lambda a, b: a[2:3].squeeze(),
+        lambda a, b: a[2:3].squeeze(0),
+        lambda a, b: a.squeeze(1),
+        lambda a, b: a.unsqueeze(0),
+        lambda a, b: a.unsqueeze(-2),
+    ]:
+        found, expected = move(packed(A), packed(B)), move(A, B)
+        parts = found if isinstance(found, (list, tuple)) else [found]
+        assert all(isinstance(part, PackedTensor) for part in parts)
+        for one, other in zip(dense(found), dense(expected), strict=True):
+            assert one.dtype == other.dtype and torch.equal(bits(one), bits(other))
+        for part in parts:
+            part.rows.check()
 
 
-@pytest.mark.parametrize(
-    "work",
-    [
-        lambda a, b: a + b, lambda a, b: torch.cat([a, b], dim=2), lambda a, b: a.transpose(0, 1), lambda a, b: a[:, :, 3],
-        lambda a, b: torch.stack([a, b], dim=-1), lambda a, b: a.sum(), lambda a, b: a.to(torch.int32),
-        lambda a, b: torch.cat([a, torch.ones(6, 10, 33)]), lambda a, b: a.view(60, 33),
+def test_all_else_unpacks():
+    for work in [
+        lambda a, b: a + b,
+        lambda a, b: torch.cat([a, b], dim=2),
+        lambda a, b: a.transpose(0, 1),
+        lambda a, b: a[:, :, 3],
+        lambda a, b: torch.stack([a, b], dim=-1),
+        lambda a, b: a.sum(),
+        lambda a, b: a.to(torch.int32),
+        lambda a, b: torch.cat([a, torch.ones(6, 10, 33)]),
+        lambda a, b: a.view(60, 33),
         lambda a, b: a.reshape(6, 5, 2, 33).transpose(1, 2).reshape(6, 10, 33).contiguous(),
-    ],
-)  # fmt: skip
-def test_all_else_unpacks(work):
-    found, expected = work(packed(A), packed(B)), work(A, B)
-    assert type(found) is torch.Tensor and torch.equal(found, expected)
+    ]:
+        found, expected = work(packed(A), packed(B)), work(A, B)
+        assert type(found) is torch.Tensor and torch.equal(found, expected)
 
 
 def test_parts_share_what_they_hold():
