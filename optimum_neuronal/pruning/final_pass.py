@@ -23,7 +23,7 @@ from ..sparsity.plan import SparsityPlan
 from ..trials.applier import not_finite
 from ..trials.engine import Engine
 from ..trials.records import Finding
-from .refit import RUNS, Refit, RoundedRefit
+from .refit import RUNS, Refit, fit_and_round
 
 
 Refine = Callable[[Projection, torch.Tensor, torch.Tensor, SquaredNorms | None], torch.Tensor]
@@ -100,10 +100,10 @@ class FinalPruning:
         if self.refit is not None and block.pruned:
             changes = {p.name: stored_change(p, tensors) for p in block.pruned}
             expected = self.output(len(streams) - 1, block, calls, streams)
-            refit = self.refit
+            fit = self.refit.fit
             if self.engine.applier.value_bits is not None:
-                refit = RoundedRefit(self.engine, refit)
-            fitted = refit.fit(block, changes, streams[0], expected, calls)
+                fit = partial(fit_and_round, self.engine, self.refit)
+            fitted = fit(block, changes, streams[0], expected, calls)
             self.engine.runner.block_forwards += RUNS * self.refit.epochs * streams[0].sequences
             for projection in block.pruned:
                 kept = changes[projection.name].mask.unpack(projection.weight.device)

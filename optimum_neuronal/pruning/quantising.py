@@ -1,4 +1,4 @@
-"""Quantises the kept values of projections, and token embeddings and head, before a weight is changed."""
+"""Quantises kept values of projections, and token embeddings and head. No weight is changed until the end."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,12 +23,11 @@ ROWS = 1024  # at a time, whose values are compared with the rounded ones
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounding did to the kept values of a projection.
+    """The loss of quantising a projection's kept values.
 
     Args:
         error (`float`): squared error as a share of the sum of their squares.
-        clipped (`int`): values beyond the largest level of their group's scale by more than the levels lie apart: outliers
-            that no scale holds together with the other values.
+        clipped (`int`): outliers, which exceed the codebook's largest value by more than its values lie apart.
     """
 
     error: float
@@ -36,7 +35,7 @@ class Rounding:
 
 
 def check_dtypes(projections: Iterable[Projection]) -> None:
-    """Raises `ValueError` if the values of a projection cannot be rounded to few bits."""
+    """Raise `ValueError` if the values of a projection cannot be quantised."""
     for projection in projections:
         if projection.owner.dtype not in CODED_DTYPES:
             raise ValueError(
@@ -48,17 +47,15 @@ def check_dtypes(projections: Iterable[Projection]) -> None:
 def round_changes(
     decoder: Decoder, changes: Mapping[str, Change], bits: int
 ) -> tuple[dict[str, Change], dict[str, Rounding]]:
-    """What becomes of every weight, with kept values of few bits; values that are such already stay as they are.
-
-    That they are the final pruning has seen to, as it finds weights; here is told what that did.
+    """Return the codes of every weight, and the loss of quantising it. Quantised values, as of the final pass, stay.
 
     Args:
-        decoder ([`Decoder`]): whose weights are still the dense ones; none is changed.
+        decoder ([`Decoder`]): its weights are still the dense ones; none is changed.
         changes (`Mapping[str, Change]`): projection name -> what becomes of its weight.
         bits (`int`): 8, 4, 3 or 2.
 
     Returns:
-        `tuple`: changes by projection name; what rounding did to the dense model's values of each.
+        `tuple`: changes by projection name; losses against the dense model's values by projection name.
     """
     coded: dict[str, Change] = {}
     roundings: dict[str, Rounding] = {}
@@ -76,13 +73,13 @@ def round_changes(
 
 
 def _table(projection: Projection, bits: int) -> tuple[int, ...] | None:
-    """Experts share a weight in the files of some families, and so a table of levels."""
+    """Return the codebook that experts share, since they share a weight in the files of some families."""
     return None if projection.expert is None else TABLES[bits][0]
 
 
 def _rounding(weight: torch.Tensor, coded: CodedWeight) -> Rounding:
-    levels = magnitudes(coded.table.tolist())
-    beyond = levels[-1] + (levels[-1] - levels[-2]) / 2  # in scales: farther from a level than any value between two
+    *_, last, largest = magnitudes(coded.table.tolist())
+    beyond = largest + (largest - last) / 2  # in scales: farther off than any value between two of the codebook
     total = lost = clipped = 0.0
     for values, rounded, scales in zip(*(part.split(ROWS) for part in (weight, coded.unpack(), coded.scales))):
         values, scale = values.float(), scales.float().repeat_interleave(GROUP, 1)[:, : weight.shape[1]]
@@ -93,28 +90,28 @@ def _rounding(weight: torch.Tensor, coded: CodedWeight) -> Rounding:
 
 
 def check_head_structure(model: PreTrainedModel) -> None:
-    """Raises `ValueError` if embeddings and head of a model, which may have no weights yet, cannot be rounded to 8 bits."""
+    """Raise `ValueError` if a model's embeddings and head, perhaps without weights yet, cannot be rounded to 8 bits."""
     found = token_weights(model)
     if not found:
         raise ValueError(f"{type(model).__name__} has neither token embeddings nor a head: leave embedding_bits out.")
     for name, weight in found.items():
         if weight.ndim != 2 or weight.dtype not in CODED_DTYPES:
             raise ValueError(
-                f"{name} has the dtype {weight.dtype} and the shape {list(weight.shape)}: with embedding_bits, expected a matrix of one of "
-                f"{', '.join(map(str, CODED_DTYPES))}. Load the model in one of them, or leave embedding_bits out."
+                f"{name} has the dtype {weight.dtype} and the shape {list(weight.shape)}: with embedding_bits, expected a matrix "
+                f"of one of {', '.join(map(str, CODED_DTYPES))}. Load the model in one of them, or leave embedding_bits out."
             )
 
 
 def check_head_weights(model: PreTrainedModel) -> None:
-    """Raises `ValueError` unless embeddings and head are in memory, finite, and can be changed."""
+    """Raise `ValueError` unless embeddings and head are in memory, finite, and can be changed."""
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     found = token_weights(model)
     if any(module is not None and is_offloaded(module) for module in modules) or any(
         weight.is_meta for weight in found.values()
     ):
         raise ValueError(
-            "embedding_bits needs token embeddings and head in memory, and some are offloaded: leave it out, and round them in the "
-            "saved model, with `optimum-cli neuronal convert DIR --format packed --embedding-bits 8`."
+            "embedding_bits needs token embeddings and head in memory, and some are offloaded: leave it out, and round them in "
+            "the saved model, with `optimum-cli neuronal convert DIR --format packed --embedding-bits 8`."
         )
     for name, weight in found.items():
         if hasattr(weight, "device_mesh"):
@@ -129,15 +126,15 @@ def check_head_weights(model: PreTrainedModel) -> None:
 def round_head(
     model: PreTrainedModel, embedding_bits: int | None
 ) -> tuple[dict[str, Int8Weight], dict[str, dict[str, float]]]:
-    """Embeddings and head in 8 bits; no weight is changed.
+    """Return embeddings and head in 8 bits; change no weight.
 
     Args:
-        model (`PreTrainedModel`): that passed the checks.
+        model (`PreTrainedModel`): one that passed the checks.
         embedding_bits (`int`, *optional*): 8. None: nothing is rounded.
 
     Returns:
-        `tuple`: the weights by name in the files; and for the report of each `error`, the squared error of rounding it as a
-            share of its squares.
+        `tuple`: the weights by name in the files; and for the report `error` of each, the squared error of rounding as a
+            share of the squares.
     """
     weights = {} if embedding_bits is None else token_weights(model)
     rounded = {name: Int8Weight.rounded(weight) for name, weight in weights.items()}
@@ -145,7 +142,7 @@ def round_head(
 
 
 def apply_to_head(model: PreTrainedModel, rounded: dict[str, Int8Weight]) -> None:
-    """Changes embeddings and head to what [`round_head`] found, in place: tied ones stay tied."""
+    """Change embeddings and head, in place, to what [`round_head`] returned. Tied ones stay tied."""
     weights = token_weights(model) if rounded else {}
     with torch.no_grad():
         for name, int8 in rounded.items():

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from ..engine.calls import Call, first_output, restore_shared, to_device
 from ..engine.paired_inputs import STAGES, stages
 from ..engine.passes import CalibrationPass, Runs
-from ..engine.statistics import Hessian, Norms
+from ..engine.statistics import Hessian
 from ..engine.streams import Stream
 from ..model.projections import Block
 from ..model.trial import TrialWeights
@@ -26,8 +26,7 @@ SEQUENCES_PER_STEP = 8
 TOKENS_PER_FORWARD = 2048  # of the sequences that gradients are computed for at a time
 HELD_OUT = 8  # one sequence of so many, from the last, is not learned from: the best epoch is chosen by them
 LAST_RATE = 0.1  # of the learning rate, at the end
-
-
+AGAIN = 0.25  # of the epochs, and half of the rate, after each stage that was quantised
 RUNS = 3  # of a block, for each sequence of an epoch: a gradient takes two
 
 
@@ -49,13 +48,13 @@ class RefitPass(CalibrationPass):
 
 @dataclass(frozen=True)
 class Refit:
-    """How a block's kept weights are fitted.
+    """A fit of a block's kept weights.
 
     Args:
         epochs (`int`): passes over the sequences, at least 1.
         learning_rate (`float`):
-            How far a step of Adam moves weights at the beginning, as a share of the root mean square of those that are
-            kept in their matrix; it falls to a tenth along a cosine.
+            First step of Adam, as a share of the root mean square of the matrix's kept weights. It falls to a tenth along
+            a cosine.
     """
 
     epochs: int
@@ -63,7 +62,7 @@ class Refit:
 
     @staticmethod
     def batch_size(tokens: int) -> int:
-        """Sequences per forward, for sequences of so many tokens: a part of the method, not a matter of memory."""
+        """Return the sequences of so many tokens in a forward. They are part of the method, not a matter of memory."""
         return max(1, min(SEQUENCES_PER_STEP, TOKENS_PER_FORWARD // tokens))
 
     def fit(
@@ -75,15 +74,15 @@ class Refit:
         calls: Sequence[Call],
         fixed: Collection[str] = (),
     ) -> dict[str, torch.Tensor]:
-        """The weights of a block's pruned projections after the best epoch; the model's are not changed.
+        """Return the weights of a block's pruned projections after the best epoch. The model's are not changed.
 
         Args:
             block ([`Block`]): with its dense weights at hand.
             changes (`Mapping[str, Change]`): projection name -> its sparse weight.
-            inputs ([`Stream`]): what the sparse block receives.
-            expected ([`Stream`]): what it should put out.
+            inputs ([`Stream`]): hidden states that the sparse block receives.
+            expected ([`Stream`]): the output to come near to.
             calls (`Sequence[Call]`): the block's calls, one per batch.
-            fixed (`Collection[str]`): names of projections that stay as their change says.
+            fixed (`Collection[str]`): names of projections that are not fitted.
 
         Returns:
             `dict[str, Tensor]`: projection name -> weight of shape (out, in), in its own dtype, zero where it was.
@@ -110,7 +109,7 @@ class Refit:
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float], done: float) -> None:
-    """The learning rate of every parameter, after a share of all steps."""
+    """Set the learning rate of every parameter after a share of all steps."""
     share = LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2
     for group, rate in zip(optimizer.param_groups, rates):
         group["lr"] = share * rate
@@ -120,7 +119,7 @@ Batch = tuple[torch.Tensor, torch.Tensor, Call]  # inputs, expected outputs, how
 
 
 def _split(batches: Sequence[Batch]) -> tuple[list[list[Batch]], list[Batch]]:
-    """Batches by step, and those that are held out."""
+    """Return the batches by step, and the held-out ones."""
     count = max(1, len(batches) // HELD_OUT)
     own, heldout = batches[:-count], list(batches[-count:])
     size = max(1, SEQUENCES_PER_STEP // len(batches[0][0]))
@@ -128,7 +127,7 @@ def _split(batches: Sequence[Batch]) -> tuple[list[list[Batch]], list[Batch]]:
 
 
 class _Weights:
-    """Parameters of a block that hold pruned projections: float32 masters in their own layout, and what may change."""
+    """Parameters that hold a block's pruned projections: float32 masters in their own layout, and masks of what may change."""
 
     def __init__(self, block: Block, changes: Mapping[str, Change], fixed: Collection[str] = ()):
         self._projections = block.pruned
@@ -144,14 +143,14 @@ class _Weights:
             projection.view(self._kept[place]).copy_(kept if projection.name not in fixed else False)
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
-        """What the block makes of hidden states with these weights, in the model's dtype."""
+        """Return the block's output on hidden states with these weights, in the model's dtype."""
         restore_shared(states, call)
         states = to_device(states, self.masters[0].device)
         own = {name: master.to(dtype) for (name, dtype), master in zip(self._dtypes.items(), self.masters)}
         return first_output(functional_call(block.module, own, (states, *call.args), call.kwargs))
 
     def step(self, optimizer: torch.optim.Optimizer, block: Block, batches: Sequence[Batch], scale: float) -> None:
-        """One step of the optimizer, by the error of all batches together. Nothing else gets a gradient."""
+        """Take a step of the optimizer by the error of all batches together. Nothing else gets a gradient."""
         optimizer.zero_grad()
         for states, expected, call in batches:
             with torch.enable_grad():
@@ -163,16 +162,16 @@ class _Weights:
         optimizer.step()
 
     def sizes(self) -> list[float]:
-        """Root mean square of what is kept of each."""
+        """Return the root mean square of each master's kept weights."""
         counts = (kept.sum().clamp(min=1) for kept in self._kept)
         return [float((m.detach().square() * k).sum() / n) ** 0.5 for m, k, n in zip(self.masters, self._kept, counts)]
 
     def snapshot(self) -> list[torch.Tensor]:
-        """Copies of the weights as they are, in the model's dtype."""
+        """Return copies of the weights, in the model's dtype."""
         return [master.detach().to(dtype, copy=True) for master, dtype in zip(self.masters, self._dtypes.values())]
 
     def of_projections(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Projection name -> its part of a [`snapshot`]."""
+        """Return the parts of a [`snapshot`] by projection name."""
         return {p.name: p.view(tensors[self._places[p.owner]]) for p in self._projections}
 
 
@@ -186,11 +185,8 @@ def _squared(outputs: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return (outputs.float() - expected.to(outputs.device).float()).square().mean()
 
 
-AGAIN = 0.25  # of the epochs, and half of the rate, after each stage that was rounded
-
-
 def all_epochs(epochs: int) -> int:
-    """Epochs in all, for a block of four stages."""
+    """Return the epochs of [`fit_and_round`] in all, for a block of four stages."""
     return epochs + (STAGES - 1) * _epochs_again(epochs)
 
 
@@ -198,41 +194,41 @@ def _epochs_again(epochs: int) -> int:
     return math.ceil(epochs * AGAIN)
 
 
-class RoundedRefit:
-    """Fits and rounds the kept weights of blocks.
+def fit_and_round(
+    engine: Engine,
+    refit: Refit,
+    block: Block,
+    changes: Mapping[str, Change],
+    inputs: Stream,
+    expected: Stream,
+    calls: Sequence[Call],
+) -> dict[str, torch.Tensor]:
+    """Return fitted weights with quantised values.
+
+    Projections are quantised stage by stage, and those that follow are fitted again to make up for it. Gradients straight
+    through the rounding, the usual way, end at more error here: docs/few_bits.md has both.
 
     Args:
-        engine ([`Engine`]): runs the blocks, and rounds to the `value_bits` of its applier.
+        engine ([`Engine`]): runs the block, and quantises to the `value_bits` of its applier.
         refit ([`Refit`]): how weights are fitted.
+        block, changes, inputs, expected, calls: as for [`Refit.fit`], and so is the result.
     """
+    runner, applier = engine.runner, engine.applier
+    again = replace(refit, epochs=_epochs_again(refit.epochs), learning_rate=refit.learning_rate / 2)
+    weights, fixed = refit.fit(block, changes, inputs, expected, calls), []
+    order = stages(runner, block, inputs, calls)
+    for place, stage in enumerate(order, 1):
+        new = _new_weights(weights)
+        with TrialWeights(block.pruned, lambda p, new=new: new[p.name]).in_place():
+            norms = runner.replay(block, inputs, calls, Hessian)[1]
+        activations, _ = applier.activations(block, norms, stage)
+        weights |= applier.rounded(stage, weights, activations, norms)
+        fixed += [projection.name for projection in stage]
+        if place < len(order):
+            weights = again.fit(block, _new_weights(weights), inputs, expected, calls, fixed)
+            runner.block_forwards += RUNS * again.epochs * inputs.sequences
+    return weights
 
-    def __init__(self, engine: Engine, refit: Refit):
-        self.engine, self.refit = engine, refit
-        self._again = replace(refit, epochs=_epochs_again(refit.epochs), learning_rate=refit.learning_rate / 2)
 
-    def fit(
-        self, block: Block, changes: Mapping[str, Change], inputs: Stream, expected: Stream, calls: Sequence[Call]
-    ) -> dict[str, torch.Tensor]:
-        """Weights with values of few bits. Arguments, and what is returned: see [`Refit.fit`]."""
-        runner = self.engine.runner
-        weights = self.refit.fit(block, changes, inputs, expected, calls)
-        left = stages(runner, block, inputs, calls)
-        fixed: list[str] = []
-        while left:
-            stage = left.pop(0)
-            norms = self._inputs(block, weights, inputs, calls)
-            activations, _ = self.engine.applier.activations(block, norms, stage)
-            weights |= self.engine.applier.rounded(stage, weights, activations, norms)
-            fixed += [projection.name for projection in stage]
-            if left:
-                free = {name: NewWeight(weight) for name, weight in weights.items()}
-                weights = self._again.fit(block, free, inputs, expected, calls, fixed)
-                runner.block_forwards += RUNS * self._again.epochs * inputs.sequences
-        return weights
-
-    def _inputs(
-        self, block: Block, weights: Mapping[str, torch.Tensor], inputs: Stream, calls: Sequence[Call]
-    ) -> Norms:
-        """What the projections receive while the block computes with these weights."""
-        with TrialWeights(block.pruned, lambda p: NewWeight(weights[p.name])).in_place():
-            return self.engine.runner.replay(block, inputs, calls, Hessian)[1]
+def _new_weights(weights: Mapping[str, torch.Tensor]) -> dict[str, NewWeight]:
+    return {name: NewWeight(weight) for name, weight in weights.items()}

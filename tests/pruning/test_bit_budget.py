@@ -6,7 +6,7 @@ from conftest import make_model
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.checkpoint.packed_size import packed_size
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.bit_budget import Pair, likely, pairs_within, settled
+from optimum_neuronal.pruning.bit_budget import Pair, likely, pairs_within
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_what_is_given_decides_the_rest(decoder):
     config = NeuronALConfig(bits_per_weight=2.4, value_bits=3)
     (pair,) = pairs_within(decoder, config)
     assert pair in pairs_within(decoder, NeuronALConfig(bits_per_weight=2.4)) and pair.value_bits == 3
-    assert settled(config, decoder) == NeuronALConfig(pair.sparsity, value_bits=3)
+    assert pair.of(config) == NeuronALConfig(pair.sparsity, value_bits=3)
     for sparsity, expected in ((0.5, 2), (0.6, 3), (0.7, 4), (0.9, 8)):
         assert pairs_within(decoder, NeuronALConfig(sparsity, bits_per_weight=2.4))[0] == Pair(expected, sparsity), (
             sparsity
@@ -53,7 +53,7 @@ def test_what_is_given_decides_the_rest(decoder):
 
 def test_a_choice_stays_open_and_costs_are_told_of_what_is_likely(decoder):
     config, plain = NeuronALConfig(bits_per_weight=2.4), NeuronALConfig(0.7)
-    assert settled(config, decoder) is config and settled(plain, decoder) is plain and likely(plain, []) is plain
+    assert likely(plain, []) is plain
     assert pairs_within(decoder, plain) == []
     found = likely(config, pairs_within(decoder, config))
     assert found.value_bits == 3 and found.bits_per_weight is None

@@ -15,7 +15,7 @@ from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.trial import trial_weights
 from optimum_neuronal.pruning import refit as rounded_refit
-from optimum_neuronal.pruning.refit import Refit, RoundedRefit, all_epochs
+from optimum_neuronal.pruning.refit import Refit, all_epochs, fit_and_round
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.masks import NewWeight
 
@@ -46,8 +46,9 @@ class Fitted:
             self.sparse = {p.name: NewWeight(half(p)) for p in self.block.pruned}
             self.refit = Refit(epochs, rate)
             self.engine.applier = replace(self.engine.applier, value_bits=bits)
-            rounded = RoundedRefit(self.engine, self.refit)
-            self.found = rounded.fit(self.block, self.sparse, self.inputs, self.expected, self.calls)
+            self.found = fit_and_round(
+                self.engine, self.refit, self.block, self.sparse, self.inputs, self.expected, self.calls
+            )
 
     def error(self, weights) -> float:
         """Mean squared error of the block's output."""
