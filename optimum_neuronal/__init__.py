@@ -27,7 +27,7 @@ _HOME = {
     "keep_sparsity": "training.keeping",
     "keep_lora_sparse": "training.lora",
     "SparsityCallback": "training.callbacks",
-    "NeuronALCallback": "training.callbacks",
+    "NeuronALCallback": "training.neuronal_callback",
     "Architecture": "model.architectures",
     "register_architecture": "model.architectures",
     "register_saliency": "saliency",
@@ -49,9 +49,10 @@ if TYPE_CHECKING:
     from .report import PruningReport
     from .saliency import register_saliency
     from .topup import register_topup
-    from .training.callbacks import NeuronALCallback, SparsityCallback
+    from .training.callbacks import SparsityCallback
     from .training.keeping import keep_sparsity
     from .training.lora import keep_lora_sparse
+    from .training.neuronal_callback import NeuronALCallback
     from .transformers_plugin.sparse_model import SparseModelForCausalLM
 
 register()

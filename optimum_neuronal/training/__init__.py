@@ -1,6 +1,5 @@
-"""Keeps the zeros of a sparse model while it is trained, or prunes a dense one meanwhile.
+"""Keeps the zeros of a sparse model while it is trained, or prunes a dense one during training.
 
-A training loop calls it, transformers' Trainer by the callbacks, PEFT by the layers that are guarded. It may prune
-and read what a checkpoint records; nothing that prunes, evaluates or saves may depend on it. peft is imported only
-where adapters are found.
+A training loop, transformers' Trainer (by the callbacks) and PEFT (by guarded layers) call this room. It may prune, and
+read the record of a checkpoint; nothing that prunes, evaluates or saves may depend on it.
 """

@@ -1,46 +1,68 @@
-"""Callbacks for transformers' `Trainer`, and what is derived from it: fine-tune a sparse model, prune while training.
+"""Keeps the zeros of a sparse model while transformers' `Trainer`, or a class derived from it, trains the model.
 
 ```python
 Trainer(model, arguments, train_dataset=data, callbacks=[SparsityCallback()]).train()
 ```
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from numbers import Integral, Real
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
-from ..compat import transformers as internals
-from ..config import NeuronALConfig
 from ..display import format_html
-from ..model.weight_names import stored_names
-from ..pruner import NeuronALPruner
-from ..pruning.context import check
-from ..pruning.reporting import measure_sparsity
-from ..report import PruningReport
-from ..system.notes import get_logger
 from .keeping import SparsityKeeper, keep_sparsity
-from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
-from .training_data import training_sequences, untouched_randomness
-from .under_way import Training
+from .sparse_weights import unwrap
 
 
-logger = get_logger(__name__)
+class Training:
+    """One training of a `Trainer`, which calls no callback if an error or Ctrl-C ends it.
+
+    So this looks for the Trainer's loop among the functions that the thread runs, by the `TrainerState` of the training.
+
+    Args:
+        state (`TrainerState`, *optional*): the state given to `on_train_begin`, in which this is made.
+    """
+
+    def __init__(self, state: TrainerState | None):
+        self._state = None if state is None else weakref.ref(state)
+        self._thread = threading.get_ident()
+        self._loop = next((frame.f_code for frame in self._stack() if self._is_loop(frame)), None)
+
+    def is_of(self, state: TrainerState) -> bool:
+        """Return True if the state is this training's."""
+        return self._state is not None and self._state() is state
+
+    def is_under_way(self) -> bool:
+        """Return False if the training has ended. True if no Trainer called the callback: then it is not known."""
+        if self._loop is None:
+            return True
+        return any(frame.f_code is self._loop and self._is_loop(frame) for frame in self._stack())
+
+    def _stack(self) -> Iterator[FrameType]:
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+    def _is_loop(self, frame: FrameType) -> bool:
+        if frame.f_code.co_varnames[:1] != ("self",):
+            return False
+        state = getattr(frame.f_locals.get("self"), "state", None)
+        return state is not None and self.is_of(state)
 
 
 class SparsityCallback(TrainerCallback):
     """Keeps every zero of a sparse model while it is trained, and raises at the end if one was lost.
 
-    Masks are made when training begins, so from the checkpoint if it resumes from one, and hold until it ends, with an
+    Masks are made when training begins, from the checkpoint's weights if it resumes, and hold until it ends, with an
     error or without. With a model that carries PEFT adapters, merging them keeps the zeros afterwards. One callback may
-    serve several Trainers, also at the same time. See [`keep_sparsity`] for what it raises.
+    serve several Trainers, also at the same time. See [`keep_sparsity`] for the errors.
     """
 
     def __init__(self) -> None:
@@ -53,41 +75,35 @@ class SparsityCallback(TrainerCallback):
         return f"<p>{type(self).__name__}</p>" + format_html(["what it does"], [[line] for line in self._about()])
 
     def _about(self) -> list[str]:
-        """What it does."""
+        """Return lines that say what the callback does."""
         kept = 0 if self.keeper is None else len(self.keeper.weights)
         return [f"keeps the zeros of {kept} weights" if kept else "keeps zeros"]
+
+    @property
+    def keeper(self) -> SparsityKeeper | None:
+        """The keeper of the model whose training began last; None before, and for a dense model."""
+        return next((keeper for keeper, _ in reversed(self._guarded.values())), None)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         self._keep(model, Training(state))
 
-    @property
-    def keeper(self) -> SparsityKeeper | None:
-        """What keeps the zeros of the model whose training began last; None before, and of a dense model."""
-        return next((keeper for keeper, _ in reversed(self._guarded.values())), None)
-
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
         for keeper in self._keepers(model):
             keeper.mask_gradients()
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
+    def on_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
         for keeper in self._keepers(model):
             keeper.apply()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, model: Any = None, **__: Any) -> None:
         for keeper in self._keepers(model):
             keeper.release()
             keeper.verify()
 
     def _keepers(self, model: nn.Module | None) -> list[SparsityKeeper]:
-        """Of a model that is being trained, if it is sparse; of all if the event names none."""
+        """Return the keeper of a model, if it is sparse and being trained; without a model all keepers."""
         if model is None:
             return [keeper for keeper, _ in self._guarded.values()]
         return [self._guarded[found][0]] if (found := unwrap(model)) in self._guarded else []
@@ -100,197 +116,8 @@ class SparsityCallback(TrainerCallback):
         return keeper
 
     def _forget(self, model: nn.Module) -> None:
-        """Lets go of earlier masks of the model, and of those of trainings that have ended, if only with an error."""
+        """Release earlier masks of the model, and the masks of trainings that have ended, also with an error."""
         for other, (keeper, training) in list(self._guarded.items()):
             if other is unwrap(model) or not training.is_under_way():
                 keeper.release()
                 del self._guarded[other]
-
-
-_ExportableState: Any = internals.exportable_state()
-
-
-class NeuronALCallback(SparsityCallback, _ExportableState):
-    """Prunes the model while it is trained, once or gradually, and keeps it sparse from then on.
-
-    The calibration sequences are drawn from the Trainer's own training data, see [`training_sequences`]. After pruning,
-    what the optimizer remembers of the pruned weights is cleared, and the best checkpoint is sought anew, so that
-    `load_best_model_at_end` brings back a model of the last sparsity. Under DDP the processes share the work. What was
-    zero before stays zero, so that the sparsity reached can be above the one asked for. Training that resumes from a
-    checkpoint goes on with the schedule where it was. A callback is for one training at a time.
-
-    Args:
-        config ([`NeuronALConfig`] or `dict`): how to prune. `dataset` is not used; `sparsity` is, with `at_step`.
-        at_step (`int`, *optional*): after which step to prune; 0: before the first one.
-        schedule (`Mapping[int, float]`, *optional*):
-            Instead of `at_step`: step after which to prune -> sparsity to reach, both rising: `{0: 0.5, 100: 0.7}`.
-
-    Raises:
-        `ValueError`, `TypeError`: when made, and when training begins, if anything of this cannot work.
-    """
-
-    def __init__(
-        self,
-        config: NeuronALConfig | Mapping,
-        at_step: int | None = None,
-        schedule: Mapping[int, float] | None = None,
-    ):
-        super().__init__()
-        self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
-        if not isinstance(self.config, NeuronALConfig):
-            raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
-        for name in ("value_bits", "bits_per_weight", "embedding_bits"):
-            if (bits := getattr(self.config, name)) is not None:
-                rounded = "embedding_bits" if name == "embedding_bits" else "value_bits"
-                raise ValueError(
-                    f"config has {name}={bits}, but training changes values that were rounded: leave it out, and round the "
-                    f"trained model by convert_checkpoint(..., 'packed', {rounded}=...)."
-                )
-        assert self.config.sparsity is not None
-        if (at_step is None) == (schedule is None):
-            raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
-        schedule = {_whole(at_step): self.config.sparsity} if schedule is None else schedule
-        self.schedule = _checked(schedule)
-        self.stages = {step: replace(self.config, sparsity=sparsity) for step, sparsity in self.schedule.items()}
-        self.sparsity_config: dict | None = None
-        self.ids = torch.empty(0, 0, dtype=torch.int64)
-        self._training: Training | None = None
-
-    def _about(self) -> list[str]:
-        method = f"{self.config.saliency} + {self.config.topup}"
-        stages = [f"{sparsity:.2%} by {method} after step {step}" for step, sparsity in self.schedule.items()]
-        return [*stages, *super()._about()]
-
-    def state(self) -> dict:
-        """What a checkpoint remembers."""
-        schedule = {str(step): sparsity for step, sparsity in self.schedule.items()}
-        attributes = {"sparsity_config": self.sparsity_config}
-        return {"args": {"config": self.config.to_dict(), "schedule": schedule}, "attributes": attributes}
-
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        train_dataloader: Any = None,
-        optimizer: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        if self._training is not None and self._training.is_under_way() and not self._training.is_of(state):
-            raise ValueError(
-                "This NeuronALCallback prunes in a training that is under way: make one for each Trainer."
-            )
-        model = unwrap(model)
-        beyond = [step for step in self.schedule if step > state.max_steps]
-        if beyond:
-            raise ValueError(f"The schedule prunes at step {beyond[0]}, but training ends at step {state.max_steps}.")
-        if state.global_step:
-            self._resume(model, state)
-        if any(is_spread(parameter) for parameter in model.parameters()):
-            raise ValueError("Under FSDP the weights are spread over processes, which pruning cannot read: use DDP.")
-        self._check(model, train_dataloader)
-        self._training = Training(state)
-        self._forget(model)
-        with suppress(DenseModelError):
-            self._keep(model, self._training)
-        if not state.global_step:
-            self._prune_if_due(model, optimizer, state)
-
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        optimizer: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        self._prune_if_due(unwrap(model), optimizer, state)
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
-        self._training = None
-        super().on_train_end(args, state, control, model=model, **kwargs)
-
-    def _resume(self, model: PreTrainedModel, state: TrainerState) -> None:
-        """Gives the model, which has the checkpoint's weights, the checkpoint's sparsity_config as well."""
-        stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-        stored = stored[-1] if isinstance(stored, list) else stored
-        self.sparsity_config = stored.get("attributes", {}).get("sparsity_config")
-        if self.sparsity_config is not None:
-            record_sparsity(model, self.sparsity_config)
-
-    def _check(self, model: PreTrainedModel, loader: DataLoader) -> None:
-        """Finds out before training what would stop it at a later step, and draws the calibration sequences."""
-        methods = self.config.make_methods()  # the stages differ in sparsity alone
-        with _as_if_dense(model):
-            for stage in self.stages.values():
-                check(model, stage)
-        if methods.needs_calibration:
-            self.ids = training_sequences(loader, self.config, model.config)
-
-    def _prune_if_due(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainerState) -> None:
-        stage = self.stages.get(state.global_step)
-        if stage is None:
-            return
-        pruner = NeuronALPruner(stage)
-        with _as_if_dense(model), untouched_randomness():
-            pruner.prune(model, self.ids)
-        for keeper in self._keepers(model):
-            keeper.apply()  # some saliencies update the other weights, those that were zero already among them
-            assert pruner.report is not None  # it has just pruned
-            _record_anew(model, pruner.report)
-        self.sparsity_config = getattr(model.config, KEY)
-        assert self._training is not None  # it has begun
-        keeper = self._keep(model, self._training)
-        keeper.clear_state(optimizer)
-        state.best_metric = state.best_model_checkpoint = state.best_global_step = None
-        logger.warning(f"Pruned after step {state.global_step}: {keeper.sparsity:.2%} of the weights are zero.")
-
-
-@contextmanager
-def _as_if_dense(model: PreTrainedModel) -> Iterator[None]:
-    """Without its sparsity_config, with which a model would not be pruned; it is put back if there is no new one."""
-    recorded = model.config.__dict__.pop(KEY, None)
-    try:
-        yield
-    finally:
-        if recorded is not None and getattr(model.config, KEY, None) is None:
-            setattr(model.config, KEY, recorded)
-
-
-def _record_anew(model: PreTrainedModel, report: PruningReport) -> None:
-    """Writes into the model's config what is zero now: what a prune set to zero, and what had been before."""
-    decoder, _ = find_sparse_decoder(model)
-    achieved, blocks, projections = measure_sparsity(decoder)
-    report = replace(report, achieved_sparsity=achieved, blocks=blocks, projections=projections)
-    record_sparsity(model, make_sparsity_config(decoder, report, stored_names(model, decoder)))
-
-
-def _checked(schedule: Mapping[int, float]) -> dict[int, float]:
-    """The schedule in the order of its steps. Raises `TypeError` or `ValueError` unless they and the sparsities rise."""
-    if not isinstance(schedule, Mapping):
-        raise TypeError(f"schedule is {schedule!r}: expected step -> sparsity, {{0: 0.5, 100: 0.7}}.")
-    sparsity_at = {_whole(step): sparsity for step, sparsity in schedule.items()}
-    for sparsity in sparsity_at.values():
-        if isinstance(sparsity, bool) or not isinstance(sparsity, Real):
-            raise TypeError(f"schedule holds the sparsity {sparsity!r}: expected a number in [0, 1), such as 0.7.")
-    steps = sorted(sparsity_at)
-    sparsities = [float(sparsity_at[step]) for step in steps]
-    rising = all(later > earlier for earlier, later in zip(sparsities, sparsities[1:]))
-    if not steps or steps[0] < 0 or not rising or len(steps) < len(schedule):
-        raise ValueError(
-            f"schedule is {dict(schedule)}: expected steps from 0 on with rising sparsities: {{0: 0.5, 100: 0.7}}."
-        )
-    return dict(zip(steps, sparsities))
-
-
-def _whole(step: int | str | None) -> int:
-    """A step, which checkpoints hold as text."""
-    if isinstance(step, str) and step.isdecimal():
-        return int(step)
-    if isinstance(step, bool) or not isinstance(step, Integral):
-        raise TypeError(f"Expected the number of a step to prune after, a whole one such as 100, but it is {step!r}.")
-    return int(step)

@@ -1,4 +1,4 @@
-"""Keeps a sparse model sparse while it is trained: no pruned weight comes back, whatever optimizer and loop.
+"""Keeps a sparse model sparse while it is trained: no pruned weight comes back, with any optimizer and loop.
 
 ```python
 with keep_sparsity(model):  # a hand-written loop, or accelerate's, after accelerator.prepare
@@ -34,7 +34,7 @@ class SparsityLostError(RuntimeError):
 
 
 def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
-    """Takes down which weights of a sparse model are zero, to keep them so during training.
+    """Note the zeros of a sparse model, to keep them during training.
 
     Args:
         model (`nn.Module`):
@@ -75,20 +75,20 @@ class SparsityKeeper(AbstractContextManager):
 
     @property
     def sparsity(self) -> float:
-        """Share of zeros that are kept, in (0, 1), of the weights that this process holds."""
+        """Share of zeros in the weights that this process holds, in (0, 1)."""
         total = sum(weight.tensor.numel() for weight in self.weights)
         return sum(int((~weight.mask.unpack()).sum()) for weight in self.weights) / total
 
     @torch.no_grad()
     def apply(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Sets the pruned weights to zero: call it after each step of an optimizer that is not torch's.
+        """Set the pruned weights to zero: call it after each step of an optimizer that is not torch's.
 
         Weights that are not trained (`requires_grad` is False) are left alone.
 
         Args:
             optimizer (`torch.optim.Optimizer`, *optional*):
-                What made the step: weights that it does not train are left alone, since autograd may still need them as
-                they are. None: all weights.
+                The optimizer of the step: weights that it does not train are left alone, since autograd may still need
+                their values. None: all weights.
         """
         for weight in self._trained_by(optimizer):
             if weight.owner.requires_grad:
@@ -96,10 +96,10 @@ class SparsityKeeper(AbstractContextManager):
 
     @torch.no_grad()
     def mask_gradients(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Sets the gradients of pruned weights to zero where that could not be done as they came: under FSDP2.
+        """Set the gradients of pruned weights to zero under FSDP2, where that cannot be done as they come.
 
         Args:
-            optimizer (`torch.optim.Optimizer`, *optional*): whose weights' gradients. None: those of all weights.
+            optimizer (`torch.optim.Optimizer`, *optional*): only weights that it trains. None: all weights.
         """
         for weight in self._trained_by(optimizer):
             gradient = weight.owner.grad
@@ -113,9 +113,9 @@ class SparsityKeeper(AbstractContextManager):
         return [weight for weight in self.weights if id(weight.owner) in trained]
 
     def clear_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """Sets to zero what an optimizer remembers of pruned weights: momentum, second moments.
+        """Set an optimizer's state of pruned weights to zero: momentum, second moments.
 
-        Everything of a weight's own shape; what Adafactor factors into rows and columns stays.
+        Only tensors of a weight's own shape change; the rows and columns of Adafactor stay.
         """
         with torch.no_grad():
             for weight in self.weights:
@@ -124,7 +124,7 @@ class SparsityKeeper(AbstractContextManager):
                         weight.apply_to(value)
 
     def verify(self) -> None:
-        """Raises [`SparsityLostError`] if a single pruned weight is not zero."""
+        """Raise [`SparsityLostError`] if a single pruned weight is not zero."""
         lost = {weight.name: count for weight in self.weights if (count := weight.count_lost())}
         if lost:
             worst = ", ".join(f"{name}: {count}" for name, count in list(lost.items())[:5])
@@ -135,11 +135,11 @@ class SparsityKeeper(AbstractContextManager):
             )
 
     def mask_from_now_on(self, under_way: Callable[[], bool] | None = None) -> None:
-        """Masks the gradients of the weights that are trained as they come, until [`~SparsityKeeper.release`].
+        """Mask the gradients of the trained weights as they come, until [`~SparsityKeeper.release`].
 
         Args:
             under_way (`Callable`, *optional*):
-                Whether what they are masked for goes on; the first gradient after it has ended releases. None: it does.
+                Returns False when the training has ended: the next gradient then releases. None: never.
         """
 
         def masking(weight: SparseWeight) -> Callable[[nn.Parameter], None]:
@@ -158,7 +158,7 @@ class SparsityKeeper(AbstractContextManager):
                 self._handles.append(weight.owner.register_post_accumulate_grad_hook(masking(weight)))
 
     def release(self) -> None:
-        """Removes everything that was registered."""
+        """Remove all hooks."""
         while self._handles:
             self._handles.pop().remove()
 

@@ -1,11 +1,10 @@
-"""Which weights of a sparse model are pruned, told from its zeros and checked against its `sparsity_config`.
+"""Finds the pruned weights of a sparse model: its zeros, checked against its `sparsity_config`.
 
-Also of a model that carries PEFT adapters, or that is wrapped for training: in DistributedDataParallel, torch.compile
-or FSDP2, where every process holds a part of each weight.
+The model may carry PEFT adapters, and may be wrapped for training: in DistributedDataParallel, torch.compile or FSDP2,
+where every process holds a part of each weight.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
+from ..compat import peft
 from ..formats.bitmask import INTEGERS
 from ..formats.packed import PackedMask
 from ..model.check_model import check_changeable
@@ -34,13 +34,13 @@ class DenseModelError(ValueError):
 
 @dataclass(eq=False)
 class SparseWeight:
-    """A weight with zeros that are to stay: of one projection, or of all experts of a layer.
+    """A weight whose zeros are kept: of one projection, or of all experts of a layer.
 
     Args:
         name (`str`): of the parameter, as in the model without adapters.
-        module (`nn.Module`): what holds it.
-        parameter (`str`): its name there.
-        mask ([`PackedMask`]): which of its elements are kept; in the parameter's own layout, of this process's part of it.
+        module (`nn.Module`): the module that holds it.
+        parameter (`str`): its name in the module.
+        mask ([`PackedMask`]): its kept elements, in the parameter's own layout, for this process's part of it.
     """
 
     name: str
@@ -55,7 +55,7 @@ class SparseWeight:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """This process's part of the weight. Raises `RuntimeError` if it is no longer the part that the mask is for."""
+        """This process's part of the weight. Raises `RuntimeError` if it no longer has the shape of the mask."""
         tensor = local_part(self.owner.detach())
         if tensor.shape != self.mask.shape:
             raise RuntimeError(
@@ -65,46 +65,46 @@ class SparseWeight:
         return tensor
 
     def kept(self, device: torch.device) -> torch.Tensor:
-        """What stays: True where not pruned, in the shape of the mask."""
+        """Return the unpacked mask: True where kept."""
         if self.mask.bits.device != device:  # the model has moved: so do the bits, once
             self.mask = self.mask.to(device)
         return self.mask.unpack()
 
     def apply(self) -> None:
-        """Sets the pruned weights to zero, in place."""
+        """Set the pruned weights to zero, in place."""
         self.apply_to(self.tensor)
 
     def apply_to(self, tensor: torch.Tensor) -> None:
-        """Sets a tensor of the weight's shape, such as its gradient, to zero where the weight is pruned, in place.
+        """Set a tensor of the weight's shape, such as its gradient, to zero where the weight is pruned, in place.
 
-        Of NaN and of negative numbers too that makes 0.0, since the bits are multiplied; and on CPUs that is several
-        times faster than `masked_fill_`.
+        The bits are multiplied, which makes 0.0 of NaN and of negative numbers too. On CPUs it is several times faster
+        than `masked_fill_`.
         """
         tensor = local_part(tensor)
         tensor.view(INTEGERS[tensor.element_size()]).mul_(self.kept(tensor.device))
 
     def masked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a tensor of the weight's shape that is zero where the weight is pruned, for autograd."""
+        """Return a copy of a tensor of the weight's shape that is zero where the weight is pruned, for autograd."""
         return tensor * self.kept(tensor.device).to(tensor.dtype)
 
     def count_lost(self) -> int:
-        """How many pruned weights are not zero."""
+        """Return the number of pruned weights that are not zero."""
         tensor = self.tensor
         return int(((tensor != 0) & ~self.kept(tensor.device)).sum())
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a weight that is spread over processes, without a copy; else the weight itself."""
+    """Return this process's part of a tensor that is spread over processes, without a copy; else the tensor itself."""
     return tensor.to_local() if is_spread(tensor) else tensor
 
 
 def is_spread(tensor: torch.Tensor) -> bool:
-    """Whether every process holds a part of the tensor (FSDP2, tensor parallelism)."""
+    """Return True if every process holds a part of the tensor (FSDP2, tensor parallelism)."""
     return hasattr(tensor, "to_local")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside of DistributedDataParallel, torch.compile and PEFT's `PeftModel`.
+    """Return the model inside of DistributedDataParallel, torch.compile and PEFT's `PeftModel`.
 
     Raises:
         `TypeError`: no `nn.Module`.
@@ -113,54 +113,20 @@ def unwrap(model: nn.Module) -> nn.Module:
         raise TypeError(
             f"Expected a transformers PreTrainedModel, or PEFT's model of one, got {type(model).__name__}."
         )
-    while True:
+    inside = None
+    while model is not inside:
+        inside = model
         if type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
             model = model.module
         elif "_orig_mod" in model._modules:
             model = model._orig_mod
-        elif hasattr(model, "get_base_model"):
-            model = model.get_base_model()
         else:
-            return model
-
-
-def adapter_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """PEFT's layers around modules of a model, the outermost ones, by the name of what they replace."""
-    layers: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in layers)
-        if hasattr(module, "get_base_layer") and not inside:
-            layers[name] = module
-    return layers
-
-
-def trained_copies(model: nn.Module) -> dict[str, nn.Module]:
-    """PEFT's wrappers of modules of which it trains a copy (`modules_to_save`), by the name of what they replace."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if hasattr(module, "original_module") and hasattr(module, "modules_to_save")
-    }
-
-
-@contextmanager
-def without_adapters(model: nn.Module) -> Iterator[None]:
-    """While the context lasts, the model's modules are those that PEFT's layers replaced."""
-    replaced = {name: layer.get_base_layer() for name, layer in adapter_layers(model).items()}
-    replaced |= {name: wrapper.original_module for name, wrapper in trained_copies(model).items()}
-    parents = {name: model.get_submodule(name.rpartition(".")[0]) for name in replaced}
-    layers = {name: parents[name]._modules[name.rpartition(".")[2]] for name in replaced}
-    try:
-        for name, module in replaced.items():
-            parents[name]._modules[name.rpartition(".")[2]] = module
-        yield
-    finally:
-        for name, layer in layers.items():
-            parents[name]._modules[name.rpartition(".")[2]] = layer
+            model = peft.base_model(model)
+    return model
 
 
 def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
-    """The weights of a sparse model with their masks: every zero in its prunable projections is a pruned weight.
+    """Return the weights of a sparse model with their masks: every zero in its prunable projections is a pruned weight.
 
     Args:
         model (`nn.Module`): a sparse decoder model, with or without adapters, wrapped for training or not.
@@ -179,10 +145,10 @@ def find_sparse_weights(model: nn.Module) -> list[SparseWeight]:
 
 
 def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | None]:
-    """The decoder of a model, as it is without adapters, and its `sparsity_config`; None if it has none.
+    """Return the decoder of a model without its adapters, and its `sparsity_config` or None.
 
     Raises:
-        `TypeError`, `ValueError`: a model whose zeros cannot be told; see [`find_sparse_weights`].
+        `TypeError`, `ValueError`: see [`find_sparse_weights`].
     """
     _check_access(model)
     if not isinstance(model, PreTrainedModel):
@@ -191,8 +157,8 @@ def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | 
         )
     check_dense(model, "to train it")
     recorded = read_sparsity_config(model.config)
-    copied = {part for wrapper in trained_copies(model).values() for part in wrapper.original_module.modules()}
-    with without_adapters(model):
+    copied = {part for wrapper in peft.trained_copies(model).values() for part in wrapper.original_module.modules()}
+    with peft.without_adapters(model):
         decoder = find_pruned_decoder(model, recorded)
     for name, projection in decoder.projections.items():
         if projection.module in copied:
@@ -204,6 +170,7 @@ def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | 
 
 
 def _check_access(model: nn.Module) -> None:
+    """Raise `ValueError` if FSDP1 or ZeRO-3 hides the weights."""
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ValueError(
             "FSDP1 joins the weights of a block into one flat parameter, in which masks have no place: use FSDP2 "
@@ -216,7 +183,7 @@ def _check_access(model: nn.Module) -> None:
 
 
 def _weights_of(block: Block) -> list[SparseWeight]:
-    """The block's pruned weights; the experts of a layer are one."""
+    """Return the block's pruned weights; the experts of a layer are one weight."""
     owners: dict[tuple[nn.Module, str], list[Projection]] = {}
     for projection in block.pruned:
         owners.setdefault((projection.module, projection.parameter), []).append(projection)
@@ -236,7 +203,7 @@ def _weights_of(block: Block) -> list[SparseWeight]:
 
 
 def _of_experts(pruned: torch.Tensor, owner: nn.Parameter, members: list[Projection], name: str) -> torch.Tensor:
-    """The mask of those experts alone that were to be pruned."""
+    """Return the zeros of the pruned experts alone."""
     if is_spread(owner):
         raise ValueError(f"Only some experts of {name} are pruned: their masks cannot be kept under FSDP. Use DDP.")
     numbers = torch.tensor([projection.expert for projection in members], device=pruned.device)
@@ -246,14 +213,14 @@ def _of_experts(pruned: torch.Tensor, owner: nn.Parameter, members: list[Project
 
 
 def _count_zeros(weight: SparseWeight) -> int:
-    """Zeros under the mask; of a weight that is spread, those of all processes."""
+    """Return the number of pruned weights; of a spread weight, of all processes."""
     if is_spread(weight.owner):
         return int((weight.owner.detach() == 0).sum().full_tensor())
     return int((~weight.mask.unpack()).sum())
 
 
 def _check_agreement(found: int, weights: int, recorded: Mapping[str, Any] | None) -> None:
-    """Raises `ValueError` unless as many weights are zero as pruning recorded; says so if it recorded nothing."""
+    """Raise `ValueError` unless as many weights are zero as pruning recorded; warn if it recorded nothing."""
     if recorded is None:
         if found / weights < NEGLIGIBLE:
             raise DenseModelError(

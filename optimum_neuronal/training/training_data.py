@@ -1,4 +1,4 @@
-"""Calibration sequences from the data that a model is being trained on, without disturbing the training."""
+"""Draws calibration sequences from the data of a training, without disturbing it."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -14,16 +14,16 @@ from ..data.calibration import resolve_seq_length
 
 
 def training_sequences(loader: DataLoader, config: NeuronALConfig, model_config) -> torch.Tensor:
-    """Draws calibration sequences from a Trainer's training data: the same ones in every process.
+    """Draw calibration sequences from a Trainer's training data, equal in every process.
 
-    Examples are visited in an order that the config's seed decides (a stream that has no length: in its own order), each
-    passes the loader's collator alone, and their tokens, without padding, are joined and cut into sequences. The loader
-    itself is not iterated, and random states are put back, so that training goes on as if nothing had been read.
+    Examples are visited in an order that the config's seed decides (a stream without a length: in its own order). Each
+    passes the loader's collator alone; the tokens, without padding, are joined and cut into sequences. The loader itself
+    is not iterated, and random states are restored, so that training goes on as if nothing had been read.
 
     Args:
         loader (`DataLoader`): the Trainer's, whose batches hold `input_ids`, (batch, tokens).
         config ([`NeuronALConfig`]): `num_samples`, `seq_length` and `seed`. seq_length None: the longest example's, or
-            what the model admits if that is less.
+            the model's maximum if that is less.
         model_config (`PreTrainedConfig`): the model's.
 
     Returns:
@@ -54,7 +54,7 @@ def _length(seq_length: int | None, pieces: Sequence[torch.Tensor], model_config
 
 
 def _token_ids(loader: DataLoader, seed: int) -> Iterator[torch.Tensor]:
-    """Token ids of the examples, int64, (tokens,), on the CPU, without padding."""
+    """Yield the token ids of the examples, int64, (tokens,), on the CPU, without padding."""
     for example in _examples(loader.dataset, seed):
         batch = loader.collate_fn([example])
         ids = batch.get("input_ids") if hasattr(batch, "get") else None
@@ -79,7 +79,7 @@ def _examples(dataset, seed: int) -> Iterator:
 
 @contextmanager
 def untouched_randomness() -> Iterator[None]:
-    """Puts the random states of Python, numpy and torch (on CPU and accelerators) back."""
+    """Restore the random states of Python, numpy and torch (on CPU and accelerators) when the context ends."""
     python, arrays = random.getstate(), np.random.get_state()
     kind = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cuda"
     try:

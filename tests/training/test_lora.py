@@ -13,8 +13,8 @@ from sparse import make_sparse, same_zeros, step, zeros_of
 from torch.nn.functional import linear
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, inspect_checkpoint, keep_lora_sparse, keep_sparsity
+from optimum_neuronal.compat.peft import adapter_layers
 from optimum_neuronal.training.lora import check_peft
-from optimum_neuronal.training.sparse_weights import adapter_layers
 
 
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]

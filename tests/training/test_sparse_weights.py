@@ -6,7 +6,8 @@ from sparse import make_sparse, zeros_of
 from torch import nn
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, keep_lora_sparse, keep_sparsity
-from optimum_neuronal.training.sparse_weights import find_sparse_weights, without_adapters
+from optimum_neuronal.compat.peft import without_adapters
+from optimum_neuronal.training.sparse_weights import find_sparse_weights
 
 
 def found(model):

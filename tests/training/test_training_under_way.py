@@ -3,7 +3,7 @@ import contextlib
 import pytest
 from transformers import TrainerState
 
-from optimum_neuronal.training.under_way import Training
+from optimum_neuronal.training.callbacks import Training
 
 
 class Loop:

@@ -1,0 +1,222 @@
+"""Private names of PEFT: its layers around the modules of a model, and how they merge updates into weights.
+
+PEFT itself is imported only where adapters are found.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+
+class Sparse(Protocol):
+    """A weight with zeros to keep, see `training.sparse_weights`."""
+
+    parameter: str
+
+    @property
+    def owner(self) -> nn.Parameter:
+        """The parameter that holds the weight."""
+
+    def apply(self) -> None:
+        """Set the pruned weights to zero."""
+
+    def masked(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor of the weight's shape that is zero where the weight is pruned."""
+
+
+def base_model(model: nn.Module) -> nn.Module:
+    """Return the model inside of PEFT's `PeftModel`; any other model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+
+def adapter_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return PEFT's outermost layers around modules of a model, by the name of the module that each replaces."""
+    layers: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in layers)
+        if hasattr(module, "get_base_layer") and not inside:
+            layers[name] = module
+    return layers
+
+
+def all_adapter_layers(model: nn.Module) -> Iterator[Any]:
+    """Yield PEFT's layers, of nested layers all."""
+    layer: Any  # with attributes of PEFT's
+    for layer in adapter_layers(model).values():
+        while hasattr(layer, "get_base_layer"):
+            yield layer
+            layer = layer.base_layer
+
+
+def updated_parameter(layer: Any) -> tuple[nn.Module, str]:
+    """Return the module whose parameter an adapter layer updates, and the parameter's name in it."""
+    return layer.get_base_layer(), getattr(layer, "parameter_name", "weight")
+
+
+def trained_copies(model: nn.Module) -> dict[str, Any]:
+    """Return PEFT's wrappers of modules of which it trains a copy (`modules_to_save`), by the module's name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "original_module") and hasattr(module, "modules_to_save")
+    }
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Put the modules that PEFT's layers replaced back into the model while the context lasts."""
+    replaced = {name: updated_parameter(layer)[0] for name, layer in adapter_layers(model).items()}
+    replaced |= {name: wrapper.original_module for name, wrapper in trained_copies(model).items()}
+    parents = {name: model.get_submodule(name.rpartition(".")[0]) for name in replaced}
+    layers = {name: parents[name]._modules[name.rpartition(".")[2]] for name in replaced}
+    try:
+        for name, module in replaced.items():
+            parents[name]._modules[name.rpartition(".")[2]] = module
+        yield
+    finally:
+        for name, layer in layers.items():
+            parents[name]._modules[name.rpartition(".")[2]] = layer
+
+
+def guard_layer(layer: Any, weight: Sparse, exact: bool | None) -> bool:
+    """Make an adapter layer keep the zeros of the weight that it updates when it is merged.
+
+    Args:
+        layer: of PEFT; its class becomes a subclass of its own.
+        weight ([`Sparse`]): the weight that it updates.
+        exact (`bool`, *optional*):
+            True: the forward leaves out the update of pruned weights too. None: as before if the layer is guarded.
+
+    Returns:
+        `bool`: False if the layer stays as it was.
+    """
+    layer.sparse_weight = weight
+    if exact is None and isinstance(layer, _GuardedMerge):
+        return False
+    own: Any = type(layer)
+    layer.__class__ = _subclass(_ExactLora if exact else _GuardedMerge, getattr(own, "peft_class", own))
+    return True
+
+
+@functools.lru_cache
+def _subclass(kind: type, own: type) -> type:
+    """Return PEFT's class with our methods before its own, so that a layer stays an instance of it."""
+    members = {"kind": kind, "peft_class": own, "__module__": own.__module__}
+    return type(f"Sparse{own.__name__}", (kind, own), members)
+
+
+def _new_layer(kind: type, own: type) -> nn.Module:
+    """Return a layer without attributes, for pickle, which cannot find the class by its name."""
+    cls: Any = _subclass(kind, own)
+    return cls.__new__(cls)
+
+
+_PeftLayer: Any = object  # the classes below are mixed into classes of PEFT's
+
+
+class _GuardedMerge(_PeftLayer):
+    """An adapter layer that puts the zeros of its base weight back after merging and unmerging.
+
+    This equals merging an update that is zero there: the pruned weights were zero before.
+    """
+
+    sparse_weight: Sparse
+    kind: type
+    peft_class: type
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        _, _, *state = super().__reduce_ex__(protocol)
+        return _new_layer, (self.kind, self.peft_class), *state
+
+    def merge(self, *args: Any, **kwargs: Any) -> None:
+        super().merge(*args, **kwargs)
+        self._put_zeros_back()
+
+    def unmerge(self) -> None:
+        super().unmerge()
+        self._put_zeros_back()
+
+    @torch.no_grad()
+    def _put_zeros_back(self) -> None:
+        self.sparse_weight.apply()
+
+
+class _ExactLora(_GuardedMerge):
+    """A layer of LoRA whose forward computes with the weight that merging would make."""
+
+    def get_delta_weight(self, adapter: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with torch.autocast(self.sparse_weight.owner.device.type, enabled=False):  # merging happens without it
+            return self.sparse_weight.masked(super().get_delta_weight(adapter, *args, **kwargs))
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        adapters = [adapter for adapter in self.active_adapters if adapter in self.lora_A]
+        if self.disable_adapters or self.merged or not adapters:
+            return super().forward(x, *args, **kwargs)
+        if any(kwargs.pop(key, None) is not None for key in ("adapter_names", "alora_offsets")):
+            raise ValueError("keep_lora_sparse: batches of several adapters are not understood. Use exact=False.")
+        weight: torch.Tensor = self.sparse_weight.owner
+        dropped = []
+        for adapter in adapters:
+            if self.training and getattr(self.lora_dropout[adapter], "p", 0):
+                dropped.append(adapter)
+            else:
+                weight = weight + self._update(adapter, len(adapters))
+        result = self._compute(weight.to(self.sparse_weight.owner.dtype), x, args, kwargs)
+        for adapter in dropped:
+            update = self._update(adapter, len(adapters)).to(x.dtype)
+            result = result + self._compute(update, self.lora_dropout[adapter](x), args, kwargs, bias=False)
+        for adapter in adapters:
+            if self.lora_bias[adapter]:
+                result = result + (self.lora_B[adapter].bias * self.scaling[adapter]).to(result.dtype)
+        return result
+
+    def _update(self, adapter: str, active: int) -> torch.Tensor:
+        """Return what merging the adapter would add to the weight, in the weight's layout."""
+        update = self.get_delta_weight(adapter)
+        if adapter not in self.lora_variant:
+            return update
+        if active > 1:
+            raise ValueError(
+                "keep_lora_sparse: DoRA is understood only as the single active adapter. Use exact=False."
+            )
+        weight, transposed = self.sparse_weight.owner, self.fan_in_fan_out
+        magnitude = self.lora_magnitude_vector[adapter]
+        with torch.autocast(weight.device.type, enabled=False):
+            norm = magnitude.get_weight_norm(weight, update.T if transposed else update, scaling=1).detach()
+            factor = (magnitude.weight / norm).view((1, -1) if transposed else (-1, 1))
+            return factor * (weight + update) - weight
+
+    def _compute(
+        self, weight: torch.Tensor, x: torch.Tensor, args: tuple, kwargs: dict, bias: bool = True
+    ) -> torch.Tensor:
+        """Return the output of the base layer, or of a nested adapter layer around it, with another weight."""
+        path, layer = "", self.base_layer
+        while hasattr(layer, "get_base_layer"):
+            path, layer = f"{path}base_layer.", layer.base_layer
+        tensors = {f"{path}{self.sparse_weight.parameter}": weight}
+        if not bias and getattr(layer, "bias", None) is not None:
+            tensors[f"{path}bias"] = torch.zeros_like(layer.bias)
+        return functional_call(self.base_layer, tensors, (x, *args), kwargs)
+
+
+def check_understood(layer: Any) -> None:
+    """Raise `ValueError` for an adapter whose update is not known as a change of the weight."""
+    from peft.tuners.lora.layer import Linear, ParamWrapper
+    from peft.tuners.lora.variants import DoraLinearVariant
+
+    if not isinstance(layer, (Linear, ParamWrapper)):
+        raise ValueError(
+            f"Exactly merged can only be LoRA, but the model carries {type(layer).__module__}.{type(layer).__name__}: call "
+            "keep_lora_sparse(model, exact=False), which keeps the zeros at merging."
+        )
+    for name, variant in layer.lora_variant.items():
+        if not isinstance(variant, DoraLinearVariant):
+            raise ValueError(
+                f"Of LoRA's variants only DoRA and rsLoRA are understood, but the adapter {name!r} is a "
+                f"{type(variant).__name__}: call keep_lora_sparse(model, exact=False)."
+            )
