@@ -1,6 +1,6 @@
 # make demo   prune the model that comes with the package, and show what was gained
 # make test   run the tests
-# make style  format the code          make check  verify format, lint, import directions and public types
+# make style  format the code          make check  verify format, lint, import directions, private names and public types
 # make test-lowest  run the tests with the lowest transformers and optimum that setup.cfg admits
 # make dist   make the sdist and the wheel in dist/; install the wheel into an empty environment, run its demo, read its types
 # make docs   build the documentation's site in site/, strictly
@@ -35,6 +35,7 @@ check: .venv/.installed
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/lint-imports
+	@$(BIN)/python tests/lint_sources.py
 	@$(BIN)/mypy
 
 # From an empty folder, so that nothing but the wheel is found. Another command of it: make dist TRIED=env

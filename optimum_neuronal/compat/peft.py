@@ -58,10 +58,10 @@ def updated_parameter(layer: Any) -> tuple[nn.Module, str]:
     return layer.get_base_layer(), getattr(layer, "parameter_name", "weight")
 
 
-def trained_copies(model: nn.Module) -> dict[str, Any]:
-    """Return PEFT's wrappers of modules of which it trains a copy (`modules_to_save`), by the module's name."""
+def copied_modules(model: nn.Module) -> dict[str, Any]:
+    """Return the modules of which PEFT trains a copy (`modules_to_save`), by name."""
     return {
-        name: module
+        name: module.original_module
         for name, module in model.named_modules()
         if hasattr(module, "original_module") and hasattr(module, "modules_to_save")
     }
@@ -71,7 +71,7 @@ def trained_copies(model: nn.Module) -> dict[str, Any]:
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Put the modules that PEFT's layers replaced back into the model while the context lasts."""
     replaced = {name: updated_parameter(layer)[0] for name, layer in adapter_layers(model).items()}
-    replaced |= {name: wrapper.original_module for name, wrapper in trained_copies(model).items()}
+    replaced |= copied_modules(model)
     parents = {name: model.get_submodule(name.rpartition(".")[0]) for name in replaced}
     layers = {name: parents[name]._modules[name.rpartition(".")[2]] for name in replaced}
     try:

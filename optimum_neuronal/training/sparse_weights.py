@@ -157,7 +157,7 @@ def find_sparse_decoder(model: nn.Module) -> tuple[Decoder, Mapping[str, Any] | 
         )
     check_dense(model, "to train it")
     recorded = read_sparsity_config(model.config)
-    copied = {part for wrapper in peft.trained_copies(model).values() for part in wrapper.original_module.modules()}
+    copied = {part for module in peft.copied_modules(model).values() for part in module.modules()}
     with peft.without_adapters(model):
         decoder = find_pruned_decoder(model, recorded)
     for name, projection in decoder.projections.items():

@@ -1,7 +1,6 @@
-import ast
 import json
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -12,95 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, TrainerControl, modeling_utils
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-import optimum_neuronal
 from optimum_neuronal.compat import transformers as internals
-
-
-PACKAGE = Path(optimum_neuronal.__file__).parent
-INTERNALS = Path(internals.__file__).relative_to(PACKAGE)
-SOURCES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE) != INTERNALS]
-
-# What may be imported of transformers elsewhere: of the top level everything that is no module, and of its modules this.
-PUBLIC = {
-    "transformers.utils": {"logging"},
-    "transformers.utils.quantization_config": {"QuantizationConfigMixin"},
-    "transformers.quantizers": {"HfQuantizer", "register_quantization_config", "register_quantizer"},
-    # `transformers.quantizers` itself is not there yet when the quantizer is registered.
-    "transformers.quantizers.auto": {"register_quantization_config", "register_quantizer"},
-    "transformers.quantizers.base": {"HfQuantizer"},
-}
-PRIVATE = {
-    "_no_split_modules", "_keys_to_ignore_on_save", "_name_or_path", "_hf_peft_config_loaded", "_weight_conversions",
-    "hf_quantizer", "hf_device_map", "is_quantized", "transformers_weights", "_apply_gate", "is_concatenated",
-    "is_transposed", "has_gate", "has_bias", "post_expert_norm", "_experts_implementation", "_attn_implementation",
-    "_is_hf_initialized", "_experts_implementation_internal", "_is_expert_parallel", "all_tied_weights_keys",
-    "update_attn_implementation", "update_tp_plan", "update_ep_plan", "convert_file_size_to_int",
-}  # fmt: skip
-OF_ACCELERATE = {"_hf_hook", "_old_forward"}
-OFFLOADING = ("compat/accelerate.py",)
-
-
-def imports_of_transformers(tree):
-    """(module, name or None) of every import of transformers."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names if alias.name.split(".")[0] == "transformers")
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module.split(".")[0] == "transformers":
-            yield from ((node.module, alias.name) for alias in node.names)
-
-
-def is_public(module, name):
-    if module == "transformers":
-        return name is None or not isinstance(getattr(transformers, name), ModuleType)
-    return name in PUBLIC.get(module, ())
-
-
-def names_used(tree):
-    """Attributes, methods, and texts such as those for `getattr`, with their lines."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) != "internals":
-            yield node.attr, node.lineno
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            yield node.name, node.lineno
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value, node.lineno
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_one_module_uses_what_transformers_does_not_document(path):
-    tree, place = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(PACKAGE).as_posix()
-    found = [f"{module}.{name}" for module, name in imports_of_transformers(tree) if not is_public(module, name)]
-    assert not found, f"{place}: import it in {INTERNALS}, and offer there what is needed of it"
-    used = [f"{place}:{line}: {name}" for name, line in names_used(tree) if name in PRIVATE]
-    assert not used, f"offer in {INTERNALS} what is needed of it"
-    if place not in OFFLOADING:
-        hooks = [f"{place}:{line}: {name}" for name, line in names_used(tree) if name in OF_ACCELERATE]
-        assert not hooks, f"accelerate's hooks belong in {' and '.join(OFFLOADING)}"
-    reached = [
-        node.attr for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "transformers"
-    ]  # fmt: skip
-    assert set(reached) <= {"__version__"}
-
-
-def test_the_rules_see_what_they_forbid():
-    lines = (
-        "from transformers import modeling_utils",
-        "import transformers.modeling_utils",
-        "from transformers.trainer_callback import ExportableState",
-        "from transformers.utils import hub",
-    )
-    for line in lines:
-        assert not all(is_public(*found) for found in imports_of_transformers(ast.parse(line))), line
-    assert ("hf_device_map", 1) in names_used(ast.parse("getattr(model, 'hf_device_map')"))
-    assert ("is_transposed", 1) in names_used(ast.parse("module.is_transposed"))
-    assert ("is_transposed", 1) not in names_used(ast.parse("internals.is_transposed(module)"))
-
-
-def test_the_plug_ins_package_imports_nothing():
-    """So that `import optimum_neuronal` needs neither torch nor transformers."""
-    tree = ast.parse((PACKAGE / "transformers_plugin" / "__init__.py").read_text(encoding="utf-8"))
-    assert [type(node) for node in tree.body] == [ast.Expr] and ast.get_docstring(tree)
 
 
 @pytest.mark.parametrize("hooks", [("update_tp_plan", "update_ep_plan"), ("update_attn_implementation",)])
