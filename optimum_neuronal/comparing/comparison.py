@@ -1,35 +1,91 @@
-"""The outcome of a comparison of methods: results, the paper's aggregates, tables, figures and files."""
+"""Outcome of a comparison of methods: results, the paper's aggregates, tables, figures and files."""
 
+import base64
 import html
 import json
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..display import format_html, format_markdown, format_table
-from .averages import geometric_mean
-from .comparison_tables import Table, aggregate_table, combination_table, to_csv
-from .figures.shown import Figures
-from .plots import plot_results
-from .results import Aggregate, Result
-from .written_files import WrittenFiles
+from ..files.directories import check_writable
+from ..files.durable import write_durably
+from .figures import KINDS, draw_figures
+from .results import Aggregate, Result, geometric_mean
+from .tables import Table, aggregate_table, combination_table, to_csv
 
 
-NAME = "comparison"
-PAGE = f"{NAME}.md"
-TABLES = (f"{NAME}.json", f"{NAME}.csv", PAGE)
+JSON, CSV, PAGE = TABLES = ("comparison.json", "comparison.csv", "comparison.md")
 OVER_ALL = "Over all saliencies (geometric mean)"
+
+
+def check_output(directory: str | Path, overwrite: bool, names: Sequence[str] = TABLES) -> Path:
+    """Raise before long work if files of a comparison would replace files of others; create nothing.
+
+    A directory with a `comparison.json` of a comparison is continued: its tables and figures are written anew.
+
+    Args:
+        directory (`str` or `Path`): need not exist.
+        overwrite (`bool`): True permits to replace every file.
+        names (`Sequence[str]`): files to write, as patterns of `Path.glob`.
+
+    Returns:
+        `Path`: the directory.
+
+    Raises:
+        `FileExistsError`: a file of one of the names exists, and no comparison wrote it.
+        `ValueError`, `OSError`: see [`check_writable`].
+    """
+    folder = check_writable(directory, "write tables to")
+    if overwrite or _holds_comparison(folder):
+        return folder
+    for path in sorted(path for name in names for path in folder.glob(name)):
+        raise FileExistsError(
+            f"{Path(directory) / path.name} was not written by a comparison: rename it, or choose another directory; or "
+            "overwrite it (overwrite=True, --overwrite), which also runs again what is finished there."
+        )
+    return folder
+
+
+def _holds_comparison(folder: Path) -> bool:
+    """Return True if the directory has a `comparison.json` that a comparison wrote."""
+    with suppress(OSError, ValueError):
+        content = json.loads((folder / JSON).read_text(encoding="utf-8"))
+        return isinstance(content, dict) and content.keys() >= {"model", "dense", "results", "aggregates"}
+    return False
+
+
+@dataclass(frozen=True, repr=False)
+class Figures:
+    """Figures of a comparison; a notebook shows them.
+
+    Args:
+        images (`dict[str, bytes]`): name -> PNG.
+        paths (`list[Path]`): the files, .png and .svg; empty if the figures were not written.
+    """
+
+    images: dict[str, bytes]
+    paths: list[Path]
+
+    def __repr__(self) -> str:
+        return f"Figures({', '.join(self.images)})"
+
+    def _repr_html_(self) -> str:
+        return "\n".join(
+            f'<img alt="{html.escape(name)}" width="800" src="data:image/png;base64,{base64.b64encode(image).decode()}"/>'
+            for name, image in self.images.items()
+        )
 
 
 @dataclass(repr=False)
 class Comparison:
-    """What [`compare`] found. `print(comparison)` shows it as tables, `comparison.plot()` as figures.
+    """Outcome of [`compare`]. `print(comparison)` shows tables, `comparison.plot()` figures.
 
     Args:
-        model (`str`): what was pruned.
-        dense (`Result`): the dense model's figures.
+        model (`str`): name of the pruned model.
+        dense (`Result`): figures of the dense model.
         results (`list[Result]`): one per combination, by sparsity, saliency, top-up and bits in the order asked for.
         calibration (`dict`): source, number and length of the sequences, seed.
         versions (`dict`): of this package, transformers, torch and Python.
@@ -43,11 +99,11 @@ class Comparison:
 
     @property
     def failed(self) -> list[Result]:
-        """The results that are an error instead of figures."""
+        """Results with an error in place of figures."""
         return [result for result in self.results if result.error is not None]
 
     def aggregates(self) -> list[Aggregate]:
-        """One aggregate for each sparsity, top-up and number of bits, in their order."""
+        """Return one aggregate for each sparsity, top-up and number of bits, in their order."""
         groups: dict[tuple[float, str, int | None], list[Result]] = {}
         for result in self.results:
             members = groups.setdefault((result.sparsity, result.topup, result.value_bits), [])
@@ -62,42 +118,16 @@ class Comparison:
         return Aggregate(sparsity, topup, *means, len(results), value_bits)
 
     def to_dict(self) -> dict[str, Any]:
-        """All that was found, with the aggregates, JSON-serialisable."""
+        """Return everything, with the aggregates, JSON-serialisable."""
         return {**asdict(self), "aggregates": [asdict(aggregate) for aggregate in self.aggregates()]}
 
     def table(self) -> Table:
-        """The main table: one row per combination."""
+        """Return the main table: one row per combination."""
         return combination_table(self.dense, self.results)
 
     def aggregate_table(self) -> Table:
-        """The table of the aggregates: one row per top-up."""
+        """Return the table of the aggregates: one row per top-up."""
         return aggregate_table(self.aggregates(), with_tasks=bool(self.dense.accuracy))
-
-    def plot(self, directory: str | Path | None = None, overwrite: bool = False) -> Figures:
-        """Draws all figures that the results allow, see [`plot_results`]; a notebook shows them.
-
-        Args:
-            directory (`str` or `Path`, *optional*):
-                A folder to write them to, as .png and .svg, which is made if need be; the `comparison.md` that
-                [`save`] wrote there gets them as well. None: they are only shown.
-            overwrite (`bool`): as for [`save`].
-
-        Raises:
-            `ImportError`: matplotlib is not installed.
-            `FileExistsError`: as [`save`].
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            drawn = plot_results(self.model, self.dense, self.results, folder)
-            figures = Figures.read(drawn)
-            contents = {path.name: path.read_bytes() for path in drawn}
-        if directory is None:
-            return figures
-        files = WrittenFiles(directory, overwrite)
-        paths = files.write(contents)
-        page = Path(directory) / PAGE
-        if page.is_file() and files.is_free(PAGE) and page.read_text(encoding="utf-8").startswith(self.to_markdown()):
-            files.write({PAGE: self.to_markdown(figures).encode()})
-        return replace(figures, paths=paths)
 
     def __str__(self) -> str:
         return f"{format_table(*self.table()[:2])}\n\n{format_table(*self.aggregate_table()[:2])}"
@@ -110,29 +140,63 @@ class Comparison:
         tables = f"{format_html(*self.table())}\n<p>{OVER_ALL}:</p>\n{format_html(*self.aggregate_table())}"
         return f"<p><b>{html.escape(self.model)}</b></p>\n{tables}"
 
-    def to_markdown(self, figures: Figures | None = None) -> str:
-        """Both tables in Markdown, with what they were measured on, and figures that lie in the same folder."""
+    def to_markdown(self, figures: Sequence[str] = ()) -> str:
+        """Return both tables in Markdown, with the calibration data, and named figures in the same folder."""
         parts = [f"# {self.model}"]
         if self.calibration:
             parts.append("Calibration: {num_samples} x {seq_length} tokens of {source}.".format(**self.calibration))
         parts += [format_markdown(*self.table()), f"{OVER_ALL}:", format_markdown(*self.aggregate_table())]
-        parts += [f"![{name}]({name}.png)" for name in (figures.images if figures else ())]
+        parts += [f"![{name}]({name}.png)" for name in figures]
         return "\n\n".join(parts) + "\n"
 
     def to_csv(self) -> str:
-        """The table as CSV, one line per combination, in full precision."""
+        """Return the main table as CSV, one line per combination, in full precision."""
         return to_csv(self.dense, self.results)
 
     def save(self, directory: str | Path, overwrite: bool = False) -> list[Path]:
-        """Writes `comparison.json`, `.csv` and `.md` into a directory and returns their paths.
+        """Write `comparison.json`, `.csv` and `.md` into a directory, which is made if need be; return their paths.
 
         Args:
-            directory (`str` or `Path`): where to; it is made if need be.
-            overwrite (`bool`): whether files of these names may be replaced that are not as a comparison wrote them.
+            directory (`str` or `Path`): a new one, or one with an earlier comparison, whose tables are replaced.
+            overwrite (`bool`): True permits to replace files of these names that no comparison wrote.
 
         Raises:
-            `FileExistsError`: there is such a file, and it may not.
+            `FileExistsError`: there is a file that no comparison wrote.
         """
         contents = (json.dumps(self.to_dict(), indent=2) + "\n", self.to_csv(), self.to_markdown())
-        files = WrittenFiles(directory, overwrite)
-        return files.write({name: content.encode() for name, content in zip(TABLES, contents)})
+        files = {name: content.encode() for name, content in zip(TABLES, contents)}
+        return _write(check_output(directory, overwrite), files)
+
+    def plot(self, directory: str | Path | None = None, overwrite: bool = False) -> Figures:
+        """Draw all figures that the results allow, see [`draw_figures`]; a notebook shows them.
+
+        Args:
+            directory (`str` or `Path`, *optional*):
+                Folder for .png and .svg files, which is made if need be. A `comparison.md` that [`save`] wrote there
+                shows the figures too. None: nothing is written.
+            overwrite (`bool`): as for [`save`].
+
+        Raises:
+            `ImportError`: matplotlib is not installed.
+            `FileExistsError`: there is a file that no comparison wrote.
+        """
+        if directory is not None:
+            check_output(directory, overwrite, [f"{name}*{kind}" for name in KINDS for kind in (".png", ".svg")])
+        drawn = draw_figures(self.model, self.dense, self.results)
+        images = {name: files[".png"] for name, files in drawn.items()}
+        if directory is None:
+            return Figures(images, [])
+        contents = {f"{name}{kind}": content for name, files in drawn.items() for kind, content in files.items()}
+        paths = _write(Path(directory), contents)
+        page = Path(directory) / PAGE
+        if page.is_file() and page.read_text(encoding="utf-8").startswith(self.to_markdown()):
+            write_durably(page, self.to_markdown(list(images)).encode())
+        return Figures(images, paths)
+
+
+def _write(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """Write files, name -> content, into a folder, which is made if need be, and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_durably(folder / name, content)
+    return [folder / name for name in contents]

@@ -1,5 +1,7 @@
-"""What one combination of methods gave, and the paper's aggregates over several."""
+"""Results of single combinations of methods, and the paper's aggregates over several."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,27 +11,26 @@ DENSE = "dense"
 
 @dataclass(repr=False)
 class Result:
-    """One combination: a row of the table.
+    """Result of one combination: a row of the table.
 
     Args:
         sparsity (`float`): share of zeros asked for, in [0, 1); 0 for the dense model.
-        saliency, topup (`str`): the methods, with the hyper-parameters that were given; `"dense"` for the dense model.
-        perplexity (`dict[str, float]`): by test set, at least 1, lower is better.
+        saliency, topup (`str`): methods with their hyper-parameters; `"dense"` for the dense model.
+        perplexity (`dict[str, float]`): test set -> perplexity of at least 1; lower is better.
         accuracy (`dict[str, dict]`): task -> `accuracy` in [0, 1], `stderr`, `metric`, `samples`.
-        achieved_sparsity (`float`): share of zeros, counted.
-        block_sparsity (`list[float]`): the same by block.
+        achieved_sparsity (`float`): share of zeros, counted in the weights.
+        block_sparsity (`list[float]`): share of zeros of every block.
         row_sparsity (`dict[str, list[float]]`):
-            Projection name -> sparsity of its rows, averaged over stretches of them, if rows may differ.
+            Projection name -> mean sparsity of each stretch of its rows; empty if the top-up gives all rows the same.
         allocation_seconds, pruning_seconds (`float`): wall-clock time of the top-up, and of the final pruning.
-        peak_memory (`dict[str, int]`): bytes by device while it was pruned, the model included.
-        block_lambda, row_lambda (`float`, *optional*): what NeuronAL chose.
-        decisions (`dict`): what the top-up tried.
+        peak_memory (`dict[str, int]`): bytes by device during the prune, the model included.
+        block_lambda, row_lambda (`float`, *optional*): NeuronAL's choices.
+        decisions (`dict`): candidates and decisions of the top-up.
         config (`dict`): the `NeuronALConfig`.
-        error (`str`, *optional*): why there are no figures.
-        value_bits (`int`, *optional*): to how many bits kept values were rounded.
+        error (`str`, *optional*): reason why there are no figures.
+        value_bits (`int`, *optional*): bits of each quantised value; None: values are not quantised.
         bits_per_weight (`float`, *optional*):
-            What a weight of the pruned projections takes as the packed format stores it, masks, codes and scales counted;
-            None in records of earlier versions.
+            Storage of the pruned projections in the packed format, masks, codes and scales included.
     """
 
     sparsity: float
@@ -53,18 +54,27 @@ class Result:
 
     def __repr__(self) -> str:
         if self.error is not None:
-            told = [f"failed: {self.error}"]
-        else:
-            told = [f"perplexity {name} {value:.2f}" for name, value in self.perplexity.items()]
-            told += [f"mean accuracy {self.mean_accuracy:.2%}"] if self.accuracy else []
-        return f"Result({', '.join([self.method, *told])})"
+            return f"Result({self.method}, failed: {self.error})"
+        found = [f"perplexity {name} {value:.2f}" for name, value in self.perplexity.items()]
+        found += [f"mean accuracy {self.mean_accuracy:.2%}"] if self.accuracy else []
+        return f"Result({', '.join([self.method, *found])})"
 
     @property
     def method(self) -> str:
-        """What was done, in a line: `"wanda + owl, 70.00%, 4 bits"`."""
+        """The combination in a line: `"wanda + owl, 70.00%, 4 bits"`."""
         if self.saliency == DENSE:
             return DENSE
-        return f"{self.saliency} + {self.topup}, {self.sparsity:.2%}{told_bits(self.value_bits)}"
+        return f"{self.saliency} + {self.topup}, {self.sparsity:.2%}{bits_text(self.value_bits)}"
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the prune: allocation and final pruning."""
+        return self.allocation_seconds + self.pruning_seconds
+
+    @property
+    def mean_perplexity(self) -> float:
+        """Geometric mean of the perplexities, NaN if there are none."""
+        return geometric_mean(list(self.perplexity.values()), math.nan)
 
     @property
     def mean_accuracy(self) -> float | None:
@@ -72,21 +82,21 @@ class Result:
         return sum(task["accuracy"] for task in self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
 
 
-def told_bits(value_bits: int | None) -> str:
-    """What follows a method or a sparsity in a text: `", 4 bits"`, or nothing where values were not rounded."""
+def bits_text(value_bits: int | None) -> str:
+    """Return the end of a text on a combination: `", 4 bits"`, or nothing if values are not quantised."""
     return "" if value_bits is None else f", {value_bits} bits"
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A top-up at one sparsity over all saliencies and test sets (paper, section 5.3).
+    """Aggregate of a top-up at one sparsity over all saliencies and test sets (paper, section 5.3).
 
     Args:
-        sparsity (`float`), topup (`str`): which.
+        sparsity (`float`), topup (`str`): of the results.
         perplexity_factor (`float`): geometric mean of perplexity over the dense model's; lower is better.
         accuracy_retention (`float`, *optional*): geometric mean of mean accuracy over the dense model's.
-        saliencies (`int`): over how many saliencies; those that failed are missing.
-        value_bits (`int`, *optional*): of kept values, if they were rounded.
+        saliencies (`int`): number of saliencies that did not fail.
+        value_bits (`int`, *optional*): bits of each quantised value.
     """
 
     sparsity: float
@@ -95,3 +105,10 @@ class Aggregate:
     accuracy_retention: float | None
     saliencies: int
     value_bits: int | None = None
+
+
+def geometric_mean(values: Sequence[float], default: Any = None) -> Any:
+    """Return the geometric mean of numbers of at least 0, which may be infinite; `default` if there are none."""
+    if not values:
+        return default
+    return math.exp(sum(math.log(value) if value > 0 else -math.inf for value in values) / len(values))

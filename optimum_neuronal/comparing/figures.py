@@ -1,0 +1,253 @@
+"""Figures of a comparison: perplexity by seconds and by bits, sparsity by block and by row, perplexity by lambda."""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..figure_style import (
+    DASHES,
+    GREY,
+    MARKERS,
+    Files,
+    add_legend,
+    make_styles,
+    new_figure,
+    show_percent,
+    show_round_numbers,
+    wrapped,
+)
+from .results import Result, bits_text, geometric_mean
+
+
+BY_SECONDS, BY_BITS, BY_BLOCK, BY_ROW, BY_LAMBDA = KINDS = (
+    "perplexity-by-seconds", "perplexity-by-bits", "block-sparsity", "row-sparsity", "lambda",
+)  # fmt: skip
+DENSE_LINE = {"color": "black", "ls": (0, (5, 2)), "lw": 1.4}
+LOWER_IS_BETTER = "Perplexity (lower is better)"
+MAX_NAMES = 64  # of rows of the heat map
+LONGEST = 80  # characters of a method's name in the name of a file
+
+Styles = Mapping[str, Mapping[str, Any]]  # top-up -> options of its lines
+
+
+def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[str, Files]:
+    """Draw all figures that the results of a comparison allow.
+
+    - `perplexity-by-seconds`.
+    - `perplexity-by-bits`, if there are several sparsities or numbers of bits.
+    - `block-sparsity-...` for every saliency, sparsity and number of bits.
+    - `row-sparsity-...` for every result of a top-up that divides sparsity over rows.
+    - `lambda-...` if NeuronAL's block step ran with several single lambdas: `neuronal:steps=block,block_lambdas=[0.1]`.
+
+    A top-up has the same colour in all figures. A colour means the same sparsity in all heat maps.
+
+    Args:
+        model (`str`): name of the pruned model.
+        dense ([`Result`]): figures of the dense model.
+        results (`Sequence[Result]`): failed ones are left out.
+
+    Returns:
+        `dict`: name of a figure -> its files.
+    """
+    styles = make_styles(result.topup for result in results)  # also of failed ones, so that a later run keeps them
+    results = [result for result in results if result.error is None]
+    if not results:
+        return {}
+    figures = {BY_SECONDS: plot_by_seconds(model, dense, results, styles)}
+    with_bits = [result for result in results if result.bits_per_weight is not None]
+    if len({(result.sparsity, result.value_bits) for result in with_bits}) > 1:
+        figures[BY_BITS] = plot_by_bits(model, dense, with_bits, styles)
+    shares = [share for result in results for rows in result.row_sparsity.values() for share in rows]
+    groups: dict[tuple[str, float, int | None], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.saliency, result.sparsity, result.value_bits), []).append(result)
+    for (saliency, sparsity, bits), members in groups.items():
+        stem = _stem(f"{saliency}-{100 * sparsity:g}" + ("" if bits is None else f"-{bits}bits"))
+        title = f"{model}, {saliency}, {_target(sparsity, bits)}"
+        figures[f"{BY_BLOCK}-{stem}"] = plot_by_block(title, members, styles)
+        for result in members:
+            if result.row_sparsity:
+                name = f"{model}, {saliency} + {result.topup}, {_target(sparsity, bits)}"
+                drawn = plot_by_row(name, result.row_sparsity, min(shares), max(shares))
+                figures[f"{BY_ROW}-{stem}-{_stem(result.topup)}"] = drawn
+        by_lambda, chosen = _perplexity_by_lambda(members)
+        if chosen is not None and len(by_lambda) > 2:
+            figures[f"{BY_LAMBDA}-{stem}"] = plot_by_lambda(f"{title}: {_subject(members)}", by_lambda, chosen)
+    return figures
+
+
+def plot_by_seconds(model: str, dense: Result, results: Sequence[Result], styles: Styles) -> Files:
+    """Draw perplexity against runtime on log axes: a panel per sparsity and number of bits, a point per method.
+
+    The colour shows the top-up, the marker the saliency. Infinite perplexities are named in the panel's title.
+    """
+    targets = sorted({(r.sparsity, r.value_bits) for r in results}, key=lambda target: (target[0], -(target[1] or 99)))
+    markers = _by_name([result.saliency for result in results], MARKERS)
+    only = f", {next(iter(markers))}" if len(markers) == 1 else ""
+    with new_figure(0.6 + 3.2 * len(targets), f"{model}{only}: {_subject(results)}") as (figure, files):
+        panels = figure.subplots(len(targets), 1, sharex=True, squeeze=False)[:, 0]
+        for panel, target in zip(panels, targets):
+            members = [result for result in results if (result.sparsity, result.value_bits) == target]
+            infinite = [f"{r.saliency} + {r.topup}" for r in members if math.isinf(r.mean_perplexity)]
+            for result in members:
+                place = [result.seconds], [_finite(result.mean_perplexity)]
+                panel.plot(*place, **_point(styles[result.topup]) | {"marker": markers[result.saliency]})
+            title = _target(*target) + (f" (infinite: {', '.join(infinite)})" if infinite else "")
+            panel.set_title(wrapped(title), loc="left")
+            panel.set(xscale="log", yscale="log", ylabel=LOWER_IS_BETTER)
+            panel.margins(0.06, 0.12)
+            panel.axhline(_finite(dense.mean_perplexity), **DENSE_LINE)
+            show_round_numbers(panel.yaxis)
+        show_round_numbers(panels[0].xaxis)
+        panels[-1].set_xlabel("Runtime in seconds: allocation and pruning")
+        figure.align_ylabels(panels)
+        add_legend(figure, _handles(results, styles, {} if only else markers, {}, dense))
+    return files
+
+
+def plot_by_bits(model: str, dense: Result, results: Sequence[Result], styles: Styles) -> Files:
+    """Draw perplexity on a log axis against bits per weight: a line through the sparsities of a method.
+
+    The colour shows the top-up, the marker the saliency, the dashes the bits of values.
+    """
+    markers = _by_name([result.saliency for result in results], MARKERS)
+    dashes = _by_name([result.value_bits for result in results], DASHES)
+    lines: dict[tuple, list[tuple[float, float]]] = {}
+    for result in results:
+        points = lines.setdefault((result.saliency, result.topup, result.value_bits), [])
+        points.append((result.bits_per_weight or 0.0, _finite(result.mean_perplexity)))
+    with new_figure(4.2, f"{model}: {_subject(results)}") as (figure, files):
+        axes = figure.subplots()
+        for (saliency, topup, bits), points in lines.items():
+            look = _point(styles[topup]) | {"marker": markers[saliency], "ls": dashes[bits]}
+            axes.plot(*zip(*sorted(points)), **look)
+        axes.axhline(_finite(dense.mean_perplexity), **DENSE_LINE)
+        axes.set(yscale="log", xlabel="Bits a weight of the pruned projections", ylabel=LOWER_IS_BETTER)
+        show_round_numbers(axes.yaxis)
+        add_legend(figure, _handles(results, styles, markers, dashes, dense))
+    return files
+
+
+def plot_by_block(title: str, results: Sequence[Result], styles: Styles) -> Files:
+    """Draw the sparsity of every decoder block: a line per top-up."""
+    count = len(results[0].block_sparsity)
+    step = 1 + count // 16
+    with new_figure(3.6, title) as (figure, files):
+        axes = figure.subplots()
+        for index, result in enumerate(results):
+            own = {"label": result.topup, "markevery": (index % step, step)}  # lines get markers at different blocks
+            axes.plot(range(count), result.block_sparsity, lw=1.8, ms=6, mec="black", **styles[result.topup], **own)
+        axes.set(xlabel="Decoder block", ylabel="Sparsity")
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=min(3, count))
+        show_round_numbers(axes.yaxis)
+        show_percent(axes.yaxis)
+        add_legend(figure, axes.lines)
+    return files
+
+
+def plot_by_row(title: str, rows: Mapping[str, Sequence[float]], low: float, high: float) -> Files:
+    """Draw a heat map of the sparsity of rows: a line per projection, the weight's first rows at the left.
+
+    Args:
+        title (`str`): text above the axes.
+        rows: projection's name -> shares of zeros of stretches of its rows, of all projections equally many.
+        low, high (`float`): shares at the ends of the colours.
+    """
+    height = max(2.4, 1.4 + min(0.2 * len(rows), 13))
+    spare = 0.005 if low == high else 0.0  # a scale needs an extent
+    with new_figure(height, title) as (figure, files):
+        axes = figure.subplots()
+        axes.grid(False)
+        options = {"interpolation": "nearest", "aspect": "auto", "extent": (0, 1, len(rows), 0)}
+        image = axes.imshow(list(rows.values()), vmin=low - spare, vmax=high + spare, **options)
+        starts, names = _row_names(list(rows))
+        axes.hlines(starts[1:], 0, 1, color="white", lw=0.6)
+        axes.set_yticks([(start + stop) / 2 for start, stop in zip(starts, [*starts[1:], len(rows)])], names)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("Position of the row in the weight")
+        bar = figure.colorbar(image, ax=axes, aspect=4 * height, pad=0.02, label="Row sparsity")
+        bar.outline.set_visible(False)
+        show_round_numbers(bar.ax.yaxis)
+        for axis in (axes.xaxis, bar.ax.yaxis):
+            show_percent(axis)
+    return files
+
+
+def plot_by_lambda(title: str, perplexities: Mapping[float, float], chosen: float) -> Files:
+    """Draw perplexity by lambda, the half-width of NeuronAL's sparsity window, and mark the lambda that NeuronAL chose."""
+    with new_figure(3.6, title) as (figure, files):
+        axes = figure.subplots()
+        axes.plot(*zip(*sorted(perplexities.items())), "o-", color="black", ms=5, label="candidate")
+        look = {"color": "#E69F00", "mec": "black", "ms": 11, "label": f"chosen: {chosen:g}"}
+        axes.plot([chosen], [perplexities[chosen]], "D", **look)
+        axes.set(xlabel="Lambda: half-width of the sparsity window", ylabel=LOWER_IS_BETTER)
+        axes.margins(y=0.12)
+        for axis in (axes.xaxis, axes.yaxis):
+            show_round_numbers(axis)
+        add_legend(figure, axes.lines)
+    return files
+
+
+def _perplexity_by_lambda(results: Sequence[Result]) -> tuple[dict[float, float], float | None]:
+    """Return lambda of the block step alone -> perplexity, and the lambda that a search over several has chosen."""
+    block_only = [r for r in results if r.block_lambda is not None and r.row_lambda is None and r.perplexity]
+    chosen = next((r.block_lambda for r in block_only if len(r.decisions["block"]["candidates"]) > 1), None)
+    return {r.block_lambda: r.mean_perplexity for r in block_only if r.block_lambda is not None}, chosen
+
+
+def _handles(results: Sequence[Result], styles: Styles, markers: Mapping, dashes: Mapping, dense: Result) -> list:
+    """Return the entries of a legend: colours of top-ups, markers of saliencies, dashes of bits, the dense model."""
+    from matplotlib.lines import Line2D
+
+    topups = dict.fromkeys(result.topup for result in results)
+    handles = [Line2D([], [], label=name, **_point(styles[name]) | {"marker": "o"}) for name in topups]
+    grey = {"color": GREY, "ls": "none", "ms": 8}
+    handles += [Line2D([], [], label=name, marker=marker, **grey) for name, marker in markers.items()]
+    for bits, dash in dashes.items():
+        label = "original values" if bits is None else f"values of {bits} bits"
+        handles.append(Line2D([], [], color=GREY, ls=dash, label=label))
+    return [*handles, Line2D([], [], label=f"dense model: {dense.mean_perplexity:.4g}", **DENSE_LINE)]
+
+
+def _point(style: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of single points in the style of a method."""
+    edge = "black" if style["mfc"] == style["color"] else style["color"]
+    return {**style, "ls": "none", "ms": 8, "mec": edge, "alpha": 0.8}
+
+
+def _by_name(names: Sequence, looks: Sequence) -> dict:
+    """Return different name -> marker or dashes, in their order."""
+    return {name: looks[index % len(looks)] for index, name in enumerate(dict.fromkeys(names))}
+
+
+def _finite(perplexity: float) -> float:
+    """Return a perplexity, or NaN, which leaves a gap in a figure, for an infinite one."""
+    return perplexity if math.isfinite(perplexity) else math.nan
+
+
+def _target(sparsity: float, value_bits: int | None) -> str:
+    return f"{100 * sparsity:.4g} % sparsity{bits_text(value_bits)}"
+
+
+def _subject(results: Sequence[Result]) -> str:
+    """Return what is drawn: `"perplexity on wikitext2"`."""
+    names = ", ".join(sorted(results[0].perplexity))
+    return f"perplexity (geometric mean of {names})" if len(results[0].perplexity) > 1 else f"perplexity on {names}"
+
+
+def _row_names(names: list[str]) -> tuple[list[int], list[str]]:
+    """Return the first line and the name of each part of a heat map: of each projection or, if there are many, block."""
+    if len(names) <= MAX_NAMES:
+        return list(range(len(names))), [re.sub(r"^\D*?(?=\d+\.)", "", name) for name in names]
+    blocks = [match[1] if (match := re.search(r"\.(\d+)\.", name)) else name for name in names]
+    starts = [index for index in range(len(names)) if index == 0 or blocks[index] != blocks[index - 1]]
+    starts = starts[:: math.ceil(len(starts) / MAX_NAMES)]
+    return starts, [f"block {blocks[start]}" for start in starts]
+
+
+def _stem(name: str) -> str:
+    """Return a name as part of a file's name; a long one is cut, and a digest of the whole name added."""
+    stem = re.sub(r"[^\w-]+", "_", name).strip("_")
+    return stem if len(stem) <= LONGEST else f"{stem[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
