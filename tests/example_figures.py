@@ -6,37 +6,35 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 
-from optimum_neuronal.comparing.figures.speed import plot_speed
-from optimum_neuronal.comparing.plots import (
-    plot_block_sparsity,
-    plot_lambda_curve,
-    plot_perplexity_by_bits,
-    plot_perplexity_by_seconds,
-    plot_row_sparsity,
-)
+from optimum_neuronal.comparing import figures
+from optimum_neuronal.comparing.results import Result
+from optimum_neuronal.evaluation.speed import SpeedReport, Timing
+from optimum_neuronal.evaluation.speed_figure import plot_speed
+from optimum_neuronal.figure_style import make_styles
 
 
 METHODS = list(itertools.product(("magnitude", "wanda", "multiflow"), ("uniform", "owl", "neuronal")))
+DENSE = Result(0.0, "dense", "dense", {"wikitext2": 20.0, "c4": 5.0})
 
 
-def run(saliency="wanda", topup="uniform", sparsity=0.7, perplexity=(20.0, 45.0), seconds=(1.0, 2.0), **more):
+def result(saliency="wanda", topup="uniform", sparsity=0.7, perplexity=(20.0, 45.0), seconds=(1.0, 2.0), **more):
     perplexity = dict(zip(("wikitext2", "c4"), perplexity))
-    values = {"saliency": saliency, "topup": topup, "sparsity": sparsity, "perplexity": perplexity}
-    return values | {"allocation_seconds": seconds[0], "pruning_seconds": seconds[1]} | more
+    times = {"allocation_seconds": seconds[0], "pruning_seconds": seconds[1]}
+    return Result(sparsity, saliency, topup, perplexity, **times, **more)
 
 
-def runs(sparsities=(0.6, 0.7, 0.8)):
+def results(sparsities=(0.6, 0.7, 0.8)):
     """Close together, as real ones are."""
     return [
-        run(*method, sparsity, (30 + index, 40 + index), (0.1 * index, 3.0))
+        result(*method, sparsity, (30 + index, 40 + index), (0.1 * index, 3.0))
         for sparsity in sparsities
         for index, method in enumerate(METHODS)
     ]
 
 
-def runs_with_bits(topups=("uniform", "search")):
+def results_with_bits(topups=("uniform", "search")):
     return [
-        run(
+        result(
             "alps",
             topup,
             sparsity,
@@ -50,61 +48,72 @@ def runs_with_bits(topups=("uniform", "search")):
     ]
 
 
+def by_seconds(found, model="llama", dense=DENSE):
+    return figures.plot_by_seconds(model, dense, found, make_styles(one.topup for one in found))
+
+
+def by_bits(found, model="llama"):
+    return figures.plot_by_bits(model, DENSE, found, make_styles(one.topup for one in found))
+
+
+def by_block(shares, title="llama"):
+    found = [result(topup=name, block_sparsity=list(values)) for name, values in shares.items()]
+    return figures.plot_by_block(title, found, make_styles(shares))
+
+
+def by_row(rows, low, high, title="llama"):
+    return figures.plot_by_row(title, {name: [share] * 64 for name, share in rows.items()}, low, high)
+
+
+def speed(model, works, **beside):
+    timings = [Timing(work, 31.0, 35.0, 1.13, 1.1, 1.2, **beside) for work in works]
+    return plot_speed(SpeedReport(model, "bfloat16", "cpu", 2, timings, 100, 40, {}))
+
+
 LAYER = {
-    f"model.layers.{block}.{name}": [0.5 + 0.01 * block] * rows
+    f"model.layers.{block}.{name}": 0.5 + 0.01 * block
     for block in range(4)
-    for name, rows in (("self_attn.q_proj", 100), ("mlp.down_proj", 10))
+    for name in ("self_attn.q_proj", "mlp.down_proj")
 }
 DRAWN = {
-    "perplexity": lambda path: plot_perplexity_by_seconds(runs(), path),
-    "bits": lambda path: plot_perplexity_by_bits(runs_with_bits(), path, dense={"wikitext2": 20.0, "c4": 25.0}),
-    "lambda": lambda path: plot_lambda_curve([(0.1, 1.5), (0.05, 2.0), (0.2, None)], 0.1, path, "Alignment error"),
-    "blocks": lambda path: plot_block_sparsity({"uniform": [0.7] * 40, "neuronal": np.linspace(0.6, 0.8, 40)}, path),
-    "rows": lambda path: plot_row_sparsity(LAYER, path),
+    "seconds": lambda: by_seconds(results()),
+    "bits": lambda: by_bits(results_with_bits()),
+    "lambda": lambda: figures.plot_by_lambda("llama", {0.1: 15.1, 0.05: 20.0, 0.2: 17}, 0.1),
+    "blocks": lambda: by_block({"uniform": [0.7] * 40, "neuronal": np.linspace(0.6, 0.8, 40)}),
+    "rows": lambda: by_row(LAYER, 0.5, 0.53),
+    "speed": lambda: speed("llama", ["decode, batch 1", "prefill, 512 tokens"]),
 }
 
 LONG = "owner/a-model-with-a-name-that-goes-on-for-ever-and-beyond-the-width-of-any-figure-2025-01-22-bf16"
 TUNED = [f"neuronal:steps=block,block_lambdas=[{','.join(f'0.{i + j:02}' for i in range(14))}]" for j in range(12)]
-WORKS = [f"decode, batch {2**index}" for index in range(10)]
 # As much of everything as anyone may ask for.
 HARD = {
-    "perplexity": lambda path: plot_perplexity_by_seconds(
+    "seconds": lambda: by_seconds(
         [
-            *(run("alps:iterations=60", topup, perplexity=(30 + i, 40)) for i, topup in enumerate(TUNED)),
+            *(result("alps:iterations=60", topup, perplexity=(30 + i, 40)) for i, topup in enumerate(TUNED)),
             *(
-                run(name, "owl", 0.8, (math.inf, 40))
+                result(name, "owl", 0.8, (math.inf, 40))
                 for name in ("magnitude", "wanda", "sparsegpt", "ria", "multiflow")
             ),
         ],
-        path,
-        title=LONG,
-        dense={"wikitext2": 20.0, "c4": 25.0},
+        LONG,
     ),
-    "bits": lambda path: plot_perplexity_by_bits(runs_with_bits(TUNED), path, title=LONG),
-    "one run": lambda path: plot_perplexity_by_seconds([run()], path, title="model", dense={"wikitext2": 9, "c4": 9}),
-    "blocks": lambda path: plot_block_sparsity(
-        {name: np.linspace(0.6, 0.7 + 0.01 * i, 80) for i, name in enumerate(TUNED)}, path, title=LONG
+    "bits": lambda: by_bits(results_with_bits(TUNED), LONG),
+    "one run": lambda: by_seconds([result()], "model", Result(0.0, "dense", "dense", {"wikitext2": 9, "c4": 9})),
+    "blocks": lambda: by_block({name: np.linspace(0.6, 0.7 + 0.01 * i, 80) for i, name in enumerate(TUNED)}, LONG),
+    "blocks alike": lambda: by_block({"uniform": [0.7] * 3}),
+    "lambda": lambda: figures.plot_by_lambda(LONG, {0.1: 25.6, 0.11: 25.7, 0.105: 25.65}, 0.1),
+    "rows": lambda: by_row(
+        {f"model.layers.{block}.mlp.{name}": 0.7 for block in range(32) for name in ("up", "down")},
+        *(0.7, 0.701, LONG + TUNED[0]),
     ),
-    "blocks alike": lambda path: plot_block_sparsity({"uniform": [0.7] * 3}, path, title="model"),
-    "lambda": lambda path: plot_lambda_curve([(0.1, 25.6), (0.11, 25.7)], 0.1, path, "Perplexity", title=LONG),
-    "rows": lambda path: plot_row_sparsity(
-        {f"model.layers.{block}.mlp.{name}": [0.7, 0.701] for block in range(32) for name in ("up", "down")},
-        path,
-        title=LONG + TUNED[0],
-    ),
-    "many rows": lambda path: plot_row_sparsity(
-        {f"model.layers.{block}.q": [0.01 * block] for block in range(80)}, path, title="model", scale=(0.0, 0.9)
-    ),
-    "speed": lambda path: plot_speed(
-        {
-            **{"model": LONG, "dtype": "bfloat16", "threads": 16, "dense_bytes": 100, "packed_bytes": 40},
-            "timings": [{"work": work, "dense": 31.0, "packed": 35.0, "ratio": 1.13} for work in WORKS],
-        },
-        path,
-    ),
+    "rows alike": lambda: by_row({"lm.layers.7.mlp.up_proj": 0.7}, 0.7, 0.7),
+    "many rows": lambda: by_row({f"model.layers.{block}.q": 0.01 * block for block in range(80)}, 0.0, 0.9),
+    "speed": lambda: speed(LONG, [f"decode, batch {2**index}" for index in range(10)]),
 }
 
 
-def texts(paths):
-    """What is written in a figure's SVG."""
-    return ["".join(text.itertext()) for text in ElementTree.parse(paths[1]).iter("{http://www.w3.org/2000/svg}text")]
+def texts(files):
+    """Return everything that is written in a figure's SVG."""
+    found = ElementTree.fromstring(files[".svg"]).iter("{http://www.w3.org/2000/svg}text")
+    return ["".join(text.itertext()) for text in found]

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..figure_style import (
@@ -18,7 +18,7 @@ from ..figure_style import (
     show_round_numbers,
     wrapped,
 )
-from .results import Result, bits_text, geometric_mean
+from .results import Result, bits_text
 
 
 BY_SECONDS, BY_BITS, BY_BLOCK, BY_ROW, BY_LAMBDA = KINDS = (
@@ -60,73 +60,84 @@ def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[s
     if len({(result.sparsity, result.value_bits) for result in with_bits}) > 1:
         figures[BY_BITS] = plot_by_bits(model, dense, with_bits, styles)
     shares = [share for result in results for rows in result.row_sparsity.values() for share in rows]
-    groups: dict[tuple[str, float, int | None], list[Result]] = {}
+    groups: dict[tuple, list[Result]] = {}
     for result in results:
         groups.setdefault((result.saliency, result.sparsity, result.value_bits), []).append(result)
     for (saliency, sparsity, bits), members in groups.items():
         stem = _stem(f"{saliency}-{100 * sparsity:g}" + ("" if bits is None else f"-{bits}bits"))
-        title = f"{model}, {saliency}, {_target(sparsity, bits)}"
+        title = f"{model}, {saliency}, {_target(members[0])}"
         figures[f"{BY_BLOCK}-{stem}"] = plot_by_block(title, members, styles)
         for result in members:
             if result.row_sparsity:
-                name = f"{model}, {saliency} + {result.topup}, {_target(sparsity, bits)}"
+                name = f"{model}, {saliency} + {result.topup}, {_target(result)}"
                 drawn = plot_by_row(name, result.row_sparsity, min(shares), max(shares))
                 figures[f"{BY_ROW}-{stem}-{_stem(result.topup)}"] = drawn
-        by_lambda, chosen = _perplexity_by_lambda(members)
+        single = [r for r in members if r.block_lambda is not None and r.row_lambda is None and r.perplexity]
+        by_lambda = {result.block_lambda: result.mean_perplexity for result in single}
+        chosen = next((r.block_lambda for r in single if len(r.decisions["block"]["candidates"]) > 1), None)
         if chosen is not None and len(by_lambda) > 2:
             figures[f"{BY_LAMBDA}-{stem}"] = plot_by_lambda(f"{title}: {_subject(members)}", by_lambda, chosen)
     return figures
 
 
 def plot_by_seconds(model: str, dense: Result, results: Sequence[Result], styles: Styles) -> Files:
-    """Draw perplexity against runtime on log axes: a panel per sparsity and number of bits, a point per method.
-
-    The colour shows the top-up, the marker the saliency. Infinite perplexities are named in the panel's title.
-    """
-    targets = sorted({(r.sparsity, r.value_bits) for r in results}, key=lambda target: (target[0], -(target[1] or 99)))
-    markers = _by_name([result.saliency for result in results], MARKERS)
-    only = f", {next(iter(markers))}" if len(markers) == 1 else ""
-    with new_figure(0.6 + 3.2 * len(targets), f"{model}{only}: {_subject(results)}") as (figure, files):
-        panels = figure.subplots(len(targets), 1, sharex=True, squeeze=False)[:, 0]
-        for panel, target in zip(panels, targets):
-            members = [result for result in results if (result.sparsity, result.value_bits) == target]
-            infinite = [f"{r.saliency} + {r.topup}" for r in members if math.isinf(r.mean_perplexity)]
-            for result in members:
-                place = [result.seconds], [_finite(result.mean_perplexity)]
-                panel.plot(*place, **_point(styles[result.topup]) | {"marker": markers[result.saliency]})
-            title = _target(*target) + (f" (infinite: {', '.join(infinite)})" if infinite else "")
-            panel.set_title(wrapped(title), loc="left")
-            panel.set(xscale="log", yscale="log", ylabel=LOWER_IS_BETTER)
-            panel.margins(0.06, 0.12)
-            panel.axhline(_finite(dense.mean_perplexity), **DENSE_LINE)
-            show_round_numbers(panel.yaxis)
-        show_round_numbers(panels[0].xaxis)
-        panels[-1].set_xlabel("Runtime in seconds: allocation and pruning")
-        figure.align_ylabels(panels)
-        add_legend(figure, _handles(results, styles, {} if only else markers, {}, dense))
-    return files
+    """Draw perplexity against runtime on log axes: a panel per sparsity and number of bits, a point per method."""
+    panels: dict[tuple, list[Result]] = {}
+    for result in sorted(results, key=lambda result: (result.sparsity, -(result.value_bits or 99))):
+        panels.setdefault((result.sparsity, result.value_bits), []).append(result)
+    axis = {"xlabel": "Runtime in seconds: allocation and pruning", "xscale": "log"}
+    return _plot_perplexity(model, dense, list(panels.values()), styles, lambda result: result.seconds, axis)
 
 
 def plot_by_bits(model: str, dense: Result, results: Sequence[Result], styles: Styles) -> Files:
-    """Draw perplexity on a log axis against bits per weight: a line through the sparsities of a method.
+    """Draw perplexity against bits a weight: a line, dashed by bits of values, through the sparsities of a method."""
+    axis = {"xlabel": "Bits a weight of the pruned projections"}
+    return _plot_perplexity(model, dense, [results], styles, lambda result: result.bits_per_weight, axis, joined=True)
 
-    The colour shows the top-up, the marker the saliency, the dashes the bits of values.
+
+def _plot_perplexity(
+    model: str,
+    dense: Result,
+    panels: Sequence[Sequence[Result]],
+    styles: Styles,
+    place: Callable[[Result], Any],
+    axis: Mapping[str, str],
+    joined: bool = False,
+) -> Files:
+    """Draw perplexity on a log axis, in panels below each other. The colour shows the top-up, the marker the saliency.
+
+    Args:
+        model (`str`), dense ([`Result`]), styles (`Mapping`): see [`draw_figures`].
+        panels: results of each panel.
+        place: result -> its place on the horizontal axis.
+        axis (`Mapping[str, str]`): label and scale of the horizontal axis.
+        joined (`bool`): True draws lines through the results of a method, False points and titles of panels.
     """
+    results = [result for members in panels for result in members]
     markers = _by_name([result.saliency for result in results], MARKERS)
     dashes = _by_name([result.value_bits for result in results], DASHES)
-    lines: dict[tuple, list[tuple[float, float]]] = {}
-    for result in results:
-        points = lines.setdefault((result.saliency, result.topup, result.value_bits), [])
-        points.append((result.bits_per_weight or 0.0, _finite(result.mean_perplexity)))
-    with new_figure(4.2, f"{model}: {_subject(results)}") as (figure, files):
-        axes = figure.subplots()
-        for (saliency, topup, bits), points in lines.items():
-            look = _point(styles[topup]) | {"marker": markers[saliency], "ls": dashes[bits]}
-            axes.plot(*zip(*sorted(points)), **look)
-        axes.axhline(_finite(dense.mean_perplexity), **DENSE_LINE)
-        axes.set(yscale="log", xlabel="Bits a weight of the pruned projections", ylabel=LOWER_IS_BETTER)
-        show_round_numbers(axes.yaxis)
-        add_legend(figure, _handles(results, styles, markers, dashes, dense))
+    with new_figure(1 + 3.2 * len(panels), f"{model}: {_subject(results)}") as (figure, files):
+        all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, members in zip(all_axes, panels):
+            lines: dict[tuple, list[tuple[Any, float]]] = {}
+            for r in members:
+                point = place(r), r.mean_perplexity if math.isfinite(r.mean_perplexity) else math.nan
+                lines.setdefault((r.saliency, r.topup, r.value_bits), []).append(point)
+            for (saliency, topup, bits), points in lines.items():
+                look = {"marker": markers[saliency], "ls": dashes[bits] if joined else "none"}
+                axes.plot(*zip(*sorted(points)), **_point(styles[topup]) | look)
+            axes.axhline(dense.mean_perplexity, **DENSE_LINE)
+            if not joined:
+                infinite = [f"{r.saliency} + {r.topup}" for r in members if math.isinf(r.mean_perplexity)]
+                title = _target(members[0]) + (f" (infinite: {', '.join(infinite)})" if infinite else "")
+                axes.set_title(wrapped(title), loc="left")
+            axes.set(yscale="log", ylabel=LOWER_IS_BETTER, **axis)
+            axes.margins(0.06, 0.12)
+            axes.label_outer()
+            show_round_numbers(axes.yaxis)
+        show_round_numbers(all_axes[0].xaxis)
+        figure.align_ylabels(all_axes)
+        add_legend(figure, _handles(results, styles, markers, dashes if joined else {}, dense))
     return files
 
 
@@ -190,13 +201,6 @@ def plot_by_lambda(title: str, perplexities: Mapping[float, float], chosen: floa
     return files
 
 
-def _perplexity_by_lambda(results: Sequence[Result]) -> tuple[dict[float, float], float | None]:
-    """Return lambda of the block step alone -> perplexity, and the lambda that a search over several has chosen."""
-    block_only = [r for r in results if r.block_lambda is not None and r.row_lambda is None and r.perplexity]
-    chosen = next((r.block_lambda for r in block_only if len(r.decisions["block"]["candidates"]) > 1), None)
-    return {r.block_lambda: r.mean_perplexity for r in block_only if r.block_lambda is not None}, chosen
-
-
 def _handles(results: Sequence[Result], styles: Styles, markers: Mapping, dashes: Mapping, dense: Result) -> list:
     """Return the entries of a legend: colours of top-ups, markers of saliencies, dashes of bits, the dense model."""
     from matplotlib.lines import Line2D
@@ -222,13 +226,8 @@ def _by_name(names: Sequence, looks: Sequence) -> dict:
     return {name: looks[index % len(looks)] for index, name in enumerate(dict.fromkeys(names))}
 
 
-def _finite(perplexity: float) -> float:
-    """Return a perplexity, or NaN, which leaves a gap in a figure, for an infinite one."""
-    return perplexity if math.isfinite(perplexity) else math.nan
-
-
-def _target(sparsity: float, value_bits: int | None) -> str:
-    return f"{100 * sparsity:.4g} % sparsity{bits_text(value_bits)}"
+def _target(result: Result) -> str:
+    return f"{100 * result.sparsity:.4g} % sparsity{bits_text(result.value_bits)}"
 
 
 def _subject(results: Sequence[Result]) -> str:

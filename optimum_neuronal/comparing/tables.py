@@ -10,12 +10,7 @@ from .results import DENSE, Aggregate, Result, bits_text
 
 
 class Table(NamedTuple):
-    """Arguments of `format_table`, `format_markdown` and `format_html` of `display`.
-
-    Args:
-        header (`list[str]`), rows (`list[list[str]]`): text.
-        bold (`frozenset[tuple[int, int]]`): row and column of the best.
-    """
+    """Arguments of `format_table`, `format_markdown` and `format_html` of `display`; `bold` are the best cells."""
 
     header: list[str]
     rows: list[list[str]]
@@ -23,11 +18,11 @@ class Table(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Column of a table: its title, the text of an entry, and for measured columns the value and the function of the best."""
+    """Column of a table. Measured columns have values, of which `best` finds the best; None: there is no value."""
 
     title: str
-    text: Callable[[Any], str]
-    value: Callable[[Any], float | None] = lambda entry: None
+    cells: Sequence[str]
+    values: Sequence[float | None] = ()
     best: Callable[[Iterable[float]], float] = min
 
 
@@ -38,28 +33,35 @@ def combination_table(dense: Result, results: Sequence[Result]) -> Table:
     """
     shown = [dense, *results]
     columns = [
-        Column("sparsity", lambda r: f"{r.achieved_sparsity if r.error is None else r.sparsity:.2%}"),
-        Column("saliency", lambda r: r.saliency),
-        Column("top-up", lambda r: "-" if r.saliency == DENSE else r.topup),
+        Column("sparsity", [f"{r.sparsity if r.error else r.achieved_sparsity:.2%}" for r in shown]),
+        Column("saliency", [r.saliency for r in shown]),
+        Column("top-up", ["-" if r.saliency == DENSE else r.topup for r in shown]),
     ]
-    if any(result.value_bits is not None for result in shown):
-        columns.append(Column("value bits", lambda r: "-" if r.value_bits is None else str(r.value_bits)))
-    if any(result.bits_per_weight is not None for result in shown):
-        columns.append(Column("bits a weight", lambda r: "-" if r.bits_per_weight is None else f"{r.bits_per_weight:.2f}"))
-    columns += [_measured(f"perplexity {name}", _perplexity(name), _short, min) for name in dense.perplexity]
-    columns += [_accuracy(name) for name in dense.accuracy]
+    if any(r.value_bits is not None for r in shown):
+        columns.append(Column("value bits", ["-" if r.value_bits is None else str(r.value_bits) for r in shown]))
+    if any(r.bits_per_weight is not None for r in shown):
+        columns.append(Column("bits a weight", _texts([r.bits_per_weight for r in shown], "{:.2f}".format)))
+    for name in dense.perplexity:
+        columns.append(_measured(f"perplexity {name}", [r.perplexity.get(name) for r in shown], _short, min))
+    for name in dense.accuracy:
+        tasks = [r.accuracy.get(name, {}) for r in shown]
+        columns.append(
+            Column(name, [_accuracy(task) for task in tasks], [task.get("accuracy") for task in tasks], max)
+        )
     if dense.accuracy:
-        columns.append(_measured("mean accuracy", lambda r: r.mean_accuracy, "{:.2%}".format, max))
-    columns += [
-        _cost("allocation s", lambda r: f"{r.allocation_seconds:.1f}"),
-        _cost("pruning s", lambda r: f"{r.pruning_seconds:.1f}"),
-        _cost("peak GB", lambda r: f"{max(r.peak_memory.values(), default=0) / 1e9:.2f}"),
-        Column("lambda block / row", _lambdas),
-    ]
+        columns.append(_measured("mean accuracy", [r.mean_accuracy for r in shown], "{:.2%}".format, max))
+    costs = {
+        "allocation s": lambda r: f"{r.allocation_seconds:.1f}",
+        "pruning s": lambda r: f"{r.pruning_seconds:.1f}",
+        "peak GB": lambda r: f"{max(r.peak_memory.values(), default=0) / 1e9:.2f}",
+    }
+    for title, text in costs.items():
+        columns.append(Column(title, ["-" if r.error else "" if r.saliency == DENSE else text(r) for r in shown]))
+    columns.append(Column("lambda block / row", [_lambdas(r) for r in shown]))
     groups: dict[tuple[float, int | None], list[int]] = {}
     for row, result in enumerate(results, 1):
         groups.setdefault((result.sparsity, result.value_bits), []).append(row)
-    return _table(columns, shown, groups.values())
+    return _table(columns, groups.values())
 
 
 def aggregate_table(aggregates: Sequence[Aggregate], with_tasks: bool) -> Table:
@@ -67,87 +69,66 @@ def aggregate_table(aggregates: Sequence[Aggregate], with_tasks: bool) -> Table:
     targets = list(dict.fromkeys((entry.sparsity, entry.value_bits) for entry in aggregates))
     topups = list(dict.fromkeys(entry.topup for entry in aggregates))
     found = {(entry.topup, entry.sparsity, entry.value_bits): entry for entry in aggregates}
-
-    def measured(title: str, target: tuple[float, int | None], name: str, text: Callable, best: Callable) -> Column:
-        def value(topup: str) -> float | None:  # None while the comparison runs, or if all combinations failed
-            return getattr(found.get((topup, *target)), name, None)
-
-        return _measured(f"{title}, {target[0]:.0%}{bits_text(target[1])}", value, text, best)
-
-    columns = [Column("top-up", str)]
-    columns += [measured("perplexity x dense", target, "perplexity_factor", _short, min) for target in targets]
+    measures: list[tuple] = [("perplexity x dense", "perplexity_factor", _short, min)]
     if with_tasks:
-        per_cent = "{:.1%}".format
-        columns += [measured("accuracy retained", target, "accuracy_retention", per_cent, max) for target in targets]
-    return _table(columns, topups, [range(len(topups))])
+        measures.append(("accuracy retained", "accuracy_retention", "{:.1%}".format, max))
+    columns = [Column("top-up", topups)]
+    for title, attribute, text, best in measures:
+        for target in targets:
+            # None while the comparison runs, or if all combinations failed
+            values = [getattr(found.get((topup, *target)), attribute, None) for topup in topups]
+            columns.append(_measured(f"{title}, {target[0]:.0%}{bits_text(target[1])}", values, text, best))
+    return _table(columns, [range(len(topups))])
 
 
 def to_csv(dense: Result, results: Sequence[Result]) -> str:
     """Return one line of CSV per combination, in full precision."""
-    datasets, tasks = list(dense.perplexity), list(dense.accuracy)
     columns = ["saliency", "topup", "sparsity", "achieved_sparsity", "allocation_seconds", "pruning_seconds"]
     columns += ["block_lambda", "row_lambda", "value_bits", "bits_per_weight", "error"]
-    header = [*columns, "peak_memory", *(f"perplexity {name}" for name in datasets)]
-    header += [f"accuracy {name}" for name in tasks] + [f"stderr {name}" for name in tasks]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
+    rows = []
     for result in [dense, *results]:
-        row = [getattr(result, column) for column in columns]
-        row += [max(result.peak_memory.values(), default=None)]
-        row += [result.perplexity.get(name) for name in datasets]
-        row += [result.accuracy.get(name, {}).get(key) for key in ("accuracy", "stderr") for name in tasks]
-        writer.writerow(row)
+        row = {column: getattr(result, column) for column in columns}
+        row["peak_memory"] = max(result.peak_memory.values(), default=None)
+        row |= {f"perplexity {name}": result.perplexity.get(name) for name in dense.perplexity}
+        for kind in ("accuracy", "stderr"):
+            row |= {f"{kind} {name}": result.accuracy.get(name, {}).get(kind) for name in dense.accuracy}
+        rows.append(row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()
 
 
-def _table(columns: Sequence[Column], entries: Sequence, groups: Iterable[Sequence[int]]) -> Table:
-    """Return the table of entries. In every group of rows, the best of every measured column is bold.
+def _table(columns: Sequence[Column], groups: Iterable[Sequence[int]]) -> Table:
+    """Return a table of columns. In every group of rows, the best of every measured column is bold.
 
-    Entries that look like the best are bold too. A group with a single value has no best.
+    Cells that look like the best are bold too. A group with a single value has no best.
     """
     bold = set()
     for rows in groups:
         for number, column in enumerate(columns):
-            values = {row: value for row in rows if (value := column.value(entries[row])) is not None}
+            values = {row: value for row in rows if column.values and (value := column.values[row]) is not None}
             if len(values) > 1:
                 best = column.best(values.values())
-                text = next(column.text(entries[row]) for row, value in values.items() if value == best)
-                bold |= {(row, number) for row in values if column.text(entries[row]) == text}
-    rows = [[column.text(entry) for column in columns] for entry in entries]
+                text = next(column.cells[row] for row, value in values.items() if value == best)
+                bold |= {(row, number) for row in values if column.cells[row] == text}
+    rows = [list(row) for row in zip(*(column.cells for column in columns))]
     return Table([column.title for column in columns], rows, frozenset(bold))
 
 
-def _measured(title: str, value: Callable, text: Callable[[float], str], best: Callable) -> Column:
-    """Return a column of values, `"-"` where there is none."""
-
-    def cell(entry: Any) -> str:
-        return "-" if value(entry) is None else text(value(entry))
-
-    return Column(title, cell, value, best)
+def _measured(title: str, values: Sequence[float | None], text: Callable[[float], str], best: Callable) -> Column:
+    return Column(title, _texts(values, text), values, best)
 
 
-def _perplexity(name: str) -> Callable[[Result], float | None]:
-    return lambda result: result.perplexity.get(name)
+def _texts(values: Sequence[Any], text: Callable[[float], str]) -> list[str]:
+    return ["-" if value is None else text(value) for value in values]
 
 
-def _accuracy(name: str) -> Column:
-    def text(result: Result) -> str:
-        task = result.accuracy.get(name)
-        if task is None:
-            return "-"
-        return f"{task['accuracy']:.2%}" + (f" ± {task['stderr']:.2%}" if task.get("stderr") is not None else "")
-
-    return Column(name, text, lambda result: result.accuracy.get(name, {}).get("accuracy"), max)
-
-
-def _cost(title: str, text: Callable[[Result], str]) -> Column:
-    """Return a column of costs, empty for the dense model."""
-
-    def cell(result: Result) -> str:
-        return "-" if result.error is not None else "" if result.saliency == DENSE else text(result)
-
-    return Column(title, cell)
+def _accuracy(task: dict[str, Any]) -> str:
+    if not task:
+        return "-"
+    return f"{task['accuracy']:.2%}" + (f" ± {task['stderr']:.2%}" if task.get("stderr") is not None else "")
 
 
 def _lambdas(result: Result) -> str:

@@ -1,0 +1,149 @@
+"""Settings of a comparison, checked before a model is loaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..config import NeuronALConfig
+from ..config_aliases import as_json
+from ..config_fields import ALIASES
+from ..data.documents import check_dataset
+from ..evaluation.tasks import check_tasks
+from ..evaluation.test_sets import name_test_sets
+from ..formats.codebooks import BITS
+from ..registry import parse_method
+from ..saliency import SALIENCIES
+from ..system.processes import Processes
+from ..topup import TOPUPS
+from ..validation import check_several, check_texts
+
+
+class Combination(NamedTuple):
+    """Combination of what a comparison varies.
+
+    Args:
+        sparsity (`float`): in [0, 1).
+        saliency, topup (`str`): methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
+        value_bits (`int`, *optional*): bits of each quantised value; None: values are not quantised.
+    """
+
+    sparsity: float
+    saliency: str
+    topup: str
+    value_bits: int | None = None
+
+
+@dataclass
+class ComparisonSettings:
+    """Settings of a comparison. Arguments and errors are those of [`compare`], as far as they need no model.
+
+    `config` holds further fields of [`NeuronALConfig`]. Two attributes are found from the arguments:
+
+    - `configs`: each combination, in the order asked for -> its [`NeuronALConfig`], or the reason why there is none.
+    - `tests`: name -> test set.
+    """
+
+    dataset: Any = "c4"
+    evaluate: Sequence | Mapping[str, Any] = ("wikitext2",)
+    saliencies: Sequence[str] = ("wanda",)
+    topups: Sequence[str] = ("uniform", "neuronal", "search")
+    sparsities: Sequence[float] = (0.6, 0.7, 0.8)
+    value_bits: Sequence[int | None] | int | None = (None,)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    max_windows: int | None = None
+    tasks: Sequence[str] = ()
+    limit: int | None = None
+    include_path: str | Path | None = None
+    configs: dict[Combination, NeuronALConfig | str] = field(init=False)
+    tests: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if Processes.current().count > 1:
+            raise ValueError("compare runs in one process; start it without torchrun or accelerate launch.")
+        if self.config.get("embedding_bits") is not None:
+            raise ValueError("compare quantises projections alone: leave embedding_bits out.")
+        self.configs = self._make_configs(self._combinations())
+        self.tests = name_test_sets(self.evaluate)
+        self.tasks = check_texts("tasks", self.tasks, "['boolq']")
+        calibrated = any(config.make_methods().needs_calibration for config in self.possible.values())
+        if isinstance(self.dataset, str) and calibrated:
+            check_dataset(self.dataset)
+        for test in self.tests.values():
+            if isinstance(test, str):
+                check_dataset(test, "test")
+        if self.tasks:
+            check_tasks(self.tasks, self.include_path, self.limit)
+
+    @property
+    def possible(self) -> dict[Combination, NeuronALConfig]:
+        """Combinations with a config; at least one."""
+        return {combination: found for combination, found in self.configs.items() if isinstance(found, NeuronALConfig)}
+
+    def _combinations(self) -> list[Combination]:
+        saliencies = check_texts("saliencies", self.saliencies, "['wanda']")
+        topups = check_texts("topups", self.topups, "['search']")
+        sparsities = check_several("sparsities", self.sparsities, "[0.6, 0.7]")
+        for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
+            for method in methods:
+                registry.get(parse_method(method)[0])
+        found = product(sparsities, saliencies, topups, _check_value_bits(self.value_bits))
+        combinations = [Combination(*combination) for combination in found]
+        if not combinations:
+            raise ValueError(
+                "There is nothing to compare: name at least one saliency, top-up, sparsity and number of bits."
+            )
+        return combinations
+
+    def _make_configs(self, combinations: Sequence[Combination]) -> dict[Combination, NeuronALConfig | str]:
+        others, configs = as_json(self.config), {}
+        for combination in combinations:
+            try:
+                configs[combination] = make_config(combination, self.dataset, others)
+            except ValueError as error:
+                configs[combination] = " ".join(str(error).split())
+        if all(isinstance(config, str) for config in configs.values()):
+            raise ValueError(f"No combination is possible: {next(iter(configs.values()))}")
+        return configs
+
+
+def make_config(combination: Combination, dataset: Any, others: Mapping[str, Any]) -> NeuronALConfig:
+    """Return the config of a combination. If the saliency knows no rows, the top-up leaves them alone if it can.
+
+    Args:
+        combination ([`Combination`]): sparsity, methods and bits.
+        dataset: calibration data; the config holds a name or a path only.
+        others (`Mapping[str, Any]`):
+            Fields of the config for all combinations, and aliases of hyper-parameters, which only their own top-ups
+            get; hyper-parameters of the combination override them.
+
+    Raises:
+        `ValueError`, `TypeError`: this combination is not possible.
+    """
+    saliency, saliency_args = parse_method(combination.saliency)
+    topup, topup_args = parse_method(combination.topup)
+    fields = {name: value for name, value in others.items() if name not in ALIASES}
+    aliases = {name: value for name, value in others.items() if name in ALIASES and topup in ALIASES[name].topups}
+    without_rows = {} if SALIENCIES.get(saliency).knows_rows else TOPUPS.get(topup).without_rows
+    return NeuronALConfig(
+        sparsity=combination.sparsity,
+        value_bits=combination.value_bits,
+        saliency=saliency,
+        saliency_args=saliency_args,
+        topup=topup,
+        topup_args={**without_rows, **aliases, **topup_args},
+        dataset=dataset if isinstance(dataset, str) else None,
+        **fields,
+    )
+
+
+def _check_value_bits(value_bits: Sequence[int | None] | int | None) -> list[int | None]:
+    """Return the numbers of bits to compare, from several or from one; raise unless values can have them."""
+    if value_bits is None or isinstance(value_bits, int):
+        value_bits = [value_bits]
+    found = check_several("value_bits", value_bits, "[None, 4, 3]")
+    for bits in found:
+        if bits is not None and bits not in BITS:
+            raise ValueError(f"value_bits holds {bits!r}: expected {', '.join(map(str, BITS))}, or None.")
+    return found
