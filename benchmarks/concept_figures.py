@@ -9,10 +9,7 @@ of held-out text that each lambda would have had; and the search.
 import argparse
 import copy
 import math
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,9 +19,8 @@ from benchmarks.efforts import log_perplexities
 from benchmarks.figures import FOLDER
 from benchmarks.methods import load
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.comparing.figures.canvas import add_legend, add_title, new_figure, show_percent, show_rounded
-from optimum_neuronal.comparing.figures.styles import COLOURS
 from optimum_neuronal.config_fields import LAMBDAS
+from optimum_neuronal.figure_style import COLOURS, add_legend, new_figure, show_percent, show_round_numbers
 
 
 SPARSITY = 0.7
@@ -49,9 +45,9 @@ def by_lambda(model, ids: torch.Tensor, tests, lambdas: Sequence[float]) -> tupl
     return errors, perplexities, lambdas[errors.index(min(errors))]
 
 
-def draw_alignment(path: Path, lambdas: Sequence[float], errors: Sequence[float], perplexities, chosen: float) -> None:
+def draw_alignment(lambdas: Sequence[float], errors: Sequence[float], perplexities, chosen: float) -> bytes:
     """Two panels above each other: error and perplexity by lambda, what NeuronAL chose marked."""
-    with new_figure(path, 5.6) as (figure, _):
+    with new_figure(5.6, "NeuronAL's block step, demo model, Wanda, 70 %") as (figure, files):
         panels = figure.subplots(2, sharex=True)
         for axes, values, label, colour in zip(
             panels, (errors, perplexities), ("alignment error", "perplexity, held-out text"), COLOURS
@@ -61,29 +57,29 @@ def draw_alignment(path: Path, lambdas: Sequence[float], errors: Sequence[float]
                 chosen, color="black", lw=1, ls="--", label=f"chosen: {chosen:g}" if axes is panels[0] else None
             )
             axes.set(ylabel=label)
-            show_rounded(axes.yaxis)
+            show_round_numbers(axes.yaxis)
         panels[-1].set_xlabel("lambda: half-width of the sparsity window over the blocks")
-        add_title(figure, "NeuronAL's block step, demo model, Wanda, 70 %")
         add_legend(figure, [line for axes in panels for line in axes.lines if not line.get_label().startswith("_")])
+    return files[".svg"]
 
 
-def draw_kinds(path: Path, sparsities: Mapping[str, float]) -> None:
+def draw_kinds(sparsities: Mapping[str, float]) -> bytes:
     """A cell for every block and kind of projections."""
     split = {name: (int(name.split(".layers.")[1].split(".")[0]), name.rpartition(".")[2]) for name in sparsities}
     kinds = list(dict.fromkeys(kind for _, kind in split.values()))
     cells = np.full((len(kinds), 1 + max(block for block, _ in split.values())), np.nan)
     for name, (block, kind) in split.items():
         cells[kinds.index(kind), block] = sparsities[name]
-    with new_figure(path, 3.6) as (figure, _):
+    with new_figure(3.6, "Where the search puts the zeros: demo model, Wanda, 70 %") as (figure, files):
         axes = figure.subplots()
         axes.grid(False)
         image = axes.imshow(cells, cmap="viridis", aspect="auto")
         axes.set(xlabel="Decoder block", xticks=range(cells.shape[1]))
         axes.set_yticks(range(len(kinds)), kinds)
         bar = figure.colorbar(image, ax=axes, pad=0.02, label="Sparsity")
-        show_rounded(bar.ax.yaxis)
+        show_round_numbers(bar.ax.yaxis)
         show_percent(bar.ax.yaxis)
-        add_title(figure, "Where the search puts the zeros: demo model, Wanda, 70 %")
+    return files[".svg"]
 
 
 def main() -> None:
@@ -93,12 +89,11 @@ def main() -> None:
     logging.disable_progress_bar()
     model, ids, tests = load("demo")
     ids = torch.as_tensor(ids).long()
-    with tempfile.TemporaryDirectory() as folder:
-        draw_alignment(Path(folder) / ALIGNMENT, args.lambdas, *by_lambda(model, ids, tests, args.lambdas))
-        _, report = pruned(model, ids, topup="search")
-        draw_kinds(Path(folder) / KINDS, {name: found["sparsity"] for name, found in report.projections.items()})
-        for name in (ALIGNMENT, KINDS):
-            shutil.copyfile(Path(folder) / f"{name}.svg", FOLDER / f"{name}.svg")
+    alignment = draw_alignment(args.lambdas, *by_lambda(model, ids, tests, args.lambdas))
+    (FOLDER / f"{ALIGNMENT}.svg").write_bytes(alignment)
+    _, report = pruned(model, ids, topup="search")
+    kinds = draw_kinds({name: found["sparsity"] for name, found in report.projections.items()})
+    (FOLDER / f"{KINDS}.svg").write_bytes(kinds)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,9 @@ python -m benchmarks.few_bits_figure    # writes docs/figures/quality-by-speed.s
 """
 
 import re
-import shutil
-import tempfile
-from pathlib import Path
 
 from benchmarks.figures import FOLDER, ROOT
-from optimum_neuronal.comparing.figures.canvas import add_legend, add_title, new_figure
-from optimum_neuronal.comparing.figures.styles import make_styles
+from optimum_neuronal.figure_style import add_legend, make_styles, new_figure
 
 
 PAGE = ROOT / "docs" / "few_bits.md"
@@ -30,20 +26,19 @@ def rows() -> dict[str, list[str]]:
 def main() -> None:
     found = rows()
     styles = make_styles(found)
-    with tempfile.TemporaryDirectory() as folder:
-        with new_figure(Path(folder) / NAME, 3.6) as (figure, _):
-            panels = figure.subplots(1, len(COLUMNS), sharey=True)
-            for axes, (title, column) in zip(panels, COLUMNS.items()):
-                points = []
-                for name, row in found.items():
-                    look = {"color": styles[name].colour, "marker": styles[name].marker, "ms": 9, "ls": "none"}
-                    points += axes.plot([float(row[column])], [float(row[PERPLEXITY])], label=name, **look)
-                axes.set(xlabel=title, xlim=(0, 1.08 * max(float(row[column]) for row in found.values())))
-                axes.margins(y=0.15)
-            panels[0].set_ylabel("perplexity (lower is better)")
-            add_title(figure, "Perplexity of the demo's model; tokens per second of random weights of 1B shapes")
-            add_legend(figure, points)
-        shutil.copyfile(Path(folder) / f"{NAME}.svg", FOLDER / f"{NAME}.svg")
+    title = "Perplexity of the demo's model; tokens per second of random weights of 1B shapes"
+    with new_figure(3.6, title) as (figure, files):
+        panels = figure.subplots(1, len(COLUMNS), sharey=True)
+        for axes, (label, column) in zip(panels, COLUMNS.items()):
+            points = []
+            for name, row in found.items():
+                look = styles[name] | {"label": name, "ms": 9, "ls": "none"}
+                points += axes.plot([float(row[column])], [float(row[PERPLEXITY])], **look)
+            axes.set(xlabel=label, xlim=(0, 1.08 * max(float(row[column]) for row in found.values())))
+            axes.margins(y=0.15)
+        panels[0].set_ylabel("perplexity (lower is better)")
+        add_legend(figure, points)
+    (FOLDER / f"{NAME}.svg").write_bytes(files[".svg"])
 
 
 if __name__ == "__main__":

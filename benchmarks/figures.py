@@ -4,12 +4,9 @@ python -m benchmarks.figures    # writes docs/figures/*.svg; nothing is measured
 """
 
 import re
-import shutil
-import tempfile
 from pathlib import Path
 
-from optimum_neuronal.comparing.figures.canvas import add_legend, add_title, new_figure, show_percent
-from optimum_neuronal.comparing.figures.styles import make_styles
+from optimum_neuronal.figure_style import add_legend, make_styles, new_figure, show_percent
 
 
 ROOT = Path(__file__).parents[1]
@@ -50,22 +47,19 @@ def draw(name: str, title: str, model: str, label: str, place) -> None:
         label (`str`): of the horizontal axis.
         place: sparsity -> where it is drawn.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        with new_figure(Path(folder) / name, 4.2) as (figure, _):
-            axes = figure.subplots()
-            lines = []
-            for key, values in excesses(model).items():
-                style = STYLES[DRAWN[key]]
-                drawn = {"color": style.colour, "marker": style.marker, "ls": style.dashes, "label": DRAWN[key]}
-                lines += axes.plot([place(share) for share in SPARSITIES], values, **drawn)
-            axes.set(xlabel=label, ylabel=EXCESS, ylim=(0, None))
-            if place(SPARSITIES[0]) < 1:
-                axes.set_xticks(SPARSITIES)
-                show_percent(axes.xaxis)
-            add_title(figure, title)
-            add_legend(figure, lines)
-        FOLDER.mkdir(exist_ok=True)
-        shutil.copyfile(Path(folder) / f"{name}.svg", FOLDER / f"{name}.svg")
+    with new_figure(4.2, title) as (figure, files):
+        axes = figure.subplots()
+        lines = []
+        for key, values in excesses(model).items():
+            places = [place(share) for share in SPARSITIES]
+            lines += axes.plot(places, values, label=DRAWN[key], **STYLES[DRAWN[key]])
+        axes.set(xlabel=label, ylabel=EXCESS, ylim=(0, None))
+        if place(SPARSITIES[0]) < 1:
+            axes.set_xticks(SPARSITIES)
+            show_percent(axes.xaxis)
+        add_legend(figure, lines)
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.svg").write_bytes(files[".svg"])
 
 
 def main() -> None:

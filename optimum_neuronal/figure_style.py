@@ -113,9 +113,7 @@ def make_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def show_percent(axis) -> None:
     """Show the shares along an axis in per cent."""
-    from matplotlib.ticker import PercentFormatter
-
-    axis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+    axis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
 
 
 def show_round_numbers(axis) -> None:

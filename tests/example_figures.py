@@ -107,7 +107,7 @@ HARD = {
         {f"model.layers.{block}.mlp.{name}": 0.7 for block in range(32) for name in ("up", "down")},
         *(0.7, 0.701, LONG + TUNED[0]),
     ),
-    "rows alike": lambda: by_row({"lm.layers.7.mlp.up_proj": 0.7}, 0.7, 0.7),
+    "rows alike": lambda: by_row({f"lm.layers.{block}.mlp.up_proj": 0.7 for block in range(3)}, 0.7, 0.7),
     "many rows": lambda: by_row({f"model.layers.{block}.q": 0.01 * block for block in range(80)}, 0.0, 0.9),
     "speed": lambda: speed(LONG, [f"decode, batch {2**index}" for index in range(10)]),
 }

@@ -15,7 +15,7 @@ from .parser import count, share, value_bits
 
 
 if TYPE_CHECKING:
-    from ..comparing.asked import Asked
+    from ..comparing.settings import ComparisonSettings
 
 
 class EvaluateCommand(Command):
@@ -147,8 +147,8 @@ class CompareCommand(Command):
         parser.add_argument(
             "--overwrite",
             action="store_true",
-            help="run again what is finished in that directory, and replace tables and figures there that were edited or "
-            "written by others (default: no)",
+            help="run again what is finished in that directory, and replace files there that no comparison wrote "
+            "(default: no)",
         )
         parser.add_argument(
             "--plots", action="store_true", help="draw the figures too; needs the extra [report] (default: no)"
@@ -159,14 +159,14 @@ class CompareCommand(Command):
         from transformers import AutoTokenizer
 
         from ..checkpoint.loading import load_checkpoint
-        from ..comparing.comparing import compare_asked
+        from ..comparing.comparing import run_comparison
 
         args, options, device = self.args, load_options(self.args), device_of(self.args)
-        asked = self._check()
+        settings = self._check()
         model = load_checkpoint(args.model, **options).to(device)
         options.pop("dtype")
         tokenizer = AutoTokenizer.from_pretrained(args.model, **options)
-        comparison = compare_asked(model, tokenizer, asked, args.output, args.overwrite)
+        comparison = run_comparison(model, tokenizer, settings, args.output, args.overwrite)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
         if args.plots:
             write(", ".join(path.name for path in comparison.plot(args.output, args.overwrite).paths))
@@ -175,22 +175,19 @@ class CompareCommand(Command):
                 f"compare: {len(comparison.failed)} of {len(comparison.results)} combinations failed, see the table"
             )
 
-    def _check(self) -> "Asked":
-        """What is asked for; finds whatever is wrong before the model is loaded."""
-        from ..comparing.asked import check_asked
-        from ..comparing.comparing import DEFAULTS
-        from ..comparing.comparison import TABLES
-        from ..comparing.plots import FIGURES, check_matplotlib
-        from ..comparing.written_files import WrittenFiles
+    def _check(self) -> "ComparisonSettings":
+        """Return the settings, checked before the model is loaded."""
+        from ..comparing.comparison import FIGURES, TABLES, check_output
+        from ..comparing.settings import ComparisonSettings
+        from ..figure_style import check_matplotlib
 
         args = self.args
         if args.plots:
             check_matplotlib()
-        WrittenFiles(args.output, args.overwrite).check(TABLES, FIGURES if args.plots else ())
+        check_output(args.output, args.overwrite, [*TABLES, *FIGURES] if args.plots else TABLES)
         lists = {"saliency": "saliencies", "topup": "topups", "sparsity": "sparsities", "value_bits": "value_bits"}
-        chosen = DEFAULTS | {plural: getattr(args, name) for name, plural in lists.items() if hasattr(args, name)}
-        return check_asked(
-            **chosen,
+        return ComparisonSettings(
+            **{plural: getattr(args, name) for name, plural in lists.items() if hasattr(args, name)},
             dataset=args.dataset,
             evaluate=args.evaluate,
             config={field: value for field, value in vars(args).items() if field in CONFIG_FLAGS.keys() - {*self.OWN}},

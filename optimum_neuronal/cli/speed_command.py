@@ -57,16 +57,18 @@ class SpeedCommand(Command):
     def work(self) -> None:
         import torch
 
-        from ..comparing.figures.speed import plot_speed
-        from ..comparing.plots import check_matplotlib
         from ..evaluation.quantized import EAGER, FORMS
         from ..evaluation.speed import measure_speed
+        from ..evaluation.speed_figure import plot_speed
+        from ..figure_style import check_matplotlib
 
         args = self.args
         if args.plots:
             check_matplotlib()
             if not Path(args.plots).absolute().parent.is_dir():
                 raise ValueError(f"The folder of --plots {args.plots} does not exist: make it first.")
+            if args.plots.endswith((".png", ".svg")):
+                raise ValueError(f"--plots {args.plots}: leave the suffix out, since .png and .svg are added.")
         if args.threads:
             torch.set_num_threads(args.threads)
         models, resident, left_out = self._load()
@@ -76,7 +78,8 @@ class SpeedCommand(Command):
         if FORMS.keys() & models.keys() and not args.json:
             write(EAGER)
         if args.plots:
-            plot_speed(report.to_dict(), args.plots)
+            for suffix, content in plot_speed(report).items():
+                Path(args.plots + suffix).write_bytes(content)
 
     @property
     def few_bits(self) -> list[str]:

@@ -18,25 +18,19 @@ from .tables import Table, aggregate_table, combination_table, to_csv
 
 
 JSON, CSV, PAGE = TABLES = ("comparison.json", "comparison.csv", "comparison.md")
+FIGURES = tuple(f"{name}*.{suffix}" for name in KINDS for suffix in ("png", "svg"))
 OVER_ALL = "Over all saliencies (geometric mean)"
 
 
 def check_output(directory: str | Path, overwrite: bool, names: Sequence[str] = TABLES) -> Path:
-    """Raise before long work if files of a comparison would replace files of others; create nothing.
+    """Raise `FileExistsError` before long work if a file with one of these names exists; create nothing.
 
-    A directory with a `comparison.json` of a comparison is continued: its tables and figures are written anew.
+    A directory with the `comparison.json` of a comparison is continued: its tables and figures may be written anew.
 
     Args:
-        directory (`str` or `Path`): need not exist.
+        directory (`str` or `Path`): need not exist; [`check_writable`] has the further errors.
         overwrite (`bool`): True permits to replace every file.
-        names (`Sequence[str]`): files to write, as patterns of `Path.glob`.
-
-    Returns:
-        `Path`: the directory.
-
-    Raises:
-        `FileExistsError`: a file of one of the names exists, and no comparison wrote it.
-        `ValueError`, `OSError`: see [`check_writable`].
+        names (`Sequence[str]`): patterns of `Path.glob`.
     """
     folder = check_writable(directory, "write tables to")
     if overwrite or _holds_comparison(folder):
@@ -181,7 +175,7 @@ class Comparison:
             `FileExistsError`: there is a file that no comparison wrote.
         """
         if directory is not None:
-            check_output(directory, overwrite, [f"{name}*{kind}" for name in KINDS for kind in (".png", ".svg")])
+            check_output(directory, overwrite, FIGURES)
         drawn = draw_figures(self.model, self.dense, self.results)
         images = {name: files[".png"] for name, files in drawn.items()}
         if directory is None:
@@ -189,7 +183,7 @@ class Comparison:
         contents = {f"{name}{kind}": content for name, files in drawn.items() for kind, content in files.items()}
         paths = _write(Path(directory), contents)
         page = Path(directory) / PAGE
-        if page.is_file() and page.read_text(encoding="utf-8").startswith(self.to_markdown()):
+        if page.is_file() and page.read_text(encoding="utf-8") == self.to_markdown():
             write_durably(page, self.to_markdown(list(images)).encode())
         return Figures(images, paths)
 

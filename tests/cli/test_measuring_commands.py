@@ -6,7 +6,7 @@ import torch
 from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.measuring_commands import task_rows
-from optimum_neuronal.comparing import asked
+from optimum_neuronal.comparing import settings
 from optimum_neuronal.evaluation import tasks
 from optimum_neuronal.evaluation.tasks import TaskResult
 
@@ -34,7 +34,6 @@ class TestCompare:
             "comparison.csv",
             "comparison.json",
             "comparison.md",
-            "comparison.sha256",
             "results",
         ]
         assert len(json.loads((out / "comparison.json").read_text())["results"]) == 8
@@ -94,8 +93,8 @@ def test_tasks_on_the_command_line(run, dense, tmp_path, monkeypatch):
     assert "accuracy" in shown and shown.splitlines()[-2].split()[0] == "pairs" and "mean" in shown
     files = ("--dataset", tmp_path / "text.txt", "--evaluate", tmp_path / "text.txt", "--output", tmp_path / "out")
     methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.5, "--limit", 4)
-    checked, check_tasks = [], asked.check_tasks
-    monkeypatch.setattr(asked, "check_tasks", lambda *given: (checked.append(given), check_tasks(*given)))
+    checked, check_tasks = [], settings.check_tasks
+    monkeypatch.setattr(settings, "check_tasks", lambda *given: (checked.append(given), check_tasks(*given)))
     shown = run("compare", "--model", dense, *files, *methods, *own)
     assert len(checked) == 1, "before the model is loaded, and not again"
     assert "accuracy retained, 50%" in shown and "mean accuracy" in shown

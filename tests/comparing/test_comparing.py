@@ -7,7 +7,10 @@ from conftest import make_model
 from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity, inspect_checkpoint
-from optimum_neuronal.comparing import trials
+from optimum_neuronal.comparing import comparing, measuring
+from optimum_neuronal.comparing.results import Result
+from optimum_neuronal.comparing.settings import Combination
+from optimum_neuronal.engine import runner
 from optimum_neuronal.saliency import SALIENCIES
 
 from .conftest import SMALL
@@ -46,7 +49,7 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
 
 
 def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):
-    runs, run = [], trials.Trials.run
+    runs, run = [], measuring.Measurements.run
 
     def interrupted(self, combination):
         runs.append(combination)
@@ -54,7 +57,7 @@ def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatc
             raise KeyboardInterrupt
         return run(self, combination)
 
-    monkeypatch.setattr(trials.Trials, "run", interrupted)
+    monkeypatch.setattr(measuring.Measurements, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compare(llama, **METHODS, **others, output=tmp_path)
     assert len(json.loads((tmp_path / "comparison.json").read_text())["results"]) == 2
@@ -124,8 +127,8 @@ def test_impossible_combinations_are_rows_too(llama, others):
     ],
 )
 def test_bad_input_is_refused_before_work(arguments, message, llama, others, monkeypatch):
-    monkeypatch.setattr(trials, "find_changes", lambda *args: pytest.fail("work began"))
-    monkeypatch.setattr(trials, "evaluate_perplexity", lambda *args, **kwargs: pytest.fail("work began"))
+    monkeypatch.setattr(measuring, "find_changes", lambda *args: pytest.fail("work began"))
+    monkeypatch.setattr(measuring, "evaluate_perplexity", lambda *args, **kwargs: pytest.fail("work began"))
     with pytest.raises(ValueError, match=message):
         compare(llama, **{"saliencies": ["wanda"], "topups": ["uniform"], **others, **arguments})
 
@@ -167,3 +170,101 @@ def test_what_is_given_may_come_from_generators(llama, ids, others):
     assert [result.config["ignore"] for result in generated.results] == [["down_proj"]] * 2
     with pytest.raises(TypeError, match="saliencies is .wanda.: expected several"):
         compare(llama, saliencies="wanda", **others)
+
+
+def test_dense_work_is_shared(llama, others, monkeypatch):
+    checks, captures = [], []
+    monkeypatch.setattr(measuring, "check", lambda *a, o=measuring.check: (checks.append(1), o(*a))[1])
+    original = runner.check_replay
+    monkeypatch.setattr(runner, "check_replay", lambda *a: (captures.append(1), original(*a))[1])
+    compare(llama, saliencies=["wanda", "multiflow"], topups=["uniform", "neuronal:steps=block"], **others)
+    assert len(checks) == len(captures) == 1
+
+
+def test_out_of_memory_is_a_row_too(llama, others, monkeypatch):
+    def fails(*args, **kwargs):
+        raise MemoryError
+
+    monkeypatch.setattr(measuring, "find_changes", fails)
+    comparison = compare(llama, saliencies=["wanda"], topups=["uniform"], **others)
+    assert comparison.failed[0].error == "MemoryError"
+
+
+def test_fields_of_other_topups_cause_no_warning(llama, others, monkeypatch):
+    said = []
+    monkeypatch.setattr("optimum_neuronal.config_aliases.logger.warning", said.append)
+    compare(llama, saliencies=["wanda"], topups=["uniform", "neuronal"], **others, block_lambdas=(0.1,))
+    assert not said
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"what": 1}', "[1, 2]"])
+def test_a_damaged_record_is_made_anew(content, llama, others, tmp_path):
+    first = compare(llama, saliencies=["magnitude"], topups=["uniform"], **others, output=tmp_path)
+    for record in (tmp_path / "results").iterdir():
+        record.write_text(content)
+    second = compare(llama, saliencies=["magnitude"], topups=["uniform"], **others, output=tmp_path)
+    assert second.results[0].perplexity == first.results[0].perplexity
+
+
+@pytest.mark.parametrize("change", ["seed", "calibration", "test", "model"])
+def test_what_depends_on_something_else_is_run_again(change, llama, ids, others, tmp_path):
+    first = compare(llama, saliencies=["wanda"], topups=["uniform"], **others, output=tmp_path)
+    if change == "seed":
+        others["seed"] = 1
+    elif change == "calibration":
+        others["dataset"] = ids[1:7]
+    elif change == "test":
+        others["evaluate"] = {"test": ids[5:]}
+    else:
+        llama = make_model("llama", seed=1)
+    second = compare(llama, saliencies=["wanda"], topups=["uniform"], **others, output=tmp_path)
+    expected = 4 if change != "seed" else 3  # the dense model's figures do not depend on the config
+    assert len(list((tmp_path / "results").iterdir())) == expected
+    assert change == "seed" or first.results[0].perplexity != second.results[0].perplexity
+
+
+class Make:
+    """Maker of a result whose seconds are its number."""
+
+    def __init__(self, error=None):
+        self.calls, self.error = 0, error
+
+    def __call__(self):
+        self.calls += 1
+        return Result(0.7, "wanda", "owl:m=7", {"test": 12.5}, pruning_seconds=self.calls, error=self.error)
+
+
+OWL = Combination(0.7, "wanda", "owl:m=7")
+
+
+def recorded(folder, make, combination=OWL, config=None, depends_on="a", overwrite=False):
+    return comparing._recorded(folder, overwrite, {"model": depends_on}, combination, config or {}, make)
+
+
+def test_a_finished_result_is_read_whole(tmp_path):
+    make = Make()
+    assert recorded(tmp_path, make) == recorded(tmp_path, make) and make.calls == 1
+    (record,) = tmp_path.iterdir()
+    assert record.name.startswith("0.7-wanda-owl_m_7-") and record.suffix == ".json"
+    recorded(tmp_path, make, OWL._replace(value_bits=3))
+    assert any(path.name.startswith("0.7-wanda-owl_m_7-3bits-") for path in tmp_path.iterdir())
+    recorded(tmp_path, make, OWL._replace(sparsity=0.6))
+    recorded(tmp_path, make, config={"seed": 1})
+    recorded(tmp_path, make, depends_on="b")
+    assert make.calls == 5 == len(list(tmp_path.iterdir()))
+
+
+def test_failures_are_not_kept_and_nothing_is_without_a_directory(tmp_path):
+    for folder, error in ((tmp_path, "out of memory"), (None, None)):
+        make = Make(error)
+        for _ in range(2):
+            recorded(folder, make)
+        assert make.calls == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_recorded_may_be_made_again(tmp_path):
+    make = Make()
+    for overwrite in (False, True, False):
+        found = recorded(tmp_path, make, overwrite=overwrite)
+    assert make.calls == 2 and found.pruning_seconds == 2

@@ -2,12 +2,13 @@ import json
 
 import pytest
 import torch
+from example_figures import texts
 from packed import make_zeroed
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.evaluation import speed
-from optimum_neuronal.evaluation.speed import decode_seconds, measure_speed, prefill_seconds
-from optimum_neuronal.evaluation.speed_report import SpeedReport, Timing
+from optimum_neuronal.evaluation.speed import SpeedReport, Timing, decode_seconds, measure_speed, prefill_seconds
+from optimum_neuronal.evaluation.speed_figure import plot_speed
 
 
 @pytest.fixture
@@ -80,3 +81,14 @@ def test_modes_are_put_back(models):
     models[0].train()
     measure_speed(*models, batches=(1,), prompt_tokens=4, new_tokens=1, rounds=1)
     assert models[0].training and not torch.is_inference_mode_enabled()
+
+
+def test_a_figure():
+    forms = {"others": {"4 bits, int8": 20.0}, "other_ratios": {"4 bits, int8": 4.0}}
+    timings = [
+        Timing("decode, batch 1", 5.0, 12.0, 2.4, 2, 3, **forms),
+        Timing("prefill", 9.0, 8.5, 0.94, 1, 1, **forms),
+    ]
+    written = texts(plot_speed(SpeedReport("llama-70", "bfloat16", "cpu", 2, timings, 100, 40, {})))
+    assert {"2.40, 4.00 times", "0.94, 4.00 times", "decode, batch 1", "dense weights", "4 bits, int8"} < set(written)
+    assert "llama-70, bfloat16, 2 threads: packed, 0.40 of the bytes" in written

@@ -1,0 +1,57 @@
+import pytest
+
+from optimum_neuronal.comparing.settings import Combination, ComparisonSettings, make_config
+
+
+GIVEN = {"saliencies": ["wanda"], "topups": ["uniform"], "sparsities": [0.5], "dataset": [[1, 2]], "evaluate": {}}
+
+
+def settings(**changes):
+    return ComparisonSettings(**GIVEN | changes)
+
+
+def test_a_combination_occurs_once():
+    found = settings(saliencies=["wanda", "wanda"], sparsities=(0.5, 0.6, 0.5), evaluate={"own": [[1, 2]]})
+    expected = [Combination(sparsity, "wanda", "uniform") for sparsity in (0.5, 0.6)]
+    assert list(found.configs) == list(found.possible) == expected
+
+
+def test_bits_are_a_dimension():
+    found = settings(sparsities=[0.5, 0.6], value_bits=iter([None, 4])).configs
+    assert [(key.sparsity, key.value_bits) for key in found] == [(0.5, None), (0.5, 4), (0.6, None), (0.6, 4)]
+    assert all(config.value_bits == key.value_bits for key, config in found.items())
+    for one in (3, None):
+        assert [key.value_bits for key in settings(value_bits=one).configs] == [one]
+
+
+def test_mistakes():
+    for changes, error, message in (
+        ({"value_bits": [4, 5]}, ValueError, "value_bits holds 5: expected 8, 4, 3, 2, or None"),
+        ({"value_bits": True}, ValueError, "value_bits holds True"),
+        ({"value_bits": ["4"]}, ValueError, "value_bits holds '4'"),
+        ({"value_bits": "4"}, TypeError, "value_bits is '4': expected several, such as .None, 4, 3."),
+        ({"value_bits": []}, ValueError, "nothing to compare"),
+        ({"tasks": ["boolq"], "limit": 0}, ValueError, "limit is 0: expected a whole number"),
+        ({"tasks": ["boolq"], "include_path": "absent"}, ValueError, "'absent' is not a folder"),
+        ({"config": {"embedding_bits": 8}}, ValueError, "leave embedding_bits out"),
+    ):
+        with pytest.raises(error, match=message):
+            settings(**changes)
+
+
+def test_a_shared_hyper_parameter_name_goes_to_the_config_for_every_method(own_topup):
+    others = {"seed": 7, "batch_size": 2, "block_lambdas": (0.1,)}
+    for topup in ("uniform", "neuronal", "search", "test-only:seed=5"):
+        config = make_config(Combination(0.7, "wanda", topup), "c4", others)
+        assert (config.seed, config.batch_size) == (7, 2)
+    assert config.make_methods().topup == own_topup(seed=5)
+
+
+def test_compare_gives_aliases_to_their_topups_beneath_what_a_method_says_itself():
+    others = {"block_lambdas": (0.1,), "reference": "dense"}
+    own = make_config(Combination(0.7, "wanda", "neuronal:block_lambdas=[0.2]"), "c4", others)
+    assert own.topup_args == {"block_lambdas": [0.2], "reference": "dense"}
+    assert make_config(Combination(0.7, "wanda", "search"), "c4", others).topup_args == {}
+    assert make_config(Combination(0.7, "sparsegpt", "neuronal"), "c4", {}).topup_args == {"steps": "block"}
+    with pytest.raises(ValueError, match="updates all rows"):
+        make_config(Combination(0.7, "sparsegpt", "neuronal"), "c4", {"steps": "both"})
