@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.loading import load_checkpoint
 from .checkpoint.own_files import check_not_own
+from .checkpoint.packed_size import PackedSize
 from .checkpoint.save_pretrained import save_packed_by_default
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
 from .checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
@@ -25,13 +26,12 @@ from .files.work_directory import WorkDirectory
 from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
 from .model.weight_names import stored_names
-from .pruning.bit_budget import likely
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
 from .pruning.context import PruneContext, alone_with, check, open_journal, work_directory
 from .pruning.final_pass import apply_changes
 from .pruning.prune import find_changes
 from .pruning.quantising import apply_to_head, round_head
-from .pruning.reporting import make_report
+from .pruning.reporting import expected_size, make_report, pruned_size
 from .report import PruningReport
 from .system.clock import Clock
 from .system.compute import default_device
@@ -152,15 +152,13 @@ class NeuronALPruner(OptimumQuantizer):
             check_apart(work_dir, save_dir)
         with work_directory(work_dir) as folder, alone_with(model):
             context = check(model, self.config)
-            config = likely(context.config, context.pairs)
-            assert config.sparsity is not None
-            check_space(model, save_dir, config.to_dict(), config.sparsity, config.format)
+            check_space(model, save_dir, expected_size(context), self.config.format)
             windows = {name: load_windows(model.config, self.tokenizer, test) for name, test in tests.items()}
             before = _perplexities(model, windows)
             report = self._prune(context, dataset, folder)
             after = _perplexities(model, windows)
             evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
-            self._remember(model, replace(report, evaluation=evaluation))
+            self._remember(context, replace(report, evaluation=evaluation))
             self.save(model, save_dir)
             folder.remove()
         return model
@@ -215,7 +213,7 @@ class NeuronALPruner(OptimumQuantizer):
             apply_changes(decoder, outcome.changes)
             apply_to_head(model, head)
             record_sparsity(model, sparsity_config)
-            self._remember(model, report)
+            self._remember(context, report)
             if self.config.format == "packed":
                 save_packed_by_default(model)
         return report
@@ -263,13 +261,13 @@ class NeuronALPruner(OptimumQuantizer):
         check_not_own(model, directory)
         processes = Processes.current()
         if processes.rank == 0:
-            save_pruned(model, directory, pruned.report, self._given or pruned.tokenizer)
+            save_pruned(model, directory, pruned.report, pruned.size, self._given or pruned.tokenizer)
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:
         """Publishes a model that this pruner pruned. Arguments and return value: see [`push_pruned`]."""
         pruned = self._find(model)
-        return push_pruned(model, repo_id, pruned.report, self._given or pruned.tokenizer, **kwargs)
+        return push_pruned(model, repo_id, pruned.report, pruned.size, self._given or pruned.tokenizer, **kwargs)
 
     def __repr__(self) -> str:
         found = "nothing pruned yet" if self.report is None else f"pruned: {self.report.achieved_sparsity:.2%} zeros"
@@ -291,10 +289,11 @@ class NeuronALPruner(OptimumQuantizer):
         """Makes a pruner of what [`~NeuronALPruner.to_dict`] returned."""
         return cls(NeuronALConfig.from_dict(config_dict), tokenizer)
 
-    def _remember(self, model: PreTrainedModel, report: PruningReport) -> None:
+    def _remember(self, context: PruneContext, report: PruningReport) -> None:
         """Keep the report of a model that was pruned."""
-        self.report = report
-        self._pruned[model] = _PrunedModel(report, getattr(model.config, KEY), self._tokenizers.get(model))
+        self.report, model = report, context.model
+        size, sparsity_config = pruned_size(context.decoder, report), getattr(model.config, KEY)
+        self._pruned[model] = _PrunedModel(report, size, sparsity_config, self._tokenizers.get(model))
 
     def _find(self, model: PreTrainedModel) -> "_PrunedModel":
         """Return what is known of a model that was pruned here, or of the one that it is a copy of.
@@ -318,9 +317,10 @@ class NeuronALPruner(OptimumQuantizer):
 
 
 class _PrunedModel(NamedTuple):
-    """A model that was pruned: its report, its config's `sparsity_config`, and its own tokenizer."""
+    """A model that was pruned: its report, its size, its config's `sparsity_config`, and its own tokenizer."""
 
     report: PruningReport
+    size: PackedSize
     sparsity_config: Mapping[str, Any]
     tokenizer: PreTrainedTokenizerBase | None
 

@@ -132,7 +132,8 @@ def test_the_report_keeps_folders_to_itself(tokenizer, tmp_path, name, column):
     model = make_model("llama", vocab_size=256)
     pruner = NeuronALPruner(config(dataset=str(text) + column, seq_length=16, topup="uniform"), tokenizer)
     pruner.prune(model)
-    assert pruner.report.calibration["source"] == name and pruner.report.config["dataset"] == name + column
+    source = f"{name}, column words" if column else name
+    assert pruner.report.calibration["source"] == source and pruner.report.config["dataset"] == name + column
     assert str(tmp_path) not in json.dumps([pruner.report.to_dict(), model.config.sparsity_config])
 
 

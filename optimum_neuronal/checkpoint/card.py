@@ -13,14 +13,12 @@ from transformers import PreTrainedModel
 
 from ..data.documents import FILE_SUFFIXES
 from ..display import escaped, format_bytes, format_markdown
-from ..model.find_blocks import find_decoder
 from ..model.load_model import TRUSTING, LoadingCode, loading_code
-from ..model.projections import Projection
 from ..report import REPORT_NAME, PruningReport
 from .card_metadata import make_metadata
 from .hub import hub_id
 from .own_files import MARK
-from .packed_size import packed_size
+from .packed_size import PackedSize
 
 
 TEXT_LITERAL = r'"(?:[^"\\]|\\.)*"'  # so that no code of another card is passed on
@@ -28,13 +26,19 @@ DENSE_MODEL, TEXT = "path/to/the-dense-model", "path/to/text.txt"  # what the re
 
 
 def make_card(
-    model: PreTrainedModel, report: PruningReport, title: str, format: str = "dense", with_tokenizer: bool = True
+    model: PreTrainedModel,
+    report: PruningReport,
+    size: PackedSize,
+    title: str,
+    format: str = "dense",
+    with_tokenizer: bool = True,
 ) -> ModelCard:
     """Return the card of a pruned model.
 
     Args:
         model (`PreTrainedModel`): the pruned model; its config names the checkpoint that it was loaded from.
         report ([`PruningReport`]): of the prune.
+        size ([`PackedSize`]): of its pruned weights, embeddings and head.
         title (`str`): name of the model's repository or directory.
         format (`str`): `"dense"` or `"packed"`: how the weights are stored.
         with_tokenizer (`bool`): True if a tokenizer is saved with it; otherwise the dense model's is named.
@@ -69,7 +73,7 @@ def make_card(
         code=_code(base, report, code, text),
         fill_in="; ".join(_places(base, report, text)),
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
-        **_sizes(model, report),
+        **_sizes(model, report, size),
     )
 
 
@@ -113,22 +117,16 @@ def _use(
     )
 
 
-def _sizes(model: PreTrainedModel, report: PruningReport) -> dict[str, str]:
+def _sizes(model: PreTrainedModel, report: PruningReport, size: PackedSize) -> dict[str, str]:
     """Return the memory that the model takes with packed weights, and with dense ones."""
-    packing, footprint, config = getattr(model, "packing", None), model.get_memory_footprint(), report.config
+    packing, footprint = getattr(model, "packing", None), model.get_memory_footprint()
     if packing is not None and packing.packed:  # it has them already
         dense, packed, whole = packing.dense_bytes, packing.packed_bytes, footprint
     else:
-
-        def zeros(projection: Projection) -> int:
-            return round(report.projections[projection.name]["sparsity"] * projection.numel)
-
-        decoder = find_decoder(model, config["targets"], config["ignore"])
-        size = packed_size(decoder, zeros, config.get("value_bits"), config.get("embedding_bits"))
         dense, packed, whole = size.dense, size.in_memory, footprint - size.dense + size.in_memory
     return {
         "packed_weights": "the pruned ones"
-        if config.get("embedding_bits") is None
+        if report.config.get("embedding_bits") is None
         else "pruned ones, embeddings and head",
         "packed": format_bytes(packed),
         "dense": format_bytes(dense),

@@ -3,10 +3,9 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
@@ -18,7 +17,6 @@ from ..compat import transformers as internals
 from ..files.atomic import replaced_directory
 from ..files.directories import nearest_existing
 from ..model.architectures import find_architecture, is_of_experts
-from ..model.find_blocks import find_decoder
 from ..model.packed_modules import packed_modules
 from ..report import PruningReport
 from ..system.notes import get_logger
@@ -33,7 +31,7 @@ from .names import (
     is_of_weights,
 )
 from .own_files import check_directory, may_write_card
-from .packed_size import packed_size
+from .packed_size import PackedSize
 from .processor_files import copy_processor
 
 
@@ -48,6 +46,7 @@ def save_pruned(
     model: PreTrainedModel,
     directory: str | Path,
     report: PruningReport,
+    size: PackedSize,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
     """Save model, tokenizer, report and model card.
@@ -60,6 +59,7 @@ def save_pruned(
         model (`PreTrainedModel`): the pruned model; saved as ordinary safetensors.
         directory (`str` or `Path`): where to; created if missing.
         report ([`PruningReport`]): of the prune.
+        size ([`PackedSize`]): of the pruned weights, embeddings and head.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): saved along.
 
     Raises:
@@ -67,11 +67,11 @@ def save_pruned(
     """
     check_saveable(model)
     path = check_directory(directory)
-    check_space(model, path, report.config, report.achieved_sparsity, default_format(model))
+    check_space(model, path, size, default_format(model))
     with_card = may_write_card(path)
     _note_card(with_card, path / MODEL_CARD)
     with replaced_checkpoint(path, _is_replaced) as staging:
-        _write(model, staging, report, tokenizer, path.name, with_card)
+        _write(model, staging, report, size, tokenizer, path.name, with_card)
 
 
 @contextmanager
@@ -93,6 +93,7 @@ def push_pruned(
     model: PreTrainedModel,
     repo_id: str,
     report: PruningReport,
+    size: PackedSize,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     private: bool | None = None,
@@ -105,7 +106,7 @@ def push_pruned(
     An upload that breaks off changes nothing in the repository; repeated, it goes on with the files that are missing.
 
     Args:
-        model, report, tokenizer: as for [`save_pruned`].
+        model, report, size, tokenizer: as for [`save_pruned`].
         repo_id (`str`): `"me/llama-70"`; created if missing.
         private (`bool`, *optional*): whether a repository that is created is private. None: as the account has it.
         token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
@@ -122,12 +123,12 @@ def push_pruned(
     check_saveable(model)
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, explained(repo_id):
-        check_space(model, folder, report.config, report.achieved_sparsity, default_format(model))
+        check_space(model, folder, size, default_format(model))
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         with_card = _may_write_card(api, repo_id, revision)
-        _write(model, Path(folder), report, tokenizer, repo_id, with_card)
+        _write(model, Path(folder), report, size, tokenizer, repo_id, with_card)
         return _upload(api, folder, repo_id, revision, commit_message)
 
 
@@ -168,6 +169,7 @@ def _write(
     model: PreTrainedModel,
     folder: Path,
     report: PruningReport,
+    size: PackedSize,
     tokenizer: PreTrainedTokenizerBase | None,
     title: str,
     with_card: bool,
@@ -182,7 +184,8 @@ def _write(
     copy_processor(model, folder)
     format = "packed" if (folder / PACKED_INDEX).exists() else "dense"
     if with_card:
-        make_card(model, report, title, format, with_tokenizer=tokenizer is not None).save(folder / MODEL_CARD)
+        card = make_card(model, report, size, title, format, with_tokenizer=tokenizer is not None)
+        card.save(folder / MODEL_CARD)
     report.save(folder, os.listdir(folder))
 
 
@@ -213,16 +216,13 @@ def default_format(model: PreTrainedModel) -> str:
     return getattr(model.save_pretrained, "format", "dense")
 
 
-def check_space(
-    model: PreTrainedModel, directory: str | Path, config: Mapping[str, Any], sparsity: float, format: str
-) -> None:
-    """Raises `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights.
+def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize, format: str) -> None:
+    """Raise `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights.
 
     Args:
         model (`PreTrainedModel`): pruned, or about to be.
         directory (`str` or `Path`): see [`check_directory`] for what else is raised.
-        config (`Mapping`): of the prune: `targets`, `ignore`, `value_bits` and `embedding_bits`.
-        sparsity (`float`): share of zeros in the weights that are pruned, in [0, 1).
+        size ([`PackedSize`]): of the pruned weights, embeddings and head.
         format (`str`): `"packed"` or `"dense"`.
     """
     path, packed = check_directory(directory), [module for _, module in packed_modules(model)]
@@ -230,9 +230,6 @@ def check_space(
     needed += sum(module.packed_bytes if format == "packed" else module.dense_bytes for module in packed)
     offloaded = any(parameter.is_meta for parameter in model.parameters())  # written dense first, to be packed then
     if format == "packed" and not packed and not offloaded:
-        decoder = find_decoder(model, config["targets"], config["ignore"])
-        bits = config.get("value_bits"), config.get("embedding_bits")
-        size = packed_size(decoder, lambda p: int(sparsity * p.numel), *bits)
         needed -= size.dense - size.saved
     check_free(path, needed)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..checkpoint.packed_size import packed_size
+from ..checkpoint.packed_size import PackedSize, packed_size
 from ..engine.offload import BlockLoader
 from ..model.identity import versions
 from ..model.projections import Decoder
@@ -15,6 +15,7 @@ from ..report import PruningReport
 from ..sparsity.masks import Change
 from ..sparsity.plan import row_sparsity
 from ..system.memory import peak_memory
+from .bit_budget import likely
 from .context import PruneContext
 from .prune import PruneOutcome
 
@@ -55,6 +56,19 @@ def make_report(
         roundings={name: asdict(rounding) for name, rounding in outcome.roundings.items()},
         head_roundings=dict(head_roundings or {}),
     )
+
+
+def expected_size(context: PruneContext) -> PackedSize:
+    """Return the size that the pruned weights, embeddings and head will have."""
+    config = likely(context.config, context.pairs)
+    bits = config.value_bits, config.embedding_bits
+    return packed_size(context.decoder, lambda p: int(config.sparsity * p.numel), *bits)
+
+
+def pruned_size(decoder: Decoder, report: PruningReport) -> PackedSize:
+    """Return the size of the pruned weights, embeddings and head of a report."""
+    bits = report.config["value_bits"], report.config["embedding_bits"]
+    return packed_size(decoder, lambda p: round(report.projections[p.name]["sparsity"] * p.numel), *bits)
 
 
 def without_folders(dataset: str) -> str:

@@ -15,9 +15,17 @@ from sparse_checkpoints import save_pruned
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.checkpoint.card import make_card, with_format
+from optimum_neuronal.checkpoint import card as cards
+from optimum_neuronal.checkpoint.card import with_format
 from optimum_neuronal.display import format_bytes
 from optimum_neuronal.inference.sparsify import sparsify
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.pruning.reporting import pruned_size
+
+
+def make_card(model, report, *args):
+    decoder = find_decoder(model, report.config["targets"], report.config["ignore"])
+    return cards.make_card(model, report, pruned_size(decoder, report), *args)
 
 
 def python(card):
