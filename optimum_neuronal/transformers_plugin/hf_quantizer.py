@@ -1,10 +1,12 @@
-"""What transformers is told of this package: which class reads a `quant_method` of ours, and which one acts on it.
+"""Tells transformers which class reads a `quant_method` of this package, and which quantizer acts on it.
 
-What transformers holds in memory is always called `"neuronal"`; packed checkpoints are called otherwise, see
-`checkpoint.stored_format`, whose name is repeated here since nothing may be imported for it.
+In memory the method is always `"neuronal"`; packed checkpoints have another name, see `checkpoint.stored_format`, which
+is repeated here to import nothing. `registration` imports this while transformers is being imported, hence the imports
+inside functions: these modules need all of transformers. A load follows one of these ways:
 
-`registration` imports this while transformers is imported, hence the imports inside functions: they are of modules that
-need all of transformers, and of no more than a load needs.
+- a packed checkpoint: `packed_loading`; if its weights stay packed: `sparse_model`;
+- a dense checkpoint whose weights are packed as they are read: `sparse_model`;
+- a dense checkpoint that is pruned: `pruning_at_load`.
 """
 
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -15,7 +17,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 @register_quantization_config("neuronal")
 @register_quantization_config("optimum_neuronal")
 class NeuronALQuantizationConfig(QuantizationConfigMixin):
-    """Chooses the class of a dict with such a `quant_method`."""
+    """The config of a dict with this `quant_method`: its class depends on the keys."""
 
     @classmethod
     def from_dict(cls, config_dict, return_unused_kwargs=False, **kwargs):
@@ -28,15 +30,14 @@ class NeuronALQuantizationConfig(QuantizationConfigMixin):
 
 @register_quantizer("neuronal")
 class NeuronALQuantizer(HfQuantizer):
-    """Chooses the quantizer that goes with the config."""
+    """The quantizer of a config: its class depends on the config's."""
 
     def __new__(cls, quantization_config, **kwargs):
-        from .packed_loading import PackedConfig, PackedQuantizer
-        from .staying_packed import keeps_packed
+        from .packed_loading import PackedConfig, PackedQuantizer, kept_activations
 
-        if isinstance(quantization_config, PackedConfig) and not keeps_packed():
+        if isinstance(quantization_config, PackedConfig) and kept_activations() is None:
             return PackedQuantizer(quantization_config, **kwargs)
-        from .sparse_loading import KeepingQuantizer, PackingConfig, PackingQuantizer
+        from .sparse_model import KeepingQuantizer, PackingConfig, PackingQuantizer
 
         if isinstance(quantization_config, PackedConfig):
             return KeepingQuantizer(quantization_config, **kwargs)
@@ -46,4 +47,4 @@ class NeuronALQuantizer(HfQuantizer):
 
         return PruningQuantizer(quantization_config, **kwargs)
 
-    is_serializable = is_trainable = None  # never asked: no instance is of this class
+    is_serializable = is_trainable = None  # abstract in the base; no instance is of this class

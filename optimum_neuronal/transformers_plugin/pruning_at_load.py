@@ -1,4 +1,4 @@
-"""What transformers' `from_pretrained` calls for `quantization_config=NeuronALConfig(...)`: the model is pruned at load."""
+"""Prunes a model at load: `from_pretrained(..., quantization_config=NeuronALConfig(...))`."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ..pruning.context import check_structure
 
 
 class PruningQuantizer(internals.EarlyQuantizer):
-    """Prunes a model when transformers has loaded it. The model that comes out is not quantized.
+    """A quantizer that prunes a model when transformers has loaded it. The pruned model is not quantized.
 
     Args:
         quantization_config ([`NeuronALConfig`]): how to prune.
@@ -33,7 +33,7 @@ class PruningQuantizer(internals.EarlyQuantizer):
             )
 
     def see_config(self, config: PreTrainedConfig) -> None:
-        """Raises `ValueError` if the model is sparse already."""
+        """Raise `ValueError` if the model is sparse already."""
         if read_sparsity_config(config) is not None:
             raise ValueError(
                 f"{config.name_or_path or 'The model'} is sparse already (its config has a sparsity_config). Load the dense "
@@ -42,7 +42,7 @@ class PruningQuantizer(internals.EarlyQuantizer):
         check_dense(config.name_or_path)
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
-        """Finds what is wrong before the weights are read, and draws the calibration sequences."""
+        """Raise what would stop the prune before weights are read, and draw the calibration sequences."""
         internals.forget_quantization(model)
         config = self.quantization_config
         check_structure(model, config)
@@ -65,6 +65,6 @@ class PruningQuantizer(internals.EarlyQuantizer):
 
 
 def _revision(checkpoint_files: list[str] | None) -> str | None:
-    """The commit that files in the Hub's cache are of: models--me--llama/snapshots/COMMIT/model.safetensors."""
+    """Return the commit of files in the Hub's cache: models--me--llama/snapshots/COMMIT/model.safetensors."""
     parents = Path(checkpoint_files[0]).parents if checkpoint_files else []
     return next((folder.name for folder in parents if folder.parent.name == "snapshots"), None)

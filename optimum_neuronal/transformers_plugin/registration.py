@@ -1,7 +1,7 @@
-"""Makes `import optimum_neuronal` enough for transformers to know this package's quantizer, without importing transformers.
+"""Registers the quantizer with transformers at `import optimum_neuronal`, without importing transformers.
 
 `optimum-cli` imports this package at every start, and transformers takes seconds. So the quantizer is registered when
-transformers executes its list of quantizers, or at once if it has done so.
+transformers executes its list of quantizers, or at once if that has happened.
 """
 
 import importlib
@@ -14,7 +14,7 @@ QUANTIZERS = "transformers.quantizers.auto"
 
 
 def register() -> None:
-    """Registers the quantizer now or later; calling it again changes nothing."""
+    """Register the quantizer now or later. A second call changes nothing."""
     if QUANTIZERS in sys.modules:
         _register_now()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -26,9 +26,9 @@ def _register_now() -> None:
 
 
 class _Finder:
-    """Finds one module as if it were not there itself, and sees it executed; then it takes itself away.
+    """A finder of one module, which it leaves to the other finders; removed when the module has been executed.
 
-    Being asked for the module changes nothing: whoever asks may only want to know whether there is one.
+    A search for the module changes nothing: `importlib.util.find_spec` may only ask if it exists.
     """
 
     def find_spec(self, name, path=None, target=None) -> ModuleSpec | None:
@@ -44,22 +44,22 @@ class _Finder:
         return None
 
     def _others(self) -> list:
-        """The finders that would be asked next. Those before this one have been asked, and know nothing of the module."""
+        """Return the finders behind this one: the finders before it did not find the module."""
         finders = list(sys.meta_path)
         return finders[finders.index(self) + 1 :] if self in finders else finders
 
     def take_away(self) -> None:
-        """From what the import system asks; another thread may have done it."""
+        """Remove this finder; another thread may have done it."""
         with suppress(ValueError):
             sys.meta_path.remove(self)
 
 
 class _Loader:
-    """Loads a module by its own loader, then registers. All else that may be asked of a loader, that one answers.
+    """A loader that executes a module by the module's own loader, then registers the quantizer.
 
     Args:
-        loader: the module's own.
-        finder ([`_Finder`]): no longer needed when the module has been executed and the quantizer is registered.
+        loader: the module's own, which has all other attributes.
+        finder ([`_Finder`]): removed afterwards.
     """
 
     def __init__(self, loader, finder: _Finder):

@@ -1,15 +1,32 @@
-"""Loads sparse models so that they compute with packed weights, and are never in memory dense."""
+"""Loads sparse models that compute with packed weights, and are never in memory dense.
 
+Of a packed checkpoint transformers reads files whose weights look dense and are [`PackedTensor`]s, of a dense one the
+files themselves. In both cases a weight is packed when it is set on its module, see `inference.arriving`.
+"""
+
+import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..checkpoint.coded_reading import StoredCodedWeight
+from ..checkpoint.dense_index import check_dense, check_listed
+from ..checkpoint.int8_reading import StoredInt8Weight
+from ..checkpoint.packed_reading import AnyStored, PackedFile
+from ..checkpoint.sparsity_config import read_sparsity_config
+from ..checkpoint.stored_format import check_agreement, is_ours
+from ..compat import transformers as internals
+from ..inference.arriving import finish_arriving, pack_arriving
 from ..inference.coded_rows import check_activations
+from ..inference.packed_rows import DTYPES as COMPUTED
+from ..inference.packed_tensor import PackedTensor
 from ..model.load_model import load_model
 from ..validation import check_path
-from .sparse_loading import PackingConfig, is_packed
-from .staying_packed import keeping_packed
+from .packed_loading import PackedConfig, PackedQuantizer, keeping_packed, kept_activations
 
 
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -43,7 +60,7 @@ class SparseModelForCausalLM:
     def from_pretrained(
         cls, directory_or_id: str | os.PathLike[str], activations: str = "int8", **kwargs: Any
     ) -> PreTrainedModel:
-        """Loads a checkpoint of a sparse model, packed or dense, into what [`sparsify`] makes.
+        """Load a checkpoint of a sparse model, packed or dense, with packed weights, as [`sparsify`] makes them.
 
         A packed checkpoint's weights stay packed; a dense one's are packed one after the other as they are read. In
         memory are at most the packed model and one parameter.
@@ -51,16 +68,16 @@ class SparseModelForCausalLM:
         Args:
             directory_or_id (`str` or `Path`): of the checkpoint; one on the Hub is downloaded into the cache.
             activations (`str`):
-                What the inputs of projections become whose values are stored with few bits, see [`sparsify`]: `"int8"` or
-                `"bf16"`. Others take them as they are.
+                Format of the inputs of projections with quantised values, see [`sparsify`]: `"int8"` or `"bf16"`. Other
+                projections take inputs unchanged.
             kwargs: for transformers' `from_pretrained`: `dtype`, `device_map`, `revision`, `token`, ...
 
         Returns:
             `PreTrainedModel`: of the class that its config names, such as `LlamaForCausalLM`.
 
         Raises:
-            `ValueError`: damaged, quantized or dense; or it does not fit on the devices; or an argument does not go
-                with packed weights.
+            `ValueError`: damaged, quantized or dense; or it does not fit on the devices; or an argument is refused
+                for packed weights.
             `OSError`: there is no such checkpoint.
         """
         check_path("directory_or_id", directory_or_id)
@@ -70,7 +87,161 @@ class SparseModelForCausalLM:
                 raise ValueError(f"SparseModelForCausalLM.from_pretrained takes no {name}: {why}.")
         hub = {name: kwargs[name] for name in HUB if name in kwargs}
         config, _ = PreTrainedConfig.get_config_dict(directory_or_id, **hub)
-        if is_packed(config):
+        if _is_packed(config):
             with keeping_packed(activations):
                 return load_model(directory_or_id, **kwargs)
         return load_model(directory_or_id, quantization_config=PackingConfig(), **kwargs)
+
+
+def _is_packed(config: dict[str, Any]) -> bool:
+    """Return True for the config.json of a packed checkpoint; raise `ValueError` for that of a quantized model."""
+    quantization = config.get("quantization_config")
+    if quantization is None:
+        return False
+    if not is_ours(quantization):
+        raise ValueError(
+            "The checkpoint is quantized: only floating-point weights can be packed. Load it with AutoModelForCausalLM."
+        )
+    PackedConfig.from_dict(quantization)
+    return True
+
+
+class KeptFile:
+    """A packed file whose packed weights are read as [`PackedTensor`]s.
+
+    Args:
+        file ([`PackedFile`]): as its header was checked.
+        activations (`str`): format of the inputs of quantised values.
+    """
+
+    def __init__(self, file: PackedFile, activations: str):
+        self.file, self.path, self.activations = file, file.path, activations
+        self.keys, self.metadata = file.keys, file.metadata
+
+    def get_slice(self, name: str) -> "KeptWeight | AnyStored":
+        """Return a weight that is read when it is indexed."""
+        weight = self.file.get_slice(name)
+        computed = weight.kept is not None and weight.dtype in COMPUTED
+        return KeptWeight(weight, self.activations) if computed else weight
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """Return a weight, on the CPU."""
+        return self.get_slice(name)[...]
+
+    def __enter__(self) -> "KeptFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: no file is open between two reads."""
+
+
+class KeptWeight:
+    """A packed weight in a file; indexing reads and checks it.
+
+    Args:
+        stored ([`StoredWeight`], [`StoredCodedWeight`] or [`StoredInt8Weight`]): its place in the file.
+        activations (`str`): format of the inputs of quantised values.
+    """
+
+    def __init__(self, stored: AnyStored, activations: str):
+        self.stored, self.activations = stored, activations
+        self.get_shape, self.get_dtype = stored.get_shape, stored.get_dtype
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        if isinstance(self.stored, StoredInt8Weight):
+            weight = PackedTensor.of(self.stored.read_int8(), activations=self.activations)
+        elif isinstance(self.stored, StoredCodedWeight):
+            weight = PackedTensor.of(self.stored.read_coded(), self.stored.transposed, self.activations)
+        else:
+            weight = PackedTensor.of(self.stored.read_packed())
+        return weight if index is Ellipsis else weight[index]
+
+
+class _IntoPacked(internals.EarlyQuantizer):
+    """A quantizer that packs weights as they are read, reports their packed size, and refuses to offload them."""
+
+    def __init__(self, quantization_config: QuantizationConfigMixin, **kwargs: Any):
+        super().__init__(quantization_config, **kwargs)
+        self.pre_quantized = False  # else transformers reads ahead without bound
+
+    def validate_environment(self, device_map: Any = None, **_: Any) -> None:
+        places = {str(place) for place in device_map.values()} if isinstance(device_map, dict) else set()
+        if "disk" in places or ("cpu" in places and len(places) > 1):
+            raise ValueError(
+                "Some weights would be offloaded (device_map), but packed weights have to be in memory: choose another "
+                "device_map, or max_memory with room for all, or load the model with AutoModelForCausalLM."
+            )
+
+    def pack(self, model: PreTrainedModel, kept: Mapping[str, float], usual: float) -> None:
+        """Let a model's weights be packed as they come.
+
+        Args:
+            model (`PreTrainedModel`): without weights.
+            kept (`Mapping[str, float]`): share of a weight's elements that is kept, by the parameter's name.
+            usual (`float`): share of the other weights' elements that is kept.
+        """
+        self._kept = {name: kept.get(name, usual) for name in pack_arriving(model)}
+
+    def param_element_size(self, model: PreTrainedModel, param_name: str, param: torch.Tensor) -> float:
+        size = param.element_size()
+        return min(size, self._kept[param_name] * size + 1 / 8) if param_name in self._kept else size
+
+
+class KeepingQuantizer(_IntoPacked, PackedQuantizer):
+    """A quantizer that loads a packed checkpoint into packed modules."""
+
+    def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str], **kwargs: Any) -> None:
+        super().preprocess_model(model, checkpoint_files, **kwargs)
+        self.pack(model, self._shares, self._usual)
+
+    def readers(self, files: list[PackedFile]) -> list[KeptFile]:
+        stored = [weight for file in files for weight in file.weights.values()]
+        packed = [w for w in stored if w.kept is not None and not isinstance(w, StoredInt8Weight)]
+        sizes = {weight.name: (weight.kept or 0, math.prod(weight.shape)) for weight in packed}
+        self._shares = {name: kept / max(1, numel) for name, (kept, numel) in sizes.items()}
+        self._shares |= {w.name: 1 / w.dtype.itemsize for w in stored if isinstance(w, StoredInt8Weight)}
+        self._usual = sum(kept for kept, _ in sizes.values()) / max(1, sum(numel for _, numel in sizes.values()))
+        activations = kept_activations() or "int8"
+        return [KeptFile(file, activations) for file in files]
+
+    def postprocess_model(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
+        super().postprocess_model(model, **kwargs)
+        finish_arriving(model)
+        return model
+
+
+class PackingConfig(QuantizationConfigMixin):
+    """The `quantization_config` with which a dense checkpoint is loaded into packed modules."""
+
+    def __init__(self) -> None:
+        super().__init__(quant_method="neuronal")  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"quant_method": "neuronal"}
+
+
+class PackingQuantizer(_IntoPacked):
+    """A quantizer that loads a dense checkpoint of a sparse model into packed modules."""
+
+    def see_config(self, config: PreTrainedConfig) -> None:
+        """Raise for a packed checkpoint; sparse and dense models are packed alike."""
+        check_agreement(read_sparsity_config(config), "dense")
+        check_dense(config.name_or_path)
+
+    def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_: Any) -> None:
+        check_listed(checkpoint_files or ())
+        internals.forget_quantization(model)
+        sparsity_config = read_sparsity_config(model.config) or {"achieved_sparsity": 0.0}
+        self.pack(model, {}, 1 - sparsity_config["achieved_sparsity"])
+
+    def postprocess_model(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
+        internals.forget_quantization(model)
+        finish_arriving(model)
+        return model
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False

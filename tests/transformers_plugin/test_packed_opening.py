@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM, modeling_utils
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
-from optimum_neuronal.transformers_plugin.packed_opening import PackedOpening, _Opener
+from optimum_neuronal.transformers_plugin.packed_loading import PackedOpening, _Opener
 
 
 @pytest.fixture(scope="module")
