@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..checkpoint.hub import public_name
-from ..evaluation.loading import as_model
+from ..evaluation.evaluated_model import as_model
 from ..files.durable import write_durably
 from ..model.identity import versions
 from ..pruning.context import alone_with

@@ -13,7 +13,7 @@ from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_lengt
 from ..data.documents import load_documents
 from ..engine.capture import inference
 from ..validation import check_count
-from .loading import as_model, check_language_model
+from .evaluated_model import as_model, check_language_model
 
 
 def evaluate_perplexity(
@@ -25,38 +25,38 @@ def evaluate_perplexity(
     max_windows: int | None = None,
     batch_size: int = 1,
 ) -> float:
-    """Perplexity on the test text of a dataset: `exp(mean NLL)`, at least 1, lower is better.
+    """Return the perplexity on the test text of a dataset: `exp(mean NLL)`, at least 1, lower is better.
 
-    The test documents are joined, tokenized once and cut into windows of `seq_length` tokens that do not overlap; what
-    is left over at the end is dropped. Every window but its first token is predicted from the window alone, and the
-    mean is over all predicted tokens. wikitext2 joins its test split by blank lines, ptb by spaces; c4 takes the
-    first 1100 validation documents and at most 256 windows (as GPTQ, SparseGPT and Wanda do).
+    The test documents are joined, tokenized once and cut into windows of `seq_length` tokens without overlap. The rest
+    at the end is dropped. Every token of a window except the first is predicted from the window alone, and the mean is
+    over all predicted tokens. wikitext2 joins its test split by blank lines, ptb by spaces; c4 takes the first 1100
+    validation documents and at most 256 windows (as GPTQ, SparseGPT and Wanda do).
 
     Args:
         model (`PreTrainedModel`, `str` or `Path`): a causal language model, or where to load it from, in its own dtype. It
-            computes on its device and in its dtype, in evaluation mode; afterwards every module is in the mode it was in.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): makes ids of text. None: for token ids, or, if the model is
-            loaded here, its own.
+            computes on its device and in its dtype, in evaluation mode; afterwards every module has its former mode.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): None: not needed for token ids; a model that is loaded here
+            has its own.
         dataset: any kind that [`load_documents`] takes, or token ids. A Hub dataset without a split gives its test
             split; token ids of shape (N, L) are the windows themselves.
-        seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and what the model admits; of
-            token ids, L.
-        max_windows (`int`): evaluate on the first so many windows. None: all of them (c4: 256).
-        batch_size (`int`): windows per forward. The result does not depend on it, but for rounding.
+        seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and the model's limit; of token
+            ids, L.
+        max_windows (`int`): evaluate on this number of first windows. None: all of them (c4: 256).
+        batch_size (`int`): windows per forward. The result does not depend on it, except for rounding.
 
     Raises:
         `ValueError`: less text than one window, ids outside the vocabulary, a length that the model does not admit, a
             model without a causal language-model head or with weights on the meta device; a loss that is NaN or infinite;
-            and what [`load_documents`] raises.
+            and the errors of [`load_documents`].
         `TypeError`: no model, or a count that is no whole number.
     """
     check_count("batch_size", batch_size, 1)
     model, tokenizer = as_model(model, tokenizer)
-    check_language_model(model, "and perplexity is of what one predicts")
+    check_language_model(model, "which perplexity needs")
     embeddings = model.get_input_embeddings().weight
     windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows)
     check_vocabulary(windows, len(embeddings))
-    # What accelerate offloaded is on meta; its hooks bring the ids to the right device.
+    # Offloaded embeddings are on the meta device; accelerate's hooks bring the ids to the right one.
     device = "cpu" if embeddings.is_meta else embeddings.device
 
     with inference(model):
@@ -71,7 +71,7 @@ def load_windows(
     seq_length: int | None = None,
     max_windows: int | None = None,
 ) -> torch.Tensor:
-    """Windows to evaluate on: int64, shape (windows, seq_length), on the CPU. Arguments: [`evaluate_perplexity`]."""
+    """Return the windows: int64 of shape (windows, seq_length), on the CPU. Arguments: [`evaluate_perplexity`]."""
     for name, value, least in (("seq_length", seq_length, 2), ("max_windows", max_windows, 1)):
         if value is not None:
             check_count(name, value, least)
@@ -97,7 +97,7 @@ def load_windows(
 
 
 def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, device: torch.device | str) -> float:
-    """Mean NLL in nats of every token but the first of each window; `windows` of shape (windows, seq_length)."""
+    """Return the mean NLL in nats of all tokens except the first of each window, of shape (windows, seq_length)."""
     total = 0.0
     for start in logging.tqdm(range(0, len(windows), batch_size), desc="Perplexity", unit="batch", leave=False):
         batch = windows[start : start + batch_size]
@@ -112,7 +112,7 @@ def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, de
 
 
 def _summed_nll(model: PreTrainedModel, ids: torch.Tensor) -> float:
-    """Sum of the NLL over one batch, in float32: a function, so that its logits are freed before the next forward."""
+    """Return the summed NLL of ids of shape (batch, seq_length), in float32; logits are freed before the next forward."""
     logits = model(input_ids=ids, use_cache=False).logits
     targets = ids[:, 1:].flatten().to(logits.device)
     return cross_entropy(logits[:, :-1].float().flatten(0, 1), targets, reduction="sum").item()

@@ -1,8 +1,8 @@
-"""How fast a sparse model computes with dense and with packed weights, and what memory each takes."""
+"""Speed and memory of a sparse model with dense and with packed weights."""
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,20 +18,20 @@ from ..validation import check_count
 from .quantized import footprint
 
 
-PROMPT = 16  # tokens in front of those that are generated
-FASTER = 1.02  # from which ratio on a difference is more than chance
+PROMPT = 16  # tokens before the generated ones
+FASTER = 1.02  # a smaller ratio may be chance
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One kind of work, done by all forms of a model in turns.
+    """Speed of all forms of a model in one kind of work, done in turns.
 
     Args:
         work (`str`): `"decode, batch 4"` or `"prefill, 512 tokens"`.
         dense, packed (`float`): tokens per second of the whole batch, medians.
-        lowest, highest (`float`): of the rounds' ratios packed to dense.
-        ratio (`float`): their median: above 1, packed weights are faster.
-        others, other_ratios (`dict[str, float]`): the same of the model's other forms, by their names.
+        ratio (`float`): median of the rounds' ratios packed to dense: above 1, packed weights are faster.
+        lowest, highest (`float`): of these ratios.
+        others, other_ratios (`dict[str, float]`): tokens per second, and ratios to dense, of other forms by name.
     """
 
     work: str
@@ -46,17 +46,17 @@ class Timing:
 
 @dataclass(frozen=True)
 class SpeedReport:
-    """What [`measure_speed`] found. `print(report)` shows it as a table.
+    """Outcome of [`measure_speed`]. `print(report)` shows it as a table.
 
     Args:
-        model (`str`): what was measured.
+        model (`str`): name of the model.
         dtype (`str`), device (`str`), threads (`int`): of the computation.
         timings (`list[Timing]`): one per kind of work.
         dense_bytes, packed_bytes (`int`): of the models' parameters and buffers.
         resident (`dict[str, int]`):
-            Bytes that the process grew by with each model, if known: `"dense"`, `"packed"`, and other forms.
-        other_bytes (`dict[str, int]`): as `packed_bytes`, of the other forms: `"4 bits, int8"`, `"torchao int4"`.
-        left_out (`dict[str, str]`): name of a form -> why there is none.
+            Growth of the process in bytes with each form, if known: `"dense"`, `"packed"`, and other forms.
+        other_bytes (`dict[str, int]`): bytes of parameters and buffers of other forms: `"4 bits, int8"`, `"torchao int4"`.
+        left_out (`dict[str, str]`): name of a form -> reason why it was not measured.
     """
 
     model: str
@@ -71,41 +71,38 @@ class SpeedReport:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, JSON-serialisable."""
+        """Return the whole report, JSON-serialisable."""
         return asdict(self)
 
     @property
     def verdict(self) -> str:
-        """What the figures say, whichever way they fall."""
+        """The result in a sentence or two."""
         slower = [timing.work for timing in self.timings if timing.ratio < 1 / FASTER]
         faster = [timing.work for timing in self.timings if timing.ratio > FASTER]
-        found = [("faster", faster), ("slower", slower)]
-        told = [f"Packed weights are {how} here for: {'; '.join(work)}." for how, work in found if work]
-        return " ".join(told or ["Packed weights are neither faster nor slower here."])
+        kinds = [("faster", faster), ("slower", slower)]
+        found = [f"Packed weights are {how} here for: {'; '.join(work)}." for how, work in kinds if work]
+        return " ".join(found or ["Packed weights are neither faster nor slower here."])
 
     def __str__(self) -> str:
         columns = [part for name in self.other_bytes for part in (name, "times")]
+        speeds = []
+        for timing in self.timings:
+            row = [timing.work, f"{timing.dense:.1f}", f"{timing.packed:.1f}", f"{timing.ratio:.2f}"]
+            row.append(f"{timing.lowest:.2f} to {timing.highest:.2f}")
+            for name, rate in timing.others.items():
+                row += [f"{rate:.1f}", f"{timing.other_ratios[name]:.2f}"]
+            speeds.append(row)
         header = ["tokens per second", "dense", "packed", "times", "lowest and highest", *columns]
-        rows = [_speeds(timing) for timing in self.timings]
-        model = {"dense": self.dense_bytes, "packed": self.packed_bytes, **self.other_bytes}
-        sizes = [_sizes("model", model), *([_sizes("resident", self.resident)] if self.resident else [])]
+        sizes = [_sizes("model", {"dense": self.dense_bytes, "packed": self.packed_bytes, **self.other_bytes})]
+        sizes += [_sizes("resident", self.resident)] if self.resident else []
         memory = format_table(["memory", "dense", "packed", "times", *columns], sizes)
         about = f"{self.model}, {self.dtype} on {self.device}, {self.threads} thread{'s' * (self.threads > 1)}"
         left_out = [f"Not shown: {name}: {why}." for name, why in self.left_out.items()]
-        return "\n\n".join([about, format_table(header, rows), memory, "\n".join([self.verdict, *left_out])])
-
-
-def _speeds(timing: Timing) -> list[str]:
-    """A row of the table of speeds."""
-    own = [f"{timing.dense:.1f}", f"{timing.packed:.1f}", f"{timing.ratio:.2f}"]
-    others = [
-        text for name, rate in timing.others.items() for text in (f"{rate:.1f}", f"{timing.other_ratios[name]:.2f}")
-    ]
-    return [timing.work, *own, f"{timing.lowest:.2f} to {timing.highest:.2f}", *others]
+        return "\n\n".join([about, format_table(header, speeds), memory, "\n".join([self.verdict, *left_out])])
 
 
 def _sizes(name: str, bytes_of: dict[str, int]) -> list[str]:
-    """A row of the table of memory."""
+    """Return a row of the table of memory."""
     dense, *others = bytes_of.values()
     row = [name, format_bytes(dense)]
     for size in others:
@@ -124,18 +121,18 @@ def measure_speed(
     others: Mapping[str, PreTrainedModel] | None = None,
     left_out: Mapping[str, str] | None = None,
 ) -> SpeedReport:
-    """Times the forms of one model in turns, so that a machine's moods meet all.
+    """Time the forms of one model in turns, so that other load on the machine slows all of them.
 
     Args:
-        dense, packed (`PreTrainedModel`): a sparse model with dense weights, and the same with packed ones.
-        batches (`Sequence[int]`): sequences that are generated at a time.
-        prompt_tokens (`int`): length of the prefill that is timed.
+        dense, packed (`PreTrainedModel`): a sparse model with dense weights, and the same model with packed ones.
+        batches (`Sequence[int]`): numbers of sequences to generate at a time.
+        prompt_tokens (`int`): length of the prefill.
         new_tokens (`int`): tokens to generate for each sequence.
-        rounds (`int`): how often each kind of work is done by both; one more goes before, to warm up.
-        resident (`dict[str, int]`, *optional*): what the process grew by with each, for the report.
+        rounds (`int`): number of timings of each kind of work; one more goes before, to warm up.
+        resident (`dict[str, int]`, *optional*): growth of the process with each form, for the report.
         others (`Mapping[str, PreTrainedModel]`, *optional*):
-            Name -> the same model in another form: with values of few bits, see [`sparsify`], or quantised.
-        left_out (`Mapping[str, str]`, *optional*): name of a form -> why it could not be made, for the report.
+            Name -> the model in another form: with quantised values, see [`sparsify`], or quantised by torchao.
+        left_out (`Mapping[str, str]`, *optional*): name of a form -> reason why it could not be made, for the report.
 
     Raises:
         `ValueError`, `TypeError`: a number that is below 1, or not whole.
@@ -153,7 +150,7 @@ def measure_speed(
     with ExitStack() as stack:
         for model in models.values():
             stack.enter_context(inference(model))
-        timings = [_in_turns(name, tokens, seconds, models, rounds) for name, tokens, seconds in work]
+        timings = [_time_in_turns(name, tokens, seconds, models, rounds) for name, tokens, seconds in work]
     return SpeedReport(
         model=public_name(dense),
         dtype=str(dense.dtype).removeprefix("torch."),
@@ -168,8 +165,8 @@ def measure_speed(
     )
 
 
-class _Moments(StoppingCriteria):
-    """Takes down when each token was finished, and stops nothing."""
+class _TokenTimes(StoppingCriteria):
+    """Record of the time at which each token is finished; stops nothing."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float]):
         self.device, self.clock = device, clock
@@ -184,78 +181,67 @@ class _Moments(StoppingCriteria):
 def decode_seconds(
     model: PreTrainedModel, batch: int, new_tokens: int, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Seconds that a batch of sequences takes to become so many tokens longer, its prefill not counted."""
-    ids, moments = _tokens(model, batch, PROMPT), _Moments(model.device, clock)
+    """Return the seconds in which a batch of sequences grows by `new_tokens` each, without the prefill."""
+    ids, times = _random_tokens(model, batch, PROMPT), _TokenTimes(model.device, clock)
     with _plain_generation(model):
         model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=1 + new_tokens,
-            stopping_criteria=StoppingCriteriaList([moments]),
+            stopping_criteria=StoppingCriteriaList([times]),
         )
-    return moments.seen[-1] - moments.seen[0]
+    return times.seen[-1] - times.seen[0]
 
 
 def prefill_seconds(model: PreTrainedModel, tokens: int) -> float:
-    """Seconds of one forward of one sequence."""
-    ids = _tokens(model, 1, tokens)
-    return _seconds(model, lambda: model(input_ids=ids))
+    """Return the seconds of one forward of one sequence."""
+    ids = _random_tokens(model, 1, tokens)
+    _wait_for(model.device)
+    start = time.perf_counter()
+    model(input_ids=ids)
+    _wait_for(model.device)
+    return time.perf_counter() - start
 
 
-def _in_turns(
+def _time_in_turns(
     work: str,
     tokens: int,
     seconds: Callable[[PreTrainedModel], float],
     models: Mapping[str, PreTrainedModel],
     rounds: int,
 ) -> Timing:
-    """Times one kind of work; `models` has the dense one first, then the packed one."""
-    found: dict[str, list[float]] = {name: [] for name in models}
+    """Time one kind of work; `models` holds the dense one first, then the packed one."""
+    times: dict[str, list[float]] = {name: [] for name in models}
     for number in logging.tqdm(range(rounds + 1), desc=work, unit="round", leave=False):
         for name, model in models.items():
             taken = seconds(model)
             if number:
-                found[name].append(taken)
-    rates = {name: tokens / statistics.median(times) for name, times in found.items()}
-    ratios = {name: [one / other for one, other in zip(found["dense"], times)] for name, times in found.items()}
-    medians = {name: statistics.median(values) for name, values in ratios.items()}
+                times[name].append(taken)
+    rates = {name: tokens / statistics.median(own) for name, own in times.items()}
+    ratios = {name: [one / other for one, other in zip(times["dense"], own)] for name, own in times.items()}
+    medians = {name: statistics.median(own) for name, own in ratios.items()}
     dense, packed = rates.pop("dense"), rates.pop("packed")
-    packed_ratios = ratios["packed"]
-    return Timing(
-        work,
-        dense,
-        packed,
-        medians["packed"],
-        min(packed_ratios),
-        max(packed_ratios),
-        rates,
-        {name: medians[name] for name in rates},
-    )
+    lowest, highest = min(ratios["packed"]), max(ratios["packed"])
+    others = {name: medians[name] for name in rates}
+    return Timing(work, dense, packed, medians["packed"], lowest, highest, rates, others)
 
 
-def _tokens(model: PreTrainedModel, batch: int, length: int) -> torch.Tensor:
+def _random_tokens(model: PreTrainedModel, batch: int, length: int) -> torch.Tensor:
+    """Return random ids of shape (batch, length) on the model's device, always the same."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, vocabulary, (batch, length), generator=generator).to(model.device)
 
 
 @contextmanager
-def _plain_generation(model: PreTrainedModel):
-    """Greedy, whatever the checkpoint's own generation config says; it is put back."""
+def _plain_generation(model: PreTrainedModel) -> Iterator[None]:
+    """Generate greedily and without an end token, whatever the checkpoint's generation config; put that back."""
     before = model.generation_config
     model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=None, do_sample=False)
     try:
         yield
     finally:
         model.generation_config = before
-
-
-def _seconds(model: PreTrainedModel, work: Callable[[], Any]) -> float:
-    _wait_for(model.device)
-    start = time.perf_counter()
-    work()
-    _wait_for(model.device)
-    return time.perf_counter() - start
 
 
 def _wait_for(device: torch.device) -> None:

@@ -16,7 +16,7 @@ from ..engine.capture import inference
 from ..pruning.calibrating import check_tokenizer
 from ..registry import did_you_mean
 from ..validation import check_count, check_path, check_texts
-from .loading import check_language_model
+from .evaluated_model import check_language_model
 
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ GROUPS = {"paper": ("rte", "winogrande", "boolq", "hellaswag", "arc_easy", "arc_
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A model's result on one task.
+    """Result of a model on one task.
 
     Args:
-        accuracy (`float`): share of questions whose most likely answer is the right one, in [0, 1].
-        stderr (`float`, *optional*): its standard error; None of a single question.
-        metric (`str`): the harness's name of what `accuracy` is.
-        samples (`int`): how many questions were asked.
+        accuracy (`float`): share of questions whose most likely answer is right, in [0, 1].
+        stderr (`float`, *optional*): standard error of `accuracy`; None for a single question.
+        metric (`str`): the harness's name of `accuracy`.
+        samples (`int`): number of questions.
     """
 
     accuracy: float
@@ -52,21 +52,21 @@ def evaluate_tasks(
     batch_size: int = 1,
     include_path: str | Path | None = None,
 ) -> dict[str, TaskResult]:
-    """Zero-shot accuracy on multiple-choice tasks, as the lm-evaluation-harness defines and computes them.
+    """Return the zero-shot accuracy on multiple-choice tasks of the lm-evaluation-harness.
 
-    Of every answer the log-likelihood after the question is summed over its tokens, and the largest one is the
-    model's choice: the harness's `acc`, not `acc_norm`, which divides by the answer's length. The paper says only
-    "accuracy", but its figures for dense models are those of `acc`. Log-likelihoods are summed in float32; the
-    harness's own command line does so in the model's dtype, so that equally likely answers are commoner there.
+    The model's choice is the answer with the largest log-likelihood after the question, summed over its tokens: the
+    harness's `acc`, not `acc_norm`, which divides by the answer's length. The paper says only "accuracy", but its figures
+    for dense models are `acc`. Log-likelihoods are summed in float32; the harness's own command line sums in the model's
+    dtype, which makes ties commoner.
 
     Args:
         model (`PreTrainedModel`): a causal language model. It computes on its device and in its dtype, in evaluation
-            mode; afterwards every module is in the mode it was in.
-        tokenizer (`PreTrainedTokenizerBase`): makes ids of text; it is not changed.
+            mode; afterwards every module has its former mode.
+        tokenizer (`PreTrainedTokenizerBase`): of the model; it is not changed.
         tasks (`Sequence[str]`): names of the harness's tasks; of its groups and tags, which stand for their tasks; or
             `"paper"`, the seven of the paper: rte, winogrande, boolq, hellaswag, arc_easy, arc_challenge, openbookqa.
-        limit (`int`): ask only the first so many questions of each task. None: all of them.
-        batch_size (`int`): answers per forward. The result does not depend on it, but for rounding.
+        limit (`int`): number of first questions of each task. None: all of them.
+        batch_size (`int`): answers per forward. The result does not depend on it, except for rounding.
         include_path (`str` or `Path`): a folder of further tasks, in the harness's YAML format; they take precedence.
 
     Returns:
@@ -82,7 +82,7 @@ def evaluate_tasks(
     check_count("batch_size", batch_size, 1)
     _check_options(limit, include_path)
     _check_tokenizer(tokenizer)
-    check_language_model(model, "which tasks are answered with")
+    check_language_model(model, "which tasks need")
     loaded = _load_tasks(_expand(tasks), include_path)
     with inference(model):
         results = _run(model, tokenizer, loaded, limit, batch_size)
@@ -90,7 +90,7 @@ def evaluate_tasks(
 
 
 def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None, limit: int | None = None) -> None:
-    """Raises what [`evaluate_tasks`] raises for these arguments, tasks that are not known or have no data among them."""
+    """Raise the errors of [`evaluate_tasks`] for these arguments, unknown tasks and tasks without data included."""
     _check_options(limit, include_path)
     _load_tasks(_expand(tasks), include_path)
 
@@ -113,7 +113,7 @@ def _check_tokenizer(tokenizer: Any) -> None:
 
 
 def _expand(tasks: Sequence[str]) -> list[str]:
-    """The names with this package's own groups resolved, each once."""
+    """Return the names of tasks, each once, with this package's own groups resolved."""
     names = [tasks] if isinstance(tasks, str) and tasks else check_texts("tasks", tasks, "['boolq']")
     if not names:
         raise ValueError('tasks is empty: name at least one, for instance "paper".')
@@ -121,7 +121,7 @@ def _expand(tasks: Sequence[str]) -> list[str]:
 
 
 def _load_tasks(names: list[str], include_path: str | Path | None) -> dict:
-    """The harness's dict of tasks and groups, with their data, for zero shots."""
+    """Return the harness's dict of tasks and groups, with their data, for zero shots."""
     with _quiet():
         manager = _task_manager(names, include_path)
         known = manager.all_tasks
@@ -141,7 +141,7 @@ def _load_tasks(names: list[str], include_path: str | Path | None) -> dict:
 
 
 def _task_manager(names: list[str], include_path: str | Path | None) -> "TaskManager":
-    """The harness's index of tasks. Its own take seconds to index, so that they are left out if none is asked for."""
+    """Return the harness's index of tasks. Its own tasks take seconds to index and are left out if none is named."""
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as error:
@@ -156,7 +156,7 @@ def _task_manager(names: list[str], include_path: str | Path | None) -> "TaskMan
 
 @functools.lru_cache
 def _stock_tasks() -> "TaskManager":
-    """The index of the harness's own tasks, made once: many models may be evaluated one after the other."""
+    """Return the index of the harness's own tasks, made once for all models."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
@@ -169,14 +169,14 @@ def _missing(error: ImportError) -> ImportError:
 def _run(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, loaded: dict, limit: int | None, batch_size: int
 ) -> dict:
-    """The harness's results: of every task its metrics, and how many questions were asked."""
+    """Return the harness's results: for every task its metrics and number of questions."""
     try:
         from lm_eval import evaluate
         from lm_eval.models.huggingface import HFLM
-    except ImportError as error:  # the harness is there, but not what its models need
+    except ImportError as error:  # the harness is installed, but not the packages of its models
         raise _missing(error) from error
     with _quiet():
-        # HFLM gives a tokenizer without a padding token one, hence the copy.
+        # A copy, since HFLM adds a padding token to a tokenizer without one.
         wrapped = HFLM(
             pretrained=model,
             backend="causal",
@@ -184,22 +184,22 @@ def _run(
             batch_size=batch_size,
             softmax_dtype="float32",
         )
-    if wrapped.device.type == "meta":  # What accelerate offloaded; its hooks bring the ids to the right device.
+    if wrapped.device.type == "meta":  # Offloaded; accelerate's hooks bring the ids to the right device.
         wrapped._device = type(wrapped.device)("cpu")
-    # evaluate and not simple_evaluate, which seeds every generator of the process, runs programs to describe the
-    # machine, and returns nothing in all but the first of several processes. No bootstrap: acc's error has a formula.
+    # simple_evaluate would seed every generator of the process, run programs to describe the machine, and return nothing
+    # in all but the first of several processes. No bootstrap: acc's error has a formula.
     return evaluate(lm=wrapped, task_dict=loaded, limit=limit, bootstrap_iters=0, log_samples=False)
 
 
 def _result(name: str, task: Any, results: dict) -> TaskResult:
     for instance in task.instances:
-        # (log-likelihood, whether greedy decoding gives this answer)
+        # a response is (log-likelihood, True if greedy decoding gives this answer)
         if any(isinstance(response, tuple) and math.isnan(response[0]) for response in instance.resps):
             raise ValueError(
                 f"A log-likelihood is nan in question {instance.doc_id} of the task {name!r}: the model's weights or "
                 "activations hold NaN or inf, or its dtype overflows (try bfloat16 or float32)."
             )
-    # Metrics are called "acc,none", where "none" is the filter that answers went through.
+    # Metrics are called "acc,none", where "none" is the filter of the answers.
     metrics = {key.partition(",")[0]: value for key, value in results["results"][name].items()}
     accuracy, samples = float(metrics[METRIC]), results["n-samples"][name]["effective"]
     stderr = math.sqrt(accuracy * (1 - accuracy) / (samples - 1)) if samples > 1 else None
@@ -208,7 +208,7 @@ def _result(name: str, task: Any, results: dict) -> TaskResult:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the harness's warnings of what is meant to be so: a model in memory, metrics with default settings."""
+    """Silence the harness's warnings about a model in memory and metrics with default settings."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)

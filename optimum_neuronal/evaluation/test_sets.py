@@ -1,4 +1,4 @@
-"""What test sets are called in tables, reports and model cards."""
+"""Names of test sets in tables, reports and model cards."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -8,16 +8,16 @@ from ..pruning.reporting import without_folders
 
 
 def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> test set, in their order; none is lost to another of the same name.
+    """Return name -> test set, in their order.
+
+    A file is called by its name without its folder, data in memory `"test 1"` by its place. A second test set of the
+    same name is called `"NAME (2)"`.
 
     Args:
-        evaluate (`Iterable` or `Mapping`):
-            Test sets, each as for [`evaluate_perplexity`]: a file is called by its name without its folder, which is
-            nobody's business, what is in memory `"test 1"` by its place, and a second one of a name `"NAME (2)"`. Or name ->
-            test set.
+        evaluate (`Iterable` or `Mapping`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
 
     Raises:
-        `TypeError`: a text, or what holds no test sets.
+        `TypeError`: a text, or an object that is not iterable.
     """
     if isinstance(evaluate, Mapping):
         return dict(evaluate)

@@ -1,4 +1,4 @@
-"""The model that is evaluated: it may be named instead of loaded, by an id on the Hub or a directory, and is checked."""
+"""The model to evaluate: loaded if it is named by a path or an id on the Hub, and checked."""
 
 import os
 from typing import Any
@@ -9,11 +9,11 @@ from ..pruning.calibrating import find_tokenizer
 
 
 def as_model(model, tokenizer=None) -> tuple[Any, Any]:
-    """The model with its tokenizer, loaded if it is named; anything else is returned as it came.
+    """Return the model and its tokenizer, loaded if the model is named.
 
     Args:
-        model (`PreTrainedModel`, `str` or `Path`): if it is named, it is loaded in the dtype of its checkpoint.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): None: of a model that is loaded, its own, if any.
+        model (`PreTrainedModel`, `str` or `Path`): a path or id is loaded in the dtype of its checkpoint.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the tokenizer of a named model, if it has one.
     """
     if not isinstance(model, (str, os.PathLike)):
         return model, tokenizer
@@ -22,14 +22,14 @@ def as_model(model, tokenizer=None) -> tuple[Any, Any]:
 
 
 def check_language_model(model, why: str) -> None:
-    """Raises unless a model predicts the next token with weights that it has.
+    """Raise unless a model predicts the next token and has its weights.
 
     Args:
-        model: what came for one.
-        why (`str`): what a causal language-model head is needed for, a clause for the message.
+        model: any object.
+        why (`str`): the use of a causal language-model head, a clause for the message.
 
     Raises:
-        `TypeError`: no model of transformers.
+        `TypeError`: not a model of transformers.
         `ValueError`: it has no causal language-model head, or its weights are on the meta device.
     """
     if not hasattr(model, "get_input_embeddings"):

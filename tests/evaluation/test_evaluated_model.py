@@ -2,7 +2,7 @@ import pytest
 import torch
 from conftest import make_model
 
-from optimum_neuronal.evaluation.loading import as_model, check_language_model
+from optimum_neuronal.evaluation.evaluated_model import as_model, check_language_model
 
 
 def test_a_model_that_is_loaded_stays_as_it_is(llama):
