@@ -86,12 +86,7 @@ def wrapped(text: str, inches: float = WIDTH - 0.6) -> str:
 
 
 def add_legend(figure, handles: Sequence) -> None:
-    """Add a legend below the axes and make the figure taller by it.
-
-    Args:
-        figure: from [`new_figure`].
-        handles: lines, bars and other artists of matplotlib, each with a label.
-    """
+    """Add a legend of artists with labels below the axes, and make the figure taller by it."""
     handle_width = 0.7  # inches
     labels = [wrapped(handle.get_label(), WIDTH - 0.3 - handle_width) for handle in handles]
     longest = max(len(line) for label in labels for line in label.split("\n"))
@@ -104,7 +99,7 @@ def add_legend(figure, handles: Sequence) -> None:
 def make_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return options of a line for each name, by order of first appearance. Forty differ in colour or filling."""
     looks = [
-        {"color": colour, "marker": marker, "ls": dash, "mfc": face or colour}
+        {"color": colour, "marker": marker, "ls": dash, "mfc": face or colour, "mec": colour if face else "black"}
         for face in (None, "white", "#cccccc", "black")
         for colour, marker, dash in zip(COLOURS, itertools.cycle(MARKERS), itertools.cycle(DASHES))
     ]

@@ -1,6 +1,7 @@
 """Figures of a comparison: perplexity by seconds and by bits, sparsity by block and by row, perplexity by lambda."""
 
 import hashlib
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ BY_SECONDS, BY_BITS, BY_BLOCK, BY_ROW, BY_LAMBDA = KINDS = (
     "perplexity-by-seconds", "perplexity-by-bits", "block-sparsity", "row-sparsity", "lambda",
 )  # fmt: skip
 DENSE_LINE = {"color": "black", "ls": (0, (5, 2)), "lw": 1.4}
+POINT = {"ls": "none", "ms": 8, "alpha": 0.8}
 LOWER_IS_BETTER = "Perplexity (lower is better)"
 MAX_NAMES = 64  # of rows of the heat map
 LONGEST = 80  # characters of a method's name in the name of a file
@@ -35,11 +37,8 @@ Styles = Mapping[str, Mapping[str, Any]]  # top-up -> options of its lines
 def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[str, Files]:
     """Draw all figures that the results of a comparison allow.
 
-    - `perplexity-by-seconds`.
-    - `perplexity-by-bits`, if there are several sparsities or numbers of bits.
-    - `block-sparsity-...` for every saliency, sparsity and number of bits.
-    - `row-sparsity-...` for every result of a top-up that divides sparsity over rows.
-    - `lambda-...` if NeuronAL's block step ran with several single lambdas: `neuronal:steps=block,block_lambdas=[0.1]`.
+    `perplexity-by-bits` needs several sparsities or numbers of bits, `row-sparsity-...` a top-up that divides sparsity over
+    rows, `lambda-...` NeuronAL's block step with several single lambdas: `neuronal:steps=block,block_lambdas=[0.1]`.
 
     A top-up has the same colour in all figures. A colour means the same sparsity in all heat maps.
 
@@ -114,8 +113,8 @@ def _plot_perplexity(
         joined (`bool`): True draws lines through the results of a method, False points and titles of panels.
     """
     results = [result for members in panels for result in members]
-    markers = _by_name([result.saliency for result in results], MARKERS)
-    dashes = _by_name([result.value_bits for result in results], DASHES)
+    markers = dict(zip(dict.fromkeys(result.saliency for result in results), itertools.cycle(MARKERS)))
+    dashes = dict(zip(dict.fromkeys(result.value_bits for result in results), itertools.cycle(DASHES)))
     with new_figure(1 + 3.2 * len(panels), f"{model}: {_subject(results)}") as (figure, files):
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, members in zip(all_axes, panels):
@@ -125,7 +124,7 @@ def _plot_perplexity(
                 lines.setdefault((r.saliency, r.topup, r.value_bits), []).append(point)
             for (saliency, topup, bits), points in lines.items():
                 look = {"marker": markers[saliency], "ls": dashes[bits] if joined else "none"}
-                axes.plot(*zip(*sorted(points)), **_point(styles[topup]) | look)
+                axes.plot(*zip(*sorted(points)), **styles[topup] | POINT | look)
             axes.axhline(dense.mean_perplexity, **DENSE_LINE)
             if not joined:
                 infinite = [f"{r.saliency} + {r.topup}" for r in members if math.isinf(r.mean_perplexity)]
@@ -149,7 +148,7 @@ def plot_by_block(title: str, results: Sequence[Result], styles: Styles) -> File
         axes = figure.subplots()
         for index, result in enumerate(results):
             own = {"label": result.topup, "markevery": (index % step, step)}  # lines get markers at different blocks
-            axes.plot(range(count), result.block_sparsity, lw=1.8, ms=6, mec="black", **styles[result.topup], **own)
+            axes.plot(range(count), result.block_sparsity, lw=1.8, ms=6, **styles[result.topup], **own)
         axes.set(xlabel="Decoder block", ylabel="Sparsity")
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=min(3, count))
         show_round_numbers(axes.yaxis)
@@ -206,24 +205,13 @@ def _handles(results: Sequence[Result], styles: Styles, markers: Mapping, dashes
     from matplotlib.lines import Line2D
 
     topups = dict.fromkeys(result.topup for result in results)
-    handles = [Line2D([], [], label=name, **_point(styles[name]) | {"marker": "o"}) for name in topups]
+    handles = [Line2D([], [], label=name, **styles[name] | POINT | {"marker": "o"}) for name in topups]
     grey = {"color": GREY, "ls": "none", "ms": 8}
     handles += [Line2D([], [], label=name, marker=marker, **grey) for name, marker in markers.items()]
     for bits, dash in dashes.items():
         label = "original values" if bits is None else f"values of {bits} bits"
         handles.append(Line2D([], [], color=GREY, ls=dash, label=label))
     return [*handles, Line2D([], [], label=f"dense model: {dense.mean_perplexity:.4g}", **DENSE_LINE)]
-
-
-def _point(style: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of single points in the style of a method."""
-    edge = "black" if style["mfc"] == style["color"] else style["color"]
-    return {**style, "ls": "none", "ms": 8, "mec": edge, "alpha": 0.8}
-
-
-def _by_name(names: Sequence, looks: Sequence) -> dict:
-    """Return different name -> marker or dashes, in their order."""
-    return {name: looks[index % len(looks)] for index, name in enumerate(dict.fromkeys(names))}
 
 
 def _target(result: Result) -> str:

@@ -89,14 +89,10 @@ def bits_text(value_bits: int | None) -> str:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregate of a top-up at one sparsity over all saliencies and test sets (paper, section 5.3).
+    """Aggregate of a top-up at one sparsity over the `saliencies` that did not fail (paper, section 5.3).
 
-    Args:
-        sparsity (`float`), topup (`str`): of the results.
-        perplexity_factor (`float`): geometric mean of perplexity over the dense model's; lower is better.
-        accuracy_retention (`float`, *optional*): geometric mean of mean accuracy over the dense model's.
-        saliencies (`int`): number of saliencies that did not fail.
-        value_bits (`int`, *optional*): bits of each quantised value.
+    The factor is the geometric mean of perplexity over the dense model's, the retention that of mean accuracy; None: no
+    result.
     """
 
     sparsity: float
