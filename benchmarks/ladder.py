@@ -142,4 +142,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    transformers.utils.logging.disable_progress_bar()  # the log is read as a file
     raise SystemExit(main())

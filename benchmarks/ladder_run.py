@@ -25,7 +25,7 @@ class Plan:
     rate: float = 2e-3
     warmup: int = 500  # steps
     minutes: float = 10  # of training between two writes of the state
-    told: int = 100  # steps between two lines of the log
+    told: int = 50  # steps between two lines of the log
 
 
 class Training:

@@ -25,15 +25,6 @@ def modules():
         yield [importlib.import_module(f"benchmarks.{name}") for name in ("ladder", "ladder_run")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """As the command sets it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def prepared(state):
     """What `prepare` writes, small: windows for less than an epoch of the second rung."""
     torch.manual_seed(0)
