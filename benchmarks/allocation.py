@@ -30,7 +30,7 @@ from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity import masks
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import NeuronAL
-from optimum_neuronal.trials import alignment_errors, applier, deviation
+from optimum_neuronal.trials import alignment, applier
 from tests.sweeps import build_sweep
 
 
@@ -42,7 +42,6 @@ FUNCTIONS = {  # name in these modules, wherever it is -> phase
     "find_cut": CUTS,
     "apply_cut": CUTS,
     "mask_rows": RANKING,
-    "projection_activations": STATISTICS,
     "total_error": ERRORS,
 }
 VOCABULARY = 1000
@@ -131,19 +130,18 @@ def now(device: torch.device) -> float:
 def measured(decoder, clock: PhaseClock, operations: Operations) -> Iterator[None]:
     """While the context lasts, clock and operations see what the allocation does."""
     with ExitStack() as stack:
-        for module in (masks, applier, alignment_errors, deviation):
+        for module in (masks, applier, alignment):
             for name in FUNCTIONS.keys() & vars(module).keys():
                 timed = clock.timed(getattr(module, name), FUNCTIONS[name])
                 stack.enter_context(patch.object(module, name, timed))
         for owner, name, phase in (
             (applier.PlanApplier, "score", SCORES),
+            (applier.PlanApplier, "activations", STATISTICS),
             (SparsityPlan, "row_counts", CUTS),
             (SquaredNorms, "update", STATISTICS),
         ):
             stack.enter_context(patch.object(owner, name, clock.timed(getattr(owner, name), phase)))
-        for module in (alignment_errors, deviation):
-            entering = clock.entering(module.trial_weights, TRIALS)
-            stack.enter_context(patch.object(module, "trial_weights", entering))
+        stack.enter_context(patch.object(alignment, "trial_weights", clock.entering(alignment.trial_weights, TRIALS)))
         stack.enter_context(patch.object(runner, "replay", operations.counting(runner.replay)))
         for block in decoder.blocks:
             handles = (

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from optimum_neuronal.saliency.base import WeightUpdate, register_saliency
-from optimum_neuronal.saliency.dampening import DampenedHessian
+from optimum_neuronal.saliency.base import DampenedHessian, WeightUpdate, register_saliency
 from optimum_neuronal.saliency.sparsegpt import _inverse_factor
 
 

@@ -22,12 +22,12 @@ from .data.calibration import CalibrationSet
 from .evaluation.perplexity import evaluate_perplexity, load_windows
 from .evaluation.test_sets import name_test_sets
 from .files.directories import check_apart
-from .files.work_directory import WorkDirectory
+from .files.records import WorkDirectory, work_directory
 from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
 from .model.weight_names import stored_names
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
-from .pruning.context import PruneContext, alone_with, check, open_journal, work_directory
+from .pruning.context import PruneContext, alone_with, check, open_records
 from .pruning.final_pass import apply_changes
 from .pruning.prune import find_changes
 from .pruning.quantising import apply_to_head, round_head
@@ -38,7 +38,6 @@ from .system.compute import default_device
 from .system.interrupts import deferred_interrupt
 from .system.memory import reset_peak_memory
 from .system.processes import Processes
-from .trials.records import StepRecords
 from .validation import check_path
 
 
@@ -203,8 +202,7 @@ class NeuronALPruner(OptimumQuantizer):
         reset_peak_memory()
         context = replace(context, calibration=self._draw(model, dataset), clock=clock)
         clock.lap("calibration data")
-        journal = open_journal(folder, decoder, self.config, context.ids)
-        context = replace(context, records=StepRecords(journal, Processes.current()))
+        context = replace(context, records=open_records(folder, decoder, self.config, context.ids))
         outcome = find_changes(context)
         head, head_roundings = round_head(model, self.config.embedding_bits)
         report = make_report(context, outcome, head_roundings)

@@ -43,7 +43,7 @@ COMPAT = {"internals", "accelerate", "peft"}  # names under which modules of com
 FILE_NAMES = {"config.json", "generation_config.json", "README.md", "neuronal_report.json"}
 FILE_SUFFIXES = (".safetensors", ".index.json")
 # Files below checkpoint/, which cannot import its names.
-OWN_FILE_NAMES = {"report.py": {"neuronal_report.json"}, "files/journal.py": {".record.safetensors"}}
+OWN_FILE_NAMES = {"report.py": {"neuronal_report.json"}, "files/records.py": {".safetensors"}}
 
 
 def lint(place: str, tree: ast.Module) -> Iterator[tuple[int, str]]:

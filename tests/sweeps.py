@@ -3,21 +3,21 @@
 import torch
 
 from optimum_neuronal.engine.runner import BlockRunner
+from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.trials.applier import PlanApplier
 from optimum_neuronal.trials.engine import Engine
-from optimum_neuronal.trials.records import StepRecords
 from optimum_neuronal.trials.sweep import Sweep
 
 
 def build_sweep(decoder, saliency, ids, num_alignment_samples, batch_size=1, device="cpu", **options) -> Sweep:
-    """Options: `pattern` and `min_expert_tokens` of the applier, `journal` and `processes` of the records."""
+    """Options: `pattern` and `min_expert_tokens` of the applier, `records`, or the `processes` that they are for."""
     applied = {name: options[name] for name in ("pattern", "min_expert_tokens") if name in options}
-    recorded = {name: options[name] for name in ("journal", "processes") if name in options}
+    records = options.get("records") or Records(processes=options.get("processes"))
     runner = BlockRunner(decoder, batch_size, device, options.get("max_hidden_bytes"))
-    return Sweep(Engine(runner, PlanApplier(saliency, **applied), ids, num_alignment_samples, StepRecords(**recorded)))
+    return Sweep(Engine(runner, PlanApplier(saliency, **applied), ids, num_alignment_samples, records))
 
 
 def make_sweep(model, ids, saliency="wanda", batch_size=1) -> Sweep:

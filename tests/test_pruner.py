@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal import pruner as pruner_module
 from optimum_neuronal.evaluation import perplexity
-from optimum_neuronal.files.work_directory import WorkDirectory
+from optimum_neuronal.files.records import work_directory
 from optimum_neuronal.model.find_blocks import find_decoder
 
 
@@ -195,7 +195,7 @@ def test_of_the_work_directory_only_its_own_is_removed(from_disk, tmp_path, monk
 def test_two_prunes_with_one_work_directory(llama, ids, tmp_path):
     before = state(llama)
     told = f"work is in use by process {os.getpid()} on "
-    with WorkDirectory(tmp_path / "work"), pytest.raises(BlockingIOError, match=told):
+    with work_directory(tmp_path / "work"), pytest.raises(BlockingIOError, match=told):
         NeuronALPruner(config()).prune(llama, ids, tmp_path / "work")
     assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
     NeuronALPruner(config(topup="uniform")).prune(llama, ids, tmp_path / "work")

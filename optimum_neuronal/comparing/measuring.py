@@ -21,7 +21,7 @@ from ..pruning.prune import default_batch_size, find_changes
 from ..pruning.reporting import make_report
 from ..sparsity.plan import row_sparsity
 from ..system.memory import reset_peak_memory
-from ..trials.records import Kept
+from ..trials.engine import Cache
 from .results import DENSE, Result
 from .settings import Combination, ComparisonSettings
 
@@ -62,7 +62,7 @@ class Measurements:
             for name, test in settings.tests.items()
         }
         self.task_options = {"limit": settings.limit, "include_path": settings.include_path}
-        self.dense_records = Kept(lasting=True)
+        self.cache = Cache(lasting=True)
 
     def identity(self) -> dict[str, Any]:
         """Return everything that a result depends on, except its config."""
@@ -89,7 +89,7 @@ class Measurements:
         reset_peak_memory()
         try:
             context = PruneContext.of(self.decoder, config)
-            context = replace(context, calibration=self.calibration, kept=self.dense_records)
+            context = replace(context, calibration=self.calibration, cache=self.cache)
             outcome = find_changes(context)
             report = make_report(context, outcome)
             with trial_weights(list(self.decoder.projections.values()), lambda p: outcome.changes[p.name]):

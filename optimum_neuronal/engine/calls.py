@@ -1,4 +1,4 @@
-"""How a block is called: the hidden states that go in, everything beside them, and what comes out."""
+"""Calls of blocks, and the streams of hidden states that runs over the blocks carry from one block to the next."""
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from torch import nn
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """How a block is called for one batch: everything beside the hidden states."""
+    """The arguments of a block for one batch, beside the hidden states."""
 
     args: tuple
     kwargs: dict
 
 
 def split_hidden(args: tuple, kwargs: dict) -> tuple[torch.Tensor, Call]:
-    """Tells a block's hidden states from its other arguments."""
+    """Return a block's hidden states and its other arguments."""
     if args:
         return args[0], Call(args[1:], dict(kwargs))
     rest = {key: value for key, value in kwargs.items() if key != "hidden_states"}
@@ -25,22 +25,22 @@ def split_hidden(args: tuple, kwargs: dict) -> tuple[torch.Tensor, Call]:
 
 
 def first_output(output) -> torch.Tensor:
-    """The hidden states among a block's outputs: some families return a tuple."""
+    """Return the hidden states among a block's outputs: some families return a tuple."""
     return output[0] if isinstance(output, tuple) else output
 
 
-Wrap = Callable[[torch.Tensor], object]  # hidden states -> what a block returns around them
+Wrap = Callable[[torch.Tensor], object]  # hidden states -> a block's output with them
 
 
 def output_wrapper(output) -> Wrap:
-    """How a block's output is made of hidden states, told from one output: some families return a tuple."""
+    """Return a function that makes a block's output of hidden states, in the form of the given output."""
     rest = output[1:] if isinstance(output, tuple) else None
     return lambda hidden: hidden if rest is None else (hidden, *rest)
 
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
-    """While the context lasts, a module computes something else."""
+    """Replace a module's forward while the context lasts."""
     before = module.__dict__.get("forward")  # set already where accelerate dispatches the module
     module.forward = forward
     try:
@@ -52,14 +52,8 @@ def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
             module.forward = before
 
 
-def hidden_bytes(streams: Sequence[Sequence[torch.Tensor]]) -> int:
-    """Bytes of streams of hidden states; tensors that several streams share count once."""
-    tensors = {id(states): states for stream in streams for states in stream}
-    return sum(states.numel() * states.element_size() for states in tensors.values())
-
-
 def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Hidden states on another device, with what their blocks share."""
+    """Return hidden states on another device, with the values that their blocks share."""
     if hidden.device == device:
         return hidden
     moved = hidden.to(device)
@@ -69,13 +63,13 @@ def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def keep_shared(output: torch.Tensor, hidden: torch.Tensor, call: Call) -> None:
-    """Notes with a block's output what its containers hold, since every stream of hidden states needs its own."""
+    """Note with a block's output what its containers hold, since every stream of hidden states needs its own."""
     contents = {id(mapping): dict(mapping) for mapping in shared_containers(call)}
     output.shared_contents = {**getattr(hidden, "shared_contents", {}), **contents}
 
 
 def restore_shared(hidden: torch.Tensor, call: Call) -> None:
-    """Puts into a block's containers what the blocks before it wrote for these hidden states."""
+    """Put into a block's containers what the blocks before it wrote for these hidden states."""
     contents = getattr(hidden, "shared_contents", {})
     for mapping in shared_containers(call):
         if id(mapping) in contents:
@@ -84,5 +78,65 @@ def restore_shared(hidden: torch.Tensor, call: Call) -> None:
 
 
 def shared_containers(call: Call) -> list[MutableMapping]:
-    """Containers through which blocks hand values to later ones: keys and values, where some blocks share them."""
+    """Return the containers through which blocks hand values to later ones: keys and values, where blocks share them."""
     return [value for value in call.kwargs.values() if isinstance(value, MutableMapping)]
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Hidden states of all batches at one place in the model, for one candidate.
+
+    Streams are compared by identity. Work that depends on the same object alone is done once.
+
+    Args:
+        batches (`Sequence[Tensor]`): one tensor of shape (batch, tokens, hidden size) per batch.
+    """
+
+    batches: Sequence[torch.Tensor]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.batches)
+
+    @property
+    def sequences(self) -> int:
+        """The number of its sequences."""
+        return sum(len(states) for states in self.batches)
+
+
+Streams = list["Stream | None"]  # None: of an abandoned candidate
+
+
+def hidden_bytes(streams: Sequence[Sequence[torch.Tensor]]) -> int:
+    """Return the bytes of lists of hidden states. Tensors in several of them count once."""
+    tensors = {id(states): states for stream in streams for states in stream}
+    return sum(states.numel() * states.element_size() for states in tensors.values())
+
+
+def streams_bytes(streams: Streams) -> int:
+    """Return the bytes of all hidden states. Tensors in several streams count once."""
+    return hidden_bytes([stream.batches for stream in streams if stream is not None])
+
+
+def on_cpu(streams: Streams) -> Streams:
+    """Return the streams in CPU memory. Equal streams stay one object."""
+    moved: dict[torch.Tensor, torch.Tensor] = {}  # tensors are told apart by identity
+    found: dict[Stream, Stream] = {}
+    for stream in streams:
+        if stream is not None and stream not in found:
+            for states in stream:
+                if states not in moved:
+                    moved[states] = to_device(states, torch.device("cpu"))
+            found[stream] = Stream([moved[states] for states in stream])
+    return [None if stream is None else found[stream] for stream in streams]
+
+
+def grouped(streams: Streams, shared: bool) -> list[list[int]]:
+    """Return indices of streams in groups with one dense block's output: equal streams, or all if `shared`.
+
+    Abandoned streams are in no group.
+    """
+    groups: dict[Stream | None, list[int]] = {}
+    for index, stream in enumerate(streams):
+        if stream is not None:
+            groups.setdefault(None if shared else stream, []).append(index)
+    return list(groups.values())

@@ -1,4 +1,4 @@
-"""Captures what a model's blocks are called with, and what the model makes of the last block's output."""
+"""Captures the calls of a model's blocks, and computes logits from the last block's output."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -8,26 +8,17 @@ import torch
 from torch import nn
 
 from ..model.projections import Block, Decoder
-from .calls import (
-    Call,
-    Wrap,
-    hidden_bytes,
-    keep_shared,
-    output_wrapper,
-    replaced_forward,
-    split_hidden,
-    to_device,
-)
+from .calls import Call, Wrap, hidden_bytes, keep_shared, output_wrapper, replaced_forward, split_hidden, to_device
 
 
 @dataclass(eq=False)
 class BlockInputs:
-    """The first block's hidden states for every batch, and how every block is called.
+    """The first block's hidden states for every batch, and the calls of every block.
 
     Args:
         hidden (`list[Tensor]`): one tensor of shape (batch, tokens, hidden size) per batch.
-        calls (`list[list[Call]]`): `calls[i][j]` is how block i is called for batch j.
-        final_norm (`nn.Module`, *optional*): what the decoder applies to the last block's output.
+        calls (`list[list[Call]]`): `calls[i][j]` is block i's call for batch j.
+        final_norm (`nn.Module`, *optional*): applied by the decoder to the last block's output.
     """
 
     hidden: list[torch.Tensor] = field(default_factory=list)
@@ -37,7 +28,7 @@ class BlockInputs:
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every module's own mode is put back."""
+    """Set evaluation mode without gradients while the context lasts. Every module's own mode is put back."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
@@ -57,10 +48,10 @@ def capture_inputs(
     wrap: Wrap | None = None,
     max_hidden_bytes: int | None = None,
 ) -> BlockInputs:
-    """Runs the decoder once per batch with its blocks passing their hidden states through.
+    """Run the decoder once per batch with its blocks passing their hidden states through.
 
     Args:
-        decoder ([`Decoder`]): whose blocks' inputs are wanted. Call it inside [`inference`].
+        decoder ([`Decoder`]): with the blocks. Call it inside [`inference`].
         ids (`Tensor` of int64, shape (sequences, tokens)): token ids.
         batch_size (`int`): sequences per batch.
         device (`torch.device`): where the decoder expects token ids.
@@ -70,7 +61,7 @@ def capture_inputs(
         max_hidden_bytes (`int`, *optional*): hidden states beyond this many bytes are kept in CPU memory.
 
     Returns:
-        [`BlockInputs`]: bit-equal to what the blocks receive, since no block has computed anything yet.
+        [`BlockInputs`]: bit-equal to the model's own, since no block has computed anything yet.
     """
     inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
     known: list[torch.Tensor] = []
@@ -100,7 +91,7 @@ def capture_inputs(
 
 @contextmanager
 def _replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> Iterator[None]:
-    """While the context lasts, every block computes what `forward_of` gives for its index."""
+    """Replace every block's forward by that of `forward_of` for its index, while the context lasts."""
     with ExitStack() as stack:
         for index, block in enumerate(decoder.blocks):
             stack.enter_context(replaced_forward(block.module, forward_of(index)))
@@ -116,7 +107,7 @@ def _check_shape(decoder: Decoder, hidden: torch.Tensor, batch: torch.Tensor) ->
 
 
 def _intern(call: Call, known: list[torch.Tensor]) -> Call:
-    """Keeps one copy of equal tensors: masks and position embeddings repeat from batch to batch."""
+    """Return a call with one copy of equal tensors: masks and position embeddings repeat from batch to batch."""
 
     def shared(value):
         if isinstance(value, torch.Tensor):
@@ -134,9 +125,9 @@ def _intern(call: Call, known: list[torch.Tensor]) -> Call:
 
 @contextmanager
 def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
-    """Finds the module that reads the last block's output: with the blocks passing through, their first input.
+    """Find the module that reads the last block's output: with the blocks passing through, their first input.
 
-    What gives another shape, such as a pooler that reads the first token alone, is none.
+    A module with an output of another shape, for example a pooler that reads the first token alone, does not count.
     """
     inside = {id(module) for block in decoder.blocks for module in block.module.modules()}
 
@@ -159,7 +150,7 @@ def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
 
 
 def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) -> list:
-    """What blocks return in the decoder's own forward on token ids of shape (sequences, tokens)."""
+    """Return the outputs of blocks in the decoder's own forward on token ids of shape (sequences, tokens)."""
     outputs: dict[int, object] = {}
     handles = [
         block.module.register_forward_hook(lambda _module, _args, output, i=i: outputs.__setitem__(i, output))
@@ -174,18 +165,18 @@ def block_outputs(decoder: Decoder, blocks: Sequence[Block], ids: torch.Tensor) 
 
 
 def find_wrapper(decoder: Decoder, ids: torch.Tensor, device: torch.device | str) -> Wrap:
-    """The [`output_wrapper`] of a decoder's blocks, told from a forward of the first of these tokens."""
+    """Return the [`output_wrapper`] of a decoder's blocks, found by a forward of the first of these tokens."""
     return output_wrapper(block_outputs(decoder, decoder.blocks[:1], ids[:1, :1].to(device))[0])
 
 
 def next_token_logits(
     decoder: Decoder, ids: torch.Tensor, hidden: torch.Tensor, wrap: Wrap, device: torch.device | str
 ) -> torch.Tensor:
-    """What the model makes of the last block's output, whatever its head does: norm, scale, cap.
+    """Return the model's logits for the last block's output, whatever its head does: norm, scale, cap.
 
     Args:
-        decoder ([`Decoder`]): whose blocks are passed by. Call it inside [`inference`].
-        ids (`Tensor` of int64, shape (sequences, tokens)): the token ids that `hidden` comes from.
+        decoder ([`Decoder`]): with the head. Call it inside [`inference`].
+        ids (`Tensor` of int64, shape (sequences, tokens)): the token ids of `hidden`.
         hidden (`Tensor`, shape (sequences, tokens, hidden size)): the last block's output.
         wrap: from [`find_wrapper`].
         device (`torch.device`): where the decoder expects token ids.

@@ -1,7 +1,7 @@
 """Weights that live in CPU memory or on disk (accelerate's offloading): brought to their device block by block.
 
 A module whose weights are offloaded holds meta tensors and a hook of accelerate's with a `weights_map`, name ->
-tensor, that reads them. Left to itself it reads them at every forward. Here a block is read once for all that is done
+tensor, that reads them. Left to itself it reads them at every forward. Here a block is read once for all work
 with it, and the next one is read meanwhile.
 """
 
@@ -21,13 +21,13 @@ Weights = list[tuple[nn.Module, dict[str, torch.Tensor]]]  # module -> its own p
 
 
 class BlockLoader:
-    """Brings the weights of a model's blocks to where they compute; does nothing for those that are there.
+    """Loader of the weights of a model's blocks onto the device that computes; does nothing for weights that are there.
 
     Args:
-        blocks (`Sequence[Block]`): in the order in which they will be wanted.
+        blocks (`Sequence[Block]`): in the order of their use.
 
     Attributes:
-        streams (`bool`): whether there is anything to bring.
+        streams (`bool`): True if there are weights to load.
     """
 
     def __init__(self, blocks: Sequence[Block]):
@@ -38,9 +38,9 @@ class BlockLoader:
 
     @contextmanager
     def loaded(self, index: int) -> Iterator[Block]:
-        """While the context lasts, the weights of a block are parameters like any other's.
+        """Load the weights of a block as ordinary parameters while the context lasts.
 
-        Changes to them are lost: masks are kept with [`change_offloaded`].
+        Changes to them are lost: see [`change_offloaded`].
         """
         block = self._blocks[index]
         if not self.streams:
@@ -75,7 +75,7 @@ def _read(block: Block) -> Weights:
 
 @contextmanager
 def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Gives a module its weights and its own forward, past the hook; both are put back."""
+    """Give a module its weights and its own forward, past the hook. Both are put back."""
     hooked, meta = module.__dict__.get("forward"), {}
     for name, tensor in tensors.items():
         parent, _, last = name.rpartition(".")
@@ -92,7 +92,7 @@ def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[N
 
 
 class ChangedWeights(Mapping):
-    """A `weights_map` that makes weights sparse whenever they are read.
+    """A `weights_map` with weights that become sparse whenever they are read.
 
     So a model on disk becomes sparse without a byte of its files being changed: its forward and `save_pretrained` see
     the sparse weights. Changes wait packed: masks take one bit per weight of memory; where the saliency updates weights,
@@ -120,7 +120,7 @@ class ChangedWeights(Mapping):
 
 
 def change_offloaded(projection: Projection, change: Change) -> None:
-    """Makes an offloaded projection sparse whenever it is read from now on: see [`ChangedWeights`]."""
+    """Make an offloaded projection sparse whenever it is read from now on: see [`ChangedWeights`]."""
     weights = accelerate.weights_map(projection.module)
     if not isinstance(weights, ChangedWeights):
         weights = ChangedWeights(weights)

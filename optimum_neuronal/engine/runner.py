@@ -1,22 +1,21 @@
 """Runs a decoder block by block: every run visits the blocks in order and carries streams of hidden states along.
 
-All candidates visit a block together, so that its weights are read once and what is the same for them is done once.
+All candidates visit a block together, so that its weights are read once and common work is done once.
 """
 
+import re
 from collections.abc import Callable, Sequence
 
 import torch
 
 from ..model.projections import Block, Decoder, Projection
-from .calls import Call, Wrap
-from .capture import BlockInputs, capture_inputs, find_wrapper, next_token_logits
+from .calls import Call, Stream, Streams, Wrap, first_output, on_cpu, output_wrapper, streams_bytes
+from .capture import BlockInputs, block_outputs, capture_inputs, find_wrapper, next_token_logits
 from .offload import BlockLoader
+from .passes import Pass, Runs
 from .progress import Progress
 from .replay import replay
-from .replay_check import check_replay
 from .statistics import Norms, SquaredNorms
-from .streams import Stream, Streams, on_cpu, streams_bytes
-from .unfinished import UnfinishedRun
 
 
 # Index of a block, the block with its weights at hand, its calls, every stream -> every stream behind the block.
@@ -24,18 +23,18 @@ Visit = Callable[[int, Block, Sequence[Call], Streams], Streams]
 
 
 class BlockRunner:
-    """Runs blocks on hidden states, one after the other. Use it inside [`capture.inference`].
+    """Runs of blocks on hidden states, one block after the other. Use it inside [`capture.inference`].
 
     Args:
         decoder ([`Decoder`]): the model's blocks and projections. Its weights are the same after every call.
         batch_size (`int`): sequences per forward.
         device (`torch.device`): where the decoder expects token ids.
-        max_hidden_bytes (`int`, *optional*): more hidden states than this are kept in CPU memory between blocks.
-        progress ([`Progress`], *optional*): what passes are shown by.
+        max_hidden_bytes (`int`, *optional*): more hidden states than this wait in CPU memory between blocks.
+        progress ([`Progress`], *optional*): shows passes.
 
     Attributes:
         loader ([`BlockLoader`]): brings the blocks' weights.
-        block_forwards (`int`): how often a block was run on one sequence, so far: the cost of everything.
+        block_forwards (`int`): runs of one block on one sequence so far.
     """
 
     def __init__(
@@ -53,18 +52,18 @@ class BlockRunner:
         self._wrap: Wrap | None = None
 
     def check_replay(self, ids: torch.Tensor) -> None:
-        """Raises `ValueError` unless replaying the blocks on one sequence, (1, tokens), gives what the model computes."""
+        """Raise `ValueError` unless replaying the blocks on one sequence, (1, tokens), gives the model's own output."""
         self._wrap = check_replay(self.decoder, ids, self.device, self.loader)
         self.block_forwards += len(self.decoder.blocks)
 
     def wrap(self, ids: torch.Tensor) -> Wrap:
-        """How a block's output is made of hidden states, told from a forward of one of these tokens if not known."""
+        """Return the [`output_wrapper`] of the blocks. If unknown, it is found by a forward of one of these tokens."""
         if self._wrap is None:
             self._wrap = find_wrapper(self.decoder, ids, self.device)
         return self._wrap
 
     def capture(self, ids: torch.Tensor, batch_size: int | None = None) -> BlockInputs:
-        """What the blocks are called with for these sequences, see [`capture_inputs`]."""
+        """Return the calls of the blocks for these sequences, see [`capture_inputs`]."""
         size, budget = batch_size or self.batch_size, self.max_hidden_bytes
         wrap = self.wrap(ids)
         return capture_inputs(self.decoder, ids, size, self.device, wrap=wrap, max_hidden_bytes=budget)
@@ -75,32 +74,23 @@ class BlockRunner:
         streams: int,
         visit: Visit,
         label: str | None = None,
-        unfinished: UnfinishedRun | None = None,
         release: bool = False,
     ) -> Streams:
-        """Visits all blocks in order.
+        """Visit all blocks in order, and return every stream behind the last one.
 
         Args:
             inputs ([`BlockInputs`]): every stream begins with its hidden states.
-            streams (`int`): how many there are.
-            visit: what to do at a block, see [`Visit`].
-            label (`str`, *optional*): what its progress is called; None shows none.
-            unfinished ([`UnfinishedRun`], *optional*):
-                Receives what `visit` measures; how far the run has come is recorded with it, and an interrupted run
-                goes on from there.
-            release (`bool`): whether nobody else needs the first block's inputs.
-
-        Returns:
-            `list`: every stream behind the last block.
+            streams (`int`): their number.
+            visit: the work at a block, see [`Visit`].
+            label (`str`, *optional*): of the progress bar; None shows none.
+            release (`bool`): True if nobody else needs the first block's inputs.
         """
-        start, flowing = _where_to_begin(Stream(inputs.hidden), streams, unfinished)
+        flowing: Streams = [Stream(inputs.hidden)] * streams
         if release:
             inputs.hidden = []
-        for index in self.progress.over(range(start, len(inputs.calls)), label):
+        for index in self.progress.over(range(len(inputs.calls)), label):
             with self.loader.loaded(index) as block:
                 flowing = self._within_budget(visit(index, block, inputs.calls[index], flowing))
-            if unfinished is not None:
-                unfinished.note(index + 1, flowing)
         return flowing
 
     def replay(
@@ -111,7 +101,7 @@ class BlockRunner:
         record: type[SquaredNorms] | None = SquaredNorms,
         skipped: Sequence[Projection] = (),
     ) -> tuple[Stream, Norms]:
-        """Runs a block on every batch and counts it; what is recorded of its inputs and what it skips: [`replay`]."""
+        """Run a block on every batch, and count it. Other arguments: see [`replay`]."""
         self.block_forwards += stream.sequences
         if record is None and block.experts:  # experts always run as while recorded: by sequence, whatever the batch
             record = SquaredNorms
@@ -119,25 +109,25 @@ class BlockRunner:
         return Stream(outputs), norms
 
     def output(self, block: Block, stream: Stream, calls: Sequence[Call]) -> Stream:
-        """What a block puts out, with the weights that it has at the moment."""
+        """Return a block's output with its current weights."""
         return self.replay(block, stream, calls, record=None)[0]
 
     def inputs_of(
         self, block: Block, stream: Stream, calls: Sequence[Call], statistic: type[SquaredNorms] = SquaredNorms
     ) -> Norms:
-        """What the dense block's projections receive on these hidden states."""
+        """Return the inputs of the dense block's projections for these hidden states."""
         return self.replay(block, stream, calls, statistic, self.output_projections(block))[1]
 
     def output_projections(self, block: Block) -> list[Projection]:
-        """What only feeds the block's output (an eighth of a Llama's work), skipped where norms are all we want."""
+        """Return the projections that only feed the block's output (an eighth of a Llama's work). Norms do not need them."""
         return [p for p in block.projections.values() if self.decoder.feeds_next_block(block, p)]
 
     def logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """What the model makes of the last block's output for these token ids, see [`next_token_logits`]."""
+        """Return the model's logits for the last block's output, see [`next_token_logits`]."""
         return next_token_logits(self.decoder, ids, hidden, self.wrap(ids), self.device)
 
     def total(self, per_block: Sequence[torch.Tensor]) -> float:
-        """Sum of what was measured block by block. Raises `ValueError` if it is not finite."""
+        """Return the sum of errors by block. Raises `ValueError` if it is not finite."""
         errors = torch.stack([error.cpu() for error in per_block])  # blocks may lie on several devices
         if not bool(torch.isfinite(errors).all()):
             block = self.decoder.blocks[int((~torch.isfinite(errors)).nonzero()[0])]
@@ -150,7 +140,64 @@ class BlockRunner:
         return on_cpu(streams)
 
 
-def _where_to_begin(beginning: Stream, streams: int, unfinished: UnfinishedRun | None) -> tuple[int, Streams]:
-    """Index of the first block to visit, and every stream in front of it."""
-    found = None if unfinished is None else unfinished.recall(beginning)
-    return (0, [beginning] * streams) if found is None else found
+class CheckPass(Pass):
+    """What [`check_replay`] costs: one sequence."""
+
+    def runs(self, index: int, last: int) -> Runs:
+        return 1, 0, 0
+
+    @property
+    def needs_dense(self) -> bool:
+        return False
+
+    def count_sequences(self, samples: int, alignment: int) -> int:
+        return 1
+
+    def hidden_sequences(self, samples: int, alignment: int, deep: bool) -> int:
+        return 0  # fewer than any other question's
+
+
+def check_replay(decoder: Decoder, ids: torch.Tensor, device: torch.device | str, loader: BlockLoader) -> Wrap:
+    """Compare replaying the blocks, with their inputs recorded, with the decoder's own forward.
+
+    Args:
+        decoder ([`Decoder`]): the model's blocks and projections.
+        ids (`Tensor` of int64, shape (1, tokens)): one sequence.
+        device (`torch.device`): where the decoder expects token ids.
+        loader ([`BlockLoader`]): brings the blocks' weights.
+
+    Returns:
+        The [`output_wrapper`] of the blocks.
+
+    Raises:
+        `ValueError`: they differ, so the family is not understood; a projection takes no part in the forward; or the
+            activations are not finite.
+    """
+    begin, end = block_outputs(decoder, [decoder.blocks[0], decoder.blocks[-1]], ids.to(device))
+    wrap, expected = output_wrapper(begin), first_output(end)
+    if not bool(torch.isfinite(expected).all()):
+        raise ValueError(
+            "The model's own activations contain NaN or infinity on the first calibration sequence: load it in "
+            f"bfloat16 or float32 (it is {expected.dtype})."
+        )
+    inputs = capture_inputs(decoder, ids, 1, device, wrap=wrap)
+    hidden = inputs.hidden
+    for index, calls in enumerate(inputs.calls):
+        with loader.loaded(index) as block:
+            hidden, norms = replay(block, hidden, calls)
+        for name in block.pruned_names:
+            if name not in norms:
+                raise ValueError(
+                    f"{name} takes no part in the model's forward, or receives only some of the tokens (a mixture of "
+                    f"experts of a kind that is not understood): leave it out with ignore=[{re.escape(name)!r}]."
+                )
+    difference, largest = (hidden[0] - expected).abs().max(), expected.abs().max()
+    if not difference <= 1e-3 * largest:
+        raise ValueError(
+            f"Replaying the blocks ({type(decoder.blocks[0].module).__name__}) does not give what the model computes: "
+            f"the largest difference is {difference:.3g}, where the largest output is {largest:.3g}. Were the wrong "
+            "modules taken for the blocks, name the list with optimum_neuronal.register_architecture(model_type, "
+            f"Architecture(blocks='layers')), model_type being {decoder.config.model_type!r}; else this model family "
+            "is not supported."
+        )
+    return wrap

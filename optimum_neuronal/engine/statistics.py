@@ -11,14 +11,14 @@ from ..system.compute import full_precision
 
 
 class SquaredNorms:
-    """For every sequence, the sum over its tokens of the squared input, feature by feature.
+    """Sums over the tokens of every sequence of the squared input, feature by feature.
 
     `value` has shape (sequences, in), in float32: sequences in the order they were seen. From it follow the
     activation of one sequence, `sqrt(value[i])`, and that of a projection, [`activation`]. Keeping the sequences
     apart makes the result independent of how they were batched.
 
     Attributes:
-        tokens (`int`): how many inputs were added.
+        tokens (`int`): number of inputs.
     """
 
     def __init__(self):
@@ -27,23 +27,23 @@ class SquaredNorms:
 
     @classmethod
     def of(cls, value: torch.Tensor, tokens: int) -> "SquaredNorms":
-        """Norms that were measured elsewhere: `value` of shape (sequences, in), over so many tokens."""
+        """Return norms that were measured elsewhere: `value` of shape (sequences, in), over so many tokens."""
         norms = cls()
         norms.tokens, norms._parts = tokens, [value]
         return norms
 
     def update(self, inputs: torch.Tensor, sequences: int) -> None:
-        """Adds a batch of inputs of shape (sequences, tokens, in), or flattened to (sequences * tokens, in)."""
+        """Add a batch of inputs of shape (sequences, tokens, in), or flattened to (sequences * tokens, in)."""
         inputs = inputs.reshape(sequences, -1, inputs.shape[-1])
         self.tokens += inputs.shape[0] * inputs.shape[1]
         self._parts.append(inputs.float().square().sum(dim=1))
 
     def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
-        """Adds those inputs of one sequence that an expert received.
+        """Add the inputs of one sequence that an expert received.
 
         Args:
-            inputs (`Tensor`, shape (n, in)): what it received; n may be 0.
-            rows (`Tensor` of int64, shape (n,)): which tokens of the sequence these are.
+            inputs (`Tensor`, shape (n, in)): n may be 0.
+            rows (`Tensor` of int64, shape (n,)): their tokens' places in the sequence.
             tokens (`int`): tokens in the sequence. The sum runs over all, the others counting as zero, so that it does
                 not depend on their number.
         """
@@ -60,8 +60,8 @@ class SquaredNorms:
         return self._parts[0]
 
 
-class Moments(SquaredNorms):
-    """With the squared norms, `sums`: the sum of the inputs over the tokens of every sequence, (sequences, in)."""
+class InputSums(SquaredNorms):
+    """Squared norms, and `sums`: the sum of the inputs over the tokens of every sequence, (sequences, in)."""
 
     def __init__(self):
         super().__init__()
@@ -84,13 +84,13 @@ class Moments(SquaredNorms):
 
 
 class Hessian(SquaredNorms):
-    """With the squared norms, `hessian`: the sum of `x x^T` over all inputs x, float32, shape (in, in).
+    """Squared norms, and `hessian`: the sum of `x x^T` over all inputs x, float32, shape (in, in).
 
     Sequences are added one after the other, so that the sum does not depend on how they were batched.
 
     Attributes:
         cross (`Tensor`, *optional*):
-            Sum of `x_dense x^T`, float32, shape (in, in), where [`Hessian.update_pair`] was told the dense model's inputs.
+            Sum of `x_dense x^T`, float32, shape (in, in), if [`Hessian.update_pair`] was given the dense model's inputs.
     """
 
     def __init__(self):
@@ -108,7 +108,7 @@ class Hessian(SquaredNorms):
         self._add(inputs.float())
 
     def update_pair(self, inputs: torch.Tensor, dense: torch.Tensor, sequences: int) -> None:
-        """Adds a batch of inputs, and what the dense model receives in their place, as [`SquaredNorms.update`] does."""
+        """Add a batch of inputs, and the dense model's inputs in their place. Shapes: see [`SquaredNorms.update`]."""
         self.update(inputs, sequences)
         if self.cross is None:
             self.cross = torch.zeros_like(self.hessian)
@@ -125,24 +125,24 @@ class Hessian(SquaredNorms):
 
 
 def most_specific(first: type[SquaredNorms], second: type[SquaredNorms]) -> type[SquaredNorms]:
-    """The one of two statistics that tells what both tell. Raises `ValueError` if neither does."""
+    """Return the one of two statistics that includes the other. Raises `ValueError` if neither does."""
     if issubclass(first, second):
         return first
     if issubclass(second, first):
         return second
-    raise ValueError(f"No statistic tells what both {first.__name__} and {second.__name__} tell.")
+    raise ValueError(f"No statistic includes both {first.__name__} and {second.__name__}.")
 
 
 Norms = Mapping[str, SquaredNorms]  # projection name -> squared norms of its input
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The widest floating-point type that a device has: float64, but float32 on Apple's GPUs."""
+    """Return the widest floating-point type of a device: float64, but float32 on Apple's GPUs."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def activation(squared_norms: torch.Tensor) -> torch.Tensor:
-    """Activation of a projection: `a_j = sqrt(mean over sequences of sum over tokens of x_j^2)`.
+    """Return the activation of a projection: `a_j = sqrt(mean over sequences of sum over tokens of x_j^2)`.
 
     Args:
         squared_norms (`Tensor` of shape (sequences, in)): from [`SquaredNorms`].
@@ -160,14 +160,14 @@ def record_inputs(
     batch: tuple[int, int],
     statistic=SquaredNorms,
 ) -> Iterator[None]:
-    """While the context lasts, adds the inputs of every module, for one batch, to a statistic of its own.
+    """Add the inputs of every module, for one batch, to a statistic of its own, while the context lasts.
 
     Modules that receive the very same tensor (q, k and v; gate and up) share one statistic, computed once.
 
     Args:
-        modules (`Mapping[str, nn.Module]`): name -> module whose first positional input is watched.
+        modules (`Mapping[str, nn.Module]`): name -> module. Its first positional input is watched.
         recorded (`dict`):
-            name -> statistic, filled as the modules run; a module that never ran, or that did not receive every token
+            name -> statistic, filled as the modules run. A module that never ran, or that did not receive every token
             once, is missing.
         batch (`tuple[int, int]`): sequences, and tokens in each.
         statistic: class with `update(inputs, sequences)`, made once per distinct input.

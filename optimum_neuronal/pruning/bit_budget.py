@@ -162,31 +162,25 @@ def choose_pair(engine: Engine, pairs: Sequence[Pair], topup: TopUp) -> Choice:
     rounded weights.
 
     Args:
-        engine ([`Engine`]): of a saliency, and of no rounding yet; has the rounding of the chosen pair afterwards.
+        engine ([`Engine`]): without quantised values.
         pairs (`Sequence[Pair]`): of ascending sparsity, as [`pairs_within`] has them.
         topup ([`TopUp`]): where the sparsity will go.
     """
-    applier = engine.applier
-    errors = _uniform_errors(engine, pairs)
+    levels = engine.solve(
+        {pair.sparsity: replace(engine.applier, value_bits=pair.value_bits) for pair in pairs}, "bits", SOLVING
+    )
+    plans = [SparsityPlan(dict.fromkeys(engine.decoder.projections, pair.sparsity)) for pair in pairs]
+    errors = output_errors(engine, plans, "kl", LABEL, levels)
     told = {pair: {**pair._asdict(), "uniform": error} for pair, error in zip(pairs, errors)}
     ranked = sorted(pairs, key=lambda pair: told[pair]["uniform"])
     near = [pair for pair in ranked[:SEARCHED] if told[pair]["uniform"] <= NEAR * min(errors)]
     found: dict[Pair, Allocation] = {}
     if len(near) > 1 and topup.uses_levels(engine.saliency):
         for pair in near:
-            engine.applier = replace(applier, value_bits=pair.value_bits)
-            found[pair] = topup.allocate(Sweep(engine), pair.sparsity)
-            (told[pair]["error"],) = output_errors(engine, [found[pair].plan], "kl", LABEL)
+            own = engine.with_value_bits(pair.value_bits)
+            allocation = topup.allocate(Sweep(own), pair.sparsity)
+            (told[pair]["error"],) = output_errors(own, [allocation.plan], "kl", LABEL, allocation.levels or levels)
+            found[pair] = replace(allocation, levels=None)
         errors = [told[pair].get("error", math.inf) for pair in pairs]
     best = pairs[index_of_smallest(errors)]
-    engine.applier, engine.levels = replace(applier, value_bits=best.value_bits), None
     return Choice(best, list(told.values()), found.get(best))
-
-
-def _uniform_errors(engine: Engine, pairs: Sequence[Pair]) -> list[float]:
-    engine.solve(
-        {pair.sparsity: replace(engine.applier, value_bits=pair.value_bits) for pair in pairs}, "bits", SOLVING
-    )
-    names = engine.decoder.projections
-    plans = [SparsityPlan(dict.fromkeys(names, pair.sparsity)) for pair in pairs]
-    return output_errors(engine, plans, "kl", LABEL)

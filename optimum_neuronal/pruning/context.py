@@ -14,8 +14,7 @@ from ..checkpoint.sparsity_config import read_sparsity_config
 from ..config import NeuronALConfig
 from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..data.documents import check_dataset
-from ..files.journal import RECORDS, Journal
-from ..files.work_directory import WorkDirectory
+from ..files.records import Records, WorkDirectory
 from ..methods import Methods
 from ..model.check_model import check_model, check_pattern, check_weights
 from ..model.find_blocks import find_decoder
@@ -24,12 +23,11 @@ from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
 from ..system.clock import Clock
 from ..system.processes import Processes
-from ..trials.records import Kept, StepRecords
+from ..trials.engine import Cache
 from .bit_budget import Pair, check_choice, pairs_within
 from .quantising import check_dtypes, check_head_structure, check_head_weights
 
 
-FORMAT = 3  # of the records. 1: packed masks marked pruned weights; 2: they mark kept weights; 3: checksums.
 MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
 
 _in_use: set[nn.Parameter] = set()
@@ -47,8 +45,8 @@ class PruneContext:
         pairs (`Sequence[Pair]`): the pairs to choose from if the config has a budget of bits alone; else none.
         calibration ([`CalibrationSet`], *optional*): None if saliency and top-up look at weights alone.
         clock ([`Clock`]): times the phases.
-        records ([`StepRecords`]): look finished steps and blocks up, or record them.
-        kept ([`Kept`], *optional*): shared by prunes of the same model with the same calibration sequences.
+        records ([`Records`]): of finished steps and blocks.
+        cache ([`Cache`], *optional*): shared by prunes of the same model with the same calibration sequences.
     """
 
     decoder: Decoder
@@ -57,8 +55,8 @@ class PruneContext:
     pairs: Sequence[Pair] = ()
     calibration: CalibrationSet | None = None
     clock: Clock = field(default_factory=Clock)
-    records: StepRecords = field(default_factory=StepRecords)
-    kept: Kept | None = None
+    records: Records = field(default_factory=lambda: Records(processes=Processes.current()))
+    cache: Cache | None = None
 
     @classmethod
     def of(cls, decoder: Decoder, config: NeuronALConfig) -> "PruneContext":
@@ -164,25 +162,21 @@ def check_texts(config: NeuronALConfig, evaluate: Iterable[str] = ()) -> None:
         check_dataset(dataset, "test")
 
 
-def work_directory(directory: str | Path | None) -> WorkDirectory:
-    """Return the directory of an unfinished prune, see [`WorkDirectory`]. Of several processes, the first one records."""
-    return WorkDirectory(directory if Processes.current().rank == 0 else None)
-
-
-def open_journal(folder: WorkDirectory, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor) -> Journal:
+def open_records(folder: WorkDirectory, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor) -> Records:
     """Return the records of a prune that was begun with the same model, config and calibration sequences.
 
     Args:
-        folder ([`WorkDirectory`]): entered.
+        folder ([`WorkDirectory`]): from [`work_directory`].
         decoder ([`Decoder`]): of the dense model.
         config ([`NeuronALConfig`]): how to prune, as the user gave it.
         ids (`Tensor` of int64, shape (num_samples, seq_length)): calibration sequences; empty if none are needed.
 
     Raises:
-        `ValueError`, `OSError`: see [`Journal`].
+        `ValueError`, `OSError`: see [`Records`].
     """
     fields = {key: value for key, value in config.to_dict().items() if key not in MEMORY_KNOBS}
-    return folder.journal({RECORDS: FORMAT, **fields, **identity(decoder.model, decoder, ids), "versions": versions()})
+    begun = {**fields, **identity(decoder.model, decoder, ids), "versions": versions()}
+    return Records(folder.path, begun, Processes.current())
 
 
 @contextmanager

@@ -7,26 +7,22 @@ from typing import ClassVar
 import torch
 
 from ..compat.accelerate import is_offloaded
-from ..engine.calls import Call
+from ..engine.calls import Call, Stream, Streams
 from ..engine.offload import change_offloaded
 from ..engine.paired_inputs import STAGES, PairedRuns
 from ..engine.passes import CalibrationPass, Runs
 from ..engine.statistics import Norms, SquaredNorms, most_specific
-from ..engine.streams import Stream, Streams
+from ..files.records import Finding
 from ..formats.bitmask import MASK, VALUES
 from ..formats.packed import PackedMask, PackedWeight
 from ..model.projections import Block, Decoder, Projection
 from ..model.trial import TrialWeights, trial_weights
 from ..saliency import Saliency
-from ..sparsity.masks import Change
+from ..sparsity.masks import Change, Zeros
 from ..sparsity.plan import SparsityPlan
-from ..trials.applier import not_finite
+from ..trials.applier import Refine
 from ..trials.engine import Engine
-from ..trials.records import Finding
 from .refit import RUNS, Refit, fit_and_round
-
-
-Refine = Callable[[Projection, torch.Tensor, torch.Tensor, SquaredNorms | None], torch.Tensor]
 
 
 def needs_inputs(saliency: Saliency, statistic: type[SquaredNorms]) -> bool:
@@ -85,13 +81,13 @@ class FinalPruning:
             return [sparse, *(self.output(index, block, calls, streams) for index in range(1, len(streams)))]
 
         if needs_inputs(engine.saliency, self.statistic):
-            engine.release()
+            engine.cache.release()
             inputs = engine.capture_all(self.statistic, self.refit and self.refit.batch_size(engine.ids.shape[1]))
             engine.runner.run(inputs, self.streams, visit, "Pruning", release=True)
         else:
             for index in range(len(engine.decoder.blocks)):
                 with engine.runner.loader.loaded(index) as block:
-                    found.update(self._block(index, block, partial(self._masks, block, None)))
+                    found.update(self._block(index, block, partial(self.solve, block, block.pruned, None)))
         return found
 
     def _found(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
@@ -117,47 +113,20 @@ class FinalPruning:
     def prune_block(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
         """The starved experts of a block, and what its packed masks and weights consist of."""
         norms = self.engine.runner.inputs_of(block, streams[0], calls, self.statistic)
-        norms = self.engine.joined(norms, self.statistic)
-        if not self.engine.saliency.updates_weights:
-            return self._masks(block, norms)
-        return self.weights(block, block.pruned, norms)
+        return self.solve(block, block.pruned, self.engine.joined(norms, self.statistic))
 
-    def weights(self, block: Block, projections: Sequence[Projection], norms: Norms) -> Finding:
-        """For a saliency that updates weights: packed weights of some of a block's projections."""
-        activations, starved = self.engine.applier.activations(block, norms, projections)
-        tensors, finite = {}, {}
-        for name, weight in self.applier.updated(projections, norms, activations, self.plan).items():
-            packed = PackedWeight.pack(weight)
-            finite[name] = torch.isfinite(packed.values).all()
-            tensors |= packed.parts(name)
-        _check_finite(finite)
-        return {"starved": starved}, tensors
-
-    def _masks(self, block: Block, norms: Norms | None) -> Finding:
-        """For one that does not: packed masks of a block's projections."""
-        applier = self.engine.applier
-        activations, starved = ({}, []) if norms is None else applier.activations(block, norms)
-        kept, finite = {}, {}
-        for projection in block.pruned:
-            score = applier.score(projection, activations)
-            finite[projection.name] = torch.isfinite(score).all()
-            kept[projection.name] = self._mask(projection, activations, norms, score)
-        _check_finite(finite)
-        if applier.value_bits is None:
-            return {"starved": starved}, {name + MASK: PackedMask.pack(own).bits for name, own in kept.items()}
+    def solve(self, block: Block, projections: Sequence[Projection], norms: Norms | None) -> Finding:
+        """Return the starved experts among projections of a block, and the packed parts of their masks or weights."""
+        activations, starved = {}, []
+        if norms is not None:
+            activations, starved = self.applier.activations(block, norms, projections)
         tensors = {}
-        sparse = {p.name: torch.where(kept.pop(p.name), p.weight, 0) for p in block.pruned}
-        for name, weight in applier.rounded(block.pruned, sparse, activations).items():
-            tensors |= PackedWeight.pack(weight).parts(name)
+        for name, change in self.applier.prune(projections, norms, activations, self.plan, self.refine).items():
+            if isinstance(change, Zeros):
+                tensors[name + MASK] = PackedMask.pack(change.mask).bits
+            else:
+                tensors |= PackedWeight.pack(change.applied(block.projections[name].weight)).parts(name)
         return {"starved": starved}, tensors
-
-    def _mask(
-        self, projection: Projection, activations: Mapping[str, torch.Tensor], norms: Norms | None, score: torch.Tensor
-    ) -> torch.Tensor:
-        mask = self.engine.applier.mask(projection, score, self.plan)
-        if self.refine is None:
-            return mask
-        return self.refine(projection, mask, score, None if norms is None else norms[projection.name])
 
     def _block(self, index: int, block: Block, prune: Callable[[], Finding]) -> dict[str, Change]:
         """What becomes of one block's weights, recorded or found now."""
@@ -171,13 +140,6 @@ def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -
     if projection.name + VALUES in tensors:
         return PackedWeight.of_parts(tensors, projection.name, projection.shape)
     return PackedMask(tensors[projection.name + MASK], projection.shape)
-
-
-def _check_finite(finite: Mapping[str, torch.Tensor]) -> None:
-    """Waits for the device once for a whole block."""
-    for name, is_finite in zip(finite, torch.stack(list(finite.values())).tolist() if finite else ()):
-        if not is_finite:
-            raise not_finite(name)
 
 
 def _waiting_device(projection: Projection) -> torch.device:
@@ -213,7 +175,7 @@ class DenseTargets(FinalPruning):
         tensors, starved = {}, []
         for stage in self._runs.stages:
             norms = self._runs.inputs(stage, _prepared(block, tensors))
-            found, own = self.weights(block, stage, norms)
+            found, own = self.solve(block, stage, norms)
             starved += found["starved"]
             tensors |= own
         return {"starved": starved}, tensors

@@ -6,10 +6,10 @@ from ..config import NeuronALConfig
 from ..engine.paired_inputs import STAGES
 from ..engine.passes import Pass
 from ..engine.progress import Stage
-from ..engine.replay_check import CheckPass
+from ..engine.runner import CheckPass
 from ..methods import Methods
 from ..model.projections import Decoder
-from ..trials.dense_pass import DensePass
+from ..trials.engine import DensePass
 from ..trials.levels import LABEL as LEVELS
 from .bit_budget import SOLVING, Pair, choosing_passes, likely
 from .cost import plan_sweeps

@@ -14,7 +14,7 @@ from ..system.memory import with_less_memory
 from ..system.notes import get_logger
 from ..topup import Allocation
 from ..trials.applier import PlanApplier
-from ..trials.engine import Engine
+from ..trials.engine import Cache, Engine
 from ..trials.sweep import Sweep
 from .bit_budget import choose_pair
 from .context import PruneContext
@@ -83,15 +83,16 @@ def _make_engine(context: PruneContext, batch_size: int, progress: Progress) -> 
         context.ids,
         config.num_alignment_samples,
         context.records,
-        context.kept,
+        Cache() if context.cache is None else context.cache,
     )
 
 
 def _find(context: PruneContext, engine: Engine) -> PruneOutcome:
     methods, topup, clock = context.methods, context.methods.topup, context.clock
     if methods.needs_calibration:
-        engine.kept.get("replay is right", engine.check_replay)
+        engine.cache.get("replay is right", engine.check_replay)
     config, allocation = _allocate(context, engine)
+    engine = engine.with_value_bits(config.value_bits)
     clock.lap("allocation")
     final = DenseTargets if methods.needs_dense_stream else FinalPruning
     refine = topup.refine if topup.refines else None
@@ -110,11 +111,12 @@ def _allocate(context: PruneContext, engine: Engine) -> tuple[NeuronALConfig, Al
     """Return where the sparsity goes, and the config with the chosen pair in place of a budget of bits."""
     config, topup = context.config, context.methods.topup
     if not context.pairs:
-        return config, topup.allocate(Sweep(engine), config.sparsity)
+        return config, replace(topup.allocate(Sweep(engine), config.sparsity), levels=None)
     choice = choose_pair(engine, context.pairs, topup)
-    allocation = choice.allocation or topup.allocate(Sweep(engine), choice.pair.sparsity)
+    own = engine.with_value_bits(choice.pair.value_bits)
+    allocation = choice.allocation or topup.allocate(Sweep(own), choice.pair.sparsity)
     divided = {"bits": {"budget": config.bits_per_weight, "pairs": choice.told}}
-    return choice.pair.of(config), replace(allocation, decisions={**divided, **allocation.decisions})
+    return choice.pair.of(config), replace(allocation, decisions={**divided, **allocation.decisions}, levels=None)
 
 
 def _suited(context: PruneContext) -> Methods:

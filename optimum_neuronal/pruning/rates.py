@@ -10,8 +10,7 @@ from ..formats.code_checks import GROUP
 from ..formats.codebooks import TABLES, magnitudes
 from ..saliency.rounding import round_kept, round_nearest
 from ..sparsity.masks import apply_cut, find_cut, sort_rows
-from ..trials.divergence import kl
-from ..trials.output_errors import piece_length
+from ..trials.output_errors import kl, piece_length
 
 
 MEASURE_SECONDS = 0.4
@@ -106,7 +105,7 @@ def _rounded(device: torch.device) -> tuple[float, float]:
     weight, levels = weight.masked_fill_(weight.abs() < 1, 0), magnitudes(TABLES[BITS][0])
     hessian = torch.eye(ROUNDED[1], device=device) + 1
     fitting = _best(lambda: round_nearest(weight, hessian.diagonal(), levels, weight.dtype), device)
-    both = _best(lambda: round_kept(weight, weight, hessian, levels, weight.dtype, sweeps=1), device)
+    both = _best(lambda: round_kept(weight, weight, hessian, levels, weight.dtype, passes=1), device)
     return weight.numel() / fitting, weight.numel() / max(both - fitting, fitting / 100)
 
 

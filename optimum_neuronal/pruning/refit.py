@@ -11,11 +11,10 @@ import torch
 from torch.func import functional_call
 from transformers.utils import logging
 
-from ..engine.calls import Call, first_output, restore_shared, to_device
+from ..engine.calls import Call, Stream, first_output, restore_shared, to_device
 from ..engine.paired_inputs import STAGES, stages
 from ..engine.passes import CalibrationPass, Runs
 from ..engine.statistics import Hessian
-from ..engine.streams import Stream
 from ..model.projections import Block
 from ..model.trial import TrialWeights
 from ..sparsity.masks import Change, NewWeight

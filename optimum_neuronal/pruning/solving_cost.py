@@ -7,7 +7,7 @@ from ..config import NeuronALConfig
 from ..engine.paired_inputs import STAGES
 from ..methods import Methods
 from ..model.projections import Block, Decoder
-from ..saliency.rounding import SWEEPS, fitted_weights, sweep_operations
+from ..saliency.rounding import PASSES, fitted_weights, pass_operations
 from ..trials.applier import QUICK
 from ..trials.levels import level_sparsities, levels_bytes
 from .bit_budget import Pair, searches
@@ -68,14 +68,14 @@ def solving_cost(
     asked, often = methods.topup.passes_with(saliency), searches(pairs, methods)
     candidates = sum(step.plans * step.times for step in asked if not step.by_score)
     quick, whole = often * len(levels) + len(tried), 1 + often * candidates
-    sweeps = SWEEPS * whole + QUICK * quick if bits is not None else 0
+    sweeps = PASSES * whole + QUICK * quick if bits is not None else 0
     gathered = sum(2 * config.num_samples * tokens * columns**2 for _, columns in shapes)
     looks = STAGES if bits is not None and config.refit_epochs else 0
     trial_tokens = candidates * config.num_alignment_samples / config.num_samples  # as a share of all tokens
     return SolvingCost(
         sparsities=quick + whole,
         operations=(quick + whole) * sum(map(saliency.operations, shapes))
-        + sweeps * sum(map(sweep_operations, shapes))
+        + sweeps * sum(map(pass_operations, shapes))
         + int((1 + often * (bool(levels) + trial_tokens) + bool(tried) + looks) * gathered),
         solver_bytes=_solver_bytes(decoder, config),
         levels_bytes=max(sum(levels_bytes(block, at) for block in decoder.blocks) for at in (levels, tried)),

@@ -1,13 +1,16 @@
-"""Sparse least squares: which weights stay, by the alternating direction method of multipliers, and their values.
+"""Sparse least squares: the support, found by the alternating direction method of multipliers, and its values.
+
+A support says how many weights are kept, and where: in the whole matrix, in every row, or in every group of columns.
 
 All matrices of weights have shape (out, in): one row of unknowns for every output, of the same inputs.
 """
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from .supports import Support
+from ..sparsity.masks import ColumnPattern, mask_groups, mask_rows, mask_whole
 
 
 RHO = 0.1  # the penalty to begin with, on a Hessian whose diagonal is 1
@@ -15,10 +18,103 @@ PERIOD = 3  # iterations between two looks at how much the support still changes
 # Share of the kept weights that entered or left -> what the penalty is multiplied by.
 GROWTH = ((0.1, 1.3), (0.005, 1.2), (0.0, 1.1))
 SETTLED, SETTLED_AFTER = 3e-4, 30  # below this share, after so many iterations, the support has been found
+NARROW = 0.05  # half-width of the window around the last threshold in which the next one is looked for
+SMALL = 2**16  # weights below which the window costs more than it saves
+
+
+class Support(ABC):
+    """A rule for the kept weights of a matrix, by their size."""
+
+    @abstractmethod
+    def kept(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the mask of the largest absolute values, (out, in). Of equal ones more than allowed may be kept."""
+
+    def exactly(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the mask of exactly the allowed number. Of equal values, later rows and columns are kept."""
+        return self.kept(values)
+
+
+class OfWhole(Support):
+    """A number of kept weights in the whole matrix.
+
+    Args:
+        count (`int`): kept weights.
+    """
+
+    def __init__(self, count: int):
+        self.count = count
+        self._threshold: float | None = None
+
+    def kept(self, values: torch.Tensor) -> torch.Tensor:
+        sizes = values.abs()
+        if self.count == 0:
+            return torch.zeros_like(sizes, dtype=torch.bool)
+        self._threshold = self._find_threshold(sizes.flatten())
+        return sizes >= self._threshold
+
+    def exactly(self, values: torch.Tensor) -> torch.Tensor:
+        return mask_whole(values.abs(), values.numel() - self.count)
+
+    def _find_threshold(self, sizes: torch.Tensor) -> float:
+        """Return the smallest kept size. It moves little between iterations, so most sizes need no sorting."""
+        if self._threshold is not None and len(sizes) >= SMALL:
+            low, high = self._threshold * (1 - NARROW), self._threshold * (1 + NARROW)
+            inside = sizes[(sizes >= low) & (sizes < high)]
+            place = self.count - int(torch.count_nonzero(sizes >= high))
+            if 0 < place <= len(inside):
+                return inside.kthvalue(len(inside) + 1 - place).values.item()
+        return sizes.kthvalue(len(sizes) + 1 - self.count).values.item()
+
+
+class OfRows(Support):
+    """A number of kept weights in every row.
+
+    Args:
+        counts (`Tensor` of int64, shape (out,)): kept weights of each.
+    """
+
+    def __init__(self, counts: torch.Tensor):
+        self.counts = counts
+
+    def kept(self, values: torch.Tensor) -> torch.Tensor:
+        return mask_rows(values.abs(), values.shape[1] - self.counts)
+
+
+class OfGroups(Support):
+    """The kept weights of an N:M pattern.
+
+    Args:
+        pattern ([`ColumnPattern`]): N and M.
+    """
+
+    def __init__(self, pattern: ColumnPattern):
+        self.pattern = pattern
+
+    def kept(self, values: torch.Tensor) -> torch.Tensor:
+        return mask_groups(values.abs(), self.pattern)
+
+
+class OfParts(Support):
+    """Matrices one below the other, each with its own rule.
+
+    Args:
+        supports (`Sequence[Support]`), rows (`Sequence[int]`): the rule and the number of rows of each.
+    """
+
+    def __init__(self, supports: Sequence[Support], rows: Sequence[int]):
+        self.supports, self.rows = supports, list(rows)
+
+    def kept(self, values: torch.Tensor) -> torch.Tensor:
+        parts = values.split(self.rows)
+        return torch.cat([support.kept(part) for support, part in zip(self.supports, parts)])
+
+    def exactly(self, values: torch.Tensor) -> torch.Tensor:
+        parts = values.split(self.rows)
+        return torch.cat([support.exactly(part) for support, part in zip(self.supports, parts)])
 
 
 class Inverse:
-    """`(A + rho I)^-1`, computed anew only when rho changes.
+    """The inverse `(A + rho I)^-1`, computed anew only when rho changes.
 
     Args:
         matrix (`Tensor` of float32, shape (in, in)): A, symmetric and positive definite; not changed.
@@ -29,7 +125,7 @@ class Inverse:
         self._inverse = matrix
 
     def at(self, rho: float) -> torch.Tensor:
-        """The inverse for a penalty above 0, shape (in, in). What was returned before must not be used any more."""
+        """Return the inverse for a penalty above 0, shape (in, in). An inverse returned before is no longer valid."""
         if rho != self.rho:
             self._inverse = None  # two of these are never needed at a time
             shifted = self.matrix.clone()
@@ -43,25 +139,22 @@ class Inverse:
 def find_support(
     inverse: Inverse, target: torch.Tensor, start: torch.Tensor, support: Support, iterations: Iterable[int]
 ) -> torch.Tensor:
-    """Weights whose largest, as `support` says, are those that had best stay (ALPS, Algorithm 1).
+    """Return dense weights whose largest, by the rule of `support`, are best kept (ALPS, Algorithm 1), (out, in).
 
-    With `V = B + U / rho`, of which `D` is the kept part, `U / rho` is the part that is not: so V and a mask are all
-    that is carried from one iteration to the next.
+    With `V = B + U / rho`, of which `D` is the kept part, `U / rho` is the other part. So V and a mask are all that one
+    iteration hands to the next.
 
     Args:
         inverse ([`Inverse`]): of the Hessian A.
         target (`Tensor` of shape (out, in)): `G = W A`: what `B A` should be.
         start (`Tensor` of shape (out, in)): W; not changed.
-        support ([`Support`]): says how many stay, and where.
-        iterations (`Iterable[int]`): counts them, from 1; their number is a limit.
-
-    Returns:
-        `Tensor`: shape (out, in), dense.
+        support ([`Support`]): the rule for kept weights.
+        iterations (`Iterable[int]`): numbers from 1, as many as there are iterations at most.
     """
     rho = RHO
     mask = support.kept(start)
     before, kept = mask, max(1, int(torch.count_nonzero(mask)))
-    values = start.masked_fill(~mask, 0)  # V: of the part that falls, U / rho is 0 at first
+    values = start.masked_fill(~mask, 0)  # V: of the pruned part, U / rho is 0 at first
     right = torch.empty_like(start)
     weight = torch.empty_like(start)
     for iteration in iterations:
@@ -83,13 +176,13 @@ def find_support(
 def fit_support(
     matrix: torch.Tensor, target: torch.Tensor, start: torch.Tensor, mask: torch.Tensor, steps: int
 ) -> torch.Tensor:
-    """The values of the weights that stay, by conjugate gradients: every row has a problem of its own.
+    """Return the values of the kept weights by conjugate gradients, for each row by itself.
 
     Args:
         matrix (`Tensor` of shape (in, in)): the Hessian A, its diagonal being about 1.
         target (`Tensor` of shape (out, in)): what the result times A should be.
         start (`Tensor` of shape (out, in)): where to begin.
-        mask (`Tensor`): boolean, shape (out, in), True where weights stay.
+        mask (`Tensor`): boolean, shape (out, in), True where kept.
         steps (`int`): of conjugate gradients.
 
     Returns:

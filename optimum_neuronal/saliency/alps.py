@@ -1,4 +1,4 @@
-"""ALPS: finds which weights had best stay by ADMM, then fits those that stay to the projection's dense output."""
+"""ALPS: finds the weights to keep by ADMM, then fits them to the projection's dense output."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,10 +11,8 @@ from ..sparsity.masks import ColumnPattern
 from ..sparsity.plan import row_counts
 from ..system.compute import full_precision
 from ..validation import check_number, check_whole
-from .admm import PERIOD, Inverse, find_support, fit_support
-from .base import WeightUpdate, check_asked, register_saliency
-from .dampening import DampenedHessian
-from .supports import OfGroups, OfParts, OfRows, OfWhole, Support
+from .admm import PERIOD, Inverse, OfGroups, OfParts, OfRows, OfWhole, Support, find_support, fit_support
+from .base import DampenedHessian, WeightUpdate, check_sparsity, register_saliency
 
 
 QUICK = 60  # iterations where weights are solved for trials
@@ -25,11 +23,11 @@ USUAL = 35  # iterations until the support has settled
 @register_saliency("alps")
 @dataclass(frozen=True)
 class ALPS(WeightUpdate):
-    """Sparse least squares (Meng et al., ALPS, 2024): `min ||(W - V) X||^2` over all V with so many weights.
+    """Sparse least squares (Meng et al., ALPS, 2024): `min ||(W - V) X||^2` over all V with a given number of weights.
 
     Args:
         iterations (`int`): of ADMM at most; it ends earlier when the support has settled.
-        refinements (`int`): steps of conjugate gradients that fit the weights that stay.
+        refinements (`int`): steps of conjugate gradients that fit the kept weights.
         dampening (`float`): share of the Hessian's mean diagonal that is added to its diagonal.
     """
 
@@ -63,7 +61,7 @@ class ALPS(WeightUpdate):
         pattern: ColumnPattern | None = None,
     ) -> dict[str, torch.Tensor]:
         for name, weight in weights.items():
-            check_asked(weight.shape, sparsities[name], pattern, name)
+            check_sparsity(weight.shape, sparsities[name], pattern, name)
         rows = [len(weight) for weight in weights.values()]
         supports = [_support(weight.shape, sparsities[name], pattern) for name, weight in weights.items()]
         joined = torch.cat(list(weights.values()))
@@ -99,8 +97,8 @@ class ALPS(WeightUpdate):
     def _solve_scaled(
         self, start: torch.Tensor, matrix: torch.Tensor, support: Support, dead: torch.Tensor, name: str
     ) -> torch.Tensor | None:
-        """The sparse weights for a Hessian whose diagonal is 1; None if that is not positive definite."""
-        start = start.masked_fill(dead, 0)  # of inputs that are always zero, weights fall first
+        """Return the sparse weights for a Hessian with a diagonal of 1; None if it is not positive definite."""
+        start = start.masked_fill(dead, 0)  # weights of inputs that are always zero are pruned first
         target = start @ matrix
         counted = logging.tqdm(range(1, self.iterations + 1), desc=name, unit="step", leave=False, delay=1)
         try:

@@ -1,9 +1,12 @@
-"""What a saliency method is. To add one, add a file beside this one with a registered subclass of [`Saliency`]."""
+"""The base classes of saliency methods. To add a method, add a file with a registered subclass of [`Saliency`].
+
+Also the Hessians that methods with least-squares problems invert.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -11,18 +14,25 @@ from ..engine.statistics import Hessian, SquaredNorms
 from ..registry import Registry
 from ..sparsity.masks import ColumnPattern
 from ..system.compute import full_precision
-from .dampening import DAMPENING, dense_target
+from ..system.notes import get_logger
+
+
+logger = get_logger(__name__)
+Result = TypeVar("Result")
+
+DAMPENING = 0.01  # of the mean diagonal, where a method has no such hyper-parameter
+RAISES = 5  # how often dampening is raised tenfold before giving up
 
 
 @dataclass(frozen=True)
 class Saliency(ABC):
-    """Scores the weights of a projection. The fields of a subclass are its hyper-parameters (`saliency_args`).
+    """A method that scores the weights of a projection. A subclass's fields are its hyper-parameters (`saliency_args`).
 
     Class attributes:
         uses_activations (`bool`): False if the score depends on the weights alone, so that no calibration is needed.
         updates_weights (`bool`): True if kept weights change as well: see [`WeightUpdate`].
         knows_rows (`bool`): False if all rows of a weight are pruned together and cannot differ in sparsity.
-        statistic (`type[SquaredNorms]`): what is gathered of the inputs of every projection.
+        statistic (`type[SquaredNorms]`): measured on the inputs of every projection.
     """
 
     name: ClassVar[str]
@@ -33,7 +43,7 @@ class Saliency(ABC):
 
     @abstractmethod
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
-        """Saliency of every weight. Within each row, the least salient weights are pruned.
+        """Return the saliency of every weight. Within each row, the least salient weights are pruned.
 
         Args:
             weight (`Tensor` of float32, shape (out, in)): a copy of the projection's weight.
@@ -52,12 +62,12 @@ register_saliency = SALIENCIES.register
 
 @dataclass(frozen=True)
 class WeightUpdate(Saliency):
-    """A method that prunes a weight as a whole and makes up for it in the weights that stay.
+    """A method that prunes a weight as a whole and makes up for it in the kept weights.
 
     Its saliency, which top-ups may ask for, ranks weights before any is updated.
 
     Class attributes:
-        reconstruct (`str`): what the config's `reconstruct` is where it is not given: `"dense"` or `"block"`.
+        reconstruct (`str`): the default of the config's `reconstruct`: `"dense"` or `"block"`.
     """
 
     updates_weights: ClassVar[bool] = True
@@ -65,7 +75,7 @@ class WeightUpdate(Saliency):
     statistic: ClassVar[type[SquaredNorms]] = Hessian
 
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
-        """`(|W_ij| a_j)^2`: the loss of pruning one weight if the others stay."""
+        """Return `(|W_ij| a_j)^2`: the loss of pruning one weight if the others stay."""
         return (weight * activation).square()
 
     @abstractmethod
@@ -77,7 +87,7 @@ class WeightUpdate(Saliency):
         pattern: ColumnPattern | None = None,
         name: str = "the weight",
     ) -> torch.Tensor:
-        """The sparse, updated weight.
+        """Return the sparse, updated weight.
 
         Args:
             weight (`Tensor` of float32, shape (out, in)): the projection's weight; not changed.
@@ -90,7 +100,7 @@ class WeightUpdate(Saliency):
             `Tensor`: float32, shape (out, in).
 
         Raises:
-            `ValueError`: what is asked cannot be done, see [`check_asked`], or the Hessian is not finite.
+            `ValueError`: the sparsity or pattern does not fit, see [`check_sparsity`], or the Hessian is not finite.
         """
 
     def prune_together(
@@ -100,47 +110,135 @@ class WeightUpdate(Saliency):
         sparsities: Mapping[str, float | torch.Tensor],
         pattern: ColumnPattern | None = None,
     ) -> dict[str, torch.Tensor]:
-        """The sparse, updated weights of projections that receive the same input. Arguments: [`prune`], by name."""
+        """Return the sparse, updated weights of projections with one input. Arguments: see [`prune`], by name."""
         return {name: self.prune(weight, hessian, sparsities[name], pattern, name) for name, weight in weights.items()}
 
     def toward(self, weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, name: str) -> torch.Tensor:
-        """The dense weight to prune so that outputs come near to those on other inputs: see [`dense_target`]."""
+        """Return the dense weight to prune for inputs of the sparse model: see [`dense_target`]."""
         with full_precision():
             return dense_target(weight, hessian, cross, getattr(self, "dampening", DAMPENING), name)
 
     def quick(self) -> "WeightUpdate":
-        """This method at less cost, for trials."""
+        """Return this method at less cost, for trials."""
         return self
 
     def operations(self, shape: tuple[int, int]) -> int:
-        """Floating-point operations that [`prune`] takes for a weight of shape (out, in), about; 0 if not known."""
+        """Return about how many floating-point operations [`prune`] takes for a weight of shape (out, in); 0 if unknown."""
         return 0
 
     def made(self, shape: tuple[int, int]) -> int:
-        """Values that [`prune`] computes one by one for such a weight, beside matrix products; 0 if they hardly count."""
+        """Return how many values [`prune`] computes one by one, beside matrix products; 0 if they hardly count."""
         return 0
 
 
-def check_asked(
+def check_sparsity(
     shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None, name: str
 ) -> None:
-    """Raises `ValueError` if a weight cannot be pruned so. Arguments: [`WeightUpdate.prune`]."""
-    asked = torch.as_tensor(sparsity, dtype=torch.float64)
-    if asked.ndim and asked.shape != (shape[0],):
+    """Raise `ValueError` unless sparsity and pattern fit a weight. Arguments: see [`WeightUpdate.prune`]."""
+    sparsities = torch.as_tensor(sparsity, dtype=torch.float64)
+    if sparsities.ndim and sparsities.shape != (shape[0],):
         raise ValueError(
-            f"{name} was given a sparsity of shape {list(asked.shape)}: expected a number, or one for each of its "
+            f"{name} was given a sparsity of shape {list(sparsities.shape)}: expected a number, or one for each of its "
             f"{shape[0]} rows."
         )
-    if not bool(((asked >= 0) & (asked <= 1)).all()):
-        raise ValueError(f"{name} was given the sparsity {asked.min():g} to {asked.max():g}: expected one in [0, 1].")
+    if not bool(((sparsities >= 0) & (sparsities <= 1)).all()):
+        raise ValueError(
+            f"{name} was given the sparsity {sparsities.min():g} to {sparsities.max():g}: expected one in [0, 1]."
+        )
     if pattern is None:
         return
     if shape[1] % pattern.group:
         raise ValueError(
             f"{name} has {shape[1]} input features, not a multiple of {pattern.group} as {pattern} needs."
         )
-    if len(asked.unique()) > 1:
+    if len(sparsities.unique()) > 1:
         raise ValueError(
             f"{name} was given rows of unequal sparsity, but the pattern {pattern} prunes every row alike: give one of "
             "the two."
         )
+
+
+class DampenedHessian:
+    """A Hessian with a share of its mean diagonal added to its diagonal, more if it is still not invertible.
+
+    Args:
+        hessian (`Tensor` of float32, shape (in, in)): sum of `x x^T` over a projection's inputs; not changed.
+        dampening (`float`): the share to add.
+        name (`str`): the projection's, for messages.
+
+    Attributes:
+        matrix (`Tensor` of float32, shape (in, in)): the dampened Hessian.
+        dead (`Tensor`): boolean, shape (in,): inputs that are always zero. Their diagonal counts as 1.
+
+    Raises:
+        `ValueError`: the Hessian is not finite.
+    """
+
+    def __init__(self, hessian: torch.Tensor, dampening: float, name: str):
+        self.matrix, self.name = hessian.clone(), name
+        diagonal = self.matrix.diagonal()
+        level = diagonal.mean()
+        if not bool(torch.isfinite(level)):
+            raise ValueError(f"The Hessian of {name} is not finite: its inputs overflow in the model's dtype.")
+        self.dead = diagonal == 0
+        diagonal[self.dead] = 1
+        self._level = torch.where(level > 0, level, 1)
+        self._raises = 0
+        self._added = dampening
+        diagonal += dampening * self._level
+
+    def solve(self, attempt: Callable[[torch.Tensor], Result | None]) -> Result:
+        """Return the result of an attempt on the matrix. As long as it is None, dampening is raised."""
+        while (found := attempt(self.matrix)) is None:
+            self.raise_dampening()
+        return found
+
+    def raise_dampening(self) -> None:
+        """Raise the dampening tenfold, with a warning. Raises `ValueError` if it was raised too often."""
+        if self._raises == RAISES:
+            raise ValueError(
+                f"The Hessian of {self.name} cannot be inverted, even with dampening {self._added:g}: take more "
+                "calibration sequences (num_samples), or another saliency."
+            )
+        more = 10 * self._added
+        logger.warning(
+            f"The Hessian of {self.name} is close to singular: dampening is raised from {self._added:g} to {more:g}."
+        )
+        self.matrix.diagonal().add_((more - self._added) * self._level)
+        self._added, self._raises = more, self._raises + 1
+
+
+def dense_target(
+    weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, dampening: float, name: str
+) -> torch.Tensor:
+    """Return the weight that maps a sparse model's inputs to the given weight's outputs in the dense model.
+
+    `min ||W X_dense - V X||^2` over sparse V differs by a constant from `min ||(W' - V) X||^2` with
+    `W' = W C H^-1`, so a method that prunes W for the inputs X can prune W' instead.
+
+    Args:
+        weight (`Tensor` of float32, shape (out, in)): W.
+        hessian (`Tensor` of float32, shape (in, in)): H, sum of `x x^T` over the sparse model's inputs.
+        cross (`Tensor` of float32, shape (in, in)): C, sum of `x_dense x^T` over the inputs of both.
+        dampening (`float`): share of H's mean diagonal that is added to both diagonals.
+        name (`str`): the projection's, for messages.
+
+    Returns:
+        `Tensor`: float32, shape (out, in).
+
+    Raises:
+        `ValueError`: C or H is not finite.
+    """
+    if not bool(torch.isfinite(cross).all()):
+        raise ValueError(f"The inputs of {name} are not finite in the dense model: they overflow in its dtype.")
+
+    def attempt(matrix: torch.Tensor) -> torch.Tensor | None:
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if bool(failed):
+            return None
+        # As a correction to W, which is small: so rounding is, too.
+        added = matrix.diagonal() - hessian.diagonal()
+        missing = weight @ (cross + torch.diag(added) - matrix)
+        return weight + torch.cholesky_solve(missing.T, factor).T
+
+    return DampenedHessian(hessian, dampening, name).solve(attempt)

@@ -1,4 +1,4 @@
-"""SparseGPT: prunes column by column and makes up for every pruned weight in the columns to come."""
+"""SparseGPT: prunes column by column, and makes up for every pruned weight in later columns."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,8 +7,7 @@ import torch
 
 from ..sparsity.masks import ColumnPattern, mask_groups, mask_whole
 from ..validation import check_number, check_whole
-from .base import WeightUpdate, check_asked, register_saliency
-from .dampening import DampenedHessian
+from .base import DampenedHessian, WeightUpdate, check_sparsity, register_saliency
 
 
 @register_saliency("sparsegpt")
@@ -40,7 +39,7 @@ class SparseGPT(WeightUpdate):
     ) -> torch.Tensor:
         if isinstance(sparsity, torch.Tensor) and sparsity.ndim:
             raise ValueError(f"{name} was given a sparsity by row: SparseGPT updates all rows of a weight together.")
-        check_asked(weight.shape, sparsity, pattern, name)
+        check_sparsity(weight.shape, sparsity, pattern, name)
         weight = weight.clone()
         diagonal = hessian.diagonal()
         weight[:, diagonal == 0] = 0  # inputs that are always zero
@@ -50,7 +49,7 @@ class SparseGPT(WeightUpdate):
         pruned = 0
         for start in range(0, weight.shape[1], size):
             end = min(start + size, weight.shape[1])
-            # What the blocks' floors leave over is carried on, so that the weight hits its target.
+            # Remainders of the blocks' floors are carried on, so that the weight hits its target.
             count = int(weight.shape[0] * end * float(sparsity) + 1e-4) - pruned
             pruned += count
             errors = self._prune_block(weight[:, start:end], inverse[start:end, start:end], count, pattern)
@@ -64,7 +63,7 @@ class SparseGPT(WeightUpdate):
     def _prune_block(
         self, weight: torch.Tensor, inverse: torch.Tensor, count: int, pattern: ColumnPattern | None
     ) -> torch.Tensor:
-        """Prunes and updates a few columns in place; returns their errors, which the columns to come make up for."""
+        """Prune and update a few columns in place. Return their errors, for which later columns make up."""
         scale = inverse.diagonal()
         mask = None if pattern else mask_whole((weight / scale).square(), count)
         errors = torch.zeros_like(weight)
@@ -81,7 +80,7 @@ class SparseGPT(WeightUpdate):
 
 
 def _inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
-    """Upper Cholesky factor of the inverse; None if there is none in float32."""
+    """Return the upper Cholesky factor of the inverse; None if there is none in float32."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if bool(failed):
         return None

@@ -13,6 +13,7 @@ from ..model.projections import Decoder, Projection
 from ..registry import Registry
 from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
+from ..trials.levels import Levels
 from ..trials.sweep import Sweep
 
 
@@ -23,10 +24,12 @@ class Allocation:
     Args:
         plan ([`SparsityPlan`]): where the sparsity goes.
         decisions (`dict`): how it was found, for the report; JSON-serialisable.
+        levels ([`Levels`], *optional*): solved weights that the plan was found by.
     """
 
     plan: SparsityPlan
     decisions: dict[str, Any] = field(default_factory=dict)
+    levels: Levels | None = None
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..engine.calls import Call, to_device
+from ..engine.calls import Call, Stream, Streams, to_device
 from ..engine.passes import Pass, Runs
 from ..engine.replay import replay
 from ..engine.runner import BlockRunner
 from ..engine.statistics import Norms
-from ..engine.streams import Stream, Streams
-from ..engine.unfinished import UnfinishedRun
 from ..model.projections import Block, Decoder, Projection
 from ..model.trial import trial_weights
 from ..sparsity.masks import Zeros
@@ -117,7 +115,7 @@ class BESA(TopUp):
             return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))
         engine = sweep.engine
         asked = (LABEL, astuple(self), sparsity)
-        found = engine.records.once([], asked, lambda unfinished: self._learn(engine, sparsity, unfinished))
+        found = engine.measured([], asked, lambda: self._learn(engine, sparsity))
         learned = engine.processes.from_first(found[0])
         sparsities = {name: values[1] for name, values in learned.items()}
         decision = {
@@ -127,10 +125,9 @@ class BESA(TopUp):
         }
         return Allocation(SparsityPlan(sparsities), {"besa": decision})
 
-    def _learn(
-        self, engine: Engine, sparsity: float, unfinished: UnfinishedRun
-    ) -> tuple[dict[str, list[float]], dict]:
+    def _learn(self, engine: Engine, sparsity: float) -> tuple[dict[str, list[float]], dict]:
         runner, blocks = engine.runner, engine.decoder.blocks
+        found: dict[str, list[float]] = {}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             stream, dense_stream = streams
@@ -140,7 +137,7 @@ class BESA(TopUp):
             norms = runner.inputs_of(block, stream, calls, engine.saliency.statistic)
             learned = self._learn_block(engine, block, norms, (stream, calls, target), sparsity)
             for projection, values in zip(block.pruned, learned.T):  # as learned, and after meeting the target
-                unfinished.measured[(projection.name,)] = values
+                found[projection.name] = values.tolist()
             if index == len(blocks) - 1:
                 return [stream, target]
             plan = SparsityPlan(dict(zip(block.pruned_names, learned[1].tolist())))
@@ -150,8 +147,8 @@ class BESA(TopUp):
 
         # A step of the optimiser for every sequence, whatever the batch size.
         inputs = runner.capture(engine.alignment_ids, batch_size=1)
-        runner.run(inputs, 2, visit, LABEL, unfinished)
-        return {name: unfinished.measured[(name,)].tolist() for name in engine.decoder.projections}, {}
+        runner.run(inputs, 2, visit, LABEL)
+        return found, {}
 
     def _learn_block(
         self, engine: Engine, block: Block, norms: Norms, data: tuple[Stream, Sequence[Call], Stream], sparsity: float

@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 
 from ..engine.passes import Pass
-from ..trials.dense_scores import ScoresPass
 from ..trials.output_errors import OutputPass
-from ..trials.sweep import Sweep
+from ..trials.sweep import ScoresPass, Sweep
 from ..validation import check_number, check_whole
 from .base import Allocation, TopUp, register_topup
 from .by_block import plan_of_blocks, pruned_blocks

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from ..engine.statistics import Moments, SquaredNorms, activation, wide_dtype
+from ..engine.statistics import InputSums, SquaredNorms, activation, wide_dtype
 from ..model.projections import Projection
 from ..sparsity.plan import SparsityPlan
 from ..trials.sweep import Sweep
@@ -39,7 +39,7 @@ class DSnoT(TopUp):
     uses_calibration: ClassVar[bool] = False  # by `allocate`; `refine` is given the statistic
     needs_fixed_weights: ClassVar[bool] = True  # an exchange would undo what the update has made up for
     refines: ClassVar[bool] = True
-    statistic: ClassVar[type[SquaredNorms]] = Moments
+    statistic: ClassVar[type[SquaredNorms]] = InputSums
 
     cycles: int = 50
     threshold: float = 0.1
@@ -52,7 +52,7 @@ class DSnoT(TopUp):
         return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))
 
     def refine(
-        self, projection: Projection, mask: torch.Tensor, score: torch.Tensor, statistic: Moments | None
+        self, projection: Projection, mask: torch.Tensor, score: torch.Tensor, statistic: InputSums | None
     ) -> torch.Tensor:
         if statistic is None or not statistic.tokens or not self.cycles:
             return mask
@@ -87,7 +87,7 @@ class DSnoT(TopUp):
         return refined.scatter(1, fallen, refined.gather(1, fallen) & ~exchanged)
 
 
-def moments(statistic: Moments) -> tuple[torch.Tensor, torch.Tensor]:
+def moments(statistic: InputSums) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and variance of every input over all calibration tokens: float32, shape (in,), variances above 0."""
     wide = wide_dtype(statistic.value.device)
     mean = statistic.sums.to(wide).sum(dim=0) / statistic.tokens

@@ -12,9 +12,7 @@ from ..engine.passes import Pass
 from ..model.projections import Decoder
 from ..registry import did_you_mean
 from ..sparsity.plan import SparsityPlan
-from ..trials.alignment import METRICS, SCOPES
-from ..trials.alignment_errors import AlignmentPass
-from ..trials.deviation import Deviation, DeviationPass
+from ..trials.alignment import METRICS, SCOPES, AlignmentPass, Deviation, DeviationPass
 from ..trials.engine import REFERENCES
 from ..trials.sweep import Sweep
 from .base import Allocation, TopUp, register_topup

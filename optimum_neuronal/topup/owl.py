@@ -7,8 +7,7 @@ import torch
 
 from ..engine.passes import Pass
 from ..model.projections import Block
-from ..trials.dense_scores import ScoresPass
-from ..trials.sweep import Sweep
+from ..trials.sweep import ScoresPass, Sweep
 from ..validation import check_number
 from .base import Allocation, TopUp, register_topup
 from .by_block import block_scores, block_sizes, plan_of_blocks, pruned_blocks, wanda_metric

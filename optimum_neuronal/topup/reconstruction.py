@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..engine.calls import Call
+from ..engine.calls import Call, Streams, grouped
 from ..engine.passes import Pass, Runs
 from ..engine.statistics import Hessian, Norms, most_specific
-from ..engine.streams import Streams, grouped
 from ..model.projections import Block
 from ..model.trial import ChangeOf, trial_weights
 from ..sparsity.plan import SparsityPlan
@@ -56,11 +55,11 @@ def reconstruction_errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference
 
     engine = sweep.engine
 
-    def measure(_) -> tuple[list[float], dict]:
+    def measure() -> tuple[list[float], dict]:
         mine = engine.processes.deal(plans)
         return engine.processes.collect(_errors(engine, mine, reference, label) if mine else []), {}
 
-    return engine.records.once(plans, ("reconstruction", reference, label), measure)[0]
+    return engine.measured(plans, ("reconstruction", reference, label), measure)[0]
 
 
 def _errors(engine: Engine, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:

@@ -14,11 +14,10 @@ from ..model.projections import Decoder
 from ..registry import did_you_mean
 from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
-from ..trials.alignment_errors import AlignmentPass
-from ..trials.divergence import OUTPUT_METRICS
+from ..trials.alignment import AlignmentPass
 from ..trials.levels import LABEL as LEVELS_LABEL
-from ..trials.levels import LevelsPass
-from ..trials.output_errors import OutputPass
+from ..trials.levels import Levels, LevelsPass
+from ..trials.output_errors import OUTPUT_METRICS, OutputPass
 from ..trials.sweep import Sweep
 from ..validation import check_number, check_whole
 from .base import Allocation, TopUp, register_topup
@@ -144,15 +143,17 @@ class Search(TopUp):
             "spent": run.spent + 1,
             "without_sharing": run.without_sharing + 1,
         }
-        return Allocation(run.best_plan, {"search": {**found, "seconds": time.perf_counter() - start}})
+        decisions = {"search": {**found, "seconds": time.perf_counter() - start}}
+        return Allocation(run.best_plan, decisions, run.levels)
 
     def _begin(self, sweep: Sweep, space: Space) -> "_Run":
         """The search behind its first stage."""
         levels = self.uses_levels(sweep.saliency)
-        run = _Run(sweep, space, self.objective, self._passes(levels) - 1)  # one: the dense model
-        if levels:
-            sweep.solve_levels(space.target)
-            run.stream_cost = 0  # weights depend on no plan's stream, so that errors of all rounds can be compared
+        solved = sweep.solve_levels(space.target) if levels else None
+        # Solved weights depend on no plan's stream, so that errors of all rounds can be compared.
+        stream_cost = 0 if levels else STREAM_COST
+        passes = self._passes(levels) - 1  # one: the dense model
+        run = _Run(sweep, space, self.objective, passes, stream_cost, solved)
         run.begin([space.uniform + width * space.depth for width in self.widths])
         return run
 
@@ -166,6 +167,7 @@ class _Run:
     objective: str
     budget: int
     stream_cost: float = STREAM_COST
+    levels: Levels | None = None
     spent: float = 0
     without_sharing: int = 0
     rounds: int = 0
@@ -199,7 +201,7 @@ class _Run:
         self.without_sharing += max(len(plans), math.ceil(cost))
         if self.objective == ALIGNMENT:
             return self.sweep.alignment_errors(plans, "dense", "sequence", "l2", LABEL)
-        return self.sweep.output_errors(plans, self.objective, LABEL, reference)
+        return self.sweep.output_errors(plans, self.objective, LABEL, self.levels or reference)
 
     def begin(self, candidates: Sequence[torch.Tensor]) -> None:
         """The first stage: the best of a few, with the dense model's saliency."""

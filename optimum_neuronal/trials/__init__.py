@@ -1,5 +1,5 @@
-"""Measures what sparsity plans would do to a model, without changing a weight.
+"""Trials: measurements of what sparsity plans would do to a model, without changing a weight.
 
-Top-ups ask a `Sweep` for scores of candidate plans. This room imports the engine and the saliencies. It does not know
-which top-up asks, nor the config of a prune.
+Top-ups ask a `Sweep` for scores of candidate plans. This room imports the engine and the saliencies. It does not know the
+top-up that asks, nor the config of a prune.
 """

@@ -1,24 +1,34 @@
-"""How far the inputs of a sparse model's projections are from those of the dense model (paper, Eq. 2 and 3)."""
+"""The alignment error: the distance of a sparse model's activations from the dense model's (paper, Eq. 2 and 3).
 
+Also the deviations at the places that rows feed, which NeuronAL's row step spreads sparsity by.
+"""
+
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from ..engine.statistics import Norms, SquaredNorms, wide_dtype
-from ..model.projections import Projection
+from ..engine.calls import Call, Streams, grouped
+from ..engine.passes import Pass, Runs
+from ..engine.statistics import Norms, SquaredNorms, activation, wide_dtype
+from ..model.projections import Block, Projection
+from ..model.trial import trial_weights
+from ..sparsity.plan import SparsityPlan
+from .engine import Engine, final_norms
 
 
 SMALLEST_SHARE = 1e-9  # of one input feature; on average it has one in several thousands
 
 
 def l2(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
-    """`|| d - s ||_2` of normalised activations, shape (sequences, in) -> (sequences,)."""
+    """Return `|| d - s ||_2` of normalised activations, shape (sequences, in) -> (sequences,)."""
     return torch.linalg.vector_norm(dense - sparse, dim=-1)
 
 
 def cosine(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
-    """`1 - cos(d, s)` of normalised activations, shape (sequences, in) -> (sequences,).
+    """Return `1 - cos(d, s)` of normalised activations, shape (sequences, in) -> (sequences,).
 
     Computed as `|| d / |d| - s / |s| ||^2 / 2`, which does not lose the digits of small angles and is never negative.
     """
@@ -26,11 +36,11 @@ def cosine(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
 
 
 def kl(dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
-    """`KL(d || s) = sum of d log(d / s) - d + s` in nats, shape (sequences, in) -> (sequences,).
+    """Return `KL(d || s) = sum of d log(d / s) - d + s` in nats, shape (sequences, in) -> (sequences,).
 
-    Normalised activations are distributions, whose `- d + s` cancels out. It keeps every term from being negative
-    where shares below `SMALLEST_SHARE` count as that much: the share of a feature that pruning has silenced is zero,
-    and the divergence would be infinite.
+    Normalised activations are distributions, so `- d + s` cancels out. It keeps every term from being negative where
+    shares below `SMALLEST_SHARE` count as that much: the share of a feature that pruning has silenced is zero, and the
+    divergence would be infinite.
     """
     dense, sparse = dense.clamp(min=SMALLEST_SHARE), sparse.clamp(min=SMALLEST_SHARE)
     return (dense * (dense / sparse).log() - dense + sparse).sum(dim=-1)
@@ -43,7 +53,7 @@ SCOPES = ("sequence", "pooled")
 def alignment_error(
     dense: torch.Tensor, sparse: torch.Tensor, scope: str = "sequence", metric: str = "l2"
 ) -> torch.Tensor:
-    """Alignment error of one projection: `metric(a_D / sum(a_D), a_S / sum(a_S)) / in`. Lower is better.
+    """Return the alignment error of one projection: `metric(a_D / sum(a_D), a_S / sum(a_S)) / in`. Lower is better.
 
     Args:
         dense, sparse (`Tensor` of shape (sequences, in)): squared norms of the projection's input in both models.
@@ -64,10 +74,10 @@ def alignment_error(
 def total_error(
     projections: Sequence[Projection], dense: Norms, sparse: Norms, scope: str, metric: str
 ) -> torch.Tensor:
-    """Sum of the alignment errors of projections; those that share an input share the computation.
+    """Return the sum of the alignment errors of projections. Each distinct input is compared once.
 
-    The experts of a layer count as one projection: each with its share of the tokens that the dense model routes,
-    so that many experts with few tokens do not drown the rest of the model.
+    The experts of a layer count as one projection, each with its share of the tokens that the dense model routes, so
+    that many experts with few tokens do not drown the rest of the model.
     """
     shares = _expert_shares(projections, dense)
     errors: dict[SquaredNorms, torch.Tensor] = {}  # projections that share an input share its norms
@@ -96,3 +106,171 @@ def _normalise(squared_norms: torch.Tensor) -> torch.Tensor:
     activations = squared_norms.to(wide_dtype(squared_norms.device)).sqrt()
     # An input that is zero everywhere (dead ReLUs) stays zero rather than becoming 0 / 0.
     return activations / activations.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(activations.dtype).tiny)
+
+
+class AlignmentPass(Pass):
+    """What [`alignment_errors`] costs."""
+
+    def runs(self, index: int, last: int) -> Runs:
+        dense = 0 if self.reference == "dense" else 1 if index == 0 else self.plans
+        return (0, dense + self.plans, 0) if index == last else (self.plans, dense, 0)
+
+
+def alignment_errors(
+    engine: Engine,
+    plans: Sequence[SparsityPlan],
+    reference: str,
+    scope: str,
+    metric: str,
+    label: str | None,
+    bound: float = math.inf,
+) -> list[float]:
+    """Return the alignment error of every plan (paper, Eq. 3), all of them in one run.
+
+    Args:
+        engine ([`Engine`]): runs the model.
+        plans (`Sequence[SparsityPlan]`): candidates; no plan is applied.
+        reference (`str`):
+            Source of dense activations and saliency. `"sparse-stream"`: the dense block run on the plan's own hidden
+            states. `"dense"`: the dense model's own stream.
+        scope, metric (`str`): see [`alignment_error`].
+        label (`str`, *optional*): of the progress bar.
+        bound (`float`):
+            A plan is abandoned as soon as its error exceeds this: errors add up block by block and never shrink.
+
+    Returns:
+        `list[float]`: one error per plan, summed over all pruned projections. Lower is better; infinite for plans that
+        were abandoned before the last block.
+    """
+
+    def measure() -> tuple[list[float], dict]:
+        mine = engine.processes.deal(plans)
+        errors = _errors(engine, mine, reference, (scope, metric), label, bound) if mine else []
+        return engine.processes.collect(errors), {}
+
+    return engine.measured(plans, (reference, scope, metric, label, bound), measure)[0]
+
+
+def _errors(
+    engine: Engine,
+    plans: Sequence[SparsityPlan],
+    reference: str,
+    measured_on: tuple[str, str],
+    label: str | None,
+    bound: float,
+) -> list[float]:
+    runner, last = engine.runner, len(engine.decoder.blocks) - 1
+    errors: list[list[torch.Tensor]] = [[] for _ in plans]  # of every plan, block by block
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        outputs: Streams = [None] * len(plans)  # stays None for abandoned plans
+        unread = runner.output_projections(block) if index == last else ()
+        for members in grouped(streams, shared=reference == "dense"):
+            norms = engine.reference_norms(reference, index, block, streams[members[0]], calls)
+            changes = engine.applier.changes(block, norms, [plans[member] for member in members])
+            for member, change_of in zip(members, changes):
+                with trial_weights(block.pruned, change_of):
+                    output, sparse = runner.replay(block, streams[member], calls, skipped=unread)
+                errors[member].append(total_error(block.pruned, norms, sparse, *measured_on))
+                if bound == math.inf or runner.total(errors[member]) <= bound:
+                    outputs[member] = output
+        return outputs
+
+    runner.run(engine.alignment_inputs(), len(plans), visit, label)
+    return [runner.total(own) if len(own) == last + 1 else math.inf for own in errors]
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """The deviation of a pruned model's activations from the dense model's.
+
+    Args:
+        error (`float`): the alignment error of the whole plan.
+        places (`dict[str, Tensor]`):
+            Name of a [`Place`] -> `a_D - a_S`, signed, float64 on the CPU, shape (features of the place,).
+    """
+
+    error: float
+    places: dict[str, torch.Tensor]
+
+
+class DeviationPass(Pass):
+    """What [`find_deviation`] costs."""
+
+    def runs(self, index: int, last: int) -> Runs:
+        return (1, 0, 0) if self.reference == "dense" else (2, 0, int(index > 0))
+
+    def streams(self, deep: bool) -> int:
+        if self.reference == "dense":
+            return super().streams(deep)
+        return 5 if deep else 2  # two, and what the search for the dense input puts out
+
+
+def find_deviation(
+    engine: Engine, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None
+) -> Deviation:
+    """Return the alignment error of one plan, and the deviation at every place that rows feed.
+
+    With `reference="sparse-stream"` a block's first input is the same in both runs. There the rows of the block before
+    are compared by that block's two outputs, each as this block's first projection receives it. Other arguments: as for
+    [`alignment_errors`].
+    """
+
+    def measure() -> tuple[float, dict[str, torch.Tensor]]:
+        return _deviation(engine, plan, reference, (scope, metric), label)
+
+    found = engine.measured([plan], (reference, scope, metric, label), measure)
+    return Deviation(*engine.processes.from_first(found))
+
+
+def _deviation(
+    engine: Engine, plan: SparsityPlan, reference: str, measured_on: tuple[str, str], label: str | None
+) -> tuple[float, dict[str, torch.Tensor]]:
+    runner, blocks = engine.runner, engine.decoder.blocks
+    errors: list[torch.Tensor] = []
+    places: dict[str, torch.Tensor] = {}
+
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        stream, dense_stream = streams
+        if reference == "dense":
+            dense_output, norms = dense_stream, engine.dense().norms[index]
+        else:
+            dense_output, norms = runner.replay(block, stream, calls, engine.saliency.statistic)
+        (change_of,) = engine.applier.changes(block, norms, [plan])
+        with trial_weights(block.pruned, change_of):
+            output, sparse = runner.replay(block, stream, calls)
+        errors.append(total_error(block.pruned, norms, sparse, *measured_on))
+        if index > 0:
+            before = norms
+            if reference != "dense":  # only the first input is wanted, so no projection need be computed
+                before = runner.replay(block, dense_stream, calls, skipped=list(block.projections.values()))[1]
+            places[blocks[index - 1].name] = _difference(before[block.entry], sparse[block.entry])
+        places.update(_inside(engine, block, norms, sparse))
+        return [output, dense_output]
+
+    inputs = engine.alignment_inputs()
+    output, dense_output = runner.run(inputs, 2, visit, label)
+    dense_final = engine.dense().final if reference == "dense" else final_norms(inputs.final_norm, dense_output)
+    places[blocks[-1].name] = _difference(dense_final, final_norms(inputs.final_norm, output))
+    return runner.total(errors), {place: value.double().cpu() for place, value in places.items()}
+
+
+def _inside(engine: Engine, block: Block, dense: Norms, sparse: Norms) -> dict[str, torch.Tensor]:
+    """Return the deviation of every place inside a block that rows of its pruned projections feed."""
+    fed = {engine.decoder.place_fed_by(block, projection) for projection in block.pruned} - {None}
+    deviations = {}
+    for place in sorted((place for place in fed if place.name != block.name), key=lambda place: place.name):
+        name = place.name
+        if name not in dense:  # left out by the user, and not understood: its rows are treated alike
+            deviations[name] = torch.zeros(place.features)
+            continue
+        deviations[name] = _difference(dense[name], sparse[name])
+        reader = block.projections.get(name)
+        if reader is not None and reader.expert is not None:
+            fewest = min(dense[name].tokens, sparse[name].tokens)
+            deviations[name] *= fewest >= engine.applier.min_expert_tokens  # a few tokens' deviation says nothing
+    return deviations
+
+
+def _difference(dense: SquaredNorms, sparse: SquaredNorms) -> torch.Tensor:
+    return activation(dense.value) - activation(sparse.value)

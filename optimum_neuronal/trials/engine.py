@@ -1,58 +1,116 @@
-"""A model and its calibration sequences, with what is needed to measure what a plan would do to it."""
+"""A model and its calibration sequences, with the parts that measure what a plan would do to it."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import nn
 
-from ..engine.calls import Call
+from ..engine.calls import Call, Stream, Streams
 from ..engine.capture import BlockInputs
+from ..engine.passes import Pass, Runs
 from ..engine.runner import BlockRunner
 from ..engine.statistics import Norms, SquaredNorms
-from ..engine.streams import Stream
+from ..files.records import Finding, Records
 from ..model.projections import Block, Decoder
+from ..model.trial import trial_weights
 from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
 from ..system.processes import Processes
 from .applier import PlanApplier
-from .dense_pass import DenseStream, dense_stream
 from .levels import LABEL as LEVELS
 from .levels import Levels, heldout_sequences, level_sparsities, solve_levels
-from .plan_stream import PlanStream
-from .records import Kept, StepRecords
 
 
 REFERENCES = ("sparse-stream", "dense")
 
 
+class Cache:
+    """Measurements that are asked for again: hidden states, dense activations, scores, the stream of a plan.
+
+    Args:
+        lasting (`bool`): True if prunes of the same model and sequences share it, so that it is not cleared between them.
+    """
+
+    def __init__(self, lasting: bool = False):
+        self._lasting = lasting
+        self._found: dict[Hashable, Any] = {}
+        self._latest: tuple[Any, Any] = (None, None)
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the value of a key. It is made once."""
+        if key not in self._found:
+            self._found[key] = make()
+        return self._found[key]
+
+    def latest(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return the value of an object, made anew unless the last call was for this object."""
+        if self._latest[0] is not key:
+            self._latest = key, make()
+        return self._latest[1]
+
+    def release(self) -> None:
+        """Drop the latest value, and all others unless they are shared."""
+        self._latest = None, None
+        if not self._lasting:
+            self._found.clear()
+
+
+@dataclass(frozen=True)
+class DenseStream:
+    """The dense model's pass over the alignment sequences.
+
+    Args:
+        norms (`list[Mapping[str, SquaredNorms]]`): inputs of every block's projections.
+        final ([`SquaredNorms`]): the last block's output behind the final norm.
+        output ([`Stream`]): the last block's output.
+    """
+
+    norms: list[Norms]
+    final: SquaredNorms
+    output: Stream
+
+
+class DensePass(Pass):
+    """What [`Engine.dense`] costs."""
+
+    @property
+    def needs_dense(self) -> bool:
+        return False
+
+    def runs(self, index: int, last: int) -> Runs:
+        return 1, 0, 0
+
+    def hidden_sequences(self, samples: int, alignment: int, deep: bool) -> int:
+        return 0  # what needs it counts it
+
+
+@dataclass(frozen=True, eq=False)
 class Engine:
-    """The parts that measuring and pruning are made of, and what follows from them together.
+    """The parts that trials and the final pruning are made of.
 
     Args:
         runner ([`BlockRunner`]): runs the blocks.
         applier ([`PlanApplier`]): makes plans into changes of weights.
         ids (`Tensor` of int64, shape (sequences, tokens)): all calibration sequences.
-        num_alignment_samples (`int`): how many of them, from the first, trials are measured on.
-        records ([`StepRecords`], *optional*): what finished steps have found.
-        kept ([`Kept`], *optional*): what engines for the same model and sequences find once and share.
-
-    Attributes:
-        levels ([`Levels`], *optional*): what trials take their weights from, once [`Engine.solve`] was called.
+        num_alignment_samples (`int`): the first so many of them are the alignment sequences, which trials run on.
+        records ([`Records`], *optional*): of finished steps and blocks.
+        cache ([`Cache`], *optional*): engines for the same model and sequences may share one.
     """
 
-    def __init__(
-        self,
-        runner: BlockRunner,
-        applier: PlanApplier,
-        ids: torch.Tensor,
-        num_alignment_samples: int,
-        records: StepRecords | None = None,
-        kept: Kept | None = None,
-    ):
-        self.runner, self.applier, self.ids = runner, applier, ids
-        self.alignment_ids = ids[:num_alignment_samples]
-        self.records, self.kept = records or StepRecords(), kept or Kept()
-        self._plan_stream = PlanStream()
-        self.levels: Levels | None = None
+    runner: BlockRunner
+    applier: PlanApplier
+    ids: torch.Tensor
+    num_alignment_samples: int
+    records: Records = field(default_factory=Records)
+    cache: Cache = field(default_factory=Cache)
+
+    @property
+    def alignment_ids(self) -> torch.Tensor:
+        """The alignment sequences: int64, shape (num_alignment_samples, tokens)."""
+        return self.ids[: self.num_alignment_samples]
 
     @property
     def decoder(self) -> Decoder:
@@ -61,70 +119,117 @@ class Engine:
 
     @property
     def saliency(self) -> Saliency:
-        """What scores weights."""
+        """The method that scores or solves weights."""
         return self.applier.saliency
 
     @property
     def processes(self) -> Processes:
-        """With whom the work is shared."""
+        """The processes that share the work."""
         return self.records.processes
 
+    def with_value_bits(self, bits: int | None) -> "Engine":
+        """Return this engine with values of so many bits."""
+        return replace(self, applier=replace(self.applier, value_bits=bits))
+
     def check_replay(self) -> None:
-        """Raises `ValueError` unless replaying the blocks gives what the model computes."""
+        """Raise `ValueError` unless replaying the blocks gives the model's own output."""
         self.runner.check_replay(self.ids[:1])
 
+    def measured(self, plans: Sequence[SparsityPlan], question: tuple, measure: Callable[[], Finding]) -> Finding:
+        """Return the finding of a step, recorded or measured now.
+
+        Args:
+            plans (`Sequence[SparsityPlan]`), question (`tuple`): all that the finding depends on. They name the record.
+            measure: returns the finding.
+        """
+        if not self.records.keeps and self.processes.count == 1:
+            return measure()
+        digest = hashlib.sha256(repr(question).encode())
+        for name, value in (item for plan in plans for item in plan.sparsity.items()):
+            digest.update(name.encode() + torch.as_tensor(value, dtype=torch.float64).numpy().tobytes())
+        return self.records.recorded(f"step-{digest.hexdigest()[:16]}", measure)
+
     def alignment_inputs(self) -> BlockInputs:
-        """What the blocks are called with for the sequences that trials are measured on. Kept."""
+        """Return the calls of the blocks for the alignment sequences. They are cached."""
         key = ("inputs", self.runner.batch_size)
-        return self.kept.get(key, lambda: self.runner.capture(self.alignment_ids))
+        return self.cache.get(key, lambda: self.runner.capture(self.alignment_ids))
 
     def dense(self, statistic: type[SquaredNorms] | None = None) -> DenseStream:
-        """The dense model's own stream, with a statistic of all inputs: the saliency's if not given. Kept."""
+        """Return the dense model's own stream. It is cached.
+
+        Args:
+            statistic (`type[SquaredNorms]`, *optional*): of all inputs. None: the saliency's.
+        """
         statistic = statistic or self.saliency.statistic
-        return self.kept.get(
-            ("dense", statistic, self.runner.batch_size),
-            lambda: dense_stream(self.runner, self.alignment_inputs(), statistic),
-        )
+        return self.cache.get(("dense", statistic, self.runner.batch_size), lambda: self._run_dense(statistic))
+
+    def _run_dense(self, statistic: type[SquaredNorms]) -> DenseStream:
+        per_block: list[Norms] = []
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+            output, norms = self.runner.replay(block, streams[0], calls, statistic)
+            per_block.append(norms)
+            return [output]
+
+        inputs = self.alignment_inputs()
+        (output,) = self.runner.run(inputs, 1, visit, "Dense activations")
+        return DenseStream(per_block, final_norms(inputs.final_norm, output), output)
 
     def stream_of(self, plan: SparsityPlan) -> tuple[list[Norms], Stream]:
-        """A plan's own stream over the alignment sequences, see [`PlanStream.get`]; of the last plan, kept."""
-        return self._plan_stream.get(plan, self.runner, self.applier, self.alignment_inputs())
+        """Return a plan's own stream over the alignment sequences, pruned by score alone. The latest one is cached.
 
-    def reference_norms(self, reference: str, index: int, block: Block, stream: Stream, calls: list[Call]) -> Norms:
-        """What the dense block's projections receive: in the dense model, or on these hidden states."""
+        Returns:
+            `tuple`: squared norms of every dense block's inputs behind the plan's sparse blocks, and the last sparse
+            block's output.
+        """
+        return self.cache.latest(plan, lambda: self._run_plan(plan))
+
+    def _run_plan(self, plan: SparsityPlan) -> tuple[list[Norms], Stream]:
+        per_block: list[Norms] = []
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+            per_block.append(self.runner.inputs_of(block, streams[0], calls))
+            (change_of,) = self.applier.changes(block, per_block[-1], [plan], updates=False)
+            with trial_weights(block.pruned, change_of):
+                return [self.runner.output(block, streams[0], calls)]
+
+        (output,) = self.runner.run(self.alignment_inputs(), 1, visit)
+        return per_block, output
+
+    def reference_norms(
+        self, reference: str, index: int, block: Block, stream: Stream, calls: Sequence[Call]
+    ) -> Norms:
+        """Return the inputs of the dense block's projections: in the dense model, or on these hidden states."""
         if reference == "dense":
             return self.dense().norms[index]
         return self.runner.inputs_of(block, stream, calls, self.saliency.statistic)
 
-    def solve_levels(self, target: float) -> None:
-        """Reconstructs weights at a few sparsities around a target, see [`Engine.solve`]."""
+    def solve_levels(self, target: float) -> Levels:
+        """Return weights that are solved at a few sparsities around a target, see [`Engine.solve`]."""
         bits = self.applier.value_bits
         name = "levels" if bits is None else f"levels-{bits}-bits"
-        self.solve(dict.fromkeys(level_sparsities(target, bits is not None), self.applier), name)
+        return self.solve(dict.fromkeys(level_sparsities(target, bits is not None), self.applier), name)
 
-    def solve(self, solvers: Mapping[float, PlanApplier], name: str = "levels", label: str = LEVELS) -> None:
-        """Makes weights of a few sparsities: trials take theirs from these from then on. Arguments: [`solve_levels`].
+    def solve(self, solvers: Mapping[float, PlanApplier], name: str = "levels", label: str = LEVELS) -> Levels:
+        """Return weights that are solved at a few sparsities. Arguments: [`solve_levels`].
 
-        The sequences that trials are measured on take no part, if others are left.
+        The alignment sequences take no part, if enough others are left.
         """
         inputs = self.runner.capture(self.ids[heldout_sequences(len(self.ids), len(self.alignment_ids)) :])
-        budget = self.runner.max_hidden_bytes
-        self.levels = solve_levels(self.runner, solvers, self.records, inputs, budget, name, label)
+        return solve_levels(self.runner, solvers, self.records, inputs, name, label)
 
     def capture_all(self, statistic: type[SquaredNorms], batch_size: int | None = None) -> BlockInputs:
-        """What the blocks are called with for all calibration sequences, or for this process's share of them.
-
-        What is measured on them is put together by [`Engine.joined`].
+        """Return the calls of the blocks for all calibration sequences, or for this process's share of them.
 
         Args:
-            statistic (`type[SquaredNorms]`): that is.
+            statistic (`type[SquaredNorms]`): measured on them, and put together by [`Engine.joined`].
             batch_size (`int`, *optional*): sequences per forward, if it may not be any other.
         """
         ids = self.ids
         return self.runner.capture(ids[self.processes.part(len(ids))] if self._shares(statistic) else ids, batch_size)
 
     def joined(self, norms: Norms, statistic: type[SquaredNorms]) -> Norms:
-        """Norms over the sequences of all processes, in their order."""
+        """Return the norms over the sequences of all processes, in their order."""
         if not self._shares(statistic):
             return norms
         joined: dict[SquaredNorms, SquaredNorms] = {}
@@ -134,12 +239,14 @@ class Engine:
                 joined[norm] = SquaredNorms.of(self.processes.join(norm.value, len(self.ids)), tokens)
         return {name: joined[norm] for name, norm in norms.items()}
 
-    def release(self) -> None:
-        """Lets go of what is kept for trials, before the final pruning needs the memory."""
-        self.kept.release()
-        self._plan_stream.release()
-        self.levels = None
-
     def _shares(self, statistic: type[SquaredNorms]) -> bool:
-        """Whether the processes share the sequences. Sums over all sequences would depend on how they are shared."""
+        """Return True if the processes share the sequences. Sums over all of them would depend on how they are shared."""
         return statistic is SquaredNorms and self.processes.shares(len(self.ids))
+
+
+def final_norms(final_norm: nn.Module | None, stream: Stream) -> SquaredNorms:
+    """Return squared norms of the last block's output behind the final norm."""
+    norms = SquaredNorms()
+    for states in stream:
+        norms.update(states if final_norm is None else final_norm(states), len(states))
+    return norms

@@ -1,4 +1,4 @@
-"""The question that searches ask: how far a plan would lead the next-token distributions from the dense model's."""
+"""The output error: the distance of a sparse model's next-token distributions from the dense model's, or from the text."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import cross_entropy
 
-from ..engine.calls import Call
+from ..engine.calls import Call, Stream, Streams, grouped
 from ..engine.passes import Pass, Runs
 from ..engine.statistics import SquaredNorms
-from ..engine.streams import Stream, Streams, grouped
-from ..engine.unfinished import UnfinishedRun
 from ..model.projections import Block
-from ..model.trial import trial_weights
+from ..model.trial import ChangeOf, trial_weights
 from ..sparsity.plan import SparsityPlan
-from .divergence import OUTPUT_METRICS
 from .engine import Engine
+from .levels import Levels
 
 
 # Metric -> tensors of logits that exist together: dense ones, their probabilities, sparse ones, what is made of them; or
@@ -24,6 +23,39 @@ from .engine import Engine
 LOGITS = {"kl": 5, "nll": 2}
 CACHED = 2**22  # logits at a time on a CPU: more come from fresh memory, which takes longer than computing them
 LAUNCHED = 2**26  # elsewhere: fewer would keep an accelerator waiting for work
+
+# Logits of a sparse model, float32, shape (positions, vocabulary), and the following tokens, shape (positions,) -> a
+# scalar, float32.
+Compare = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def kl(dense: torch.Tensor) -> Compare:
+    """Return a function for `KL(dense || sparse)` of the next-token distributions in nats, summed over positions.
+
+    Terms of the dense model alone are computed once for all candidates. Both models' logits are shifted by the dense
+    model's normaliser, so that nothing large cancels out.
+
+    Args:
+        dense (`Tensor`, shape (positions, vocabulary)): the dense model's logits, float32.
+    """
+    total = dense.logsumexp(dim=-1, keepdim=True)
+    expected = dense - total
+    probabilities = expected.exp()
+
+    def compare(sparse: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        sparse = sparse - total
+        return (torch.linalg.vecdot(probabilities, expected - sparse) + sparse.logsumexp(dim=-1)).sum()
+
+    return compare
+
+
+def nll(dense: torch.Tensor | None) -> Compare:
+    """Return a function for the negative log-likelihood of the text in nats, summed. The dense model plays no part."""
+    return lambda sparse, following: cross_entropy(sparse, following, reduction="sum")
+
+
+# Name -> maker of a comparison from the dense model's logits.
+OUTPUT_METRICS: dict[str, Callable[[torch.Tensor], Compare]] = {"kl": kl, "nll": nll}
 
 
 @dataclass(frozen=True)
@@ -58,41 +90,42 @@ def output_errors(
     plans: Sequence[SparsityPlan],
     metric: str,
     label: str | None,
-    reference: str | SparsityPlan = "dense",
+    reference: str | SparsityPlan | Levels = "dense",
     sequences: int | None = None,
 ) -> list[float]:
-    """Error of every plan's next-token distributions on the alignment sequences, all plans in one run.
+    """Return the error of every plan's next-token distributions on the alignment sequences, all plans in one run.
 
     Plans that agree up to some block share the work up to there.
 
     Args:
         engine ([`Engine`]): runs the model.
-        plans (`Sequence[SparsityPlan]`): what to try; no plan is applied.
+        plans (`Sequence[SparsityPlan]`): candidates; no plan is applied.
         metric (`str`):
             A name in `OUTPUT_METRICS`: `"kl"`, from the dense model's distributions, or `"nll"`, of the text.
-        label (`str`, *optional*): what the progress bar calls the run.
-        reference (`str` or [`SparsityPlan`]):
-            Where saliency comes from: `"dense"`, the dense model's stream, measured once; `"sparse-stream"`, every
-            plan's own stream, at twice the cost; or a plan: that plan's stream, measured once. Where the saliency
-            updates weights, candidates are pruned by their score alone if a plan is given.
+        label (`str`, *optional*): of the progress bar.
+        reference (`str`, [`SparsityPlan`] or [`Levels`]):
+            Source of the candidates' weights. [`Levels`]: solved weights. Else saliency decides, measured on
+            `"dense"`, the dense model's stream, once; `"sparse-stream"`, every plan's own stream, at twice the cost; or
+            a plan: that plan's stream, once. Where the saliency updates weights, candidates are pruned by score alone
+            if a plan is given.
         sequences (`int`, *optional*):
-            How many of the alignment sequences, from the first, the outputs are compared on; all if not given. The
-            dense model's stream, where saliency comes from it, is that of all of them.
+            The first so many of the alignment sequences are compared; all if not given. The dense model's stream, where
+            saliency comes from it, is that of all of them.
 
     Returns:
         `list[float]`: nats per predicted token, one per plan. Lower is better.
     """
 
-    def measure(unfinished: UnfinishedRun) -> tuple[list[float], dict]:
+    def measure() -> tuple[list[float], dict]:
         mine = engine.processes.deal(plans)
-        errors = _errors(engine, mine, metric, label, reference, sequences, unfinished) if mine else []
+        errors = _errors(engine, mine, metric, label, reference, sequences) if mine else []
         return engine.processes.collect(errors), {}
 
-    if engine.levels:
-        return engine.records.once(plans, (metric, label, "levels", engine.levels.sparsities, sequences), measure)[0]
+    if isinstance(reference, Levels):
+        return engine.measured(plans, (metric, label, "levels", reference.sparsities, sequences), measure)[0]
     if isinstance(reference, SparsityPlan):
-        return engine.records.once([reference, *plans], (metric, label, "of the first plan", sequences), measure)[0]
-    return engine.records.once(plans, (metric, label, reference, sequences), measure)[0]
+        return engine.measured([reference, *plans], (metric, label, "of the first plan", sequences), measure)[0]
+    return engine.measured(plans, (metric, label, reference, sequences), measure)[0]
 
 
 def _errors(
@@ -100,58 +133,48 @@ def _errors(
     plans: Sequence[SparsityPlan],
     metric: str,
     label: str | None,
-    reference: str | SparsityPlan,
+    reference: str | SparsityPlan | Levels,
     sequences: int | None,
-    unfinished: UnfinishedRun,
 ) -> list[float]:
-    given = engine.stream_of(reference)[0] if isinstance(reference, SparsityPlan) and not engine.levels else None
+    given = engine.stream_of(reference)[0] if isinstance(reference, SparsityPlan) else None
     compared = engine.alignment_ids[:sequences]
     whole = len(compared) == len(engine.alignment_ids)
     # A capture costs no block; parts of what was captured for all sequences would have to cut masks apart.
     inputs = engine.alignment_inputs() if whole else engine.runner.capture(compared)
     if given and sequences is None and len(plans) == 1 and plans[0] is reference:
-        streams = [engine.stream_of(reference)[1]]  # its own stream: all that is asked for has run already
+        streams = [engine.stream_of(reference)[1]]  # its own stream has run already
     else:
-        visit = _visit_levels(engine, plans) if engine.levels else _visit(engine, plans, reference, given)
-        streams = engine.runner.run(inputs, len(plans), visit, label, unfinished)
-    statistic = engine.saliency.statistic if given is None and not engine.levels else SquaredNorms
-    dense = engine.dense(statistic).output if metric == "kl" else None
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+            outputs: Streams = [None] * len(plans)
+            for members in grouped(streams, shared=reference != "sparse-stream"):
+                alike = _alike(block, plans, streams, members)
+                chosen = [plans[same[0]] for same in alike]
+                if isinstance(reference, Levels):
+                    changes = reference.changes(index, chosen)
+                else:
+                    norms = given[index] if given else None
+                    if norms is None:
+                        norms = engine.reference_norms(reference, index, block, streams[members[0]], calls)
+                    changes = engine.applier.changes(block, norms, chosen, updates=given is None)
+                _run_alike(engine, block, calls, streams, zip(alike, changes), outputs)
+            return outputs
+
+        streams = engine.runner.run(inputs, len(plans), visit, label)
+    by_saliency = given is None and not isinstance(reference, Levels)
+    dense = engine.dense(engine.saliency.statistic if by_saliency else SquaredNorms).output if metric == "kl" else None
     return _compare(engine, compared, dense, streams, OUTPUT_METRICS[metric])
 
 
-def _visit(engine: Engine, plans: Sequence[SparsityPlan], reference: str | SparsityPlan, given: list | None):
-    """What a run of all plans does at a block; `given`: what the dense blocks receive in the reference's stream."""
-
-    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        outputs: Streams = [None] * len(plans)
-        for members in grouped(streams, shared=reference != "sparse-stream"):
-            if given:
-                norms = given[index]
-            else:
-                norms = engine.reference_norms(reference, index, block, streams[members[0]], calls)
-            alike = _alike(block, plans, streams, members)
-            changes = engine.applier.changes(block, norms, [plans[same[0]] for same in alike], updates=given is None)
-            _run_alike(engine, block, calls, streams, zip(alike, changes), outputs)
-        return outputs
-
-    return visit
-
-
-def _visit_levels(engine: Engine, plans: Sequence[SparsityPlan]):
-    """The same with weights between solved ones, which no inputs are needed for."""
-
-    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        outputs: Streams = [None] * len(plans)
-        alike = _alike(block, plans, streams, list(range(len(plans))))
-        changes = engine.levels.changes(index, [plans[same[0]] for same in alike])
-        _run_alike(engine, block, calls, streams, zip(alike, changes), outputs)
-        return outputs
-
-    return visit
-
-
-def _run_alike(engine: Engine, block: Block, calls, streams: Streams, changes: Iterable, outputs: Streams) -> None:
-    """Runs a block for members that are alike, with their weights: fills in `outputs`."""
+def _run_alike(
+    engine: Engine,
+    block: Block,
+    calls: Sequence[Call],
+    streams: Streams,
+    changes: Iterable[tuple[list[int], ChangeOf]],
+    outputs: Streams,
+) -> None:
+    """Run a block once for all members that are alike, and fill in `outputs`."""
     for same, change_of in changes:
         with trial_weights(block.pruned, change_of):
             output = engine.runner.output(block, streams[same[0]], calls)
@@ -160,7 +183,7 @@ def _run_alike(engine: Engine, block: Block, calls, streams: Streams, changes: I
 
 
 def _alike(block: Block, plans: Sequence[SparsityPlan], streams: Streams, members: list[int]) -> list[list[int]]:
-    """The members by what comes out of the block: those with the same hidden states and the same plan for it."""
+    """Return the members in groups with one output of the block: the same hidden states, and the same plan for it."""
     alike: dict[tuple, list[int]] = {}
     for member in members:
         plan = (torch.as_tensor(plans[member].sparsity[name], dtype=torch.float64) for name in block.pruned_names)
@@ -172,7 +195,7 @@ def _alike(block: Block, plans: Sequence[SparsityPlan], streams: Streams, member
 def _compare(
     engine: Engine, ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
 ) -> list[float]:
-    """By pieces of sequences, so that logits take little memory and no bit depends on the batches."""
+    """Compare by pieces of sequences, so that logits take little memory and no bit depends on the batches."""
     totals: dict[Stream, list[torch.Tensor]] = {stream: [] for stream in streams}
     for piece in _pieces(engine, ids):
         compare = metric(None if dense is None else _logits(engine, dense, piece))
@@ -196,7 +219,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(engine: Engine, ids: torch.Tensor) -> Iterator[_Piece]:
-    """All positions but the last of every sequence, which predicts nothing."""
+    """Yield all positions but the last of every sequence, which predicts nothing."""
     length = piece_length(engine.decoder.config.vocab_size, engine.runner.device)
     for batch, own_ids in enumerate(ids.split(engine.runner.batch_size)):
         for row in range(len(own_ids)):
@@ -211,6 +234,6 @@ def _logits(engine: Engine, stream: Stream, piece: _Piece) -> torch.Tensor:
 
 
 def piece_length(vocabulary: int, device: torch.device | str) -> int:
-    """Positions whose logits exist at a time, for a model and each candidate in turn."""
+    """Return how many positions' logits exist at a time, for a model and each candidate in turn."""
     values = CACHED if torch.device(device).type == "cpu" else LAUNCHED
     return max(1, values // vocabulary)

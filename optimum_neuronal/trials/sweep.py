@@ -1,24 +1,35 @@
-"""What may be asked of a model before it is pruned: the questions that top-ups decide by."""
+"""The questions that top-ups may ask of a model before it is pruned."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from ..engine.statistics import Norms
-from ..model.projections import Decoder
+from ..engine.calls import Call, Streams
+from ..engine.passes import CalibrationPass, Runs
+from ..engine.statistics import Norms, SquaredNorms
+from ..model.projections import Block, Decoder
 from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
-from .alignment_errors import alignment_errors
-from .dense_scores import Score, dense_scores
-from .deviation import Deviation, find_deviation
+from .alignment import Deviation, alignment_errors, find_deviation
+from .applier import not_finite
 from .engine import Engine
+from .levels import Levels
 from .output_errors import output_errors
-from .row_saliency import row_saliency
+
+
+Score = Callable[[Block, dict[str, torch.Tensor]], list[float]]
+
+
+class ScoresPass(CalibrationPass):
+    """What [`Sweep.dense_scores`] costs."""
+
+    def runs(self, index: int, last: int) -> Runs:
+        return 1, 0, 0
 
 
 class Sweep:
-    """The questions of top-ups in one place; each is answered in a file of its own. No weight is changed.
+    """The questions of top-ups in one place. No weight is changed.
 
     Args:
         engine ([`Engine`]): runs the model. A top-up that makes runs of its own takes them from here.
@@ -34,20 +45,20 @@ class Sweep:
 
     @property
     def saliency(self) -> Saliency:
-        """What scores weights."""
+        """The method that scores or solves weights."""
         return self.engine.saliency
 
     @property
     def can_abandon(self) -> bool:
-        """Whether running one candidate before the others is worth its extra pass over the weights."""
+        """True if running one candidate before the others is worth its extra pass over the weights."""
         return not self.engine.runner.loader.streams and self.engine.processes.count == 1
 
-    def solve_levels(self, target: float) -> None:
-        """Lets trials compute with reconstructed weights: see [`Levels`]. For a saliency that updates weights."""
-        self.engine.solve_levels(target)
+    def solve_levels(self, target: float) -> Levels:
+        """Return solved weights for trials, see [`Levels`], by a saliency that updates weights."""
+        return self.engine.solve_levels(target)
 
     def dense_norms(self) -> list[Norms]:
-        """Squared norms of the dense model's own inputs over the alignment sequences, block by block. Kept."""
+        """Return squared norms of the dense model's own inputs over the alignment sequences, block by block."""
         return self.engine.dense().norms
 
     def alignment_errors(
@@ -59,7 +70,7 @@ class Sweep:
         label: str | None,
         bound: float = math.inf,
     ) -> list[float]:
-        """Alignment error of every plan: see [`alignment_errors`]."""
+        """Return the alignment error of every plan: see [`alignment_errors`]."""
         return alignment_errors(self.engine, plans, reference, scope, metric, label, bound)
 
     def output_errors(
@@ -67,20 +78,61 @@ class Sweep:
         plans: Sequence[SparsityPlan],
         metric: str,
         label: str | None,
-        reference: str | SparsityPlan = "dense",
+        reference: str | SparsityPlan | Levels = "dense",
         sequences: int | None = None,
     ) -> list[float]:
-        """Error of every plan's next-token distributions: see [`output_errors`]."""
+        """Return the error of every plan's next-token distributions: see [`output_errors`]."""
         return output_errors(self.engine, plans, metric, label, reference, sequences)
 
     def deviation(self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None) -> Deviation:
-        """Where a plan would lead activations from the dense model's: see [`find_deviation`]."""
+        """Return the deviation of a plan's activations from the dense model's: see [`find_deviation`]."""
         return find_deviation(self.engine, plan, reference, scope, metric, label)
 
     def row_saliency(self, plan: SparsityPlan, label: str | None) -> dict[str, torch.Tensor]:
-        """Sum of the saliency of every row's weights on a plan's own stream: see [`row_saliency`]."""
-        return row_saliency(self.engine, plan, label)
+        """Return the sum of the saliency of every row's weights on a plan's own stream.
+
+        Returns:
+            `dict[str, Tensor]`: projection name -> float64 on the CPU, shape (out,).
+
+        Raises:
+            `ValueError`: a saliency is not finite.
+        """
+        engine = self.engine
+
+        def measure() -> tuple[None, dict[str, torch.Tensor]]:
+            rows: dict[str, torch.Tensor] = {}
+            norms, _ = engine.stream_of(plan)
+            for index in range(len(engine.decoder.blocks)):
+                with engine.runner.loader.loaded(index) as block:
+                    activations, _ = engine.applier.activations(block, norms[index])
+                    for projection in block.pruned:
+                        score = engine.applier.score(projection, activations)
+                        rows[projection.name] = score.double().sum(dim=1).cpu()
+                        if not bool(torch.isfinite(rows[projection.name]).all()):
+                            raise not_finite(projection.name)
+            return None, rows
+
+        return engine.processes.from_first(engine.measured([plan], ("row saliency", label), measure))[1]
 
     def dense_scores(self, score: Score, label: str) -> list[list[float]]:
-        """What a function tells of every dense block: see [`dense_scores`]."""
-        return dense_scores(self.engine, score, label)
+        """Return numbers for every dense block, from one pass of the dense model over all calibration sequences.
+
+        Args:
+            score: a block, with its weights at hand, and the activations of its pruned projections -> numbers.
+            label (`str`): of the progress bar, and of the record.
+        """
+        engine = self.engine
+
+        def measure() -> tuple[list[list[float]], dict]:
+            scores: list[list[float]] = []
+
+            def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+                output, norms = engine.runner.replay(block, streams[0], calls)
+                scores.append(score(block, engine.applier.activations(block, engine.joined(norms, SquaredNorms))[0]))
+                return [output]
+
+            engine.runner.run(engine.capture_all(SquaredNorms), 1, visit, label, release=True)
+            return scores, {}
+
+        name = f"scores-{label.lower().replace(' ', '-')}"
+        return engine.cache.get(name, lambda: engine.records.recorded(name, measure)[0])

@@ -93,7 +93,7 @@ def test_weights_in_cpu_memory(ids, tmp_path):
 def test_an_interrupted_prune_leaves_the_model_as_it_was(tmp_path, ids, monkeypatch):
     model = on_disk(tmp_path, "llama")
     expected = model(ids).logits
-    monkeypatch.setattr("optimum_neuronal.trials.alignment_errors.total_error", lambda *_args: 1 / 0)
+    monkeypatch.setattr("optimum_neuronal.trials.alignment.total_error", lambda *_args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         NeuronALPruner(config()).prune(model, ids)
     assert torch.equal(model(ids).logits, expected)

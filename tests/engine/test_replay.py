@@ -1,11 +1,19 @@
 import pytest
 import torch
+from conftest import make_model
+from forward import squared_norms, token_counts
 from torch import nn
 
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.calls import Call
+from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.engine.statistics import Hessian, SquaredNorms
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, Projection
+from optimum_neuronal.saliency.wanda import Wanda
+from optimum_neuronal.sparsity.plan import row_counts
+from optimum_neuronal.trials.applier import PlanApplier
 
 
 class Doubling(nn.Module):
@@ -79,3 +87,164 @@ def test_the_block_is_left_as_it_was(block):
         run(block, HIDDEN, [Call((), {})] * 2, skipped=[block.projections["down"]])
     for module in block.module.modules():
         assert not module._forward_pre_hooks and "forward" not in module.__dict__
+
+
+CPU = torch.device("cpu")
+MIXTURES = ("deepseek_v3", "gpt_oss", "granitemoe", "jamba", "llama4_text", "mixtral", "olmoe", "qwen3_moe")
+
+
+def recorded_norms(model, ids, batch_size=5, ignore=None):
+    with inference(model):
+        decoder = find_decoder(model, ignore=ignore)
+        inputs = capture_inputs(decoder, ids, batch_size, CPU)
+        hidden, norms = inputs.hidden, {}
+        for block, calls in zip(decoder.blocks, inputs.calls):
+            hidden, recorded = replay(block, hidden, calls)
+            norms.update(recorded)
+    return decoder, norms
+
+
+def starved_model():
+    """A Mixtral whose tokens all go to expert 0 or 1, one to each side of a plane."""
+    model = make_model("mixtral", num_experts_per_tok=1)
+    for layer in model.model.layers:
+        layer.mlp.gate.weight.data[1] = -layer.mlp.gate.weight.data[0]
+        layer.mlp.gate.weight.data[2:] = 0
+    return model
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_every_expert_is_measured_on_the_tokens_routed_to_it(family, ids):
+    """Against what transformers' own loop over the experts multiplies, sequence by sequence."""
+    model = make_model(family)
+    decoder, norms = recorded_norms(model, ids)
+    tokens = token_counts(model, ids, decoder.projections)
+    for name, expected in squared_norms(model, ids, decoder.projections).items():
+        torch.testing.assert_close(norms[name].value, expected)
+        assert norms[name].tokens == tokens[name], name
+    experts = [p for p in decoder.projections.values() if p.expert is not None]
+    assert experts and len({tokens[p.name] for p in experts}) > 3, "not all experts receive the same tokens"
+
+
+def test_batches_do_not_matter(ids):
+    results = [recorded_norms(make_model("mixtral"), ids, batch_size)[1] for batch_size in (1, 5, 12)]
+    for other in results[1:]:
+        assert all(torch.equal(norms.value, other[name].value) for name, norms in results[0].items())
+
+
+def test_an_experts_view_is_out_by_in():
+    for family in ("mixtral", "gpt_oss", "llama4_text"):
+        model = make_model(family)
+        for projection in find_decoder(model).projections.values():
+            if projection.expert is not None:
+                assert projection.shape == ((32, 48) if projection.role == "down" else (96, 32))
+                projection.weight[3] = 0
+                part = projection.owner[projection.expert]
+                assert not (part[:, 3] if projection.transposed else part[3]).any()
+
+
+def test_the_mixture_itself_is_left_alone(ids):
+    model = make_model("mixtral")
+    recorded_norms(model, ids)
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    assert model.config._experts_implementation == "grouped_mm"
+
+
+def test_experts_that_are_left_out_run_as_they_are(ids):
+    decoder, norms = recorded_norms(make_model("mixtral"), ids, ignore=["experts"])
+    assert not any(p.expert is not None for p in decoder.projections.values())
+    assert not any(".experts.0" in name for name in norms)
+    assert norms["model.layers.0.mlp.experts"].value.shape == (12, 32), "the row step still compares their input"
+
+
+def test_a_starved_expert_counts_its_magnitude_on_the_scale_of_the_others(ids):
+    model = starved_model()
+    decoder, norms = recorded_norms(model, ids)
+    block = decoder.blocks[0]
+    activations, starved = PlanApplier(Wanda(), min_expert_tokens=1).activations(block, norms)
+    names = {
+        part: [f"{block.name}.mlp.experts.{e}.{part}" for e in range(4)] for part in ("gate_up_proj", "down_proj")
+    }
+    assert sorted(starved) == sorted(names["gate_up_proj"][2:] + names["down_proj"][2:])
+    for part in names:
+        others = torch.stack([activations[name] for name in names[part][:2]])
+        level = others.square().mean().sqrt()
+        torch.testing.assert_close(activations[names[part][3]], level.expand(others.shape[1]))
+    few, fell_back = PlanApplier(Wanda(), min_expert_tokens=10**6).activations(block, norms)
+    assert len(fell_back) == 8 and all(few[name].tolist() == [1.0] * len(few[name]) for name in fell_back)
+
+
+@pytest.mark.parametrize("topup", ["uniform", "neuronal"])
+def test_starved_experts_are_pruned_by_magnitude_and_named(ids, topup):
+    model = starved_model()
+    dense = model.model.layers[1].mlp.experts.gate_up_proj[3].detach().clone()
+    fields = {"num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.1], "row_lambdas": [0.1]}
+    pruner = NeuronALPruner(NeuronALConfig(0.5, topup=topup, min_expert_tokens=1, **{"saliency": "wanda", **fields}))
+    pruner.prune(model, ids)
+    report = pruner.report
+    assert report.starved_experts == [
+        f"model.layers.{layer}.mlp.experts.{expert}.{part}"
+        for layer in range(3)
+        for part in ("gate_up_proj", "down_proj")
+        for expert in (2, 3)
+    ]
+    assert "12 projections of experts that received fewer than 1 tokens" in str(report)
+    sparse = model.model.layers[1].mlp.experts.gate_up_proj[3]
+    sparsity = report.projections["model.layers.1.mlp.experts.3.gate_up_proj"]
+    assert sparsity["smallest_row"] == pytest.approx(sparsity["largest_row"], abs=1 / 32), "no deviation to go by"
+    for row, count in enumerate(row_counts(sparsity["sparsity"], dense.shape)):
+        kept, gone = dense[row][sparse[row] != 0].abs(), dense[row][sparse[row] == 0].abs()
+        assert gone.max() <= kept.min() and abs(len(gone) - count) <= 1
+
+
+def test_sparsity_is_counted_over_all_experts(ids):
+    model = make_model("qwen3_moe")
+    pruner = NeuronALPruner(
+        NeuronALConfig(0.7, topup="uniform", num_samples=12, min_expert_tokens=1, saliency="wanda")
+    )
+    pruner.prune(model, ids)
+    mixture = model.model.layers[1].mlp.experts
+    zeros = sum((p == 0).sum().item() for p in (mixture.gate_up_proj, mixture.down_proj))
+    total = mixture.gate_up_proj.numel() + mixture.down_proj.numel()
+    assert zeros / total == pytest.approx(0.7, abs=1e-3)
+    assert sum("experts" in name for name in pruner.report.projections) == 3 * 4 * 2
+
+
+def test_single_experts_can_be_left_out(ids):
+    model = make_model("mixtral")
+    before = [layer.mlp.experts.down_proj.detach().clone() for layer in model.model.layers]
+    config = NeuronALConfig(
+        0.7, num_samples=12, num_alignment_samples=4, ignore=[r"experts\.[01]\."], saliency="wanda"
+    )
+    NeuronALPruner(config).prune(model, ids)
+    for layer, weight in zip(model.model.layers, before):
+        pruned = (layer.mlp.experts.down_proj == 0).any(dim=-1).any(dim=-1)
+        assert pruned.tolist() == [False, False, True, True]
+        assert torch.equal(layer.mlp.experts.down_proj[:2], weight[:2])
+
+
+def test_experts_of_an_unknown_kind_are_refused_before_any_work(llama, ids):
+    """A list of MLPs, each called with the tokens routed to it, as code from outside transformers often has it."""
+
+    class Mixture(torch.nn.Module):
+        def __init__(self, first, second):
+            super().__init__()
+            self.experts = torch.nn.ModuleList([first, second])
+
+        def forward(self, hidden):
+            left = hidden[..., :1] > 0
+            outputs = torch.empty_like(hidden)
+            for expert, rows in zip(self.experts, (left[..., 0], ~left[..., 0])):
+                outputs[rows] = expert(hidden[rows])
+            return outputs
+
+    llama.model.layers[1].mlp = Mixture(llama.model.layers[1].mlp, llama.model.layers[2].mlp)
+    llama.model.layers[2].mlp = make_model("llama", seed=1).model.layers[2].mlp
+    before = {key: value.clone() for key, value in llama.state_dict().items()}
+    with pytest.raises(
+        ValueError, match=r"experts\.0\.gate_proj takes no part .* or receives only some of the tokens"
+    ):
+        NeuronALPruner(NeuronALConfig(0.7, num_samples=12, saliency="wanda")).prune(llama, ids)
+    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+    config = NeuronALConfig(0.7, num_samples=12, num_alignment_samples=4, ignore=["experts"], saliency="wanda")
+    assert NeuronALPruner(config).prune(llama, ids) is llama

@@ -3,13 +3,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from by_hand import make_block
+from conftest import make_model
 
 from optimum_neuronal.engine import runner as module
+from optimum_neuronal.engine.calls import Stream
 from optimum_neuronal.engine.capture import BlockInputs, inference
+from optimum_neuronal.engine.offload import BlockLoader
 from optimum_neuronal.engine.replay import replay
-from optimum_neuronal.engine.runner import BlockRunner
-from optimum_neuronal.engine.streams import Stream
-from optimum_neuronal.engine.unfinished import UnfinishedRun
+from optimum_neuronal.engine.runner import BlockRunner, check_replay
 from optimum_neuronal.model.find_blocks import find_decoder
 
 
@@ -53,25 +54,6 @@ def test_inputs_that_nobody_else_needs_are_let_go():
     inputs = make_inputs()
     (stream,) = make_runner().run(inputs, 1, adding(1), release=True)
     assert inputs.hidden == [] and stream.batches[0].item() == 4
-
-
-class Begun(UnfinishedRun):
-    """As if a run had come behind two blocks, where its stream held 100."""
-
-    noted = ()
-
-    def recall(self, beginning):
-        return 2, [Stream([torch.full((1, 1, 1), 100.0)])]
-
-    def note(self, blocks, streams):
-        self.noted = [*self.noted, (blocks, streams[0].batches[0].item())]
-
-
-def test_an_unfinished_run_goes_on_and_notes_how_far_it_came():
-    visit, unfinished = adding(1), Begun()
-    (stream,) = make_runner().run(make_inputs(), 1, visit, unfinished=unfinished)
-    assert visit.visited == [(2, "b2", ["call 2"])] and stream.batches[0].item() == 101
-    assert unfinished.noted == [(3, 101)]
 
 
 @pytest.mark.parametrize("limit, moved", [(None, 0), (8, 0), (7, 3)])
@@ -123,3 +105,57 @@ def test_errors_are_added_up_and_the_first_block_that_overflows_is_named():
     for bad in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="Activations in b1 are not finite"):
             runner.total([torch.tensor(0.5), torch.tensor(bad), torch.tensor(bad)])
+
+
+def check(model, ids):
+    decoder = find_decoder(model)
+    return check_replay(decoder, ids[:1], "cpu", BlockLoader(decoder.blocks))
+
+
+def test_it_tells_how_blocks_return_hidden_states(any_model, ids):
+    with inference(any_model):
+        wrap = check(any_model, ids)
+        hidden = torch.zeros(1, 2, 32)
+        wrapped = wrap(hidden)
+        assert (wrapped[0] if isinstance(wrapped, tuple) else wrapped) is hidden
+    assert not any(module._forward_hooks or "forward" in module.__dict__ for module in any_model.modules())
+
+
+def test_check_replay_refuses_what_it_does_not_understand(llama, ids):
+    original = type(llama.model.layers[1]).forward
+    calls = []
+
+    def stateful(self, hidden_states, **kwargs):
+        calls.append(1)
+        return original(self, hidden_states, **kwargs) + 0.1 * len(calls)
+
+    layer = llama.model.layers[1]
+    layer.__class__ = type("LlamaDecoderLayer", (type(layer),), {"forward": stateful})
+    message = r"blocks \(LlamaDecoderLayer\) does not give what the model computes: the largest difference is 0\.\d+.*"
+    message += r"register_architecture\(model_type, Architecture\(blocks='layers'\)\), model_type being 'llama'"
+    with pytest.raises(ValueError, match=message), inference(llama):
+        check(llama, ids)
+
+
+def test_a_projection_that_never_runs_is_named(llama, ids):
+    llama.model.layers[1].mlp.fc1 = torch.nn.Linear(32, 48)
+    message = r"layers\.1\.mlp\.fc1 takes no part in the model's forward"
+    with pytest.raises(ValueError, match=message), inference(llama):
+        check(llama, ids)
+
+
+def test_activations_that_are_not_finite_are_refused_with_their_dtype(ids):
+    model = make_model("llama")
+    model.model.embed_tokens.weight.data[:] = float("nan")
+    message = (
+        r"NaN or infinity on the first calibration sequence: load it in bfloat16 or float32 \(it is torch.float32\)"
+    )
+    with pytest.raises(ValueError, match=message), inference(model):
+        check(model, ids)
+
+
+def test_weights_are_left_as_they_are(llama, ids):
+    before = {name: weight.clone() for name, weight in llama.state_dict().items()}
+    with inference(llama):
+        check(llama, ids)
+    assert all(torch.equal(weight, before[name]) for name, weight in llama.state_dict().items())

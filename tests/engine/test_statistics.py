@@ -7,7 +7,7 @@ from torch import nn
 
 from optimum_neuronal.engine.statistics import (
     Hessian,
-    Moments,
+    InputSums,
     SquaredNorms,
     activation,
     most_specific,
@@ -35,7 +35,7 @@ def test_only_the_routed_tokens_of_a_sequence_count():
 
 def test_hessian_and_moments_by_hand():
     inputs = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 1.0]]])
-    hessian, moments = Hessian(), Moments()
+    hessian, moments = Hessian(), InputSums()
     for statistic in (hessian, moments):
         statistic.update(inputs, 2)
         assert statistic.value.tolist() == [[10.0, 20.0], [0.0, 2.0]] and statistic.tokens == 4
@@ -73,7 +73,7 @@ def test_a_pair_of_equal_inputs_is_the_hessian_whatever_the_batches():
 
 def test_hessian_and_moments_of_routed_tokens():
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    for statistic in (Hessian(), Moments()):
+    for statistic in (Hessian(), InputSums()):
         statistic.update_routed(rows, torch.tensor([0, 4]), 5)
         statistic.update_routed(torch.empty(0, 2), torch.empty(0, dtype=torch.int64), 5)
         assert statistic.value.tolist() == [[10.0, 20.0], [0.0, 0.0]] and statistic.tokens == 2
@@ -83,7 +83,7 @@ def test_hessian_and_moments_of_routed_tokens():
             assert statistic.sums.tolist() == [[4.0, 6.0], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize("statistic, told", [(SquaredNorms, "value"), (Hessian, "hessian"), (Moments, "sums")])
+@pytest.mark.parametrize("statistic, told", [(SquaredNorms, "value"), (Hessian, "hessian"), (InputSums, "sums")])
 def test_no_bit_of_them_depends_on_the_batches(statistic, told):
     inputs = torch.randn(6, 5, 9, generator=torch.Generator().manual_seed(0))
     results = []
@@ -96,9 +96,9 @@ def test_no_bit_of_them_depends_on_the_batches(statistic, told):
 
 
 def test_most_specific():
-    assert most_specific(SquaredNorms, Hessian) is Hessian and most_specific(Moments, SquaredNorms) is Moments
-    with pytest.raises(ValueError, match="No statistic tells what both Moments and Hessian tell"):
-        most_specific(Moments, Hessian)
+    assert most_specific(SquaredNorms, Hessian) is Hessian and most_specific(InputSums, SquaredNorms) is InputSums
+    with pytest.raises(ValueError, match="No statistic tells what both InputSums and Hessian tell"):
+        most_specific(InputSums, Hessian)
 
 
 def test_half_precision_is_summed_in_float32():

@@ -6,7 +6,7 @@ from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.cost import forward_bytes, hidden_sequences
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.pruning.rates import Rates
-from optimum_neuronal.trials.alignment_errors import AlignmentPass
+from optimum_neuronal.trials.alignment import AlignmentPass
 from optimum_neuronal.trials.output_errors import OutputPass
 
 from .conftest import RATE, config_of, saved

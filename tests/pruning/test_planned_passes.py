@@ -5,7 +5,7 @@ from conftest import make_model
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import PruningPass
 from optimum_neuronal.pruning.planned_passes import all_passes, planned_passes, planned_stages
-from optimum_neuronal.trials.alignment_errors import AlignmentPass
+from optimum_neuronal.trials.alignment import AlignmentPass
 from optimum_neuronal.trials.output_errors import OutputPass
 
 from .conftest import config_of

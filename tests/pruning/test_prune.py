@@ -11,16 +11,15 @@ from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.final_pass import DenseTargetsPass
 from optimum_neuronal.pruning.prune import find_changes
 from optimum_neuronal.system.clock import Clock
-from optimum_neuronal.trials.engine import Engine
-from optimum_neuronal.trials.records import Kept
+from optimum_neuronal.trials.engine import Cache, Engine
 
 
-def find(model, ids, clock=None, kept=None, **fields):
+def find(model, ids, clock=None, cache=None, **fields):
     config = NeuronALConfig(
         0.5, **{"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 4, **fields}
     )
     calibration = CalibrationSet(ids, "token ids", "token ids")
-    return find_changes(replace(check(model, config), calibration=calibration, clock=clock or Clock(), kept=kept))
+    return find_changes(replace(check(model, config), calibration=calibration, clock=clock or Clock(), cache=cache))
 
 
 def test_changes_are_found_and_none_is_made(llama, ids):
@@ -43,12 +42,12 @@ def test_a_batch_is_of_about_2048_tokens_unless_it_is_told(llama, asked, tokens,
 
 
 def test_a_model_is_checked_once_for_all_that_share(llama, ids, monkeypatch):
-    checks, kept = [], Kept(lasting=True)
+    checks, cache = [], Cache(lasting=True)
     monkeypatch.setattr(Engine, "check_replay", lambda self: checks.append(1))
-    find(llama, torch.empty(0, 0, dtype=torch.int64), kept=kept, saliency="magnitude")
+    find(llama, torch.empty(0, 0, dtype=torch.int64), cache=cache, saliency="magnitude")
     assert not checks, "what looks at no activation replays nothing"
     for _ in range(2):
-        find(llama, ids, kept=kept)
+        find(llama, ids, cache=cache)
     assert checks == [1]
 
 

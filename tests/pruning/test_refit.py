@@ -14,8 +14,8 @@ from sweeps import build_sweep, state, unchanged
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.engine.calls import Stream
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.streams import Stream
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.trial import trial_weights
 from optimum_neuronal.pruning.refit import Refit, _Weights

@@ -1,16 +1,14 @@
 """Refit with values of few bits: what comes out can be coded, and loses less than rounding at the end."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from conftest import make_model
 from sweeps import build_sweep, state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.engine.calls import Stream
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import Hessian
-from optimum_neuronal.engine.streams import Stream
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.trial import trial_weights
@@ -45,7 +43,7 @@ class Fitted:
             self.expected = self.engine.runner.output(self.block, self.inputs, self.calls)
             self.sparse = {p.name: NewWeight(half(p)) for p in self.block.pruned}
             self.refit = Refit(epochs, rate)
-            self.engine.applier = replace(self.engine.applier, value_bits=bits)
+            self.engine = self.engine.with_value_bits(bits)
             self.found = fit_and_round(
                 self.engine, self.refit, self.block, self.sparse, self.inputs, self.expected, self.calls
             )

@@ -13,7 +13,7 @@ from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.pruning.solving_cost import FLOAT32, OTHERS, SQUARES, SolvingCost, solving_cost
 from optimum_neuronal.saliency.alps import ALPS
-from optimum_neuronal.saliency.rounding import SWEEPS
+from optimum_neuronal.saliency.rounding import PASSES
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.masks import ColumnPattern
 from optimum_neuronal.trials.applier import QUICK
@@ -58,8 +58,8 @@ FITTED = 3 * WEIGHTS * (8 + 1)  # for each of 8 tables of 3 bits, of so few rows
 
 def test_rounding_to_few_bits_is_counted_by_hand(llama):
     plain, rounded = (cost_of(llama, topup="uniform", value_bits=bits, **ITERATIONS) for bits in (None, 3))
-    assert rounded.operations - plain.operations == SWEEPS * PRODUCTS
-    assert rounded.swept == SWEEPS * 3 * WEIGHTS
+    assert rounded.operations - plain.operations == PASSES * PRODUCTS
+    assert rounded.swept == PASSES * 3 * WEIGHTS
     assert rounded.fitted == FITTED + 3 * WEIGHTS, "and their codes are found again"
     assert plain.swept == plain.fitted == 0
     assert rounded.solver_bytes - plain.solver_bytes == 2 * 4 * WEIGHTS, "all of a block wait to be rounded"
@@ -68,7 +68,7 @@ def test_rounding_to_few_bits_is_counted_by_hand(llama):
 def test_levels_are_rounded_too(llama):
     """Eight of them, with that of no zeros; each with fewer sweeps than the end."""
     plain, rounded = (cost_of(llama, topup="search", value_bits=bits, **ITERATIONS) for bits in (None, 3))
-    sweeps = SWEEPS + 8 * QUICK
+    sweeps = PASSES + 8 * QUICK
     assert rounded.swept == sweeps * 3 * WEIGHTS and rounded.fitted == 9 * FITTED + 3 * WEIGHTS
     once, gathered = cost_of(llama, topup="uniform", **ITERATIONS), 3 * 2 * 6 * 16 * (6 * 32**2 + 48**2)
     assert rounded.operations - plain.operations == sweeps * PRODUCTS + once.operations - gathered
@@ -84,14 +84,14 @@ def test_inputs_are_looked_at_anew_for_what_a_refit_rounds(llama):
     fields = {"topup": "uniform", "num_samples": 16, "refit_epochs": 1, **ITERATIONS}
     plain, rounded = (cost_of(llama, value_bits=bits, **fields) for bits in (None, 3))
     gathered = 3 * 2 * 16 * 16 * (6 * 32**2 + 48**2)
-    assert rounded.operations - plain.operations == SWEEPS * PRODUCTS + 4 * gathered
+    assert rounded.operations - plain.operations == PASSES * PRODUCTS + 4 * gathered
 
 
 def test_the_time_of_rounding_is_told(llama, tmp_path, monkeypatch):
     """At two rates: of fitting scales, and of moving values."""
     monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*5 * [float("inf")], 1e3, 1e2, float("inf")))
     plan = plan_prune(saved(tmp_path, llama)[0], config_of(topup="uniform", value_bits=3, **ITERATIONS))
-    told = (FITTED + 3 * WEIGHTS) / 1e3 + SWEEPS * 3 * WEIGHTS / 1e2
+    told = (FITTED + 3 * WEIGHTS) / 1e3 + PASSES * 3 * WEIGHTS / 1e2
     assert plan.seconds == pytest.approx(told) == plan.rounding_seconds
     assert "values rounded" in str(plan) and "to 3 bits" in str(plan)
 

@@ -197,7 +197,7 @@ def test_two_weights_by_hand():
 @pytest.fixture
 def said(monkeypatch):
     messages = []
-    monkeypatch.setattr("optimum_neuronal.saliency.dampening.logger.warning", messages.append)
+    monkeypatch.setattr("optimum_neuronal.saliency.base.logger.warning", messages.append)
     return messages
 
 

@@ -5,7 +5,7 @@ import torch
 
 from optimum_neuronal.formats.codebooks import BITS, TABLES, magnitudes
 from optimum_neuronal.formats.coded import CodedWeight
-from optimum_neuronal.saliency.rounding import SWEEPS, choose_levels, round_kept, round_nearest
+from optimum_neuronal.saliency.rounding import PASSES, choose_codebook, round_kept, round_nearest
 
 
 def sparse(rows: int, columns: int, sparsity: float = 0.6, seed: int = 1) -> torch.Tensor:
@@ -29,9 +29,9 @@ def loss(target: torch.Tensor, weight: torch.Tensor, hessian: torch.Tensor) -> f
     return float(((missing @ dampened(hessian).double()) * missing).sum())
 
 
-def rounded(weight, target, hessian, bits, dtype=torch.float32, sweeps=SWEEPS):
-    levels = choose_levels([(weight, hessian.diagonal())], bits, dtype)
-    return round_kept(weight, target, hessian, levels, dtype, sweeps).to(dtype)
+def rounded(weight, target, hessian, bits, dtype=torch.float32, passes=PASSES):
+    levels = choose_codebook([(weight, hessian.diagonal())], bits, dtype)
+    return round_kept(weight, target, hessian, levels, dtype, passes).to(dtype)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -58,7 +58,7 @@ def test_it_loses_less_than_the_nearest_levels(bits, most):
 
 def test_no_sweep_raises_the_loss():
     weight, hessian = sparse(20, 200), hessian_of(200)
-    losses = [loss(weight, rounded(weight, weight, hessian, 3, sweeps=sweeps), hessian) for sweeps in range(7)]
+    losses = [loss(weight, rounded(weight, weight, hessian, 3, passes=passes), hessian) for passes in range(7)]
     assert all(after <= before * (1 + 1e-6) for before, after in zip(losses, losses[1:]))
     assert losses[-1] < 0.8 * losses[0]
 
@@ -66,7 +66,7 @@ def test_no_sweep_raises_the_loss():
 def test_in_the_end_no_value_has_a_better_level():
     """Every other level of every value is tried, the scales being what they are."""
     weight, hessian = sparse(3, 20), hessian_of(20)
-    found = rounded(weight, weight, hessian, 2, sweeps=100)
+    found = rounded(weight, weight, hessian, 2, passes=100)
     coded, least = CodedWeight.exact(found, 2), loss(weight, found, hessian)
     tried = 0
     for row, column in (found != 0).nonzero().tolist():
@@ -101,7 +101,7 @@ def test_the_levels_are_those_that_values_lie_at():
     for bits in (2, 3, 4):
         for table in TABLES[bits]:
             weight = torch.tensor(table)[torch.arange(5 * 64) % 2**bits].view(5, 64) * 0.25
-            assert choose_levels([(weight, importance)], bits, torch.float32) == magnitudes(table)
+            assert choose_codebook([(weight, importance)], bits, torch.float32) == magnitudes(table)
 
 
 def test_levels_are_chosen_for_all_parts_together():
@@ -109,7 +109,7 @@ def test_levels_are_chosen_for_all_parts_together():
     for many, table in ((narrow, 0), (wide, -1)):
         other = wide if many is narrow else narrow
         parts = [(weight, torch.ones(64)) for weight in (many, other * 0.1)]
-        assert choose_levels(parts, 2, torch.float32) == magnitudes(TABLES[2][table])
+        assert choose_codebook(parts, 2, torch.float32) == magnitudes(TABLES[2][table])
 
 
 def test_errors_of_inputs_that_count_more_are_smaller():

@@ -93,7 +93,7 @@ def test_arguments_are_left_alone():
 @pytest.fixture
 def said(monkeypatch):
     messages = []
-    monkeypatch.setattr("optimum_neuronal.saliency.dampening.logger.warning", messages.append)
+    monkeypatch.setattr("optimum_neuronal.saliency.base.logger.warning", messages.append)
     return messages
 
 

@@ -7,7 +7,6 @@ from sweeps import build_sweep
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine
-from optimum_neuronal.engine import unfinished
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -187,21 +186,20 @@ def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
 
 
 def test_an_interrupted_prune_goes_on(ids, tmp_path, monkeypatch):
-    """Stopped again and again, a block further each time, it ends as if nothing had happened."""
+    """Stopped again and again behind the learning, a block further each time, it ends as if nothing had happened."""
     config = NeuronALConfig(0.7, topup="besa", num_samples=6, num_alignment_samples=3, seq_length=16, saliency="wanda")
     expected = NeuronALPruner(config).prune(make_model("llama"), dataset=ids[:6]).state_dict()
     original, runs = engine.replay, 0
-    monkeypatch.setattr(unfinished, "RECORD_EVERY", -1.0)
     monkeypatch.setattr(Engine, "check_replay", lambda self: None)
     while runs < 20:
-        budget, runs = iter(range(5)), runs + 1
+        budget, runs = iter(range(10)), runs + 1
         monkeypatch.setattr(engine, "replay", lambda *a, budget=budget, **k: (next(budget), original(*a, **k))[1])
         try:
             found = NeuronALPruner(config).prune(make_model("llama"), ids[:6], tmp_path).state_dict()
             break
         except StopIteration:
             continue
-    assert runs > 2 and all(torch.equal(value, expected[key]) for key, value in found.items())
+    assert runs > 1 and all(torch.equal(value, expected[key]) for key, value in found.items())
 
 
 @pytest.mark.parametrize("layers", [1, 3])

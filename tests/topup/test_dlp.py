@@ -3,7 +3,7 @@ import torch
 from by_hand import FakeSweep, make_block
 
 from optimum_neuronal.topup.dlp import DLP, median_metric
-from optimum_neuronal.trials.dense_scores import ScoresPass
+from optimum_neuronal.trials.sweep import ScoresPass
 
 
 def test_median_by_hand():

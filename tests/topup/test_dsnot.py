@@ -4,13 +4,13 @@ from by_hand import make_projection
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.engine.statistics import Moments
+from optimum_neuronal.engine.statistics import InputSums
 from optimum_neuronal.topup.dsnot import DSnoT, moments
 
 
 def measured(*features):
     """What is known of inputs given feature by feature, each a list of its values over the tokens."""
-    statistic = Moments()
+    statistic = InputSums()
     statistic.update(torch.tensor(features, dtype=torch.float32).T[None], sequences=1)
     return statistic
 
@@ -31,7 +31,7 @@ def refined(row, pruned, statistic, **fields):
 
 
 def test_moments_are_over_all_tokens():
-    statistic = Moments()
+    statistic = InputSums()
     tokens = torch.tensor([[[1.0], [3.0]], [[5.0], [7.0]]])  # two sequences of two tokens
     statistic.update(tokens, sequences=2)
     mean, variance = moments(statistic)
@@ -103,7 +103,7 @@ def test_inputs_that_are_always_the_same_or_zero():
 
 
 def test_an_expert_that_received_nothing():
-    statistic = Moments()
+    statistic = InputSums()
     statistic.update_routed(torch.empty(0, 4), torch.empty(0, dtype=torch.int64), tokens=3)
     assert refined([3.0, 2.0, -1.0, 4.0], {0, 1}, statistic) == {0, 1}
 
@@ -134,7 +134,7 @@ def one_by_one(row, mask, mean, variance, norm, cycles, threshold):
 def test_all_rows_at_once_are_a_loop_over_cycles(cycles, threshold, monkeypatch):
     monkeypatch.setattr("optimum_neuronal.topup.dsnot.ROWS_AT_A_TIME", 7)
     generator = torch.Generator().manual_seed(0)
-    statistic = Moments()
+    statistic = InputSums()
     statistic.update(torch.randn(4, 9, 40, generator=generator) + torch.randn(40, generator=generator), sequences=4)
     projection = make_projection(torch.randn(20, 40, generator=generator))
     mask = torch.rand(20, 40, generator=generator) >= torch.linspace(0, 1, 20)[:, None]
@@ -169,7 +169,7 @@ def test_a_model_keeps_its_sparsity_and_changes_its_masks(family, saliency, ids)
 
 def test_defaults():
     assert (DSnoT().cycles, DSnoT().threshold) == (50, 0.1)
-    assert DSnoT.refines and DSnoT.statistic is Moments and DSnoT().passes() == ()
+    assert DSnoT.refines and DSnoT.statistic is InputSums and DSnoT().passes() == ()
 
 
 @pytest.mark.parametrize("fields", [{"cycles": -1}, {"cycles": 1.5}, {"threshold": -0.1}, {"threshold": "a"}])

@@ -10,7 +10,7 @@ from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.owl import OWL, outlier_ratio
-from optimum_neuronal.trials.dense_scores import ScoresPass
+from optimum_neuronal.trials.sweep import ScoresPass
 
 
 def test_outliers_by_hand():

@@ -2,10 +2,19 @@ import math
 
 import pytest
 import torch
+from conftest import make_model
+from forward import squared_norms, token_counts
+from sweeps import build_sweep, make_sweep, state, unchanged, uniform
 
-from optimum_neuronal.engine.statistics import SquaredNorms
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.statistics import SquaredNorms, activation
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Projection
-from optimum_neuronal.trials.alignment import METRICS, alignment_error, total_error
+from optimum_neuronal.model.trial import trial_weights
+from optimum_neuronal.sparsity.masks import Zeros, mask_rows
+from optimum_neuronal.sparsity.plan import SparsityPlan, row_counts
+from optimum_neuronal.topup.neuronal import block_plan
+from optimum_neuronal.trials.alignment import METRICS, alignment_error, find_deviation, total_error
 
 
 def test_equation_3_by_hand():
@@ -88,3 +97,148 @@ def test_experts_count_by_their_share_of_the_tokens():
     alone = total_error(projections[:1], dense, sparse, "sequence", "l2")
     both = total_error(projections[:2], dense, sparse, "pooled", "l2")
     assert alone.item() == pytest.approx(both.item()) == pytest.approx(single.item())
+
+
+def test_dense_alignment_by_brute_force(any_model, ids):
+    """Reference "dense": masks from the dense model's activations, then one forward of the whole sparse model."""
+    with inference(any_model):
+        sweep = make_sweep(any_model, ids)
+        plan = block_plan(sweep.decoder, 0.6, 0.1)
+        (error,) = sweep.alignment_errors([plan], "dense", "sequence", "l2", label=None)
+        projections = sweep.decoder.projections
+        dense = squared_norms(any_model, ids[:4], projections)
+
+        def mask_of(projection):
+            norms = dense[projection.name]
+            score = projection.weight.abs() * norms.mean(dim=0).sqrt()
+            return Zeros(mask_rows(score, row_counts(plan.sparsity[projection.name], projection.shape)))
+
+        tokens = token_counts(any_model, ids[:4], projections)
+        with trial_weights(list(projections.values()), mask_of):
+            sparse = squared_norms(any_model, ids[:4], projections)
+    expected = 0
+    for name, projection in projections.items():
+        together = [tokens[other.name] for other in projections.values() if other.group == projection.group]
+        share = 1 if projection.expert is None else tokens[name] / sum(together)
+        for d, s in zip(dense[name].sqrt(), sparse[name].sqrt()):
+            expected += share * ((d / max(d.sum(), 1e-30) - s / max(s.sum(), 1e-30)).norm() / len(d)).item()
+    assert error == pytest.approx(expected, rel=1e-4)
+
+
+def test_first_inputs_are_aligned_on_the_sparse_stream(llama, ids):
+    """There a block's first input is the same in both runs, so q, k and v do not count."""
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        everything = sweep.alignment_errors([uniform(sweep)], "sparse-stream", "sequence", "l2", label=None)
+        qkv = build_sweep(find_decoder(llama, targets=["[qkv]_proj"]), sweep.saliency, ids, 4)
+        assert qkv.alignment_errors([uniform(qkv)], "sparse-stream", "sequence", "l2", label=None) == [0.0]
+    assert everything[0] > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gemma4_text"])
+def test_plans_do_not_disturb_each_other(family, ids):
+    """Not even where blocks hand keys and values to later blocks, as Gemma 4's do."""
+    model = make_model(family)
+    with inference(model):
+        sweep = make_sweep(model, ids)
+        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2)]
+        for reference in ("sparse-stream", "dense"):
+            together = sweep.alignment_errors(plans, reference, "sequence", "l2", label=None)
+            alone = [sweep.alignment_errors([p], reference, "sequence", "l2", label=None)[0] for p in plans]
+            assert together == alone
+
+
+def test_plans_that_cannot_win_are_abandoned(llama, ids):
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2, 0.3)]
+        for reference in ("sparse-stream", "dense"):
+            measured_on = (reference, "sequence", "l2")
+            everything = sweep.alignment_errors(plans, *measured_on, label=None)
+            low, high = min(everything), max(everything)
+            assert sweep.alignment_errors(plans, *measured_on, label=None, bound=high) == everything
+            bounded = sweep.alignment_errors(plans, *measured_on, label=None, bound=low)
+            assert min(bounded) == low and bounded.index(low) == everything.index(low)
+            assert all(error in (whole, math.inf) for error, whole in zip(bounded, everything))
+            sweep.engine.runner.block_forwards = 0
+            assert sweep.alignment_errors(plans, *measured_on, label=None, bound=0.0) == 4 * [math.inf]
+            assert sweep.engine.runner.block_forwards <= 4 * 5, "all of them after the first block"
+
+
+def test_shared_work_is_done_once(llama, ids):
+    """Candidates share the dense run of the first block; with the dense reference, of every block."""
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2)]
+        sweep.alignment_errors(plans, "sparse-stream", "sequence", "l2", label=None)
+        assert sweep.engine.runner.block_forwards == 4 * (1 + 3 + 2 * 6)
+        sweep.engine.runner.block_forwards = 0
+        sweep.alignment_errors(plans, "dense", "sequence", "l2", label=None)
+        assert sweep.engine.runner.block_forwards == 4 * (3 + 9), "once dense, then every plan"
+
+
+def activations(model, ids, projections):
+    """Of all projections, and of the model's last norm, by whole forwards."""
+    found = {name: activation(norms) for name, norms in squared_norms(model, ids, projections).items()}
+    last = model.model(ids).last_hidden_state.square().sum(dim=1)
+    return found | {"model.norm": activation(last)}
+
+
+def test_deviation_from_the_dense_model_by_whole_forwards(llama, ids):
+    """Masks from the dense model's activations. A block's own place is what reads its output."""
+    with inference(llama):
+        sweep, before = make_sweep(llama, ids), state(llama)
+        plan, projections = uniform(sweep, 0.6), sweep.decoder.projections
+        found = find_deviation(sweep.engine, plan, "dense", "sequence", "l2", None)
+        assert unchanged(llama, before)
+        dense = activations(llama, ids[:4], projections)
+
+        def mask_of(projection):
+            score = projection.weight.abs() * dense[projection.name]
+            return Zeros(mask_rows(score, plan.row_counts(projection.name, projection.shape)))
+
+        with trial_weights(list(projections.values()), mask_of):
+            sparse = activations(llama, ids[:4], projections)
+        (error,) = sweep.alignment_errors([plan], "dense", "sequence", "l2", None)
+    read_by = {f"model.layers.{i}": f"model.layers.{i + 1}.self_attn.q_proj" for i in (0, 1)}
+    read_by["model.layers.2"] = "model.norm"
+    inside = ("self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
+    assert found.error == pytest.approx(error, rel=1e-6)
+    for name in (*read_by, *(f"model.layers.{i}.{name}" for i in range(3) for name in inside)):
+        reader = read_by.get(name, name)
+        difference = (dense[reader] - sparse[reader]).double()
+        torch.testing.assert_close(found.places[name], difference, rtol=1e-3, atol=1e-3)
+        assert difference.abs().max() > 0.05, "there is something to compare"
+
+
+@pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
+def test_a_plan_that_prunes_nothing_deviates_nowhere(llama, ids, reference):
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        found = find_deviation(sweep.engine, uniform(sweep, 0.0), reference, "sequence", "l2", None)
+        fed = {
+            sweep.decoder.place_fed_by(block, projection).name
+            for block in sweep.decoder.blocks
+            for projection in block.pruned
+        }
+    assert found.error == pytest.approx(0, abs=1e-6)
+    assert found.places.keys() == fed and all(place.abs().max() < 1e-4 for place in found.places.values())
+
+
+def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(llama, ids):
+    """If only the middle block is pruned, it deviates as in the dense model, and the block behind it not at all."""
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        middle = dict.fromkeys(sweep.decoder.blocks[1].pruned_names, 0.6)
+        plan = SparsityPlan({**uniform(sweep, 0.0).sparsity, **middle})
+        own, dense = (
+            find_deviation(sweep.engine, plan, reference, "sequence", "l2", None).places
+            for reference in ("sparse-stream", "dense")
+        )
+    for name, place in own.items():
+        if name.startswith("model.layers.1"):
+            torch.testing.assert_close(place, dense[name], rtol=1e-3, atol=1e-3)
+            assert place.abs().max() > 0.05, name
+        else:
+            assert place.abs().max() < 1e-4, name
+    assert dense["model.layers.2"].abs().max() > 0.05, "which the dense model's own input tells from the pruned one's"

@@ -3,9 +3,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 from by_hand import make_block
+from conftest import make_model
 from torch import nn
 
 from optimum_neuronal.engine.statistics import Hessian, SquaredNorms
+from optimum_neuronal.formats.coded import CodedWeight
+from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, Projection
 from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.magnitude import Magnitude
@@ -137,7 +140,7 @@ def test_projections_with_the_same_input_are_solved_together():
             return super().prune_together(weights, hessian, sparsities, pattern)
 
     norms = {"q": first, "o": second, "k": first}
-    found = PlanApplier(Noted([])).updated(projections, norms, {}, SparsityPlan(dict.fromkeys("qok", 0.5)))
+    found = PlanApplier(Noted([])).prune(projections, norms, {}, SparsityPlan(dict.fromkeys("qok", 0.5)))
     assert together == [(["q", "k"], True), (["o"], False)] and set(found) == {"q", "o", "k"}
 
 
@@ -193,3 +196,88 @@ def test_a_saliency_that_scores_something_else(block, returned, error, message):
 
     with pytest.raises(error, match=message):
         PlanApplier(Wrong()).changes(block, NORMS, [plan(0.5), plan(0.1)])
+
+
+def mixture(experts=3, features=2):
+    module = nn.Module()
+    module.up = nn.Parameter(torch.zeros(experts, 4, features))
+    projections = [Projection(f"mlp.experts.{e}.up", "up", module, True, "up", e) for e in range(experts)]
+    return Block("block", module, {projection.name: projection for projection in projections})
+
+
+def activations_of(block, measured, min_expert_tokens):
+    return PlanApplier(Wanda(), min_expert_tokens=min_expert_tokens).activations(block, measured)
+
+
+def norms(*values, tokens):
+    return SquaredNorms.of(torch.tensor(values), tokens)
+
+
+def test_an_activation_is_the_root_of_the_mean_over_sequences():
+    linear = nn.Linear(2, 4)
+    names = {"q": Projection("q", "query", linear, True), "left out": Projection("left out", "key", linear, False)}
+    block = Block("block", linear, names)
+    found, starved = activations_of(block, {"q": norms([1.0, 9.0], [7, 23], tokens=1)}, 32)
+    assert list(found) == ["q"] and found["q"].tolist() == [2, 4]
+    assert starved == [], "few tokens matter only to experts"
+
+
+def test_a_starved_expert_gets_the_level_of_the_others():
+    block = mixture()
+    measured = {
+        "mlp.experts.0.up": norms([1.0, 9.0], tokens=40),  # mean square 5
+        "mlp.experts.1.up": norms([100.0, 0.0], tokens=31),
+        "mlp.experts.2.up": norms([4.0, 22.0], tokens=32),  # mean square 13
+    }
+    found, starved = activations_of(block, measured, 32)
+    assert starved == ["mlp.experts.1.up"]
+    assert found["mlp.experts.1.up"].tolist() == pytest.approx([3, 3]), "the root of the mean of 5 and 13"
+    assert found["mlp.experts.0.up"].tolist() == [1, 3]
+    assert activations_of(block, measured, 31)[1] == []
+
+
+def test_where_all_experts_starve_every_feature_counts_one():
+    block = mixture(experts=2)
+    measured = {name: norms([1.0, 9.0], tokens=3) for name in block.projections}
+    found, starved = activations_of(block, measured, 4)
+    assert starved == list(block.projections)
+    assert all(values.tolist() == [1, 1] for values in found.values())
+
+
+def sparse_weights(model):
+    """The pruned projections of the first block, their sparse weights, and the Hessians of their inputs."""
+    projections, weights, norms = find_decoder(model).blocks[0].pruned, {}, {}
+    for number, projection in enumerate(projections):
+        rows, columns = projection.shape
+        generator = torch.Generator().manual_seed(number)
+        # Every other expert's values lie far from zero: alone it would choose another codebook.
+        sparse = torch.randn(rows, columns, generator=generator)
+        weights[projection.name] = sparse.sign() if number % 2 else sparse
+        norms[projection.name] = hessian_of(*torch.randn(50, columns, generator=generator).tolist())
+    return projections, weights, norms
+
+
+def importance_of(norms):
+    return {name: statistic.hessian.diagonal().sqrt() for name, statistic in norms.items()}
+
+
+def test_experts_that_share_a_parameter_share_a_codebook():
+    projections, weights, norms = sparse_weights(make_model("mixtral"))
+    rounded = PlanApplier(Wanda(), value_bits=3).rounded(projections, weights, importance_of(norms), norms)
+    assert set(rounded) == set(weights)
+    owners = {projection.owner: torch.zeros_like(projection.owner) for projection in projections}
+    for projection in projections:
+        projection.view(owners[projection.owner]).copy_(rounded[projection.name])
+    assert any(owner.ndim == 3 for owner in owners)
+    assert all(CodedWeight.exact(weight, 3) is not None for weight in owners.values())
+
+
+def test_with_a_hessian_values_make_up_for_each_other():
+    projections, weights, norms = sparse_weights(make_model("llama").bfloat16())
+    losses, applier = [], PlanApplier(Wanda(), value_bits=2)
+    for hessians in (None, norms):
+        rounded = applier.rounded(projections, weights, importance_of(norms), hessians)
+        assert all(weight.dtype == torch.bfloat16 for weight in rounded.values())
+        missing = {name: weights[name] - weight.float() for name, weight in rounded.items()}
+        losses.append(sum(float(((lost @ norms[name].hessian) * lost).sum()) for name, lost in missing.items()))
+    assert losses[1] < losses[0]

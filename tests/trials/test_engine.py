@@ -1,13 +1,19 @@
 import pytest
 import torch
-from sweeps import build_sweep, make_sweep
+from forward import squared_norms
+from sweeps import build_sweep, make_sweep, state, unchanged, uniform
 
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.statistics import Hessian, SquaredNorms
-from optimum_neuronal.engine.streams import Stream
+from optimum_neuronal.engine.calls import Stream
+from optimum_neuronal.engine.capture import inference, next_token_logits
+from optimum_neuronal.engine.statistics import Hessian, SquaredNorms, activation
+from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.wanda import Wanda
+from optimum_neuronal.sparsity.masks import mask_rows
+from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.system.processes import Processes
+from optimum_neuronal.trials.applier import PlanApplier
+from optimum_neuronal.trials.engine import Cache, Engine
 
 
 def test_the_dense_model_runs_once_for_each_statistic_until_it_is_let_go(llama, ids):
@@ -15,7 +21,7 @@ def test_the_dense_model_runs_once_for_each_statistic_until_it_is_let_go(llama, 
         engine, costs = make_sweep(llama, ids).engine, []
         for ask in (None, SquaredNorms, Hessian, None, "release", None):
             before = engine.runner.block_forwards
-            found = engine.release() if ask == "release" else engine.dense(ask)
+            found = engine.cache.release() if ask == "release" else engine.dense(ask)
             costs.append((engine.runner.block_forwards - before) // (4 * 3))
             if ask is Hessian:
                 assert found.norms[0]["model.layers.0.mlp.up_proj"].hessian.shape == (32, 32)
@@ -70,3 +76,108 @@ def test_norms_of_all_processes_come_together_once_for_those_that_share_them(lla
     assert engine.processes.joined == [12, 12]
     norms = {"q": shared}
     assert engine.joined(norms, Hessian) is norms
+
+
+def test_dense_norms_are_the_models_own(any_model, ids):
+    with inference(any_model):
+        sweep = make_sweep(any_model, ids)
+        ours = {name: norms.value for block in sweep.dense_norms() for name, norms in block.items()}
+    for name, expected in squared_norms(any_model, ids[:4], sweep.decoder.projections).items():
+        torch.testing.assert_close(ours[name], expected)
+
+
+def test_squared_norms_of_an_alignment_set_are_the_first_sequences(llama, ids):
+    with inference(llama):
+        norms = make_sweep(llama, ids).dense_norms()[0]["model.layers.0.self_attn.q_proj"]
+    assert isinstance(norms, SquaredNorms) and norms.value.shape == (4, 32)
+
+
+def test_dense_output_is_the_models_own(any_model, ids):
+    """Whatever a head does with the last block's output: scales, caps, norms."""
+    with inference(any_model):
+        sweep = make_sweep(any_model, ids)
+        hidden = sweep.engine.dense().output.batches
+        logits = next_token_logits(sweep.decoder, ids[:1], hidden[0], sweep.engine.runner.wrap(ids), "cpu")
+        torch.testing.assert_close(logits, any_model(ids[:1]).logits, rtol=1e-4, atol=1e-4)
+        (error,) = sweep.output_errors([uniform(sweep, 0.0)], "kl", None)
+        assert error == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("saliency", ["wanda", "sparsegpt"])
+def test_dense_blocks_receive_what_sparse_blocks_before_them_put_out(llama, ids, saliency):
+    """By hand, one block after the other: weights that would be updated are pruned by their score alone."""
+    with inference(llama):
+        sweep = make_sweep(llama, ids, saliency)
+        plan, before = uniform(sweep, 0.6), state(llama)
+        per_block, output = sweep.engine.stream_of(plan)
+        assert unchanged(llama, before)
+        for block, found in zip(sweep.decoder.blocks, per_block):
+            norms = squared_norms(llama, ids[:4], block.projections)
+            for projection in block.pruned:
+                torch.testing.assert_close(found[projection.name].value, norms[projection.name], rtol=1e-4, atol=1e-4)
+                score = sweep.saliency.score(projection.weight, activation(found[projection.name].value))
+                mask = mask_rows(score, plan.row_counts(projection.name, projection.shape))
+                projection.weight.masked_fill_(~mask, 0)
+        expected = llama.model(ids[:4]).last_hidden_state
+        torch.testing.assert_close(llama.model.norm(torch.cat(list(output))), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_last_plans_stream_is_kept_until_it_is_let_go(llama, ids):
+    with inference(llama):
+        sweep, costs = make_sweep(llama, ids), []
+        engine, first, second = sweep.engine, uniform(sweep), uniform(sweep)
+        for ask in (first, first, second, second, first, None, first):
+            before = engine.runner.block_forwards
+            engine.cache.release() if ask is None else engine.stream_of(ask)
+            costs.append((engine.runner.block_forwards - before) // (4 * 3))
+    assert costs == [2, 0, 2, 0, 2, 0, 2], "what it receives and what it puts out, of four sequences in three blocks"
+
+
+HALF = SparsityPlan({"q": 0.5, "k": torch.tensor([0.25, 0.75], dtype=torch.float64)})
+
+
+class Measure:
+    """Finds its number of calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return [self.calls], {"found": torch.tensor([float(self.calls)])}
+
+
+def engine_of(records):
+    return Engine(None, PlanApplier(Wanda()), torch.zeros(4, 4), 2, records)
+
+
+def test_without_records_every_step_is_measured():
+    engine, measure = engine_of(Records()), Measure()
+    assert [engine.measured([HALF], ("kl",), measure)[0] for _ in range(2)] == [[1], [2]]
+
+
+def test_a_finished_step_is_looked_up_and_another_question_is_another_step(tmp_path):
+    measure = Measure()
+    engine_of(Records(tmp_path)).measured([HALF], ("kl",), measure)
+    engine = engine_of(Records(tmp_path))
+    value, tensors = engine.measured([SparsityPlan(dict(HALF.sparsity))], ("kl",), measure)
+    assert value == [1] and tensors["found"].tolist() == [1] and measure.calls == 1
+    other_rows = torch.tensor([0.75, 0.25], dtype=torch.float64)
+    for plans, question in (
+        ([HALF], ("nll",)),
+        ([HALF, HALF], ("kl",)),
+        ([SparsityPlan({**HALF.sparsity, "q": 0.5000001})], ("kl",)),
+        ([SparsityPlan({**HALF.sparsity, "k": other_rows})], ("kl",)),
+        ([SparsityPlan({"v": 0.5, "k": HALF.sparsity["k"]})], ("kl",)),
+    ):
+        before = measure.calls
+        assert engine.measured(plans, question, measure)[0] == [before + 1]
+
+
+def test_cached_values_are_made_once_until_they_are_released():
+    for lasting, again in ((False, "made anew"), (True, "made")):
+        cache = Cache(lasting)
+        assert cache.get("key", lambda: "made") == "made"
+        assert cache.get("key", lambda: "never asked") == "made" and cache.get("other", lambda: "else") == "else"
+        cache.release()
+        assert cache.get("key", lambda: "made anew") == again

@@ -1,6 +1,5 @@
 """Weights solved at a few sparsities: what is between them, where they lie, and what they cost."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,9 @@ from conftest import make_model
 from interruptions import interrupt_at_second_block
 from sweeps import build_sweep, state, unchanged, uniform
 
+from optimum_neuronal.engine.calls import Stream
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.streams import Stream
-from optimum_neuronal.files.journal import Journal
+from optimum_neuronal.files.records import Records
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.alps import ALPS
@@ -19,6 +18,7 @@ from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.trials import levels as levels_module
 from optimum_neuronal.trials.levels import Levels, level_sparsities, levels_bytes
+from optimum_neuronal.trials.sweep import Sweep
 
 
 FAST = ALPS(iterations=6)
@@ -31,8 +31,7 @@ class Solved:
         self.model = model
         self.sweep = build_sweep(find_decoder(model), saliency or FAST, ids, 4, batch_size, **options)
         with inference(model):
-            self.sweep.solve_levels(target)
-        self.levels = self.sweep.engine.levels
+            self.levels = self.sweep.solve_levels(target)
 
     def weight(self, projection, sparsity):
         """What a trial of a sparsity computes with."""
@@ -88,18 +87,17 @@ def test_between_two_levels_it_is_interpolated(solved):
 
 def test_rounded_levels_are_mixed_by_rows(llama, ids):
     """A mean of two rounded values would be of more bits, and nearer to what was rounded than either."""
-    sweep = build_sweep(find_decoder(llama), FAST, ids, 4, 4)
-    sweep.engine.applier = replace(sweep.engine.applier, value_bits=2)
+    sweep = Sweep(build_sweep(find_decoder(llama), FAST, ids, 4, 4).engine.with_value_bits(2))
     with inference(llama):
-        sweep.solve_levels(0.6)
+        levels = sweep.solve_levels(0.6)
     projection = sweep.decoder.blocks[1].pruned[-1]
-    whole = sweep.engine.levels.changes(1, [uniform(sweep, 0.0)])[0](projection).applied(projection.weight)
+    whole = levels.changes(1, [uniform(sweep, 0.0)])[0](projection).applied(projection.weight)
     assert CodedWeight.exact(whole, 2) is not None and (whole != 0).all(), "nothing falls, and all of it is rounded"
-    low, high = sweep.engine.levels.sparsities[3:5]
+    low, high = levels.sparsities[3:5]
     found = []
     for share in (0, 0.2, 0.5, 0.8, 1):
         plan = uniform(sweep, low + share * (high - low))
-        found.append(sweep.engine.levels.changes(1, [plan])[0](projection).applied(projection.weight))
+        found.append(levels.changes(1, [plan])[0](projection).applied(projection.weight))
     assert CodedWeight.exact(found[0], 2) is not None and CodedWeight.exact(found[-1], 2) is not None
     from_high = [(weight == found[-1]).all(dim=1) for weight in found]
     for share, weight, rows in zip((0, 0.2, 0.5, 0.8, 1), found, from_high):
@@ -171,7 +169,9 @@ def test_weights_and_hooks_are_left_as_they_were(llama, ids):
     before = state(llama)
     solved = Solved(llama, ids)
     with inference(llama):
-        errors = solved.sweep.output_errors([uniform(solved.sweep, s) for s in (0.0, 0.5, 0.63)], "kl", None)
+        errors = solved.sweep.output_errors(
+            [uniform(solved.sweep, s) for s in (0.0, 0.5, 0.63)], "kl", None, solved.levels
+        )
     assert unchanged(llama, before)
     assert errors[0] == pytest.approx(0, abs=1e-6) and errors[0] < errors[1] < errors[2]
 
@@ -182,18 +182,18 @@ def test_trials_compute_with_them(llama, ids):
     with inference(llama):
         plan = uniform(sweep, 0.6)
         masked = sweep.output_errors([plan], "kl", None, plan)[0]
-        sweep.solve_levels(0.6)
-        sweep.output_errors([plan], "kl", None, plan)  # of the dense model's outputs, once
+        levels = sweep.solve_levels(0.6)
+        sweep.output_errors([plan], "kl", None, levels)  # of the dense model's outputs, once
         sweep.engine.runner.block_forwards = 0
-        (solved,) = sweep.output_errors([plan], "kl", None, plan)
+        (solved,) = sweep.output_errors([plan], "kl", None, levels)
         assert sweep.engine.runner.block_forwards == 4 * 3
     assert solved < masked
 
 
 def test_they_lie_on_disk_beyond_the_budget(llama, ids):
     in_memory, on_disk = Solved(llama, ids), Solved(llama, ids, max_hidden_bytes=0)
-    assert in_memory.levels.blocks and not in_memory.levels.journal.keeps
-    assert not on_disk.levels.blocks and on_disk.levels.journal.keeps
+    assert in_memory.levels.blocks and not in_memory.levels.records.keeps
+    assert not on_disk.levels.blocks and on_disk.levels.records.keeps
     for sparsity in (in_memory.levels.sparsities[2], 0.63, 0.2, 0.97):
         other = on_disk.all_weights(sparsity)
         assert all(torch.equal(weight, other[name]) for name, weight in in_memory.all_weights(sparsity).items())
@@ -205,16 +205,16 @@ def test_a_budget_that_is_enough_keeps_them_in_memory(llama, ids):
     assert Solved(llama, ids, max_hidden_bytes=size).levels.blocks
     solved = Solved(llama, ids, max_hidden_bytes=size - 1)
     assert not solved.levels.blocks
-    held = sum(file.stat().st_size for file in Path(solved.levels.journal.directory).glob("levels-*"))
+    held = sum(file.stat().st_size for file in Path(solved.levels.records.directory).glob("levels-*"))
     assert held == pytest.approx(size, rel=0.25), "names and padding beside"
 
 
 def test_the_temporary_folder_goes_with_them(llama, ids):
     solved = Solved(llama, ids, max_hidden_bytes=0)
-    folder = Path(solved.levels.journal.directory)
+    folder = Path(solved.levels.records.directory)
     assert len(list(folder.glob("levels-*.safetensors"))) == 3
     solved.levels = None
-    solved.sweep.engine.release()
+    solved.sweep.engine.cache.release()
     assert not folder.exists()
 
 
@@ -222,23 +222,23 @@ def test_recorded_levels_are_not_solved_again(ids, tmp_path, monkeypatch):
     expected = Solved(make_model("llama"), ids).all_weights(0.63)
     calls = interrupt_at_second_block(monkeypatch, levels_module, "_solve_block")
     with pytest.raises(ConnectionError):
-        Solved(make_model("llama"), ids, journal=Journal(tmp_path))
+        Solved(make_model("llama"), ids, records=Records(tmp_path))
     assert calls == ["model.layers.0", "model.layers.1"]
-    solved = Solved(make_model("llama"), ids, journal=Journal(tmp_path))
+    solved = Solved(make_model("llama"), ids, records=Records(tmp_path))
     assert calls[2:] == ["model.layers.1", "model.layers.2"]
     found = solved.all_weights(0.63)
     assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
-    again = Solved(make_model("llama"), ids, journal=Journal(tmp_path), max_hidden_bytes=0)
-    assert len(calls) == 4 and again.levels.journal.directory == tmp_path
+    again = Solved(make_model("llama"), ids, records=Records(tmp_path), max_hidden_bytes=0)
+    assert len(calls) == 4 and again.levels.records.directory == tmp_path
     found = again.all_weights(0.63)
     assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_disk_without_room_is_told_before_the_work(recorded, llama, ids, tmp_path, monkeypatch):
-    monkeypatch.setattr(Journal, "has_room", lambda self, size: False)
+    monkeypatch.setattr(Records, "has_room", lambda self, size: False)
     monkeypatch.setattr(levels_module, "_solve_block", lambda *_args: pytest.fail("work began"))
-    options = {"journal": Journal(tmp_path)} if recorded else {}
+    options = {"records": Records(tmp_path)} if recorded else {}
     with pytest.raises(
         ValueError, match=r"at 7 sparsities take .* GB, more than the disk of .*work_dir, or set levels"
     ):
@@ -246,7 +246,7 @@ def test_a_disk_without_room_is_told_before_the_work(recorded, llama, ids, tmp_p
 
 
 def test_levels_that_a_disk_has_lost_are_told(llama, ids, tmp_path):
-    solved = Solved(llama, ids, journal=Journal(tmp_path), max_hidden_bytes=0)
+    solved = Solved(llama, ids, records=Records(tmp_path), max_hidden_bytes=0)
     lost = next(tmp_path.glob("levels-00001*"))
     lost.write_bytes(lost.read_bytes()[:-9])
     with pytest.raises(OSError, match="levels-00001 cannot be read back from .*: run it again on another disk"):
@@ -270,4 +270,4 @@ def test_bytes_by_hand(llama):
 
 def test_records_are_named_in_order():
     assert Levels((0.5,), name="levels-2-bits").record_name(7) == "levels-2-bits-00007"
-    assert Levels((0.5,)).blocks == [] and not Levels((0.5,)).journal.keeps
+    assert Levels((0.5,)).blocks == [] and not Levels((0.5,)).records.keeps

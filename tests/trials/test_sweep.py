@@ -3,13 +3,16 @@ from itertools import product
 import pytest
 import torch
 from conftest import FEW, make_model
+from forward import squared_norms
 from profiles import BATCH_SIZES, by_day
 from sweeps import build_sweep, make_sweep, state, unchanged, uniform
 
 from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.statistics import activation
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
 from optimum_neuronal.trials.sweep import Sweep
 
@@ -100,3 +103,50 @@ def test_activations_that_are_not_finite_are_refused(ids):
         with pytest.raises(ValueError, match=r"Activations in model\.layers\.0 are not finite"):
             sweep = make_sweep(model, ids)
             sweep.alignment_errors([uniform(sweep)], "dense", "sequence", "l2", label=None)
+
+
+def test_dense_scores_are_those_of_all_sequences(llama, ids):
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        names = [block.pruned_names[0] for block in sweep.decoder.blocks]
+        scores = sweep.dense_scores(lambda block, a: [a[block.pruned_names[0]].sum().item()], "Scores")
+        expected = squared_norms(llama, ids, sweep.decoder.projections)
+    for (score,), name in zip(scores, names):
+        assert score == pytest.approx(activation(expected[name]).sum().item(), rel=1e-5)
+    assert sweep.engine.runner.block_forwards == 12 * 3
+
+
+def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(llama, ids):
+    """A plan that prunes nothing has the dense model's stream; with another, later blocks receive something else."""
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        projections = sweep.decoder.projections
+        dense = squared_norms(llama, ids[:4], projections)
+        untouched, pruned = (sweep.row_saliency(uniform(sweep, share), None) for share in (0.0, 0.6))
+    assert list(untouched) == list(pruned) == list(projections)
+    for name, projection in projections.items():
+        expected = (projection.weight.abs() * activation(dense[name])).double().sum(dim=1)
+        torch.testing.assert_close(untouched[name], expected, rtol=1e-4, atol=1e-4)
+        first = name.startswith("model.layers.0.")
+        assert torch.allclose(pruned[name], expected, rtol=1e-4) == first, name
+
+
+def test_one_run_of_the_plans_stream_is_all_that_it_costs(llama, ids):
+    with inference(llama):
+        sweep = make_sweep(llama, ids)
+        plan = uniform(sweep)
+        sweep.engine.stream_of(plan)
+        before = sweep.engine.runner.block_forwards
+        sweep.row_saliency(plan, None)
+    assert sweep.engine.runner.block_forwards == before
+
+
+def test_a_saliency_that_is_nan_is_named(llama, ids, monkeypatch):
+    """It would be a plan of NaN otherwise, of which nobody could tell where it came from."""
+    monkeypatch.setattr(Wanda, "score", lambda self, weight, activation: weight * torch.nan)
+    with (
+        inference(llama),
+        pytest.raises(ValueError, match=r"saliency of model.layers.0.self_attn.q_proj is not finite"),
+    ):
+        sweep = make_sweep(llama, ids)
+        sweep.row_saliency(uniform(sweep), None)

@@ -1,6 +1,5 @@
-"""An interrupted prune goes on where it was, and ends as if nothing had happened."""
+"""An interrupted prune goes on behind its last finished block or step, and ends as if nothing had happened."""
 
-import json
 import multiprocessing
 import os
 import random
@@ -13,9 +12,8 @@ from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine
-from optimum_neuronal.engine import unfinished
-from optimum_neuronal.files import journal
-from optimum_neuronal.files.journal import IDENTITY
+from optimum_neuronal.files import records as module
+from optimum_neuronal.files.records import IDENTITY
 from optimum_neuronal.topup.neuronal import LAMBDAS
 from optimum_neuronal.trials.engine import Engine
 
@@ -42,19 +40,21 @@ class Stop(Exception):
 
 
 @pytest.fixture
-def often(monkeypatch):
-    """Unfinished sweeps are recorded after every block."""
-    monkeypatch.setattr(unfinished, "RECORD_EVERY", -1.0)
+def warned(monkeypatch):
+    said = []
+    for name in ("warning", "warning_once"):
+        monkeypatch.setattr(module.logger, name, said.append)
+    return said
 
 
 @pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_every_moment(family, reference, ids, often, tmp_path, monkeypatch):
-    """Stopped again and again, a few block visits further each time, until it is through."""
+def test_every_moment(family, reference, ids, tmp_path, monkeypatch):
+    """Stopped again and again, one step or block further each time, until it is through."""
     undisturbed, expected = prune(family, ids, reference=reference)
     original, runs = engine.replay, 0
     while True:
-        budget = [7]
+        budget = [14]  # more than the longest step takes
 
         def replay(*args, budget=budget, **kwargs):
             budget[0] -= 1
@@ -71,13 +71,13 @@ def test_every_moment(family, reference, ids, often, tmp_path, monkeypatch):
         except Stop:
             continue
         break
-    assert runs > 5 and equal(expected, result)
+    assert runs > 2 and equal(expected, result)
     assert pruner.report.decisions["block"]["candidates"] == undisturbed.report.decisions["block"]["candidates"]
     assert pruner.report.decisions["row"]["candidates"] == undisturbed.report.decisions["row"]["candidates"]
     assert pruner.report.starved_experts == undisturbed.report.starved_experts
 
 
-def test_a_search_at_every_moment(ids, often, tmp_path, monkeypatch):
+def test_a_search_at_every_moment(ids, tmp_path, monkeypatch):
     """Stopped again and again, it finds the same plan by the same steps."""
     fields = {
         "topup": "search",
@@ -89,7 +89,7 @@ def test_a_search_at_every_moment(ids, often, tmp_path, monkeypatch):
     original, runs = engine.replay, 0
     monkeypatch.setattr(Engine, "check_replay", lambda self: None)
     while True:
-        left = iter(range(24))  # more than a plan's own stream and one block of all candidates take
+        left = iter(range(45))  # more than the longest step takes
 
         def replay(*args, left=left, **kwargs):
             if next(left, None) is None:
@@ -104,14 +104,13 @@ def test_a_search_at_every_moment(ids, often, tmp_path, monkeypatch):
         except Stop:
             continue
         break
-    assert runs > 3 and equal(expected, result)
+    assert runs > 1 and equal(expected, result)
     found, searched = pruner.report.decisions["search"], undisturbed.report.decisions["search"]
     assert found["stages"] == searched["stages"] and found["spent"] == searched["spent"]
 
 
 def _prune_slowly(ids, work_dir):
     logging.disable_progress_bar()  # its lock would outlive the process that was killed
-    unfinished.RECORD_EVERY = -1.0
     prune("llama", ids, work_dir)
 
 
@@ -164,24 +163,7 @@ def test_another_model_or_other_data_is_refused(ids, tmp_path):
         pruner.prune(make_model("llama"), ids.flip(0), tmp_path)
 
 
-def test_records_of_an_earlier_release_are_refused(ids, tmp_path):
-    """Their packed masks have the other polarity: read as they are now, they would keep what falls."""
-    _, expected = prune("llama", ids, tmp_path / "new")
-    begun = json.loads((tmp_path / "new" / IDENTITY).read_text())
-    assert begun.pop("records") == 3
-    aliases = {"steps": "both", "reference": "sparse-stream", "alignment_scope": "sequence", **begun["topup_args"]}
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / IDENTITY).write_text(json.dumps({**begun, "topup_args": {}, **aliases}, indent=2))
-    with pytest.raises(
-        ValueError, match="old .* begun by an earlier release of optimum_neuronal.*: delete it to begin"
-    ):
-        prune("llama", ids, tmp_path / "old")
-    (tmp_path / "old" / IDENTITY).unlink()
-    _, result = prune("llama", ids, tmp_path / "old")
-    assert equal(expected, result)
-
-
-def test_memory_may_be_managed_otherwise(ids, tmp_path, often, monkeypatch):
+def test_memory_may_be_managed_otherwise(ids, tmp_path, monkeypatch):
     """Batch size and hidden states in CPU memory change no mask, so an unfinished prune goes on with other ones."""
     _, expected = prune("llama", ids)
     original, calls = engine.replay, []
@@ -200,20 +182,10 @@ def test_memory_may_be_managed_otherwise(ids, tmp_path, often, monkeypatch):
     assert equal(expected, result)
 
 
-def test_a_full_disk_does_not_stop_a_prune(ids, tmp_path, often, monkeypatch):
-    _, expected = prune("llama", ids)
-    monkeypatch.setattr("optimum_neuronal.files.journal.Journal.has_room", lambda self, size: False)
-    _, result = prune("llama", ids, tmp_path)
-    assert equal(expected, result)
-    assert not list(tmp_path.glob("*unfinished*")) and list(tmp_path.glob("step-*")) and list(tmp_path.glob("block-*"))
-
-
-def test_damaged_records_are_measured_anew(ids, tmp_path, monkeypatch):
+def test_damaged_records_are_measured_anew(ids, tmp_path, warned):
     """Flipped bits and cut files: the result is the undisturbed one to the bit, and every damaged file is named."""
-    said = []
-    monkeypatch.setattr(journal.logger, "warning", said.append)
     _, expected = prune("llama", ids, tmp_path)
-    records = sorted(tmp_path.glob("*.record.safetensors"))
+    records = sorted(tmp_path.glob("*.safetensors"))
     assert len(records) >= 5
     for number, path in enumerate(records):
         content = bytearray(path.read_bytes())
@@ -221,12 +193,11 @@ def test_damaged_records_are_measured_anew(ids, tmp_path, monkeypatch):
         path.write_bytes(content[: len(content) // 2] if number % 2 else content)
     _, result = prune("llama", ids, tmp_path)
     assert equal(expected, result)
-    assert all(any(f"{path} is damaged" in text for text in said) for path in records)
+    assert all(any(f"{path} is damaged" in text for text in warned) for path in records)
 
 
-def test_a_disk_that_fills_up_does_not_stop_a_prune(ids, tmp_path, often, monkeypatch):
-    said, sync, left = [], os.fsync, iter(range(6))
-    monkeypatch.setattr(journal.logger, "warning", said.append)
+def test_a_disk_that_fills_up_does_not_stop_a_prune(ids, tmp_path, monkeypatch, warned):
+    sync, left = os.fsync, iter(range(6))
     _, expected = prune("llama", ids)
 
     def full(handle):
@@ -237,6 +208,6 @@ def test_a_disk_that_fills_up_does_not_stop_a_prune(ids, tmp_path, often, monkey
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         _, result = prune("llama", ids, tmp_path)
-    assert equal(expected, result) and len(said) == 1 and "the prune goes on" in said[0]
+    assert equal(expected, result) and warned and all("the prune goes on" in text for text in warned)
     assert {path.name for path in tmp_path.glob(".*")} == {".lock"}, "no temporary file is left"
     assert equal(expected, prune("llama", ids, tmp_path)[1])
