@@ -31,11 +31,12 @@ logger = get_logger(__name__)
 
 IDENTITY = "identity.json"
 LOCK = ".lock"
+SUFFIX = ".safetensors"
 VALUE = "value"  # the tensor that holds a record's JSON value, as bytes
 DIGEST = 16  # bytes of a checksum
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_FILE = rf"(?:{re.escape(IDENTITY)}|[\w-]+\.[0-9a-f]{{{2 * DIGEST}}}\.safetensors)"
+_FILE = rf"(?:{re.escape(IDENTITY)}|[\w-]+\.[0-9a-f]{{{2 * DIGEST}}}{re.escape(SUFFIX)})"
 OWN_FILE = re.compile(rf"{_FILE}(?:\.damaged)?|\.{_FILE}\.[0-9a-f]+|{re.escape(LOCK)}")
 
 Finding = tuple[Any, dict[str, torch.Tensor]]  # a JSON value and tensors
@@ -82,7 +83,7 @@ class Records:
 
         Returns None if there is no record. A damaged file is set aside with a warning, and counts as no record.
         """
-        for path in sorted(self.directory.glob(f"{name}.*.safetensors")) if self.keeps else ():
+        for path in sorted(self.directory.glob(f"{name}.*{SUFFIX}")) if self.keeps else ():
             try:
                 content = path.read_bytes()
                 if path != self._path(name, content):
@@ -115,7 +116,7 @@ class Records:
     def _path(self, name: str, content: bytes) -> Path:
         digest = hashlib.blake2b(f"{self._key}\n{name}\n".encode(), digest_size=DIGEST)
         digest.update(content)
-        return self.directory / f"{name}.{digest.hexdigest()}.safetensors"
+        return self.directory / f"{name}.{digest.hexdigest()}{SUFFIX}"
 
 
 def _begin(directory: Path, identity: dict[str, Any]) -> Path | None:
