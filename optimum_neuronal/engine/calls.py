@@ -119,7 +119,7 @@ def streams_bytes(streams: Streams) -> int:
 
 def on_cpu(streams: Streams) -> Streams:
     """Return the streams in CPU memory. Equal streams stay one object."""
-    moved: dict[torch.Tensor, torch.Tensor] = {}  # tensors are told apart by identity
+    moved: dict[torch.Tensor, torch.Tensor] = {}  # by identity
     found: dict[Stream, Stream] = {}
     for stream in streams:
         if stream is not None and stream not in found:

@@ -68,7 +68,7 @@ def _read(block: Block) -> Weights:
         if accelerate.is_offloaded(module):
             stored, device = accelerate.weights_map(module), accelerate.execution_device(module)
             names = accelerate.offloaded_names(module)
-            # Copied: what is read is a view of a file, which would be read again whenever memory is short.
+            # Copied: the tensor is a view of a file, which would be read again whenever memory is short.
             weights.append((module, {name: stored[name].to(device, copy=True) for name in names}))
     return weights
 

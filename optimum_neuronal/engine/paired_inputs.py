@@ -1,7 +1,7 @@
 """Inputs of a projection in the sparse model, side by side with its inputs in the dense one.
 
 Where a block runs up to one of its projections after the other, most of the work would be to repeat earlier parts. So the
-outputs of parts are kept, batch by batch, as long as they stay the same.
+outputs of parts are kept, batch by batch, as long as they do not change.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -1,8 +1,8 @@
 """Runs one block on captured hidden states, and records the inputs of its projections.
 
 transformers keeps the experts of a mixture as weights of shape (experts, ., .) and multiplies them with fused kernels,
-which no hook can look into. While inputs are recorded, [`RecordingExperts`] computes the same from the module's own
-attributes, one expert after the other.
+which no hook can look into. While inputs are recorded, [`RecordingExperts`] computes the output from the
+module's own attributes, one expert after the other.
 """
 
 from collections.abc import Callable, Iterator, Sequence

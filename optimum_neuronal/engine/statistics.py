@@ -182,7 +182,7 @@ def record_inputs(
                     recorded[name] = shared
                     return
             if inputs.shape[:-1].numel() != batch[0] * batch[1]:
-                return  # only some of the tokens: whose, cannot be told
+                return  # only some of the tokens, and it is unknown which
             own = recorded.setdefault(name, statistic())
             own.update(inputs, batch[0])
             seen.append((weakref.ref(inputs), inputs._version, own))

@@ -161,13 +161,13 @@ def _set_aside(path: Path, error: Exception) -> None:
     aside = path.with_name(path.name + ".damaged")
     with suppress(OSError):  # a disk that fails
         os.replace(path, aside)
-    logger.warning(f"{path} is damaged ({error}): it was set aside as {aside.name}, and what it held is found anew.")
+    logger.warning(f"{path} is damaged ({error}): it was set aside as {aside.name}, and its finding is made anew.")
 
 
 def _warn_of_disk(directory: Path, error: OSError) -> None:
     logger.warning_once(
-        f"{directory} cannot be written ({error}): the prune goes on, and what is not recorded would be done again after "
-        "an interruption."
+        f"{directory} cannot be written ({error}): the prune goes on, and work that is not recorded would be done again "
+        "after an interruption."
     )
 
 

@@ -12,7 +12,7 @@ from .base import Saliency, register_saliency
 class Multiflow(Saliency):
     """`|W_ij| * mean over j of (|W_ij| a_j) * mean over i of (|W_ij| a_j)` (Farina et al., MULTIFLOW, 2024).
 
-    The mean over a row is the same for the whole row, so it does not change which of its weights are pruned.
+    The mean over a row is one factor for the whole row, so it does not change the row's mask.
     """
 
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Sparsity plans: where the zeros are to go, and how many weights every row loses."""
+"""Sparsity plans: the sparsity of every projection or row, and the number of pruned weights in every row."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 
 @dataclass(frozen=True)
 class SparsityPlan:
-    """Where the sparsity goes: the share of weights to prune, by projection, or by row of a projection.
+    """The share of weights to prune, by projection, or by row of a projection.
 
     Args:
         sparsity (`Mapping[str, float | Tensor]`):
@@ -24,15 +24,15 @@ class SparsityPlan:
                 raise ValueError(f"The plan's sparsity of {name!r} leaves [0, 1]: {value.min():g} to {value.max():g}.")
 
     def row_counts(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        """Weights to prune in every row of the projection `name`, int64, shape (out,). See [`row_counts`]."""
+        """Return the weights to prune in every row of the projection `name`, int64, shape (out,). See [`row_counts`]."""
         return row_counts(self.sparsity[name], shape)
 
 
 def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Number of weights that each row loses.
+    """Return the number of weights to prune in each row.
 
-    A row loses `floor(in * s)` weights or one more: what a row's floor leaves over is carried to the next rows, so
-    the matrix as a whole is within one weight of its target.
+    A row loses `floor(in * s)` weights or one more. The remainder of a row's floor is carried to the next rows, so the
+    matrix as a whole is within one weight of its target.
 
     Args:
         sparsity (`float` or `Tensor` of shape (out,)): share of weights to prune, in [0, 1].
@@ -50,5 +50,5 @@ def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.
 
 
 def row_sparsity(weight: torch.Tensor) -> torch.Tensor:
-    """Share of zeros in every row of a weight of shape (out, in): float64, shape (out,), in [0, 1]."""
+    """Return the share of zeros in every row of a weight of shape (out, in): float64, shape (out,), in [0, 1]."""
     return (weight == 0).sum(dim=1).double() / weight.shape[1]

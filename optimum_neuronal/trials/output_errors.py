@@ -210,7 +210,7 @@ def _compare(
 
 
 class _Piece(NamedTuple):
-    """Some positions of a sequence: batch, row in it, where; and their ids with the one that follows."""
+    """Some positions of a sequence: its batch, its row there, the positions, and their ids with the following one."""
 
     batch: int
     row: int

@@ -83,21 +83,21 @@ def test_hessian_and_moments_of_routed_tokens():
             assert statistic.sums.tolist() == [[4.0, 6.0], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize("statistic, told", [(SquaredNorms, "value"), (Hessian, "hessian"), (InputSums, "sums")])
-def test_no_bit_of_them_depends_on_the_batches(statistic, told):
-    inputs = torch.randn(6, 5, 9, generator=torch.Generator().manual_seed(0))
-    results = []
-    for batch in (1, 2, 4, 6):
-        measured = statistic()
-        for part in inputs.split(batch):
-            measured.update(part, len(part))
-        results.append(getattr(measured, told))
-    assert all(torch.equal(results[0], other) for other in results)
+def test_no_bit_of_them_depends_on_the_batches():
+    for statistic, told in [(SquaredNorms, "value"), (Hessian, "hessian"), (InputSums, "sums")]:
+        inputs = torch.randn(6, 5, 9, generator=torch.Generator().manual_seed(0))
+        results = []
+        for batch in (1, 2, 4, 6):
+            measured = statistic()
+            for part in inputs.split(batch):
+                measured.update(part, len(part))
+            results.append(getattr(measured, told))
+        assert all(torch.equal(results[0], other) for other in results)
 
 
 def test_most_specific():
     assert most_specific(SquaredNorms, Hessian) is Hessian and most_specific(InputSums, SquaredNorms) is InputSums
-    with pytest.raises(ValueError, match="No statistic tells what both InputSums and Hessian tell"):
+    with pytest.raises(ValueError, match="No statistic includes both InputSums and Hessian"):
         most_specific(InputSums, Hessian)
 
 

@@ -86,49 +86,49 @@ def dampened(hessian: torch.Tensor) -> torch.Tensor:
     return hessian + 0.01 * hessian.diag().mean() * torch.eye(len(hessian), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("sparsity", [0.5, 0.7, 0.9])
-def test_it_is_as_good_as_a_plain_loop_in_float64(sparsity):
-    for name, (weight, hessian) in random_layers().items():
-        expected = loss(weight, plain(weight, hessian, sparsity), hessian)
-        assert loss(weight, ALPS().prune(weight, hessian, sparsity), hessian) <= 1.01 * expected, name
+def test_it_is_as_good_as_a_plain_loop_in_float64():
+    for sparsity in [0.5, 0.7, 0.9]:
+        for name, (weight, hessian) in random_layers().items():
+            expected = loss(weight, plain(weight, hessian, sparsity), hessian)
+            assert loss(weight, ALPS().prune(weight, hessian, sparsity), hessian) <= 1.01 * expected, name
 
 
-@pytest.mark.parametrize("name", ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"])
-def test_it_is_as_good_as_a_plain_loop_on_a_trained_layer(name):
-    weight, hessian = reference_layers()[name]
-    expected = plain(weight, hessian, 0.7)
-    found = ALPS().prune(weight, hessian, 0.7)
-    assert loss(weight, found, hessian) == pytest.approx(loss(weight, expected, hessian), rel=0.01)
-    assert ((found != 0) == (expected != 0)).float().mean() > 0.95, "nearly the same support"
+def test_it_is_as_good_as_a_plain_loop_on_a_trained_layer():
+    for name in ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"]:
+        weight, hessian = reference_layers()[name]
+        expected = plain(weight, hessian, 0.7)
+        found = ALPS().prune(weight, hessian, 0.7)
+        assert loss(weight, found, hessian) == pytest.approx(loss(weight, expected, hessian), rel=0.01)
+        assert ((found != 0) == (expected != 0)).float().mean() > 0.95, "nearly the same support"
 
 
-@pytest.mark.parametrize("model", TRAINED)
-@pytest.mark.parametrize("name", NAMES)
-def test_it_loses_a_fifth_less_than_sparsegpt(model, name):
-    weight, hessian = TRAINED[model]()[name]
-    found, other = (method.prune(weight, hessian, 0.7) for method in (ALPS(), SparseGPT()))
-    assert loss(weight, found, hessian) < 0.8 * loss(weight, other, hessian)
+def test_it_loses_a_fifth_less_than_sparsegpt():
+    for model in TRAINED:
+        for name in NAMES:
+            weight, hessian = TRAINED[model]()[name]
+            found, other = (method.prune(weight, hessian, 0.7) for method in (ALPS(), SparseGPT()))
+            assert loss(weight, found, hessian) < 0.8 * loss(weight, other, hessian)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_weights_that_stay_have_their_best_values(name):
+def test_weights_that_stay_have_their_best_values():
     """Conjugate gradients come within a thousandth of an exact solver on the same support."""
-    weight, hessian = reference_layers()[name]
-    found = ALPS().prune(weight, hessian, 0.7)
-    hessian = dampened(hessian)
-    best = least_squares(weight, hessian, found != 0)
-    assert loss(weight, found, hessian) <= 1.001 * loss(weight, best, hessian)
+    for name in NAMES:
+        weight, hessian = reference_layers()[name]
+        found = ALPS().prune(weight, hessian, 0.7)
+        hessian = dampened(hessian)
+        best = least_squares(weight, hessian, found != 0)
+        assert loss(weight, found, hessian) <= 1.001 * loss(weight, best, hessian)
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (16, 60), (600, 128)])
-@pytest.mark.parametrize("sparsity", [0.0, 0.01, 0.6, 0.7, 0.99, 1.0])
-def test_the_target_is_hit_within_one_weight(shape, sparsity):
-    weight = weights(*shape)
-    found = ALPS(iterations=12).prune(weight, hessian_of(shape[1]), sparsity)
-    assert abs((found == 0).sum().item() - sparsity * weight.numel()) <= 1
-    assert torch.isfinite(found).all()
-    if sparsity == 0:
-        torch.testing.assert_close(found, weight, atol=1e-3, rtol=1e-3)
+def test_the_target_is_hit_within_one_weight():
+    for shape in [(5, 7), (16, 60), (600, 128)]:
+        for sparsity in [0.0, 0.01, 0.6, 0.7, 0.99, 1.0]:
+            weight = weights(*shape)
+            found = ALPS(iterations=12).prune(weight, hessian_of(shape[1]), sparsity)
+            assert abs((found == 0).sum().item() - sparsity * weight.numel()) <= 1
+            assert torch.isfinite(found).all()
+            if sparsity == 0:
+                torch.testing.assert_close(found, weight, atol=1e-3, rtol=1e-3)
 
 
 def test_equal_weights_are_counted_exactly():
@@ -155,13 +155,13 @@ def test_rows_of_unequal_share_beat_equal_ones():
     assert loss(weight, spread, hessian) < 0.8 * loss(weight, equal, hessian)
 
 
-@pytest.mark.parametrize("pattern", [ColumnPattern(2, 4), ColumnPattern(4, 8), ColumnPattern(1, 4)])
-def test_patterns_are_kept_in_every_group(pattern):
-    weight, hessian = weights(8, 48), hessian_of(48)
-    found = ALPS().prune(weight, hessian, pattern.sparsity, pattern)
-    assert ((found.view(8, -1, pattern.group) != 0).sum(dim=-1) == pattern.kept).all()
-    other = SparseGPT().prune(weight, hessian, pattern.sparsity, pattern)
-    assert loss(weight, found, hessian) < loss(weight, other, hessian)
+def test_patterns_are_kept_in_every_group():
+    for pattern in [ColumnPattern(2, 4), ColumnPattern(4, 8), ColumnPattern(1, 4)]:
+        weight, hessian = weights(8, 48), hessian_of(48)
+        found = ALPS().prune(weight, hessian, pattern.sparsity, pattern)
+        assert ((found.view(8, -1, pattern.group) != 0).sum(dim=-1) == pattern.kept).all()
+        other = SparseGPT().prune(weight, hessian, pattern.sparsity, pattern)
+        assert loss(weight, found, hessian) < loss(weight, other, hessian)
 
 
 def test_dead_inputs_lose_their_weights_first():
@@ -315,15 +315,12 @@ def test_its_score_is_the_loss_of_one_weight():
     assert found.tolist() == [[9.0, 1.0]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_hyper_parameters():
+    for arguments, message in [
         ({"iterations": 0}, "iterations is 0"),
         ({"refinements": -1}, "refinements is -1"),
         ({"dampening": 0}, "dampening is 0"),
         ({"dampening": "a"}, "dampening is 'a'"),
-    ],
-)
-def test_bad_hyper_parameters(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ALPS(**arguments)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ALPS(**arguments)

@@ -10,13 +10,13 @@ def test_counts_carry_the_remainder_from_row_to_row():
     assert counts.sum() == 896
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (64, 128), (1000, 333)])
-@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 2 / 3, 0.7, 0.99, 1.0])
-def test_counts_are_within_one_weight_of_the_target(shape, sparsity):
-    counts = row_counts(sparsity, shape)
-    floor = int(shape[1] * sparsity + 1e-9)
-    assert set(counts.tolist()) <= {floor, floor + 1}
-    assert abs(counts.sum().item() - sparsity * shape[0] * shape[1]) <= 1
+def test_counts_are_within_one_weight_of_the_target():
+    for shape in [(1, 1), (3, 7), (64, 128), (1000, 333)]:
+        for sparsity in [0.0, 0.1, 0.5, 2 / 3, 0.7, 0.99, 1.0]:
+            counts = row_counts(sparsity, shape)
+            floor = int(shape[1] * sparsity + 1e-9)
+            assert set(counts.tolist()) <= {floor, floor + 1}
+            assert abs(counts.sum().item() - sparsity * shape[0] * shape[1]) <= 1
 
 
 def test_counts_of_rows_of_their_own():

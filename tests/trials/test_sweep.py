@@ -22,18 +22,20 @@ def bits_of(change):
     return getattr(change, "mask", change).bits
 
 
-@pytest.mark.parametrize("scope", ["sequence", "pooled"])
-def test_abandoning_does_not_change_the_decision(any_model, ids, scope, monkeypatch):
-    decisions = {}
-    for abandons in (True, False):
-        monkeypatch.setattr(Sweep, "can_abandon", abandons)
-        with inference(any_model):
-            topup = NeuronAL(alignment_scope=scope, block_lambdas=(0.05, 0.1, 0.2, 0.25), row_lambdas=(0.0, 0.1, 0.3))
-            allocation = topup.allocate(make_sweep(any_model, ids), 0.7)
-        lambdas = {step: decision["lambda"] for step, decision in allocation.decisions.items()}
-        plan = {name: torch.as_tensor(value).tolist() for name, value in allocation.plan.sparsity.items()}
-        decisions[abandons] = lambdas, plan
-    assert decisions[True] == decisions[False]
+def test_abandoning_does_not_change_the_decision(any_model, ids, monkeypatch):
+    for scope in ["sequence", "pooled"]:
+        decisions = {}
+        for abandons in (True, False):
+            monkeypatch.setattr(Sweep, "can_abandon", abandons)
+            with inference(any_model):
+                topup = NeuronAL(
+                    alignment_scope=scope, block_lambdas=(0.05, 0.1, 0.2, 0.25), row_lambdas=(0.0, 0.1, 0.3)
+                )
+                allocation = topup.allocate(make_sweep(any_model, ids), 0.7)
+            lambdas = {step: decision["lambda"] for step, decision in allocation.decisions.items()}
+            plan = {name: torch.as_tensor(value).tolist() for name, value in allocation.plan.sparsity.items()}
+            decisions[abandons] = lambdas, plan
+        assert decisions[True] == decisions[False]
 
 
 # Every family and every saliency; at night each with each.
@@ -72,22 +74,22 @@ class Interrupt(SALIENCIES.get("wanda")):
         return super().score(weight, activations)
 
 
-@pytest.mark.parametrize("moment", [1, 5, 12, 20, 33, 41])
-@pytest.mark.parametrize("work", ["alignment_errors", "deviation", "final_masks"])
-def test_an_interrupt_restores_weights_and_hooks(llama, ids, moment, work):
-    before = state(llama)
-    Interrupt.countdown = moment
-    with pytest.raises(KeyboardInterrupt), inference(llama):
-        sweep = build_sweep(find_decoder(llama), Interrupt(), ids, 4)
-        measured_on = {"reference": "sparse-stream", "scope": "sequence", "metric": "l2", "label": None}
-        while True:
-            if work == "alignment_errors":
-                sweep.alignment_errors([uniform(sweep)], **measured_on)
-            elif work == "deviation":
-                sweep.deviation(uniform(sweep), **measured_on)
-            else:
-                FinalPruning(sweep.engine, uniform(sweep)).find()
-    assert unchanged(llama, before)
+def test_an_interrupt_restores_weights_and_hooks(llama, ids):
+    for moment in [1, 5, 12, 20, 33, 41]:
+        for work in ["alignment_errors", "deviation", "final_masks"]:
+            before = state(llama)
+            Interrupt.countdown = moment
+            with pytest.raises(KeyboardInterrupt), inference(llama):
+                sweep = build_sweep(find_decoder(llama), Interrupt(), ids, 4)
+                measured_on = {"reference": "sparse-stream", "scope": "sequence", "metric": "l2", "label": None}
+                while True:
+                    if work == "alignment_errors":
+                        sweep.alignment_errors([uniform(sweep)], **measured_on)
+                    elif work == "deviation":
+                        sweep.deviation(uniform(sweep), **measured_on)
+                    else:
+                        FinalPruning(sweep.engine, uniform(sweep)).find()
+            assert unchanged(llama, before)
 
 
 def test_activations_that_are_not_finite_are_refused(ids):
