@@ -1,6 +1,5 @@
-"""What a model is made of: its blocks, their projections, what their rows feed, and where the weights live.
+"""The parts of a model: its blocks, their projections, and the features that their rows feed.
 
-Whatever takes a model apart begins with `find_decoder` here, and sees no family's own names afterwards. It may know
-transformers and accelerate, and the plain changes of `sparsity`; it may not know calibration data, saliencies,
-top-ups or a config of this package.
+Other rooms begin with `find_decoder`, and use no names of a family afterwards. This room may know transformers and the
+changes of `sparsity`, but no calibration data, saliency, top-up or config of this package.
 """

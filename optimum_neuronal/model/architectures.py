@@ -1,8 +1,8 @@
-"""The only place that knows model families: what a projection of a given name does in its block.
+"""The only place that knows model families: the roles of projections by their names.
 
-A projection's *role* says what its rows feed, see [`rows`]. `DEFAULT_ROLES` knows the names that most families use, so
-that a new family which uses them too needs no line here. What a family does otherwise is one `Architecture` of data,
-added to the table below or, from outside the package, with [`register_architecture`].
+A projection's *role* says what its rows feed, see `rows`. `DEFAULT_ROLES` holds the names that most families use: a new
+family that uses them needs no line here. Differences of a family are one `Architecture`, added to the table below or,
+from outside the package, with [`register_architecture`].
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-NEXT_BLOCK, MLP = "next block", "mlp"  # what is fed beside projections of the same module
+NEXT_BLOCK, MLP = "next block", "mlp"  # fed by rows that feed no projection of the same module
 
-# Role -> what its rows feed: the projection of that role in the same module (an attention, an MLP, one expert), the
-# block's MLP, or the next block.
+# Role -> the role that its rows feed in the same module (an attention, an MLP, one expert), or the block's MLP, or the
+# next block.
 FEEDS = {
     "query": "output",
     "gated_query": "output",  # for every head its query and the gate of its output
@@ -46,82 +46,37 @@ AS_LINEAR = ("FalconLinear",)
 
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k")  # what configs call it
 
-# Last components of a name inside its block -> role; None for what is no projection of features: never pruned.
-DEFAULT_ROLES: dict[str, str | None] = {
-    "q_proj": "query",
-    "k_proj": "key",
-    "v_proj": "value",
-    "qkv_proj": "qkv",
-    "Wqkv": "qkv",
-    "c_attn": "qkv",
-    "query_key_value": "interleaved_qkv",
-    "q_a_proj": "query_a",
-    "q_b_proj": "query",
-    "kv_a_proj_with_mqa": "kv_a",
-    "kv_b_proj": "kv",
-    "in_proj": "mixer",
-    "in_proj_qkvz": "qkvz",
-    "in_proj_qkv": "linear_qkv",
-    "in_proj_z": "output_gate",
-    "self_attn.gate_proj": "output_gate",
-    "output_gate": "output_gate",
-    "o_proj": "output",
-    "out_proj": "output",
-    "dense": "output",
-    "attn.c_proj": "output",
-    "gate_proj": "gate",
-    "up_proj": "up",
-    "gate_up_proj": "gate_up",
-    "w1": "gate",
-    "w3": "up",
-    "shared_mlp.input_linear": "gate_up",
-    "fc1": "up",
-    "fc_in": "up",
-    "c_fc": "up",
-    "dense_h_to_4h": "up",
-    "down_proj": "down",
-    "fc2": "down",
-    "fc_out": "down",
-    "mlp.c_proj": "down",
-    "dense_4h_to_h": "down",
-    "w2": "down",
-    "shared_mlp.output_linear": "down",
-    # encoders: BERT and its kin; DistilBERT; ModernBERT
-    "self.query": "query",
-    "self.key": "key",
-    "self.value": "value",
-    "intermediate.dense": "up",
-    "output.dense": "down",
-    "attention.output.dense": "output",
-    "q_lin": "query",
-    "k_lin": "key",
-    "v_lin": "value",
-    "out_lin": "output",
-    "lin1": "up",
-    "lin2": "down",
-    "attn.Wo": "output",
-    "mlp.Wi": "gate_up",
-    "mlp.Wo": "down",
-    # routers and gates of experts
-    "router": None,
-    "gate": None,
-    "gate.wg": None,
-    # embeddings that every block adds
-    "per_layer_input_gate": None,
-    "per_layer_projection": None,
-    "shared_expert_gate": None,
-    # state-space parameters: time steps, decays, input and output matrices
-    "A_log": None,
-    "x_proj": None,
-    "dt_proj": None,
-    "in_proj_a": None,
-    "in_proj_b": None,
-    "in_proj_ba": None,
-}
+# Role -> names of projections inside their block, or the last components of them. None: what is never pruned.
+_NAMES: dict[str | None, tuple[str, ...]] = {
+    "query": ("q_proj", "q_b_proj", "self.query", "q_lin"),
+    "key": ("k_proj", "self.key", "k_lin"),
+    "value": ("v_proj", "self.value", "v_lin"),
+    "qkv": ("qkv_proj", "Wqkv", "c_attn"),
+    "interleaved_qkv": ("query_key_value",),
+    "query_a": ("q_a_proj",),
+    "kv_a": ("kv_a_proj_with_mqa",),
+    "kv": ("kv_b_proj",),
+    "mixer": ("in_proj",),
+    "qkvz": ("in_proj_qkvz",),
+    "linear_qkv": ("in_proj_qkv",),
+    "output_gate": ("in_proj_z", "self_attn.gate_proj", "output_gate"),
+    "output": ("o_proj", "out_proj", "dense", "attn.c_proj", "attention.output.dense", "out_lin", "attn.Wo"),
+    "gate": ("gate_proj", "w1"),
+    "up": ("up_proj", "w3", "fc1", "fc_in", "c_fc", "dense_h_to_4h", "intermediate.dense", "lin1"),
+    "gate_up": ("gate_up_proj", "shared_mlp.input_linear", "mlp.Wi"),
+    "down": ("down_proj", "fc2", "fc_out", "mlp.c_proj", "dense_4h_to_h", "w2", "shared_mlp.output_linear",
+             "output.dense", "lin2", "mlp.Wo"),
+    None: (
+        "router", "gate", "gate.wg", "shared_expert_gate",  # routers and gates of experts
+        "per_layer_input_gate", "per_layer_projection",  # embeddings that every block adds
+        "A_log", "x_proj", "dt_proj", "in_proj_a", "in_proj_b", "in_proj_ba",  # parameters of a state space
+    ),
+}  # fmt: skip
+DEFAULT_ROLES: dict[str, str | None] = {name: role for role, names in _NAMES.items() for name in names}
 
 
 def _check_types(architecture: "Architecture") -> None:
-    """Raises `TypeError` for fields that a typing error made into something else."""
+    """Raise `TypeError` for fields of a wrong type."""
     roles, parallel = architecture.roles, architecture.parallel
     if not isinstance(roles, Mapping) or not all(isinstance(name, str) for name in roles):
         raise TypeError(f"roles is {roles!r}: expected names of projections -> roles, such as {{'q_proj': 'query'}}.")
@@ -136,20 +91,20 @@ def _check_types(architecture: "Architecture") -> None:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a model family does differently from the default.
+    """The differences of a model family from the default.
 
     Args:
         roles (`Mapping[str, str | None]`):
             Name of a projection inside its block, or its last components (`"mlp.c_proj"`), -> its role, a key of
             `FEEDS`, or None to leave it dense. Added to `DEFAULT_ROLES`.
         parallel (`bool` or `tuple[str, ...]`):
-            Whether attention and MLP read the same hidden states, so that the attention's output feeds the next block
-            and not the MLP. Names: true if one of these attributes of the model's config is.
+            True if attention and MLP read the same hidden states, so that the attention's output feeds the next block
+            and not the MLP. Names of attributes of the model's config: true if one of them is.
         stacked_experts (`bool`):
-            Whether the experts, instead of a token's indices, take their inputs stacked, (experts * tokens, hidden),
-            and store their weights transposed.
+            True if the experts take their inputs stacked, (experts * tokens, hidden), and not the indices of each
+            token's experts, and store their weights transposed.
         blocks (`str`, *optional*):
-            Name of the decoder's `ModuleList` of blocks, where the classes that are not to be split do not lead to it.
+            Name of the decoder's `ModuleList` of blocks, if the classes that must not be split do not lead to it.
     """
 
     roles: Mapping[str, str | None] = field(default_factory=dict)
@@ -164,7 +119,7 @@ class Architecture:
                 raise ValueError(f"Projection {name!r} has the role {role!r}: expected one of {', '.join(FEEDS)}.")
 
     def find_role(self, name: str) -> tuple[bool, str | None]:
-        """Whether the parameter called `name` inside its block (`"self_attn.q_proj"`) is known, and its role."""
+        """Return True and its role if a parameter is known by its name inside its block (`"self_attn.q_proj"`)."""
         roles = {**DEFAULT_ROLES, **self.roles}
         parts = name.split(".")
         suffixes = (".".join(parts[start:]) for start in range(len(parts)))  # the longest first
@@ -172,7 +127,7 @@ class Architecture:
         return known is not None, None if known is None else roles[known]
 
     def is_parallel(self, config: Any) -> bool:
-        """Whether attention and MLP are parallel in a model whose text config is `config`."""
+        """Return True if attention and MLP are parallel in a model with this text config."""
         if isinstance(self.parallel, bool):
             return self.parallel
         return any(bool(getattr(config, name, False)) for name in self.parallel)
@@ -199,32 +154,32 @@ _ARCHITECTURES = {
 
 
 def is_of_experts(role: str | None, ndim: int) -> bool:
-    """Whether a weight of a role and of so many dimensions is that of all experts of a layer: (experts, ., .)."""
+    """Return True if a weight of this role and number of dimensions holds all experts of a layer: (experts, ., .)."""
     return ndim == 3 and (role == "down" or role in MLP_ENTRIES)
 
 
 def with_gates_in_turns(role: str) -> str:
-    """The role of an experts' weight in which gate and up, if it holds both, take turns."""
+    """Return the role of an experts' weight in which the rows of gate and up, if it holds both, take turns."""
     return "interleaved_gate_up" if role == "gate_up" else role
 
 
 def is_gated(role: str) -> bool:
-    """Whether the first weight of an expert, of this role, also makes the gates of what it makes."""
+    """Return True if an expert's first weight, of this role, also makes the gates."""
     return role != "up"
 
 
 def experts_per_token(config: Any) -> int | None:
-    """How many experts a token is sent to, at most over the layers; None if the text config does not say."""
+    """Return the number of experts for each token, the largest of all layers; None if the text config does not say."""
     found = next((value for name in EXPERTS_PER_TOKEN if (value := getattr(config, name, None))), None)
     return max(found) if isinstance(found, list) else found
 
 
 def register_architecture(model_type: str, architecture: Architecture) -> None:
-    """Teaches the package a model family, or replaces what it knows of one.
+    """Add a model family, or replace its entry.
 
     Args:
         model_type (`str`): `model.config.get_text_config().model_type` of the family.
-        architecture ([`Architecture`]): what differs from the default.
+        architecture ([`Architecture`]): its differences from the default.
     """
     if not isinstance(model_type, str) or not model_type:
         raise TypeError(f"model_type is {model_type!r}: expected a family's name, such as 'llama'.")
@@ -234,5 +189,5 @@ def register_architecture(model_type: str, architecture: Architecture) -> None:
 
 
 def find_architecture(model_type: str) -> Architecture:
-    """The entry of `model_type`, or the default one."""
+    """Return the entry of a family, or the default one."""
     return _ARCHITECTURES.get(model_type, Architecture())

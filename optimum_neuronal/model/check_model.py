@@ -1,4 +1,4 @@
-"""Refuses, before any long work, models and weights that cannot be pruned, or not as asked."""
+"""Refuses models and weights that cannot be pruned, before any long work."""
 
 import re
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from .projections import Projection
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raises `TypeError` or `ValueError` for a model of a kind that cannot be pruned.
+    """Raise `TypeError` or `ValueError` for a model that cannot be pruned.
 
-    Those are models with adapters, quantized ones, ones that compute with packed weights or are compiled in part, those of
-    [`check_kind`], and what is no model of transformers.
+    These are models that are not of transformers, are quantized, carry adapters, compute with packed weights or are
+    compiled in part, and the models of [`check_kind`].
     """
     if hasattr(model, "peft_config"):
         raise ValueError("The model carries PEFT adapters: merge them first with model.merge_and_unload().")
@@ -28,21 +28,23 @@ def check_model(model: PreTrainedModel) -> None:
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
     check_kind(type(model), model.config)
     for name, module in model.named_modules():
-        if name and module._compiled_call_impl is not None:  # then nobody sees what the modules in it receive
+        if name and module._compiled_call_impl is not None:  # then hooks do not see the inputs of the modules in it
             raise ValueError(f"{name} is compiled in place (compile()): prune the model first, then compile it.")
     try:
         model.get_input_embeddings()
     except NotImplementedError as error:
         raise ValueError(
-            f"{type(model).__name__} has no table of token embeddings of its own, so what reads text in it is not known: "
-            "load that part as a model, and prune it."
+            f"{type(model).__name__} has no table of token embeddings, so the part that reads text is not known: load that "
+            "part as a model, and prune it."
         ) from error
 
 
 def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConfig) -> None:
-    """Raises `ValueError` for a kind of model that cannot be pruned; a class that is not known yet passes.
+    """Raise `ValueError` unless the model is a decoder or encoder of text, or a model of several modalities with one.
 
-    Pruned are decoders and encoders of text, also those that are one part of a model of several modalities.
+    Args:
+        model_class (`type`, *optional*): None passes: the class is not known before code of the model's own has run.
+        config (`PreTrainedConfig`): of the model.
     """
     name = config.model_type if model_class is None else model_class.__name__
     if getattr(config, "is_encoder_decoder", False):
@@ -55,9 +57,9 @@ def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConf
 
 
 def check_weights(projections: Mapping[str, Projection]) -> None:
-    """Raises `ValueError` unless every projection holds finite floating-point weights of its own, in memory, that can be changed.
+    """Raise `ValueError` unless every projection has its own finite floating-point weights, in memory, that can be changed.
 
-    What could only fail while weights change is found here: a model would be left half pruned.
+    Errors that would come while weights change are found here, so that no model is left half pruned.
     """
     owners: dict[int, str] = {}
     for name, projection in projections.items():
@@ -82,7 +84,7 @@ def check_weights(projections: Mapping[str, Projection]) -> None:
 
 
 def check_changeable(name: str, weight: torch.Tensor) -> None:
-    """Raises `ValueError` for a weight that torch lets nobody change in place. `name` is the projection's."""
+    """Raise `ValueError` for a weight that cannot be changed in place; `name` is the projection's."""
     if weight.is_inference() or any(size > 1 and not step for size, step in zip(weight.shape, weight.stride())):
         raise ValueError(
             f"The weights of {name} cannot be changed in place (made under torch.inference_mode(), or expanded): load "
@@ -91,7 +93,7 @@ def check_changeable(name: str, weight: torch.Tensor) -> None:
 
 
 def check_pattern(projections: Mapping[str, Projection], pattern: ColumnPattern | None) -> None:
-    """Raises `ValueError` unless the rows of every projection can be cut into the groups of an N:M pattern."""
+    """Raise `ValueError` unless the groups of an N:M pattern fit into the rows of every projection."""
     for name, projection in projections.items():
         features = projection.shape[1]
         if pattern is not None and features % pattern.group:

@@ -1,4 +1,4 @@
-"""Finds a model's decoder blocks and their prunable projections, and refuses what it does not understand."""
+"""Finds a model's decoder blocks and their prunable projections, and refuses weights that it does not understand."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,22 +14,22 @@ from .weight_names import with_stars
 
 
 class Patterns:
-    """The user's `targets` and `ignore`, with a note of the patterns that matched something."""
+    """The user's `targets` and `ignore`, with a note of the patterns that have matched no name."""
 
     def __init__(self, targets: Sequence[str] | None, ignore: Sequence[str] | None):
         self.targets, self.ignore = targets, ignore or ()
         self.unmatched = {*(targets or ()), *self.ignore}
 
     def ignores(self, name: str) -> bool:
-        """Whether the projection is left out."""
+        """Return True if the projection is left out."""
         return self._matches(self.ignore, name)
 
     def targets_it(self, name: str) -> bool:
-        """Whether the projection is named."""
+        """Return True if the projection is named."""
         return self.targets is not None and self._matches(self.targets, name)
 
     def takes(self, name: str) -> bool:
-        """Whether the projection is meant."""
+        """Return True if the projection is to be pruned."""
         targeted = self.targets is None or self.targets_it(name)
         return not self.ignores(name) and targeted
 
@@ -39,8 +39,8 @@ class Patterns:
         return bool(matching)
 
     def check(self, model: nn.Module, count: int) -> None:
-        """Raises `ValueError` if a pattern matched nothing, most likely mistyped, or if none of the projections is meant."""
-        for name, _ in model.named_modules():  # leaving out what is left out anyway (a router, lm_head) is no mistake
+        """Raise `ValueError` if a pattern matched nothing, most likely mistyped, or if no projection is to be pruned."""
+        for name, _ in model.named_modules():  # to ignore a router or lm_head is no mistake
             self._matches(self.ignore, name)
         if self.unmatched:
             raise ValueError(
@@ -52,7 +52,7 @@ class Patterns:
 
 
 class Recorded:
-    """The projections that were pruned, by the names in a `sparsity_config`. They are compared, and nothing is run.
+    """The pruned projections, by the names in a `sparsity_config`; its patterns are not run.
 
     Args:
         sparsity_config (`Mapping`): from `read_sparsity_config`, with `block_sparsity` and `projections`.
@@ -75,7 +75,7 @@ class Recorded:
         self._unseen = {"block_sparsity": set(self._numbers), "projections": set(self._kinds)}
 
     def takes(self, name: str) -> bool:
-        """Whether the projection was pruned."""
+        """Return True if the projection was pruned."""
         place = name.removeprefix(self._blocks)
         number, _, local = place.partition(".")
         kind = with_stars(local)
@@ -86,32 +86,32 @@ class Recorded:
         return place not in self._left_out
 
     def targets_it(self, name: str) -> bool:
-        """Whether the projection is named."""
+        """Return True if the projection is named."""
         return self.takes(name)
 
     def ignores(self, name: str) -> bool:
-        """Whether the projection was left out."""
+        """Return True if the projection was left out."""
         return not self.takes(name)
 
     def check(self, model: nn.Module, count: int) -> None:
-        """Raises `ValueError` if what was recorded is not in the model."""
+        """Raise `ValueError` if a recorded projection is not in the model."""
         for key, unseen in self._unseen.items():
             if unseen or not count:
                 missing = f"names {min(unseen)!r}, which the model does not have" if unseen else "names no projection"
                 raise ValueError(
                     f"model.config.sparsity_config.{key} {missing}: load the model as it was pruned; or del "
-                    "model.config.sparsity_config to take the zeros that there are for pruned."
+                    "model.config.sparsity_config to take all its zeros for pruned weights."
                 )
 
 
 def find_decoder(
     model: PreTrainedModel, targets: Sequence[str] | None = None, ignore: Sequence[str] | None = None
 ) -> Decoder:
-    """Finds the blocks of a model and the projections to prune in them.
+    """Find the blocks of a model and the projections to prune in them.
 
-    The blocks are, in the model's decoder, the largest `ModuleList` of modules that the model says must not be split
-    (`unsplit_modules`), or the largest of all if there is no such. Every matrix in a block must be known by its
-    name (`architectures`), or be named by the user in `targets` or `ignore`.
+    The blocks are, in the model's decoder, the largest `ModuleList` of modules that must not be split
+    (`unsplit_modules`), or the largest of all if there is none. Every matrix in a block must be known by its name
+    (`architectures`), or be named by the user in `targets` or `ignore`.
 
     Args:
         model (`PreTrainedModel`): a language model with its weights in memory.
@@ -129,14 +129,14 @@ def find_decoder(
 
 
 def find_pruned_decoder(model: PreTrainedModel, sparsity_config: Mapping[str, Any] | None) -> Decoder:
-    """[`find_decoder`] of a sparse model, whose pruned projections its `sparsity_config` names.
+    """Find the blocks of a sparse model, and the pruned projections that its `sparsity_config` names.
 
-    The patterns in it may be anyone's, and searching could take for ever: names are compared instead.
+    The patterns in it may be hostile, and a search could take for ever: names are compared instead.
 
     Args:
         model (`PreTrainedModel`): the sparse model.
         sparsity_config (`Mapping`, *optional*):
-            From `read_sparsity_config`. Without it, or if it names no projections, all of them are taken.
+            From `read_sparsity_config`. Without it, or if it names no projections, all are taken.
 
     Raises:
         `ValueError`: no blocks, a weight that is not understood, or names of other projections than the model has.
@@ -147,7 +147,7 @@ def find_pruned_decoder(model: PreTrainedModel, sparsity_config: Mapping[str, An
 
 
 def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) -> Decoder:
-    """The decoder, with the projections that are meant by a selection made for the name of its list of blocks."""
+    """Return the decoder; `select` makes the selection of projections from the name of the list of blocks."""
     config = model.config.get_text_config(decoder=True)
     architecture = find_architecture(config.model_type)
     list_name, modules = _block_list(model, config, architecture)
@@ -160,10 +160,10 @@ def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) 
 
 
 def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> tuple[str, nn.ModuleList]:
-    """The decoder's list of blocks and its name in the model."""
+    """Return the decoder's list of blocks and its name in the model."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     if decoder is None or not any(isinstance(module, nn.ModuleList) for module in decoder.modules()):
-        decoder = model  # what some encoders call their decoder is the last matrix of the head
+        decoder = model  # get_decoder() of some encoders is the last matrix of the head
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
     if architecture.blocks is not None:
         return prefix + architecture.blocks, decoder.get_submodule(architecture.blocks)
@@ -176,14 +176,14 @@ def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> t
     named = [(name, module) for name, module in lists if type(module[0]).__name__ in names]
     if not lists:
         raise ValueError(
-            f"No decoder blocks found in {type(model).__name__}: it has no ModuleList. Where they are, can be told with "
+            f"No decoder blocks found in {type(model).__name__}: it has no ModuleList. Say where they are with "
             f"optimum_neuronal.register_architecture({config.model_type!r}, Architecture(blocks='...'))."
         )
     return max(named or lists, key=lambda item: len(item[1]))
 
 
 def _innermost_model(model: PreTrainedModel, name: str) -> nn.Module:
-    """The smallest model around the module called `name`: without the language-model head, which costs much."""
+    """Return the smallest model around a module: without the language-model head, which is slow."""
     parents = [name.rsplit(".", levels)[0] for levels in range(1, name.count(".") + 1)]
     modules = (model.get_submodule(parent) for parent in parents)
     return next((module for module in modules if isinstance(module, PreTrainedModel)), model)
@@ -205,7 +205,7 @@ def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted
 
 
 def _is_no_projection(module: nn.Module, parameter: str) -> bool:
-    """Convolutions, embeddings, norms with a weight for every head, and the experts' biases."""
+    """Return True for convolutions, embeddings, norms with a weight for every head, and the experts' biases."""
     kinds = (nn.Conv1d, nn.Conv2d, nn.Embedding)
     return isinstance(module, kinds) or "Norm" in type(module).__name__ or parameter.endswith("bias")
 
@@ -213,7 +213,7 @@ def _is_no_projection(module: nn.Module, parameter: str) -> bool:
 def _find_projections(
     full: str, local: str, module: nn.Module, key: str, architecture: Architecture, wanted: Patterns | Recorded
 ) -> list[Projection]:
-    """The projections in the parameter `key` of a module: one, one for every expert, or none if it is left out."""
+    """Return the projections in the parameter `key` of a module: one, one for every expert, or none if left out."""
     weight = getattr(module, key)
     known, role = architecture.find_role(local if key == "weight" else f"{local}.{key}")
     named = full if key == "weight" else f"{full}.{key}"

@@ -1,4 +1,4 @@
-"""What a prune's result depends on, in few bytes: tells whether an unfinished prune is the same one."""
+"""Checksums of all that a prune depends on: an unfinished prune is resumed only if they are equal."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from .projections import Decoder
 
 
 def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
-    """Checksums of a model and of its calibration data.
+    """Return checksums of a model and of its calibration data.
 
     Args:
         model (`PreTrainedModel`): dense.

@@ -1,4 +1,7 @@
-"""Loads the model of a checkpoint: whole, as a skeleton without weights, or with its blocks left on disk."""
+"""Loads the model of a checkpoint: whole, as a skeleton without weights, or with its blocks left on disk.
+
+The model is of the class that the checkpoint's config names, so that no head is lost.
+"""
 
 import json
 import os
@@ -16,7 +19,7 @@ from .check_model import check_kind
 from .find_blocks import find_decoder
 
 
-# Arguments of `from_pretrained` that tell where a checkpoint's files are: of a tokenizer's, and of a model's config.
+# Arguments of `from_pretrained` that locate a checkpoint's files: of a tokenizer's, and of a model's config.
 OF_TOKENIZERS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code",
 )  # fmt: skip
@@ -24,21 +27,21 @@ OF_CONFIGS = (*OF_TOKENIZERS, "code_revision", "gguf_file", "subfolder")
 
 
 def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> PreTrainedModel:
-    """Loads a model as the class that its config names: with its own head, of a multimodal model all parts.
+    """Load a model as the class that its config names: with its own head, of a multimodal model all parts.
 
     Args:
         model_or_path (`str` or `Path`): Hub id or directory of the model.
         model_kwargs: for `from_pretrained`: `dtype`, `device_map`, `revision`, ...
 
     Raises:
-        `ValueError`: a kind of model that is not pruned, or a class that transformers does not have; no weight is read.
+        `ValueError`: a kind of model that cannot be pruned, or a class that transformers does not have; no weight is read.
     """
     loader, _ = _find_loader(model_or_path, model_kwargs)
     return loader.from_pretrained(model_or_path, **model_kwargs)
 
 
 def _find_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tuple[type, PreTrainedConfig]:
-    """What loads a checkpoint's model, and its config."""
+    """Return the class that loads a checkpoint's model, and its config."""
     config = kwargs.get("config")
     if config is None:
         config = AutoConfig.from_pretrained(model_or_path, **_for_configs(kwargs))
@@ -48,12 +51,12 @@ def _find_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tuple[t
 
 
 def _for_configs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments of `from_pretrained` that tell where a checkpoint's files are."""
+    """Return the arguments of `from_pretrained` that locate a checkpoint's files."""
     return {name: kwargs[name] for name in OF_CONFIGS if name in kwargs}
 
 
 def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **config_kwargs) -> PreTrainedModel:
-    """The model on the meta device: shapes and dtypes without weights. Only its config is read.
+    """Return the model on the meta device: shapes and dtypes without weights. Only its config is read.
 
     Args:
         model_or_path (`str` or `Path`): Hub id or directory of the model.
@@ -61,7 +64,7 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
         config_kwargs: for `AutoConfig.from_pretrained`: `revision`, `token`, `trust_remote_code` (for the model too).
 
     Raises:
-        `ValueError`: no floating dtype; and what [`load_model`] raises.
+        `ValueError`: no floating dtype; and the errors of [`load_model`].
     """
     loader, config = _find_loader(model_or_path, config_kwargs)
     if dtype == "auto":
@@ -77,15 +80,15 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
 def load_streamed(
     model_or_path: str | Path, device: torch.device, offload_folder: str | Path, **model_kwargs
 ) -> PreTrainedModel:
-    """Loads a model without its decoder blocks' weights, which are read from its files whenever they are needed.
+    """Load a model without its decoder blocks' weights, which are read from its files whenever they are needed.
 
     Args:
         model_or_path (`str` or `Path`): Hub id or directory of the model, in safetensors.
         device (`torch.device`): where to compute. On an accelerator embeddings and head are loaded onto it; on a CPU
             they stay on disk too.
         offload_folder (`str` or `Path`):
-            Where weights are written that are stored otherwise than the model keeps them (many mixtures of experts);
-            it must outlive the model.
+            Folder for weights whose files differ from the model's parameters (many mixtures of experts); it must
+            outlive the model.
         model_kwargs: for [`load_model`].
 
     Returns:
@@ -98,10 +101,10 @@ def load_streamed(
 
 
 def streamed_device_map(model: PreTrainedModel | None, device: torch.device) -> dict[str, str | torch.device]:
-    """Where weights live that are read block by block.
+    """Return the device map of weights that are read block by block.
 
     Args:
-        model (`PreTrainedModel`): its skeleton will do; on a CPU it is not looked at, and may be None.
+        model (`PreTrainedModel`): or its skeleton; None on a CPU.
         device (`torch.device`): where to compute.
 
     Returns:
@@ -124,7 +127,7 @@ def streamed_device_map(model: PreTrainedModel | None, device: torch.device) -> 
     return placed
 
 
-# Auto class -> what the Hub calls the task of what it makes. Of several that make the same class, the first counts.
+# Auto class -> the Hub's name for the task of its models. The first Auto class that makes a class counts.
 PIPELINE_TAGS = {
     "AutoModelForImageTextToText": "image-text-to-text",
     "AutoModelForCausalLM": "text-generation",
@@ -138,35 +141,34 @@ PIPELINE_TAGS = {
 OF_SEVERAL_MODALITIES = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 OF_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 TRUSTING = ", trust_remote_code=True"
-REMOTE_MODULES = "transformers_modules."  # what transformers imports code that comes with models as
+REMOTE_MODULES = "transformers_modules."  # transformers imports code that comes with models under it
 
 
 class LoadingCode(NamedTuple):
-    """What is written to load a model: `"AutoModelForCausalLM"`, and its further arguments."""
+    """The code that loads a model: the name of a class, `"AutoModelForCausalLM"`, and further arguments."""
 
     loader: str
     arguments: str = ""  # or TRUSTING
 
     @property
     def pipeline_tag(self) -> str | None:
-        """What the Hub calls the model's task, None if none is known."""
+        """The Hub's name for the model's task, None if not known."""
         return PIPELINE_TAGS.get(self.loader)
 
     def of(self, checkpoint: str, more: str = "") -> str:
-        """The expression that loads a checkpoint."""
+        """Return the expression that loads a checkpoint."""
         return f"{self.loader}.from_pretrained({json.dumps(checkpoint, ensure_ascii=False)}{more}{self.arguments})"
 
 
 def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust_remote_code: bool = False) -> type:
-    """What makes and loads the model of a config: an Auto class where one makes the very class, else the class itself.
+    """Return the class that loads the model of a config: an Auto class that makes the model's class, else that class.
 
-    Nothing is imported but what lies in transformers; code that comes with the model stays where it is until the Auto
-    class, which is told to trust it, runs it.
+    Only transformers is imported. Code that comes with the model is run by the Auto class alone, if it is trusted.
 
     Args:
         config (`PreTrainedConfig`): of the checkpoint.
         architecture (`str`, *optional*): name of the model's class. None: the first of `config.architectures`.
-        trust_remote_code (`bool`): whether a class that comes with the model is wanted.
+        trust_remote_code (`bool`): True to prefer a class that comes with the model.
 
     Returns:
         `type`: with `from_pretrained`; see [`build`] for a model without weights.
@@ -194,7 +196,7 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
 
 
 def loading_code(model: PreTrainedModel) -> LoadingCode:
-    """How to load a model's checkpoint as the class that it is of."""
+    """Return the code that loads a model's checkpoint as the model's class."""
     remote = type(model).__module__.startswith(REMOTE_MODULES)
     try:
         loader = find_loader(model.config, type(model).__name__, remote).__name__
@@ -204,14 +206,14 @@ def loading_code(model: PreTrainedModel) -> LoadingCode:
 
 
 def model_class(loader: type, config: PreTrainedConfig) -> type | None:
-    """The class that a loader makes of a config; None if that is only known when code of the model's own has run."""
+    """Return the class that a loader makes of a config; None if it comes with the model."""
     if issubclass(loader, PreTrainedModel):
         return loader
     return _made_by(loader.__name__, config)
 
 
 def build(loader: type, config: PreTrainedConfig, **kwargs) -> PreTrainedModel:
-    """A model of a config, without weights of a checkpoint; `kwargs` are `dtype` and `trust_remote_code`."""
+    """Return a model of a config, without weights of a checkpoint; `kwargs` are `dtype` and `trust_remote_code`."""
     if issubclass(loader, PreTrainedModel):
         kwargs.pop("trust_remote_code", None)
         return internals.from_config(loader, config, **kwargs)
@@ -219,7 +221,7 @@ def build(loader: type, config: PreTrainedConfig, **kwargs) -> PreTrainedModel:
 
 
 def _auto_classes(config: PreTrainedConfig) -> list[str]:
-    """Names of those that may make its class: of several modalities only where text is a part among others."""
+    """Return the Auto classes to try; classes of several modalities only if text is one part of the model."""
     is_text = config.get_text_config(decoder=True) is config
     return [name for name in PIPELINE_TAGS if not (is_text and name in OF_SEVERAL_MODALITIES)]
 
@@ -229,7 +231,7 @@ def _made_by(auto_class: str, config: PreTrainedConfig) -> type | None:
 
 
 def _remote_loader(config: PreTrainedConfig, architecture: str | None) -> type | None:
-    """The Auto class that a class which comes with the model belongs to."""
+    """Return the Auto class of a class that comes with the model."""
     references = getattr(config, "auto_map", None) or {}
     for name in PIPELINE_TAGS:
         reference = references.get(name)
@@ -239,6 +241,6 @@ def _remote_loader(config: PreTrainedConfig, architecture: str | None) -> type |
 
 
 def _class_named(name: str | None) -> type[PreTrainedModel] | None:
-    """A model class that transformers offers; any other name, also that of one of its modules, is none."""
+    """Return the model class of transformers of this name; None for any other name, also of a module."""
     found = getattr(transformers, name) if name in dir(transformers) else None
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None

@@ -1,4 +1,4 @@
-"""Modules that hold a parameter packed: how to tell them, and the refusal of what needs the parameter itself."""
+"""Modules that hold a packed parameter, and the refusal of work that needs the dense one."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from ..formats.stand_in import StandIn
 
 
 class PackedModule(nn.Module):
-    """Holds a parameter that another module would have, or that was another module's, packed.
+    """A module with a packed parameter: its own, or another module's.
 
     Attributes:
-        suffix (`str`): what follows the module's name in the parameter's: `".weight"`, or nothing.
+        suffix (`str`): follows the module's name in the parameter's: `".weight"`, or nothing.
         owned (`tuple[str, ...]`): names of the buffers that hold the parameter.
     """
 
@@ -22,30 +22,30 @@ class PackedModule(nn.Module):
 
     @abstractmethod
     def stand_in(self) -> StandIn:
-        """The parameter."""
+        """Return the parameter."""
 
     @property
     @abstractmethod
     def dense_bytes(self) -> int:
-        """What the parameter takes unpacked."""
+        """Bytes of the unpacked parameter."""
 
     @property
     @abstractmethod
     def packed_bytes(self) -> int:
-        """What it takes as it is."""
+        """Bytes of the packed parameter."""
 
 
 def packed_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:
-    """All packed modules of a model with their names."""
+    """Return all packed modules of a model with their names."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, PackedModule))
 
 
 def check_dense(model: nn.Module, purpose: str) -> None:
-    """Raises `ValueError` if a model holds packed modules, which only compute.
+    """Raise `ValueError` if a model holds packed modules, which only compute.
 
     Args:
         model (`nn.Module`): any.
-        purpose (`str`): what needs dense weights: `"to prune it"`.
+        purpose (`str`): the work that needs dense weights: `"to prune it"`.
     """
     count = sum(1 for _ in packed_modules(model))
     if count:
@@ -56,7 +56,7 @@ def check_dense(model: nn.Module, purpose: str) -> None:
 
 
 def dense_state(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, StandIn]]:
-    """A model's state as if it were dense, in two parts: what lies in it as it is, and what is packed."""
+    """Return the state of the dense model in two parts: its tensors, and stand-ins for packed weights."""
     state, packed = model.state_dict(), {}
     for name, module in packed_modules(model):
         for buffer in module.owned:

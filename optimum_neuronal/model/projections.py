@@ -1,4 +1,4 @@
-"""What a model is made of as pruning sees it: projections, experts, blocks, and what the rows of a projection feed."""
+"""The parts of a model that pruning works on: projections, experts, blocks, and the features that rows feed."""
 
 import math
 import re
@@ -22,12 +22,12 @@ class Projection:
         name (`str`):
             Its full name in the model: `"model.layers.0.self_attn.q_proj"`; of an expert, with the expert's number:
             `"model.layers.0.mlp.experts.7.down_proj"`.
-        role (`str`, *optional*): what it does in its block, see `architectures`; None if only the user named it.
-        module (`nn.Module`): what holds its weight: an `nn.Linear`, a `Conv1D`, or a mixture of experts.
+        role (`str`, *optional*): its purpose in the block, see `architectures`; None if only the user named it.
+        module (`nn.Module`): the module of its weight: an `nn.Linear`, a `Conv1D`, or a mixture of experts.
         pruned (`bool`): False if the user's `targets` and `ignore` leave it out.
         parameter (`str`): name of the weight in the module.
         expert (`int`, *optional*): index of the expert in a weight of shape (experts, ., .).
-        transposed (`bool`): whether the weight is kept as (in, out).
+        transposed (`bool`): True if the parameter has the layout (in, out).
     """
 
     name: str
@@ -50,11 +50,11 @@ class Projection:
 
     @property
     def group(self) -> str | None:
-        """What the same projections of all experts have in common, None if it is no expert's."""
+        """Common name of this projection in all experts of the layer; None if it is no expert's."""
         return None if self.expert is None else f"{self.parent.rpartition('.')[0]}.{self.parameter}"
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This projection's part of a tensor of its owner's layout, as a view of shape (out, in)."""
+        """Return this projection's part of a tensor of its owner's layout, as a view of shape (out, in)."""
         part = tensor if self.expert is None else tensor[self.expert]
         return part.T if self.transposed else part
 
@@ -84,7 +84,7 @@ class Projection:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """A mixture of experts: its full name, its module, and whether it takes its inputs stacked (`Architecture`)."""
+    """A mixture of experts: its full name, its module, and True if it takes its inputs stacked (`Architecture`)."""
 
     name: str
     module: nn.Module
@@ -96,7 +96,7 @@ class Place:
     """An input that rows feed and that is compared between the dense and the sparse model.
 
     Args:
-        name (`str`): of the projection or the experts that read it; of a block, for what reads the block's output.
+        name (`str`): of the projection or the experts that read it; of a block for its output.
         features (`int`): length of its activation.
     """
 
@@ -130,7 +130,7 @@ class Block:
 
     @property
     def entry(self) -> str:
-        """Name of what reads the block's input."""
+        """Name of the projection or experts that read the block's input."""
         first = next((p for p in self.projections.values() if p.role in BLOCK_ENTRIES), None)
         if first is not None:
             return first.name
@@ -138,7 +138,7 @@ class Block:
 
     @cached_property
     def mlp_input(self) -> Place | None:
-        """What reads the input of the block's MLP: one that sees every token. None if there is no such."""
+        """Reader of the MLP's input that sees every token, None if there is none."""
         readers = [p for p in self.projections.values() if p.role in MLP_ENTRIES]
         first = next((p for p in readers if p.expert is None), None)
         if first is not None:
@@ -152,7 +152,7 @@ class Block:
         return {(p.parent, p.role): p for p in self.projections.values()}
 
     def reader(self, projection: Projection, role: str) -> Projection | None:
-        """The projection of a role in the same module; or the only one in the nearest module around that has any."""
+        """Return the projection of a role in the same module, or the only one in the nearest module around with any."""
         if sibling := self.siblings.get((projection.parent, role)):
             return sibling
         readers = [p for p in self.projections.values() if p.role == role]
@@ -165,10 +165,10 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """The part of a model that is pruned: its stack of blocks, with what the row step must know of its shape.
+    """The part of a model that is pruned: its stack of blocks.
 
     Args:
-        module (`nn.Module`): what runs the blocks.
+        module (`nn.Module`): the module that runs the blocks.
         blocks (`Sequence[Block]`): in their order.
         architecture ([`Architecture`]): of the family.
         config (`PreTrainedConfig`): of the text model.
@@ -188,17 +188,17 @@ class Decoder:
 
     @property
     def predicts_next_token(self) -> bool:
-        """Whether the whole model's output is next-token logits: whether it has a causal language-model head."""
+        """True if the model has a causal language-model head, so that its output is next-token logits."""
         return self.model.can_generate()
 
     def feeds_next_block(self, block: Block, projection: Projection) -> bool:
-        """Whether the projection's rows only feed the block's output."""
+        """Return True if the projection's rows only feed the block's output."""
         fed = None if projection.role is None else FEEDS[projection.role]
         without_mlp = block.mlp_input is None or self.architecture.is_parallel(self.config)
         return fed == NEXT_BLOCK or (fed == MLP and without_mlp)
 
     def place_fed_by(self, block: Block, projection: Projection) -> Place | None:
-        """What the projection's rows feed. None if it has no role. Raises `ValueError` if nothing reads it."""
+        """Return the input that the projection's rows feed, None without a role; raise `ValueError` if nothing reads it."""
         if projection.role is None:
             return None
         if self.feeds_next_block(block, projection):
@@ -215,7 +215,7 @@ class Decoder:
         return Place(reader.name, reader.shape[1])
 
     def row_groups(self, block: Block, projection: Projection) -> list[RowGroup]:
-        """The projection's rows by part, with the features that they feed; none if that is not known.
+        """Return the projection's rows by part, with the features that they feed; no parts if that is not known.
 
         Raises:
             `ValueError`: the projection's shape does not fit its role.

@@ -1,7 +1,7 @@
-"""Which features every row of a projection feeds: what the row step spreads sparsity by.
+"""The features that each row of a projection feeds: the row step spreads sparsity by them.
 
-One function per role of `architectures.FEEDS` whose rows are not fed one to one. All sizes but the number of heads
-follow from the shapes: of the projection, and of the one that reads what it writes.
+Each role of `architectures.FEEDS` whose rows do not feed features one to one has a function. All sizes except the
+number of heads follow from two shapes: of the projection, and of the projection that reads its output.
 """
 
 from collections.abc import Callable
@@ -17,26 +17,26 @@ class RowGroup:
     Args:
         rows (`Tensor` of int64, shape (n,)): row indices in the projection's weight.
         features (`Tensor` of int64, shape (n, served), or (1, served) if all rows feed the same):
-            for every row, the features that it feeds; served is 0 for rows that feed none of them.
+            for every row, the features that it feeds; served is 0 for rows that feed none.
     """
 
     rows: torch.Tensor
     features: torch.Tensor
 
     def values(self, place: torch.Tensor) -> torch.Tensor:
-        """Value of every row, shape (n,): the mean of `place`, shape (in,), over the features that the row feeds."""
+        """Return the value of every row, shape (n,): the mean of `place`, shape (in,), over the features that the row feeds."""
         if self.features.shape[1] == 0:
             return place.new_zeros(len(self.rows))
         return place[self.features.to(place.device)].mean(dim=1).expand(len(self.rows))
 
 
 def row_groups(role: str, out_features: int, fed_features: int, config) -> list[RowGroup]:
-    """Splits a projection's rows into parts and says which features every row feeds.
+    """Split a projection's rows into parts, with the features that every row feeds.
 
     Args:
         role (`str`): the projection's role, a key of `architectures.FEEDS`.
         out_features (`int`): rows of the weight.
-        fed_features (`int`): input features of what reads them.
+        fed_features (`int`): input features of their reader.
         config: the text model's config.
 
     Returns:
@@ -69,14 +69,14 @@ def _one_to_one(rows: int, fed: int, config) -> list[RowGroup]:
 
 
 def _low_rank(rows: int, fed: int, config) -> list[RowGroup]:
-    """The latent vector, then the rotary part of the keys, which goes past the projection that reads the vector."""
+    """Return the groups of the latent vector, and of the keys' rotary part, which skips the vector's reader."""
     latent = RowGroup(torch.arange(fed), torch.arange(fed)[:, None])
     rotary = RowGroup(torch.arange(fed, rows), torch.empty(1, 0, dtype=torch.int64))
     return [latent, rotary] if rows > fed else [latent]
 
 
 def _mixer(rows: int, fed: int, config) -> list[RowGroup]:
-    """Gate and values, in either order, then what acts on the whole state: its input, its output, its time steps."""
+    """Return gate and values, in either order, then rows for the whole state: input, output, time steps."""
     everything = torch.arange(fed)
     parts = [_group(everything + part * fed, everything) for part in range(2)]
     steering = RowGroup(torch.arange(2 * fed, rows), everything[None])
@@ -84,19 +84,19 @@ def _mixer(rows: int, fed: int, config) -> list[RowGroup]:
 
 
 def _heads(fed: int, config) -> torch.Tensor:
-    """The fed features by head, shape (heads, head size)."""
+    """Return the fed features by head, shape (heads, head size)."""
     return torch.arange(fed).view(config.num_attention_heads, -1)
 
 
 def _per_head(rows: torch.Tensor, heads: torch.Tensor) -> RowGroup:
-    """Rows of shape (heads, n) onto their head's features: one to one if they are as many, else to all of them."""
+    """Map rows of shape (heads, n) to their head's features: one to one if the numbers are equal, else to all."""
     if rows.shape == heads.shape:
         return _group(rows, heads)
     return _group(rows, heads[:, None].expand(-1, rows.shape[1], -1))
 
 
 def _served(heads: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Features that the rows of k or v serve, shape (kv_heads * head size, query heads of a group)."""
+    """Return the features that the rows of k or v serve, shape (kv_heads * head size, query heads of a group)."""
     return heads.view(kv_heads, -1, heads.shape[1]).transpose(1, 2).flatten(0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Lets a model compute with sparse weights for a while."""
+"""Trial weights: a model computes with sparse weights while a context lasts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,29 +10,29 @@ from ..sparsity.masks import Change
 from .projections import Projection
 
 
-ChangeOf = Callable[[Projection], Change]  # what becomes of a projection's weight, in its view of shape (out, in)
+ChangeOf = Callable[[Projection], Change]  # the change of a weight in its view of shape (out, in)
 
 
 @contextmanager
 def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Iterator[None]:
-    """While the context lasts, the projections compute with sparse weights.
+    """Let the projections compute with sparse weights while the context lasts.
 
     Args:
         projections (`Sequence[Projection]`): whose weights are replaced; the original tensors are put back.
-        change_of: projection -> what becomes of its weight; asked for one at a time, so that only one exists.
+        change_of: projection -> the change of its weight; called for one at a time, so that only one exists.
     """
     with TrialWeights(projections, change_of).in_place():
         yield
 
 
 class TrialWeights:
-    """Sparse weights that take their places again and again, each time at no cost.
+    """Sparse weights that are made once and put in place many times, at no cost.
 
     Args:
-        projections (`Sequence[Projection]`), change_of: as for [`trial_weights`]; all are asked for at once.
+        projections (`Sequence[Projection]`), change_of: see [`trial_weights`].
 
     Attributes:
-        tensors (`dict[Parameter, Tensor]`): parameter -> what takes its place, in its own layout.
+        tensors (`dict[Parameter, Tensor]`): parameter -> its replacement, in its own layout.
     """
 
     def __init__(self, projections: Sequence[Projection], change_of: ChangeOf):
@@ -43,7 +43,7 @@ class TrialWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """While the context lasts, the projections compute with them."""
+        """Let the projections compute with them while the context lasts."""
         originals = [(parameter, parameter.data) for parameter in self.tensors]
         try:
             for parameter, trial in self.tensors.items():
@@ -55,7 +55,7 @@ class TrialWeights:
 
 
 def _trial(original: torch.Tensor, members: Sequence[Projection], change_of: ChangeOf) -> torch.Tensor:
-    """A sparse copy of a parameter, in its own layout."""
+    """Return a sparse copy of a parameter, in its own layout."""
     first = members[0]
     if first.expert is None and not first.transposed:
         return change_of(first).applied(original)

@@ -1,4 +1,4 @@
-"""How the weights of projections are called in a checkpoint's files, and which projection a stored weight belongs to."""
+"""Names of the projections' weights in a checkpoint's files, and the projection of each stored weight."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from .projections import Block, Decoder, Projection
 
 
 def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str]]:
-    """How the weights of every kind of projection are called in a checkpoint's files.
+    """Return the names of every kind of projection's weights in a checkpoint's files.
 
     Returns:
-        `dict[str, list[str]]`: kind, see [`kind_of`] -> names with `*` for every number. They differ from the module's
-            where transformers stores weights otherwise than it holds them: experts one by one, gate and up apart.
+        `dict[str, list[str]]`: kind, see [`kind_of`] -> names with `*` for every number. They differ from the model's
+            where transformers converts weights when it saves: experts one by one, gate and up apart.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, list[str]] = {}
@@ -30,7 +30,7 @@ def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str
 
 
 def token_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Embeddings and head by their names in a checkpoint's files, in their order; tied ones once.
+    """Return embeddings and head by their names in a checkpoint's files, in their order; tied ones once.
 
     Args:
         model (`PreTrainedModel`): weights may be on the meta device. One without a head has its embeddings alone.
@@ -44,24 +44,24 @@ def token_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def every_projection(decoder: Decoder) -> Iterator[tuple[Block, Projection]]:
-    """All projections with their blocks, pruned or not."""
+    """Yield all projections with their blocks, pruned or not."""
     for block in decoder.blocks:
         for projection in block.projections.values():
             yield block, projection
 
 
 def kind_of(block: Block, projection: Projection) -> str:
-    """What projections of different blocks, and of different experts, have in common: `mlp.experts.*.down_proj`."""
+    """Return the common name of a projection in all blocks and experts: `mlp.experts.*.down_proj`."""
     return with_stars(projection.name.removeprefix(f"{block.name}."))
 
 
 def with_stars(name: str) -> str:
-    """A dotted name with `*` for every number."""
+    """Return a dotted name with `*` for every number."""
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
 def natural_order(name: str) -> list[tuple[bool, int, str]]:
-    """Key that sorts `layers.2` before `layers.10`."""
+    """Return a key that sorts `layers.2` before `layers.10`."""
     return [
         (part.isdecimal(), int(part) if part.isdecimal() and len(part) < 20 else 0, part) for part in name.split(".")
     ]
@@ -72,20 +72,20 @@ def _numbers(name: str) -> list[str]:
 
 
 def _fill(name: str, numbers: Iterable[str]) -> str:
-    """Puts numbers in the place of stars."""
+    """Put numbers in the place of stars."""
     rest = iter(numbers)
     return ".".join(next(rest, part) if part == "*" else part for part in name.split("."))
 
 
 @dataclass(frozen=True)
 class StoredProjection:
-    """The projection, or the experts' projections, that a stored weight holds or is a part of.
+    """The projection of a stored weight, or the projections of all experts in it.
 
     Args:
         block (`str`): full name of its block.
         kind (`str`): see [`kind_of`].
         left_out (`frozenset[str]`): of a weight of shape (experts, ., .), numbers of the experts that were not pruned.
-        transposed (`bool`): whether the model keeps it as (in, out).
+        transposed (`bool`): True if the model's parameter has the layout (in, out).
     """
 
     block: str
@@ -95,12 +95,12 @@ class StoredProjection:
 
 
 class PrunedWeights:
-    """Which weights of a checkpoint were pruned, told from its `sparsity_config` alone.
+    """The pruned weights of a checkpoint, by its `sparsity_config` alone.
 
     Args:
         sparsity_config (`Mapping`): from [`read_sparsity_config`].
-        names (`Iterable[str]`): of all weights of the checkpoint. They may begin otherwise than the sparsity_config has
-            it, as when a model without its head was saved again.
+        names (`Iterable[str]`): of all weights of the checkpoint. Their first parts may differ from the sparsity_config's,
+            for example if a model was saved again without its head.
     """
 
     def __init__(self, sparsity_config: Mapping[str, Any], names: Iterable[str]):
@@ -115,16 +115,16 @@ class PrunedWeights:
         self._block = with_stars(next(iter(self.blocks), ""))
 
     def _find_shift(self, names: set[str]) -> int:
-        """How many leading parts the checkpoint's names have more than those of the sparsity_config."""
+        """Return how many leading parts the checkpoint's names have more than the sparsity_config's."""
         shifts = (0, -1, 1, 2, 3)
         return next((shift for shift in shifts if any(self._known(name, shift) for name in names)), 0)
 
     def _known(self, name: str, shift: int) -> str | None:
-        """The kind of a name with stars."""
+        """Return the kind of a name with stars."""
         return self._kinds_of_tails.get(name) if shift < 0 else self._kinds.get(".".join(name.split(".")[shift:]))
 
     def find(self, name: str) -> StoredProjection | None:
-        """The projection that was pruned in a stored weight, None if there is none."""
+        """Return the pruned projection of a stored weight, None if there is none."""
         kind = self._known(with_stars(name), self._shift)
         if kind is None:
             return None
@@ -140,7 +140,7 @@ class PrunedWeights:
 
 
 def _by_number(names: Iterable[str]) -> dict[str, set[str]]:
-    """Name with `*` for one of its numbers -> all numbers that stand there."""
+    """Return name with `*` for one of its numbers -> all numbers at this place."""
     found: dict[str, set[str]] = {}
     for name in names:
         parts = name.split(".")

@@ -4,10 +4,10 @@ import time
 
 
 class Clock:
-    """Times the phases of a long work, one after the other; the first begins when the clock is made.
+    """A clock for the phases of long work, one after the other; the first begins when the clock is made.
 
     Attributes:
-        seconds (`dict[str, float]`): phase -> seconds of wall time it took, for the phases that have ended.
+        seconds (`dict[str, float]`): phase -> its seconds of wall time, for the phases that have ended.
     """
 
     def __init__(self):
@@ -15,7 +15,7 @@ class Clock:
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Ends a phase, and begins the next one."""
+        """End a phase, and begin the next one."""
         now = time.perf_counter()
         self.seconds[phase] = now - self._last
         self._last = now

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Holds Ctrl-C back while the context lasts, in which weights change, and raises it afterwards."""
+    """Hold Ctrl-C back while the context lasts, in which weights change, and raise it afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

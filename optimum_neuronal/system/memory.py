@@ -18,22 +18,22 @@ Result = TypeVar("Result")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be had: an accelerator's, torch's on the CPU, or Python's."""
+    """Return True for an out-of-memory error of an accelerator, of torch on the CPU, or of Python."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def with_less_memory(work: Callable[[int], Result], batch_size: int) -> Result:
-    """Calls `work(batch_size)`; if memory runs out, once more with half the batch.
+    """Call `work(batch_size)`; if memory runs out, once more with half the batch.
 
     Args:
-        work: what to do, given the sequences per forward; its result must not depend on them.
+        work: a function of the sequences per forward; its result must not depend on them.
         batch_size (`int`): sequences per forward.
 
     Raises:
-        `MemoryError`: it ran out again, or the batch is one sequence already. The message holds the allocator's own,
-            with the bytes that were missing, and names what to change.
+        `MemoryError`: it ran out again, or the batch is one sequence. The message quotes the allocator and says what to
+            change.
     """
     try:
         return work(batch_size)
@@ -63,9 +63,9 @@ def _advice(batch_size: int, error: BaseException) -> str:
 
 
 def hand_back_freed() -> None:
-    """Has the C library give memory that was freed back to the system, where it can be asked to (glibc).
+    """Let the C library give freed memory back to the system, if it can (glibc).
 
-    It keeps what lies between blocks in use: after a checkpoint was read piece by piece, a tenth of the model and more.
+    It keeps free pieces between blocks in use: a tenth of the model and more after a checkpoint was read piece by piece.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
@@ -73,7 +73,7 @@ def hand_back_freed() -> None:
 
 
 def reset_peak_memory() -> None:
-    """Begins anew with what [`peak_memory`] tells, where the system allows it: on accelerators and on Linux."""
+    """Reset the result of [`peak_memory`], if the system can: on accelerators and on Linux."""
     if torch.accelerator.is_available():
         torch.accelerator.reset_peak_memory_stats()
     with suppress(OSError):
@@ -81,7 +81,7 @@ def reset_peak_memory() -> None:
 
 
 def resident_memory() -> int | None:
-    """Bytes of this process in memory at the moment; None where the system does not tell (Linux does)."""
+    """Return the bytes of this process that are in memory now; None except on Linux."""
     with suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -89,7 +89,7 @@ def resident_memory() -> int | None:
 
 
 def peak_memory() -> dict[str, int]:
-    """Largest memory so far, in bytes: of this process (`"host"`) and of every accelerator that it uses."""
+    """Return the largest memory so far, in bytes: of this process (`"host"`) and of every accelerator that it uses."""
     peaks = {}
     with suppress(ImportError):  # Windows
         peaks["host"] = _largest_resident_size()
@@ -105,7 +105,7 @@ def _largest_resident_size() -> int:
     import resource
 
     with suppress(OSError):
-        # The process's name stands there too, in whatever bytes it was given.
+        # The process's name stands there too, in any bytes.
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

@@ -6,5 +6,5 @@ from transformers.utils import logging
 
 
 def get_logger(name: str) -> python_logging.Logger:
-    """The logger of a module of this package, below transformers': `TRANSFORMERS_VERBOSITY` governs it too."""
+    """Return the logger of a module of this package, below transformers', so that `TRANSFORMERS_VERBOSITY` governs it."""
     return logging.get_logger(f"transformers.{name}")

@@ -1,7 +1,7 @@
-"""Several processes on one prune: who does what, and how results come together (torch.distributed).
+"""Several processes on one prune: how they share the work and join its results (torch.distributed).
 
-Nothing here depends on how many processes there are: candidates and calibration sequences are handed out whole, and
-what is measured on them is put together in their order.
+No result depends on the number of processes: candidates and calibration sequences are handed out whole, and their
+results are joined in their order.
 """
 
 import os
@@ -19,17 +19,17 @@ from .notes import get_logger
 
 logger = get_logger(__name__)
 
-PATIENCE = 10.0  # seconds after which it is said that other processes are waited for
+PATIENCE = 10.0  # seconds before the warning that other processes have not come
 LEFT = "If no torchrun has started this process, take its variables away: unset WORLD_SIZE RANK LOCAL_RANK."
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process and its companions; one alone where torch.distributed is not in use.
+    """This process among all; the only one if torch.distributed is not in use.
 
     Args:
-        rank (`int`): which process this is, from 0.
-        count (`int`): how many there are.
+        rank (`int`): number of this process, from 0.
+        count (`int`): number of processes.
     """
 
     rank: int = 0
@@ -37,17 +37,17 @@ class Processes:
 
     @classmethod
     def current(cls) -> "Processes":
-        """The process group that torchrun, `accelerate launch` or the caller's code has set up."""
+        """Return the process group that torchrun, `accelerate launch` or the caller's code has set up."""
         if not (distributed.is_available() and distributed.is_initialized()):
             return cls()
         return cls(distributed.get_rank(), distributed.get_world_size())
 
     def deal(self, items: Sequence) -> list:
-        """Every `count`-th item, beginning with this process's: candidates, whose costs are alike."""
+        """Return every `count`-th item from this process's on: for candidates, whose costs are alike."""
         return list(items[self.rank :: self.count])
 
     def collect(self, dealt: list) -> list:
-        """All items in their order, from what every process made of those it was dealt; the same everywhere."""
+        """Return the results of all dealt items in their order, in every process, from each process's results."""
         if self.count == 1:
             return dealt
         hands: list[list] = [[] for _ in range(self.count)]
@@ -55,18 +55,18 @@ class Processes:
         return [hands[index % self.count][index // self.count] for index in range(sum(map(len, hands)))]
 
     def part(self, length: int) -> slice:
-        """Which of so many sequences are this process's: consecutive ones; all if there are not enough to share."""
+        """Return this process's slice of a number of sequences: all if there are too few to share."""
         if not self.shares(length):
             return slice(0, length)
         bounds = [length * rank // self.count for rank in range(self.count + 1)]
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
     def shares(self, length: int) -> bool:
-        """Whether so many sequences are shared out."""
+        """Return True if this number of sequences is shared between processes."""
         return self.count > 1 and length >= self.count
 
     def join(self, rows: torch.Tensor, length: int) -> torch.Tensor:
-        """Rows of all processes' parts, shape (length, ...), in order, from this process's rows."""
+        """Return the rows of all processes' parts, shape (length, ...), in order, from this process's rows."""
         if not self.shares(length):
             return rows
         largest = -(-length // self.count)
@@ -78,7 +78,7 @@ class Processes:
         return torch.cat([part[: size.stop - size.start] for part, size in zip(parts, sizes)])
 
     def from_first(self, value: Any) -> Any:
-        """What process 0 has, everywhere."""
+        """Return process 0's value in every process."""
         if self.count == 1:
             return value
         box = [value]
@@ -88,13 +88,13 @@ class Processes:
 
 @contextmanager
 def process_group() -> Iterator[Processes]:
-    """Joins the processes that torchrun or `accelerate launch` has started, if it has, while the context lasts.
+    """Join the processes that torchrun or `accelerate launch` has started, if any, while the context lasts.
 
     The backend is gloo on CPUs and the accelerator's own elsewhere; every process takes the accelerator of its number.
-    A warning tells if the others do not come.
+    It warns if the other processes do not come.
 
     Raises:
-        `ValueError`: the environment variables that torchrun sets are there in part only, or hold no numbers.
+        `ValueError`: torchrun's environment variables are set in part only, or are no numbers.
     """
     if distributed.is_initialized() or _variable("WORLD_SIZE", "1") == 1:
         yield Processes.current()
@@ -106,7 +106,7 @@ def process_group() -> Iterator[Processes]:
         )
     if torch.accelerator.is_available():
         torch.accelerator.set_device_index(_variable("LOCAL_RANK", "0"))
-    with _told_of_waiting(f"process {rank} waits at {os.environ['MASTER_ADDR']}:{port} for the {count - 1} others"):
+    with _warning_if_late(f"process {rank} waits at {os.environ['MASTER_ADDR']}:{port} for the {count - 1} others"):
         distributed.init_process_group()
     try:
         yield Processes.current()
@@ -115,7 +115,7 @@ def process_group() -> Iterator[Processes]:
 
 
 def _variable(name: str, default: str | None = None) -> int:
-    """An environment variable of torchrun's."""
+    """Return an environment variable of torchrun's."""
     value = os.environ.get(name, default)
     if value is None or not value.isdecimal():
         raise ValueError(f"The environment variable {name} is {value!r}, where torchrun sets a number. {LEFT}")
@@ -123,8 +123,8 @@ def _variable(name: str, default: str | None = None) -> int:
 
 
 @contextmanager
-def _told_of_waiting(what: str) -> Iterator[None]:
-    """Warns if the context lasts longer than processes take to start."""
+def _warning_if_late(what: str) -> Iterator[None]:
+    """Warn if the context lasts longer than processes take to start."""
     message = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}: {what}, which have not come yet. {LEFT}"
     timer = Timer(PATIENCE, logger.warning, [message])
     timer.daemon = True
