@@ -43,7 +43,7 @@ def on_page_content(html, page, config, files):
 
 
 def _on_the_site(link: re.Match, origin: Path, page: str) -> str:
-    """The link as it is on the site; one that leads nowhere is left as it is, so that mkdocs reports it."""
+    """Return the link on the site; a broken link is left unchanged, so that mkdocs reports it."""
     target = (origin.parent / link["path"]).resolve()
     if not target.exists():
         return link[0]

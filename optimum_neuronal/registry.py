@@ -15,13 +15,13 @@ Registered = TypeVar("Registered", bound=type)
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    """Returns `" Did you mean 'wanda'?"` when `name` is close to a known name, otherwise an empty string."""
+    """Return `" Did you mean 'wanda'?"` when `name` is close to a known name, otherwise an empty string."""
     close = difflib.get_close_matches(str(name), known, n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """A method's name and hyper-parameters: `"owl:half_width=0.1"` -> `("owl", {"half_width": 0.1})`.
+    """Split a method's name and hyper-parameters: `"owl:half_width=0.1"` -> `("owl", {"half_width": 0.1})`.
 
     Values are Python literals; what is none is text. Raises `ValueError` for anything else than `NAME:KEY=VALUE,...`.
     """
@@ -105,7 +105,7 @@ class Registry(Generic[Method]):
         return sorted(self._classes)
 
     def get(self, name: str) -> type[Method]:
-        """The class registered as `name`. Raises `ValueError` with the known names if there is none."""
+        """Return the class registered as `name`; raise `ValueError` with the known names if there is none."""
         known = self.names()
         if name not in known:
             hint = did_you_mean(name, known)

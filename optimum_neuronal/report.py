@@ -70,11 +70,11 @@ class PruningReport:
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole report, JSON-serialisable."""
+        """Return the whole report, in JSON types."""
         return asdict(self)
 
     def save(self, directory: str | Path, files: Iterable[str] = ()) -> Path:
-        """Writes `neuronal_report.json` into an existing directory and returns its path.
+        """Write `neuronal_report.json` into an existing directory and return its path.
 
         Args:
             directory (`str` or `Path`): where to.

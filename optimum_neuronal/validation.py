@@ -8,7 +8,7 @@ from typing import Any
 
 
 def check_path(name: str, value: Any) -> str:
-    """The text of a path; `TypeError` if it is neither text nor a path, `ValueError` if it is empty."""
+    """Return the text of a path; raise `TypeError` if it is neither text nor a path, `ValueError` if it is empty."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):
@@ -19,7 +19,7 @@ def check_path(name: str, value: Any) -> str:
 
 
 def check_several(name: str, value: Any, example: str) -> list:
-    """The entries of a list, tuple, array or iterator; `TypeError` for anything else, and for a single text.
+    """Return the entries of a list, tuple, array or iterator; raise `TypeError` for anything else, also for one text.
 
     Args:
         name (`str`): of the argument, for the message.
@@ -34,7 +34,7 @@ def check_several(name: str, value: Any, example: str) -> list:
 
 
 def check_texts(name: str, value: Any, example: str) -> list[str]:
-    """The same, if every entry is text."""
+    """Return the entries, see [`check_several`]; raise `TypeError` if one is not text."""
     entries = check_several(name, value, example)
     for entry in entries:
         if not isinstance(entry, str):
@@ -43,7 +43,7 @@ def check_texts(name: str, value: Any, example: str) -> list[str]:
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    """Raises `TypeError` unless a value is a whole number, `ValueError` unless it is at least `least`."""
+    """Raise `TypeError` unless a value is a whole number, `ValueError` unless it is at least `least`."""
     message = f"{name} is {_shown(value)}: expected a whole number of at least {least}."
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(message)
@@ -52,13 +52,13 @@ def check_count(name: str, value: Any, least: int) -> None:
 
 
 def check_whole(name: str, value: int, least: int) -> None:
-    """Raises `ValueError` unless a hyper-parameter is a whole number of at least `least`."""
+    """Raise `ValueError` unless a hyper-parameter is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is {value!r}: expected a whole number of at least {least}.")
 
 
 def check_number(name: str, value: float, least: float, most: float = math.inf, above: bool = False) -> None:
-    """Raises `ValueError` unless a hyper-parameter is a finite number from `least`, or `above` it, to `most`."""
+    """Raise `ValueError` unless a hyper-parameter is a finite number from `least`, or `above` it, to `most`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if number and math.isfinite(value) and least <= value <= most and not (above and value == least):
         return
@@ -70,6 +70,6 @@ def check_number(name: str, value: float, least: float, most: float = math.inf, 
 
 
 def _shown(value: Any) -> str:
-    """A value in an error's message: itself if it is short, else its type."""
+    """Return a value for an error's message: itself if it is short, else its type."""
     shown = repr(value)
     return shown if len(shown) <= 60 and "\n" not in shown else f"a {type(value).__name__}"

@@ -51,13 +51,13 @@ PROMPT = "def __init__(self, name, value=None):\n    self.name ="
 
 
 def load_tiny_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The small Llama that comes with the package, in float32 (CPUs are slow in bfloat16), and its tokenizer."""
+    """Load the small Llama that comes with the package, in float32 (CPUs are slow in bfloat16), and its tokenizer."""
     model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
 def run_demo(output: str | Path, write: Callable[[str], None]) -> None:
-    """Compares the methods at three sparsities on held-out text, saves the 70 % model, and reloads it elsewhere.
+    """Compare the methods at three sparsities on held-out text, save the 70 % model, and reload it elsewhere.
 
     Args:
         output (`str` or `Path`): directory for the saved model.
@@ -109,7 +109,7 @@ def _perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> f
 
 
 def _verdict(perplexities: dict[tuple[float, str], float], dense: float) -> str:
-    """What the figures say, whichever way they fall."""
+    """Return sentences about the figures."""
     lines = []
     for sparsity in SPARSITIES:
         factors = {label: perplexities[sparsity, label] / dense for label in (BASELINE, PAPER, OURS)}
