@@ -59,7 +59,7 @@ class Setting:
 
     def pruned(self, plan: SparsityPlan) -> list[float]:
         with inference(self.model):
-            masks = FinalPruning(self.sweep.engine, plan).find()
+            masks = FinalPruning(self.sweep.engine, plan).find()[0]
             apply_changes(self.decoder, masks)
         return perplexities(self.model)
 

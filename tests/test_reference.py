@@ -35,7 +35,7 @@ class Reference:
 
     def prune(self, plan):
         with inference(self.model):
-            masks = FinalPruning(self.sweep.engine, plan).find()
+            masks = FinalPruning(self.sweep.engine, plan).find()[0]
             apply_changes(self.decoder, masks)
         return masks
 

@@ -6,6 +6,7 @@ outputs of parts are kept, batch by batch, as long as they do not change.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -61,17 +62,21 @@ class PairedRuns:
         sparse, dense ([`Stream`]): hidden states in front of the block, in both models.
         calls (`Sequence[Call]`): the block's calls, one per batch.
 
-    Attributes:
-        stages (`list[list[Projection]]`): see [`stages`].
     """
 
     def __init__(self, runner: BlockRunner, block: Block, sparse: Stream, dense: Stream, calls: Sequence[Call]):
         self.runner, self.block, self.streams, self.calls = runner, block, (sparse, dense), calls
-        with children_called_once(block, calls) as children:
-            self.stages = stages(runner, block, dense, calls)
-        device = None if runner.max_hidden_bytes is None else torch.device("cpu")
-        self._parts = [PartOutputs(block, children, len(calls), device) for _ in self.streams]
+        self._parts: list[PartOutputs] = []
         self._seen: set[nn.Parameter] = set()
+
+    @cached_property
+    def stages(self) -> list[list[Projection]]:
+        """The stages of the block, see [`stages`]. Ask for them before their inputs: the first look runs a batch."""
+        with children_called_once(self.block, self.calls) as children:
+            found = stages(self.runner, self.block, self.streams[1], self.calls)
+        device = None if self.runner.max_hidden_bytes is None else torch.device("cpu")
+        self._parts = [PartOutputs(self.block, children, len(self.calls), device) for _ in self.streams]
+        return found
 
     def inputs(self, stage: Sequence[Projection], solved: TrialWeights) -> Norms:
         """Return the inputs of the projections of a stage behind the sparse ones, with the dense model's inputs beside them.
@@ -108,6 +113,8 @@ class PairedRuns:
 
         The weights of earlier stages must be the ones that [`PairedRuns.inputs`] was given. The kept outputs are dropped.
         """
+        if not self._parts:
+            return self.runner.output(self.block, self.streams[index], self.calls)
         parts = self._parts[index]
         parts.begin(None)
         with parts.in_place():

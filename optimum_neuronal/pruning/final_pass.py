@@ -1,13 +1,13 @@
 """The final pass: block by block over all calibration sequences, each block behind the pruned ones before it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 
 from ..compat.accelerate import is_offloaded
-from ..engine.calls import Call, Stream, Streams
+from ..engine.calls import Call, Streams
 from ..engine.offload import change_offloaded
 from ..engine.paired_inputs import STAGES, PairedRuns
 from ..engine.passes import CalibrationPass, Runs
@@ -26,7 +26,7 @@ from .refit import RUNS, Refit, fit_and_round
 
 
 def needs_inputs(saliency: Saliency, statistic: type[SquaredNorms]) -> bool:
-    """Whether the final pruning runs the blocks: for the saliency, or for the statistic that masks are refined by."""
+    """Return True if the final pass runs the blocks: for the saliency, or for the statistic that refines masks."""
     return saliency.uses_activations or statistic is not SquaredNorms
 
 
@@ -37,118 +37,131 @@ class PruningPass(CalibrationPass):
         return int(index < last), 1, 0
 
 
+@dataclass(frozen=True)
 class FinalPruning:
-    """Finds the masks of a plan, and the new weights where the saliency updates them. No weight is changed.
+    """Finds the masks of a plan, and new weights if the saliency updates them. No weight is changed.
 
     Args:
         engine ([`Engine`]): runs the model.
         plan ([`SparsityPlan`]): sparsity of every projection or row.
-        refine (*optional*): projection, mask, saliency, statistic of its inputs -> mask; applied to every mask.
-        statistic (`type[SquaredNorms]`): what `refine` wants to know of a projection's inputs.
-        refit ([`Refit`], *optional*): fits the weights that stay, where the saliency updates weights.
-
-    Attributes:
-        streams (`int`): of hidden states that it carries along: the sparse model's.
-        starved_experts (`list[str]`): the experts' projections that fell back.
+        refine (*optional*): edits every mask, see [`TopUp.refine`].
+        statistic (`type[SquaredNorms]`): of the inputs that `refine` needs.
+        refit ([`Refit`], *optional*): fits the kept weights, if the saliency updates weights.
+        toward_dense (`bool`):
+            True if the dense model's stream runs beside the sparse one, for a saliency that updates weights. A block's
+            projections are then solved in the order in which they run, each on the inputs that the sparse ones before it
+            leave, toward its outputs in the dense model: `min ||W X_dense - V X||^2`, see [`dense_target`].
     """
 
-    streams: ClassVar[int] = 1
+    engine: Engine
+    plan: SparsityPlan
+    refine: Refine | None = None
+    statistic: type[SquaredNorms] = SquaredNorms
+    refit: Refit | None = None
+    toward_dense: bool = False
 
-    def __init__(
-        self,
-        engine: Engine,
-        plan: SparsityPlan,
-        refine: Refine | None = None,
-        statistic: type[SquaredNorms] = SquaredNorms,
-        refit: Refit | None = None,
-    ):
-        self.engine, self.plan, self.refine, self.refit = engine, plan, refine, refit
-        # Refit moves values, and rounds them afterwards.
-        self.applier = engine.applier if refit is None else engine.applier.unrounded()
-        self.statistic = most_specific(engine.saliency.statistic, statistic)
-        self.starved_experts: list[str] = []
+    def find(self) -> tuple[dict[str, Change], list[str]]:
+        """Return the changes of weights by projection name, and the names of starved experts' projections."""
+        engine, found, starved = self.engine, {}, []
 
-    def find(self) -> dict[str, Change]:
-        """Projection name -> what becomes of its weight."""
-        engine, found = self.engine, {}
+        def take(index: int, block: Block, prune: Callable[[], Finding]) -> None:
+            value, tensors = engine.records.recorded(f"block-{index:05d}", prune)
+            starved.extend(value["starved"])
+            found.update({p.name: stored_change(p, tensors).to(_waiting_device(p)) for p in block.pruned})
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-            found.update(self._block(index, block, partial(self._found, block, calls, streams)))
+            runs = PairedRuns(engine.runner, block, *streams, calls) if self.toward_dense else None
+            take(index, block, partial(self._fit_block, block, calls, streams, runs))
             if block is engine.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda p: found[p.name]):
-                sparse = self.output(0, block, calls, streams)
-            return [sparse, *(self.output(index, block, calls, streams) for index in range(1, len(streams)))]
+                if runs is None or self.refit is not None:  # a refit changes the weights that `runs` has seen
+                    sparse = engine.runner.output(block, streams[0], calls)
+                else:
+                    sparse = runs.output(0)
+            return [sparse] if runs is None else [sparse, runs.output(1)]
 
-        if needs_inputs(engine.saliency, self.statistic):
+        if needs_inputs(engine.saliency, self._statistic):
             engine.cache.release()
-            inputs = engine.capture_all(self.statistic, self.refit and self.refit.batch_size(engine.ids.shape[1]))
-            engine.runner.run(inputs, self.streams, visit, "Pruning", release=True)
+            inputs = engine.capture_all(self._statistic, self.refit and self.refit.batch_size(engine.ids.shape[1]))
+            engine.runner.run(inputs, 1 + self.toward_dense, visit, "Pruning", release=True)
         else:
             for index in range(len(engine.decoder.blocks)):
                 with engine.runner.loader.loaded(index) as block:
-                    found.update(self._block(index, block, partial(self.solve, block, block.pruned, None)))
-        return found
+                    take(index, block, partial(self._solve, block, block.pruned, None))
+        return found, starved
 
-    def _found(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
-        """What [`prune_block`] finds, with refitted values."""
-        starved, tensors = self.prune_block(block, calls, streams)
-        if self.refit is not None and block.pruned:
-            changes = {p.name: stored_change(p, tensors) for p in block.pruned}
-            expected = self.output(len(streams) - 1, block, calls, streams)
-            fit = self.refit.fit
-            if self.engine.applier.value_bits is not None:
-                fit = partial(fit_and_round, self.engine, self.refit)
-            fitted = fit(block, changes, streams[0], expected, calls)
-            self.engine.runner.block_forwards += RUNS * self.refit.epochs * streams[0].sequences
-            for projection in block.pruned:
-                kept = changes[projection.name].mask.unpack(projection.weight.device)
-                tensors[projection.name + VALUES] = fitted[projection.name][kept]
-        return starved, tensors
+    @property
+    def _statistic(self) -> type[SquaredNorms]:
+        return most_specific(self.engine.saliency.statistic, self.statistic)
 
-    def output(self, index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Stream:
-        """What a block makes of one of the streams, with the weights that it has at the moment."""
-        return self.engine.runner.output(block, streams[index], calls)
+    def _fit_block(self, block: Block, calls: Sequence[Call], streams: Streams, runs: PairedRuns | None) -> Finding:
+        """Return the finding of [`prune_block`], with fitted values if there is a refit."""
+        found, tensors = self.prune_block(block, calls, streams, runs)
+        if self.refit is None or not block.pruned:
+            return found, tensors
+        runner, changes = self.engine.runner, {p.name: stored_change(p, tensors) for p in block.pruned}
+        expected = runner.output(block, streams[0], calls) if runs is None else runs.output(1)
+        quantises = self.engine.applier.value_bits is not None
+        fit = partial(fit_and_round, self.engine, self.refit) if quantises else self.refit.fit
+        fitted = fit(block, changes, streams[0], expected, calls)
+        runner.block_forwards += RUNS * self.refit.epochs * streams[0].sequences
+        for projection in block.pruned:
+            kept = changes[projection.name].mask.unpack(projection.weight.device)
+            tensors[projection.name + VALUES] = fitted[projection.name][kept]
+        return found, tensors
 
-    def prune_block(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
-        """The starved experts of a block, and what its packed masks and weights consist of."""
-        norms = self.engine.runner.inputs_of(block, streams[0], calls, self.statistic)
-        return self.solve(block, block.pruned, self.engine.joined(norms, self.statistic))
+    def prune_block(
+        self, block: Block, calls: Sequence[Call], streams: Streams, runs: PairedRuns | None = None
+    ) -> Finding:
+        """Return the starved experts of a block, and the packed parts of its masks or weights.
 
-    def solve(self, block: Block, projections: Sequence[Projection], norms: Norms | None) -> Finding:
+        Args:
+            block ([`Block`]): with its dense weights at hand.
+            calls (`Sequence[Call]`): the block's calls, one per batch.
+            streams (`list[Stream]`): hidden states in front of the block, in the sparse model and perhaps in the dense one.
+            runs ([`PairedRuns`], *optional*): of the block in both models, if weights are solved toward the dense model.
+        """
+        if runs is None:
+            norms = self.engine.runner.inputs_of(block, streams[0], calls, self._statistic)
+            return self._solve(block, block.pruned, self.engine.joined(norms, self._statistic))
+        starved, tensors = [], {}
+        for stage in runs.stages:
+            solved = {p: stored_change(p, tensors) for p in block.pruned if p.name + MASK in tensors}
+            norms = runs.inputs(stage, TrialWeights(list(solved), solved.__getitem__))
+            found, own = self._solve(block, stage, norms)
+            starved += found["starved"]
+            tensors |= own
+        return {"starved": starved}, tensors
+
+    def _solve(self, block: Block, projections: Sequence[Projection], norms: Norms | None) -> Finding:
         """Return the starved experts among projections of a block, and the packed parts of their masks or weights."""
-        activations, starved = {}, []
-        if norms is not None:
-            activations, starved = self.applier.activations(block, norms, projections)
+        # A refit moves values, and quantises them afterwards.
+        applier = self.engine.applier if self.refit is None else self.engine.applier.unrounded()
+        activations, starved = ({}, []) if norms is None else applier.activations(block, norms, projections)
         tensors = {}
-        for name, change in self.applier.prune(projections, norms, activations, self.plan, self.refine).items():
+        for name, change in applier.prune(projections, norms, activations, self.plan, self.refine).items():
             if isinstance(change, Zeros):
                 tensors[name + MASK] = PackedMask.pack(change.mask).bits
             else:
                 tensors |= PackedWeight.pack(change.applied(block.projections[name].weight)).parts(name)
         return {"starved": starved}, tensors
 
-    def _block(self, index: int, block: Block, prune: Callable[[], Finding]) -> dict[str, Change]:
-        """What becomes of one block's weights, recorded or found now."""
-        found, tensors = self.engine.records.recorded(f"block-{index:05d}", prune)
-        self.starved_experts += found["starved"]
-        return {p.name: stored_change(p, tensors).to(_waiting_device(p)) for p in block.pruned}
-
 
 def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -> PackedMask | PackedWeight:
-    """What becomes of a projection's weight, from what [`FinalPruning.prune_block`] has found."""
+    """Return the change of a projection's weight from the tensors of [`FinalPruning.prune_block`]."""
     if projection.name + VALUES in tensors:
         return PackedWeight.of_parts(tensors, projection.name, projection.shape)
     return PackedMask(tensors[projection.name + MASK], projection.shape)
 
 
 def _waiting_device(projection: Projection) -> torch.device:
-    """Masks of offloaded weights wait in CPU memory, like the weights."""
+    """Return the device where a change waits: CPU memory for offloaded weights."""
     return torch.device("cpu") if is_offloaded(projection.module) else projection.weight.device
 
 
 class DenseTargetsPass(PruningPass):
-    """What [`DenseTargets.find`] costs."""
+    """What it costs toward the dense model."""
 
     def runs(self, index: int, last: int) -> Runs:
         # Runs to the inputs of a stage end there and begin behind what is known: half a block for both models. Of experts
@@ -160,41 +173,8 @@ class DenseTargetsPass(PruningPass):
         return 2 * super().hidden_sequences(samples, alignment, deep) + 2 * samples
 
 
-class DenseTargets(FinalPruning):
-    """Finds what becomes of weights where the saliency updates them; the dense model's stream runs beside the sparse one.
-
-    A block's projections are solved in the order in which they run, each on the inputs that the sparse ones before it
-    leave, toward the outputs that it has in the dense model: `min ||W X_dense - V X||^2`, see [`dense_target`].
-    """
-
-    streams: ClassVar[int] = 2
-    _runs: PairedRuns | None = None  # of the block that was solved last
-
-    def prune_block(self, block: Block, calls: Sequence[Call], streams: Streams) -> Finding:
-        self._runs = PairedRuns(self.engine.runner, block, *streams, calls)
-        tensors, starved = {}, []
-        for stage in self._runs.stages:
-            norms = self._runs.inputs(stage, _prepared(block, tensors))
-            found, own = self.solve(block, stage, norms)
-            starved += found["starved"]
-            tensors |= own
-        return {"starved": starved}, tensors
-
-    def output(self, index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Stream:
-        solved = self._runs is not None and self._runs.block is block  # else it was recorded
-        if not solved or (index == 0 and self.refit is not None):  # a refit changes what was solved
-            return super().output(index, block, calls, streams)
-        return self._runs.output(index)
-
-
-def _prepared(block: Block, tensors: Mapping[str, torch.Tensor]) -> TrialWeights:
-    """The sparse weights of those of a block's projections that are solved already."""
-    done = [p for p in block.pruned if p.name + MASK in tensors]
-    return TrialWeights(done, lambda p: stored_change(p, tensors))
-
-
 def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:
-    """Makes the weights sparse, in place; offloaded ones whenever they are read from then on."""
+    """Make the weights sparse, in place; offloaded ones whenever they are read from now on."""
     with torch.no_grad():
         for name, projection in decoder.projections.items():
             if is_offloaded(projection.module):

@@ -18,7 +18,7 @@ from ..trials.engine import Cache, Engine
 from ..trials.sweep import Sweep
 from .bit_budget import choose_pair
 from .context import PruneContext
-from .final_pass import DenseTargets, FinalPruning
+from .final_pass import FinalPruning
 from .planned_passes import planned_stages
 from .quantising import Rounding, round_changes
 from .refit import Refit
@@ -94,16 +94,14 @@ def _find(context: PruneContext, engine: Engine) -> PruneOutcome:
     config, allocation = _allocate(context, engine)
     engine = engine.with_value_bits(config.value_bits)
     clock.lap("allocation")
-    final = DenseTargets if methods.needs_dense_stream else FinalPruning
     refine = topup.refine if topup.refines else None
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
-    pruning = final(engine, allocation.plan, refine, topup.statistic, refit)
-    changes, roundings = pruning.find(), {}
+    final = FinalPruning(engine, allocation.plan, refine, topup.statistic, refit, methods.needs_dense_stream)
+    (changes, starved), roundings = final.find(), {}
     clock.lap("pruning")
     if config.value_bits is not None and not methods.saliency.updates_weights:  # updated ones are quantised together
         changes, roundings = round_changes(engine.decoder, changes, config.value_bits)
         clock.lap("rounding")
-    starved = pruning.starved_experts
     return PruneOutcome(config, allocation, changes, engine.runner.block_forwards, starved, roundings)
 
 

@@ -173,10 +173,10 @@ def test_runs_end_at_the_stage_and_are_counted(llama, ids):
         inputs = sweep.engine.alignment_inputs()
         stream, calls = Stream(inputs.hidden), inputs.calls[0]
         runs = PairedRuns(runner, block, stream, stream, calls)
-        ran = []
+        ran, first = [], runs.stages[0]
         handle = block.module.mlp.register_forward_pre_hook(lambda *_args: ran.append(1))
         runner.block_forwards = 0
-        runs.inputs(runs.stages[0], TrialWeights([], every_other))
+        runs.inputs(first, TrialWeights([], every_other))
         handle.remove()
     assert not ran and runner.block_forwards == len(ids) // 2, "two, a quarter each"
 
@@ -227,8 +227,9 @@ def test_attention_runs_three_times_instead_of_eight(llama, ids):
         runner, block, sparse, dense, calls = paired(llama, ids, batch_size=len(ids))
         attention, down = calls_of(block.module.self_attn), calls_of(block.module.mlp.down_proj)
         runs, solved = PairedRuns(runner, block, sparse, dense, calls), []
+        found = runs.stages
         attention.clear(), down.clear()
-        for stage in runs.stages:
+        for stage in found:
             runs.inputs(stage, TrialWeights(solved, every_other))
             solved += stage
         ran = len(attention)

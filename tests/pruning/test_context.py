@@ -1,11 +1,18 @@
+"""Checks before any long work, records of an unfinished prune, and threads."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import transformers
 from conftest import make_model
 from families import FAMILIES
 
-from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.pruning.context import check, check_structure
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare
+from optimum_neuronal.files.records import work_directory
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.pruning.context import alone_with, check, check_structure, open_records
 
 
 def skeleton():
@@ -74,3 +81,47 @@ def test_blocks_that_are_compiled_in_place(llama):
     llama.model.layers[1].mlp.compile(backend="eager")
     with pytest.raises(ValueError, match=r"model.layers.1.mlp is compiled in place .*prune the model first"):
         check(llama, config())
+
+
+def test_the_second_thread_is_refused_and_the_first_undisturbed(llama, ids):
+    expected = NeuronALPruner(config(num_samples=12)).prune(copy.deepcopy(llama), ids).state_dict()
+    with ThreadPoolExecutor(1) as executor, alone_with(llama):
+        with pytest.raises(RuntimeError, match="Another thread is pruning this model: wait"):
+            executor.submit(NeuronALPruner(config(num_samples=12)).prune, llama, ids).result()
+        executor.submit(NeuronALPruner(config(num_samples=12)).prune, copy.deepcopy(llama), ids).result()
+    NeuronALPruner(config(num_samples=12)).prune(llama, ids)
+    assert all(torch.equal(value, expected[key]) for key, value in llama.state_dict().items())
+
+
+def test_a_model_that_shares_its_weights_is_refused_too(llama):
+    with alone_with(llama), pytest.raises(RuntimeError, match="prune a copy"), alone_with(llama.model):
+        pass
+    with alone_with(llama.model):
+        pass
+
+
+def test_a_comparison_is_refused_while_the_model_is_pruned(llama, ids):
+    with alone_with(llama), pytest.raises(RuntimeError, match="Another thread"):
+        compare(
+            llama, dataset=ids, evaluate={"test": ids}, sparsities=[0.5], saliencies=["magnitude"], topups=["uniform"]
+        )
+
+
+def test_a_failed_prune_lets_go(llama, ids):
+    with pytest.raises(ValueError):
+        NeuronALPruner(config(num_samples=12)).prune(llama, ids + 1000)
+    NeuronALPruner(config(num_samples=12)).prune(llama, ids)
+
+
+def opened(directory, **fields):
+    model = make_model("llama")
+    with work_directory(directory) as folder:
+        config = NeuronALConfig(**{"sparsity": 0.7, **fields})
+        return open_records(folder, find_decoder(model), config, torch.zeros(2, 4, dtype=torch.int64))
+
+
+def test_what_changes_no_mask_may_change(tmp_path):
+    opened(tmp_path / "work", batch_size=1).put("block-00000", 1, {})
+    assert opened(tmp_path / "work", batch_size=2, format="packed").get("block-00000")[0] == 1
+    with pytest.raises(ValueError, match="begun otherwise: seed was 0, is 1"):
+        opened(tmp_path / "work", seed=1)

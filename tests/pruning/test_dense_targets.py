@@ -9,13 +9,11 @@ import torch
 from conftest import make_model
 from interruptions import interrupt_at_second_block
 from sweeps import build_sweep, state, unchanged, uniform
-from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning import final_pass as dense_targets
-from optimum_neuronal.pruning.final_pass import STAGES, DenseTargets, DenseTargetsPass, PruningPass
+from optimum_neuronal.pruning.final_pass import STAGES, DenseTargetsPass, FinalPruning, PruningPass
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.sparsity.masks import ColumnPattern
@@ -57,7 +55,7 @@ def test_every_projection_in_its_turn_by_hand(family, saliency, ids):
     before = state(model)
     with inference(model):
         sweep = build_sweep(find_decoder(model), method, ids, 4, 5)
-        found = DenseTargets(sweep.engine, uniform(sweep, 0.6)).find()
+        found = FinalPruning(sweep.engine, uniform(sweep, 0.6), toward_dense=True).find()[0]
     assert unchanged(model, before)
     decoder = find_decoder(sparse)
     for name in decoder.projections:
@@ -115,32 +113,10 @@ def test_the_default_of_alps_is_dense_and_of_sparsegpt_block(ids):
         assert equal(models[0], models[1]) and not equal(models[0], models[2])
 
 
-@pytest.mark.parametrize("saliency", METHODS)
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
-def test_batches_change_no_bit(family, saliency, ids):
-    models = [make_model(family) for _ in range(2)]
-    for model, batch_size in zip(models, (1, 5)):
-        pruner = prune(model, ids, batch_size=batch_size, min_expert_tokens=1, **METHODS[saliency])
-        assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
-    assert equal(*models)
-
-
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_a_model_on_disk(family, ids, tmp_path):
-    make_model(family).save_pretrained(tmp_path / "dense")
-    model = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "dense", device_map={"": "disk"}, offload_folder=tmp_path / "offload"
-    )
-    in_memory = make_model(family)
-    pruner, expected = prune(model, ids, max_hidden_bytes=0, **FAST), prune(in_memory, ids, **FAST)
-    assert pruner.report.projections == expected.report.projections
-    assert torch.equal(model(ids).logits, in_memory(ids).logits)
-
-
 def test_it_goes_on_after_a_crash(ids, tmp_path, monkeypatch):
     undisturbed = make_model("llama")
     prune(undisturbed, ids, **FAST)
-    calls = interrupt_at_second_block(monkeypatch, dense_targets, "PairedRuns")
+    calls = interrupt_at_second_block(monkeypatch, FinalPruning, "prune_block")
     with pytest.raises(ConnectionError):
         prune(make_model("llama"), ids, tmp_path, **FAST)
     model = make_model("llama")
@@ -192,15 +168,6 @@ def test_experts_that_receive_nothing_at_all(ids):
     pruner = prune(model, ids, min_expert_tokens=1, batch_size=1, **FAST)
     assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
     assert {name.split(".experts.")[1][0] for name in pruner.report.starved_experts} == {"2", "3"}
-
-
-@pytest.mark.parametrize("changed", [{"reconstruct": "block"}, {"saliency_args": {"iterations": 10}}])
-def test_an_unfinished_prune_of_another_kind_is_refused(changed, ids, tmp_path):
-    prune(make_model("llama"), ids, tmp_path, **FAST)
-    with pytest.raises(
-        ValueError, match=f"begun otherwise: {'iterations' if 'saliency_args' in changed else 'recons'}"
-    ):
-        prune(make_model("llama"), ids, tmp_path, **{**FAST, **changed})
 
 
 def test_it_costs_two_streams():

@@ -29,18 +29,13 @@ from optimum_neuronal.trials.engine import Engine
 # Those that prune by their score alone.
 SCORING = [name for name in SALIENCIES.names() if not SALIENCIES.get(name).updates_weights]
 
+SPARSEGPT = {"saliency": "sparsegpt", "topup": "uniform"}
 METHODS = {
-    "sparsegpt, uniform": {"saliency": "sparsegpt", "topup": "uniform"},
-    "sparsegpt, block step": {
-        "saliency": "sparsegpt",
-        "topup": "neuronal",
-        "steps": "block",
-        "block_lambdas": [0.05, 0.15],
-    },
     "sparsegpt, search": {"saliency": "sparsegpt", "topup": "search", "topup_args": {"budget": 30}},
+    "sparsegpt, dense targets": {**SPARSEGPT, "reconstruct": "dense"},
+    "alps, dense targets": {"saliency": "alps", "saliency_args": {"iterations": 9}, "topup": "uniform"},
     "wanda, dsnot": {"topup": "dsnot"},
     "wanda, search": {"topup": "search", "topup_args": {"budget": 30}},
-    "wanda, owl": {"topup": "owl"},
 }
 
 
@@ -76,12 +71,13 @@ def test_a_model_on_disk(family, method, ids, tmp_path):
         tmp_path / "dense", device_map={"": "disk"}, offload_folder=tmp_path / "offload"
     )
     in_memory = make_model(family)
-    pruner, expected = prune(model, ids, METHODS[method]), prune(in_memory, ids, METHODS[method])
+    pruner = prune(model, ids, {**METHODS[method], "max_hidden_bytes": 0})
+    expected = prune(in_memory, ids, METHODS[method])
     assert pruner.report.projections == expected.report.projections
     assert torch.equal(model(ids).logits, in_memory(ids).logits)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["sparsegpt, search", "wanda, dsnot"])
 def test_it_goes_on_after_a_crash(method, ids, tmp_path, monkeypatch):
     undisturbed = make_model("llama")
     expected = prune(undisturbed, ids, METHODS[method]).report.decisions
@@ -118,8 +114,8 @@ def test_updated_weights_wait_packed(llama, ids):
     found, original = [], pruning.FinalPruning.find
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pruning.FinalPruning, "find", lambda self: found.append(original(self)) or found[-1])
-        prune(llama, ids, METHODS["sparsegpt, uniform"])
-    for name, packed in found[0].items():
+        prune(llama, ids, SPARSEGPT)
+    for name, packed in found[0][0].items():
         assert isinstance(packed, PackedWeight) and len(packed.values) <= 0.41 * packed.unpack().numel()
         assert torch.equal(packed.unpack(), llama.get_parameter(f"{name}.weight"))
 
@@ -129,7 +125,7 @@ def test_a_failed_prune_changes_nothing(llama, ids, monkeypatch):
     failed = (torch.zeros(()), torch.ones((), dtype=torch.int32))
     monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda *args, **kwargs: failed)  # every Hessian fails
     with pytest.raises(ValueError, match="Hessian of model.layers.0.self_attn.q_proj cannot be inverted"):
-        prune(llama, ids, METHODS["sparsegpt, uniform"])
+        prune(llama, ids, SPARSEGPT)
     assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
     assert getattr(llama.config, "sparsity_config", None) is None
 
@@ -137,7 +133,7 @@ def test_a_failed_prune_changes_nothing(llama, ids, monkeypatch):
 def test_starved_experts_of_sparsegpt_are_pruned_by_magnitude(ids):
     """An expert without tokens has no Hessian worth the name: a flat one takes its place."""
     model, dense = make_model("mixtral"), make_model("mixtral")
-    fields = {**METHODS["sparsegpt, uniform"], "min_expert_tokens": 10_000}
+    fields = {**SPARSEGPT, "min_expert_tokens": 10_000}
     pruner = prune(model, ids, fields)
     assert len(pruner.report.starved_experts) == sum("experts" in name for name in pruner.report.projections)
     name = pruner.report.starved_experts[0]
@@ -148,13 +144,12 @@ def test_starved_experts_of_sparsegpt_are_pruned_by_magnitude(ids):
     assert original.abs()[kept].min() >= 0.9 * original.abs()[~kept].max()
 
 
-@pytest.mark.parametrize("saliency", ["sparsegpt"])
-def test_updated_weights_follow_the_pruned_stream(any_model, ids, saliency):
+def test_updated_weights_follow_the_pruned_stream(any_model, ids):
     """Block by block, by hand: every block sees the updated weights before it."""
     with inference(any_model):
-        sweep = make_sweep(any_model, ids, saliency)
+        sweep = make_sweep(any_model, ids, "sparsegpt")
         plan, before = uniform(sweep, 0.6), state(any_model)
-        found = FinalPruning(sweep.engine, plan).find()
+        found = FinalPruning(sweep.engine, plan).find()[0]
         assert unchanged(any_model, before)
         for block in sweep.decoder.blocks:
             inputs = capture_inputs(sweep.decoder, ids, 12, "cpu")
@@ -183,7 +178,7 @@ def test_final_masks_follow_the_pruned_stream(family, ids, saliency):
         sweep = make_sweep(model, ids, saliency)
         plan = uniform(sweep, 0.7)
         before = state(model)
-        masks = {name: mask.unpack() for name, mask in FinalPruning(sweep.engine, plan).find().items()}
+        masks = {name: mask.unpack() for name, mask in FinalPruning(sweep.engine, plan).find()[0].items()}
         assert unchanged(model, before)
         for block in sweep.decoder.blocks:
             norms = squared_norms(model, ids, block.projections)
@@ -205,7 +200,7 @@ def test_refine_edits_masks(llama, ids):
             seen.append((projection.name, statistic.value.shape[1:], score.shape == mask.shape))
             return torch.ones_like(mask)
 
-        masks = FinalPruning(sweep.engine, uniform(sweep), refine).find()
+        masks = FinalPruning(sweep.engine, uniform(sweep), refine).find()[0]
     assert [name for name, *_ in seen] == list(sweep.decoder.projections)
     assert all(mask.unpack().all() for mask in masks.values())
     assert seen[-1][1:] == ((48,), True), "down's inputs"
@@ -214,7 +209,7 @@ def test_refine_edits_masks(llama, ids):
 def test_magnitude_needs_no_forward(llama):
     with inference(llama):
         sweep = make_sweep(llama, torch.empty(0, 0, dtype=torch.int64), "magnitude")
-        masks = FinalPruning(sweep.engine, uniform(sweep)).find()
+        masks = FinalPruning(sweep.engine, uniform(sweep)).find()[0]
     assert sweep.engine.runner.block_forwards == 0
     assert all((~mask.unpack()).float().mean() == pytest.approx(0.5, abs=0.01) for mask in masks.values())
 

@@ -1,9 +1,13 @@
+"""Quantised values of projections, and embeddings and head in 8 bits."""
+
 import pytest
 import torch
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.checkpoint.packed_size import packed_size
 from optimum_neuronal.formats.coded import CodedWeight
+from optimum_neuronal.formats.int8_weight import Int8Weight, int8_bytes
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.quantising import check_dtypes, round_changes
 from optimum_neuronal.sparsity.masks import Zeros
@@ -18,22 +22,21 @@ def changes_of(decoder, sparsity=0.6):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "gpt_oss"])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_kept_values_are_rounded_along_the_inputs_and_the_zeros_stay(family, bits):
+def test_kept_values_are_rounded_along_the_inputs_and_the_zeros_stay(family):
     decoder = find_decoder(make_model(family))
     before = {name: projection.weight.clone() for name, projection in decoder.projections.items()}
     changes = changes_of(decoder)
-    rounded, roundings = round_changes(decoder, changes, bits)
-    assert rounded.keys() == roundings.keys() == decoder.projections.keys()
-    for name, projection in decoder.projections.items():
-        weight = rounded[name].applied(projection.weight)
-        assert torch.equal(projection.weight, before[name]), "no weight is changed yet"
-        assert torch.equal(weight != 0, changes[name].applied(projection.weight) != 0)
-        assert CodedWeight.exact(weight, bits) is not None
-        sparse = changes[name].applied(projection.weight)
-        error = float((weight - sparse).square().sum() / sparse.square().sum())
-        assert roundings[name].error == pytest.approx(error, rel=1e-3)
-        assert 0 < error < {4: 0.02, 8: 1e-4}[bits]
+    for bits, largest in {4: 0.02, 8: 1e-4}.items():
+        rounded, roundings = round_changes(decoder, changes, bits)
+        assert rounded.keys() == roundings.keys() == decoder.projections.keys()
+        for name, projection in decoder.projections.items():
+            weight = rounded[name].applied(projection.weight)
+            assert torch.equal(projection.weight, before[name]), "no weight is changed yet"
+            sparse = changes[name].applied(projection.weight)
+            assert torch.equal(weight != 0, sparse != 0)
+            assert CodedWeight.exact(weight, bits) is not None
+            error = float((weight - sparse).square().sum() / sparse.square().sum())
+            assert roundings[name].error == pytest.approx(error, rel=1e-3) and 0 < error < largest
 
 
 def test_what_is_rounded_already_stays_as_it_is():
@@ -65,3 +68,73 @@ def test_a_dtype_of_which_no_codes_are_made_is_refused_before_any_work():
     with pytest.raises(ValueError, match="with value_bits, expected one of"):
         NeuronALPruner(config).prune(model)
     assert all((p.weight != 0).all() for p in find_decoder(model).projections.values())
+
+
+def config(**fields):
+    return NeuronALConfig(
+        0.5, **{"saliency": "magnitude", "topup": "uniform", "format": "packed", "embedding_bits": 8, **fields}
+    )
+
+
+def test_embeddings_and_head_are_rounded_in_memory(llama):
+    before = {name: weight.clone() for name, weight in llama.named_parameters()}
+    NeuronALPruner(config()).prune(llama)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert torch.equal(llama.get_parameter(name), Int8Weight.nearest(before[name]).unpack())
+    assert torch.equal(llama.model.norm.weight, before["model.norm.weight"])
+
+
+def test_projections_are_pruned_as_without():
+    one, other = make_model("llama"), make_model("llama")
+    NeuronALPruner(config()).prune(one)
+    NeuronALPruner(config(embedding_bits=None)).prune(other)
+    assert torch.equal(one.model.layers[1].mlp.up_proj.weight, other.model.layers[1].mlp.up_proj.weight)
+
+
+def test_tied_ones_stay_tied():
+    model = make_model("gpt2")
+    pruner = NeuronALPruner(config())
+    pruner.prune(model)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert list(pruner.report.head_roundings) == ["transformer.wte.weight"]
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda m: m.lm_head.weight.data.fill_(torch.nan), "lm_head.weight cannot be rounded to 8 bits: .* NaN"),
+        (lambda m: m.model.embed_tokens.to(torch.float64), "embed_tokens.weight has the dtype torch.float64"),
+        (lambda m: m.model.embed_tokens.to("meta"), "are offloaded: leave it out"),
+    ],
+)
+def test_what_cannot_be_rounded_is_refused_before_any_work(llama, spoil, message, monkeypatch):
+    spoil(llama)
+    monkeypatch.setattr("optimum_neuronal.pruner.find_changes", lambda *args: pytest.fail("work began"))
+    state = {name: weight.clone() for name, weight in llama.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        NeuronALPruner(config()).prune(llama)
+    assert all(torch.equal(w, state[n]) for n, w in llama.state_dict().items() if not w.is_meta and "lm_head" not in n)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_size_that_is_told_beforehand(tied):
+    model = make_model("llama", tie_word_embeddings=tied).bfloat16()
+    decoder, shape = find_decoder(model), tuple(model.lm_head.weight.shape)
+    without, found = (packed_size(decoder, lambda p: 0, None, bits) for bits in (None, 8))
+    count = 1 if tied else 2
+    assert found.dense - without.dense == count * 2 * shape[0] * shape[1]
+    assert found.saved - without.saved == found.in_memory - without.in_memory == count * int8_bytes(shape)
+
+
+@pytest.mark.parametrize(
+    "fields, error, message",
+    [
+        ({"embedding_bits": 4}, ValueError, "embedding_bits is 4: expected 8, or None"),
+        ({"embedding_bits": True}, TypeError, "embedding_bits is True: expected 8"),
+        ({"embedding_bits": "8"}, TypeError, "embedding_bits is '8': expected 8"),
+        ({"format": "dense"}, ValueError, "embedding_bits is 8, but the format 'dense': it needs format='packed'"),
+    ],
+)
+def test_other_bits_and_formats_are_refused(fields, error, message):
+    with pytest.raises(error, match=message):
+        config(**fields)

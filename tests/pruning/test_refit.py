@@ -257,12 +257,6 @@ def test_it_goes_on_after_a_crash(ids, tmp_path, monkeypatch):
     assert equal(model, undisturbed)
 
 
-def test_an_unfinished_prune_without_it_is_not_gone_on_with(ids, tmp_path):
-    prune(make_model("llama"), ids, tmp_path, refit_epochs=0)
-    with pytest.raises(ValueError, match="begun otherwise: refit_epochs was 0, is 1"):
-        prune(make_model("llama"), ids, tmp_path, refit_epochs=1)
-
-
 def test_batches_are_a_part_of_the_method():
     assert [Refit.batch_size(tokens) for tokens in (16, 256, 512, 2048, 4096)] == [8, 8, 4, 1, 1]
 

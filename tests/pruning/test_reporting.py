@@ -1,3 +1,5 @@
+"""The report, and the sparsity that it counts."""
+
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +11,11 @@ import optimum_neuronal
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.model.identity import versions
+from optimum_neuronal.model.projections import Block
 from optimum_neuronal.pruning.context import PruneContext
 from optimum_neuronal.pruning.prune import PruneOutcome
-from optimum_neuronal.pruning.reporting import make_report, without_folders
+from optimum_neuronal.pruning.reporting import make_report, measure_sparsity, without_folders
+from optimum_neuronal.sparsity.masks import NewWeight, Zeros
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup import Allocation
 
@@ -70,3 +74,30 @@ def test_versions_are_those_that_run():
     found = versions()
     assert found["optimum_neuronal"] == optimum_neuronal.__version__ and found["torch"] == torch.__version__
     assert found["transformers"] == transformers.__version__ and found.keys() >= {"python"}
+
+
+def test_zeros_are_counted_by_projection_by_block_and_on_the_whole():
+    """3 of 4, 0 of 2 and 1 of 4 weights; a block of which nothing is pruned is not told of."""
+    first = make_block([[0.0, 0.0], [0.0, 1.0]], [[1.0], [2.0]], name="first")
+    last = make_block([[0.0, -1.0, 5.0, 2.0]], name="last")
+    decoder = SimpleNamespace(blocks=[first, Block("left out", make_block([[0.0]]).module, {}), last])
+    whole, blocks, projections = measure_sparsity(decoder)
+    assert whole == pytest.approx(4 / 10)
+    assert blocks == {"first": 3 / 6, "last": 1 / 4}
+    assert projections == {
+        "first.0": {"sparsity": 0.75, "smallest_row": 0.5, "largest_row": 1.0},
+        "first.1": {"sparsity": 0.0, "smallest_row": 0.0, "largest_row": 0.0},
+        "last.0": {"sparsity": 0.25, "smallest_row": 0.25, "largest_row": 0.25},
+    }
+
+
+def test_what_weights_will_be_is_counted_before_they_are():
+    block = make_block([[0.0, 2.0], [3.0, 4.0]], [[1.0], [2.0]])
+    changes = {
+        "block.0": Zeros(torch.tensor([[True, False], [False, True]])),
+        "block.1": NewWeight(torch.tensor([[0.0], [7.0]])),
+    }
+    whole, blocks, projections = measure_sparsity(SimpleNamespace(blocks=[block]), changes)
+    assert whole == blocks["block"] == pytest.approx(4 / 6)
+    assert projections["block.0"] == {"sparsity": 0.75, "smallest_row": 0.5, "largest_row": 1.0}
+    assert [p.weight.tolist() for p in block.pruned] == [[[0.0, 2.0], [3.0, 4.0]], [[1.0], [2.0]]]

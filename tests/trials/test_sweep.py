@@ -55,7 +55,7 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
             plan = block_plan(sweep.decoder, 0.7, 0.1)
             errors = sweep.alignment_errors([plan], "sparse-stream", "sequence", "l2", label=None)
             results.append(
-                (errors, {name: bits_of(mask) for name, mask in FinalPruning(sweep.engine, plan).find().items()})
+                (errors, {name: bits_of(mask) for name, mask in FinalPruning(sweep.engine, plan).find()[0].items()})
             )
     for errors, masks in results[1:]:
         assert errors == pytest.approx(results[0][0], rel=1e-6)
@@ -101,7 +101,7 @@ def test_activations_that_are_not_finite_are_refused(ids):
             make_sweep(model, ids).engine.check_replay()
         with pytest.raises(ValueError, match=r"The saliency of model\.layers\.0\.self_attn\.q_proj is not finite"):
             sweep = make_sweep(model, ids)
-            FinalPruning(sweep.engine, uniform(sweep)).find()
+            FinalPruning(sweep.engine, uniform(sweep)).find()[0]
         with pytest.raises(ValueError, match=r"Activations in model\.layers\.0 are not finite"):
             sweep = make_sweep(model, ids)
             sweep.alignment_errors([uniform(sweep)], "dense", "sequence", "l2", label=None)
