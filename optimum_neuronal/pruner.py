@@ -11,9 +11,9 @@ from optimum.quantization_base import OptimumQuantizer
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .checkpoint.loading import load_checkpoint
 from .checkpoint.own_files import check_not_own
 from .checkpoint.packed_size import PackedSize
+from .checkpoint.safe_files import load_checkpoint
 from .checkpoint.save_pretrained import save_packed_by_default
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
 from .checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity

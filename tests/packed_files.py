@@ -1,10 +1,10 @@
-"""A small packed checkpoint, for tests that read and damage it: of the first version of the format, or with coded weights."""
+"""A small packed checkpoint, for tests that read and damage it: with or without quantised values."""
 
 import torch
 
 from optimum_neuronal.checkpoint.coding import Coding
-from optimum_neuronal.checkpoint.packed_index import open_checkpoint
-from optimum_neuronal.checkpoint.packed_writing import PackedWriter
+from optimum_neuronal.checkpoint.packed_reading import open_checkpoint
+from optimum_neuronal.checkpoint.weight_writers import PackedWriter
 from optimum_neuronal.formats.coded import CodedWeight
 
 

@@ -270,7 +270,7 @@ def test_nothing_is_allocated_for_sizes_that_are_only_told(foreign, format):
     if format == "packed":
         parts = {"a.packed_mask": ("U8", [1], [0, 1]), "a.packed_values": ("F32", [0], [1, 1])}
         tensors = {key: dict(zip(("dtype", "shape", "data_offsets"), value)) for key, value in parts.items()}
-        about = {"version": 1, "tensors": {"a": {"shape": [huge], "crc32": "00000000"}}}
+        about = {"version": 3, "tensors": {"a": {"shape": [huge], "crc32": "00000000"}}}
         (folder / name).write_bytes(header(tensors, {"neuronal": json.dumps(about)}) + b"\0")
         index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(parts, name)}
         (folder / INDEX).write_text(json.dumps(index))

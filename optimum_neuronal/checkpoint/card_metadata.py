@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from ..data.hub_datasets import CALIBRATION_DATASETS
 from ..report import PruningReport
 from ..system.notes import get_logger
-from .files import check_file
 from .hub import hub_id
 from .names import MODEL_CARD
+from .safe_files import check_file
 
 
 logger = get_logger(__name__)

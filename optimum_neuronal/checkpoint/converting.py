@@ -1,6 +1,5 @@
 """Writes a dense checkpoint packed, or a packed one dense: weight by weight, the same bits, all else as it was."""
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -20,14 +19,9 @@ from ..model.weight_names import token_weights
 from ..system.notes import get_logger
 from ..validation import check_path
 from .card import with_format
-from .coding import Coding
-from .files import check_file, read_bytes
-from .head_coding import HeadCoding
+from .coding import Coding, HeadCoding
 from .names import (
     CONFIG,
-    DENSE,
-    DENSE_FILE,
-    DENSE_INDEX,
     MODEL_CARD,
     TOKENIZER_FOLDERS,
     WEIGHT_SUFFIXES,
@@ -35,10 +29,11 @@ from .names import (
 )
 from .opening import Checkpoint, Weight, find_checkpoint
 from .own_files import check_directory, is_our_card, may_write_card
-from .packed_writing import SHARD_SIZE, PackedWriter, add_hint, dense_config, packed_config
+from .safe_files import check_file, read_bytes
 from .saving import check_free, replaced_checkpoint
-from .shards import ShardWriter
 from .sparsity_config import about_head
+from .stored_format import add_hint, dense_config, packed_config
+from .weight_writers import SHARD_SIZE, DenseWriter, PackedWriter, write_json
 
 
 logger = get_logger(__name__)
@@ -121,29 +116,6 @@ def find_source(
             f"{directory_or_id} is no directory: check its path; or, if it is the id of a model on the Hub, name an output."
         )
     return find_checkpoint(directory_or_id, revision, token, whole=True)
-
-
-class DenseWriter(ShardWriter):
-    """Collects a checkpoint's weights, and writes a file whenever enough have come: as transformers names them.
-
-    Args:
-        folder (`Path`): where the files are written; exists.
-        max_shard_size (`int`): bytes of a file; one weight may be larger.
-    """
-
-    def __init__(self, folder: Path, max_shard_size: int):
-        super().__init__(folder, max_shard_size, DENSE)
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Takes a tensor on the CPU."""
-        self.take({name: tensor})
-
-    def file_name(self, number: int, count: int) -> str:
-        return DENSE_FILE if count == 1 else super().file_name(number, count)
-
-    def finish(self, count: int, index: dict) -> None:
-        if count > 1:
-            _write_json(self.folder / DENSE_INDEX, index)
 
 
 def check_value_bits(value_bits: int, format: str) -> None:
@@ -233,7 +205,7 @@ def _write_weights(
         for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
             writer.add(weight.name, _read(weight))
     if isinstance(writer, PackedWriter):
-        writer.tell()
+        writer.warn()
 
 
 def _read(weight: Weight) -> torch.Tensor:
@@ -277,7 +249,7 @@ def _adapt(
     change = packed_config if format == "packed" else dense_config
     told = about_head(head.names) if head and head.rounds else {}
     sparsity_config = {**_how_pruned(checkpoint), **rounded, **told}
-    _write_json(staging / CONFIG, change(checkpoint.config | {"sparsity_config": sparsity_config}))
+    write_json(staging / CONFIG, change(checkpoint.config | {"sparsity_config": sparsity_config}))
     if format == "packed":
         add_hint(staging)
     bits = sparsity_config.get("value_bits"), sparsity_config.get("embedding_bits")
@@ -286,7 +258,3 @@ def _adapt(
         with suppress(UnicodeDecodeError):
             card = with_format(card.decode("utf-8"), format, *bits).encode("utf-8") if is_our_card(card) else card
         (staging / MODEL_CARD).write_bytes(card)
-
-
-def _write_json(path: Path, value: Mapping) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

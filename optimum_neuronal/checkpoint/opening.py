@@ -1,6 +1,6 @@
-"""A checkpoint's files, dense or packed, without a model: what they hold, and every weight, one after the other.
+"""Opens a checkpoint, dense or packed, without a model, and reads its weights one after the other.
 
-A checkpoint may come from anywhere, so nothing that its files say is believed before it was compared with what is there.
+A checkpoint may come from anywhere, so nothing that its files say is believed before it was checked.
 """
 
 import math
@@ -15,16 +15,13 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from ..validation import check_path
-from .coded_reading import StoredCodedWeight
-from .dense_index import dense_files, open_dense
-from .files import read_json
-from .int8_reading import StoredInt8Weight
 from .names import CONFIG, DENSE_INDEX, FOREIGN_SUFFIXES, WEIGHT_FILES, is_of_weights
-from .packed_index import open_checkpoint
-from .packed_reading import PackedFile
+from .packed_reading import PackedFile, open_checkpoint
+from .safe_files import dense_files, open_dense, read_json
 from .sparsity_config import read_sparsity_config
 from .stored_format import stored_format
 from .stored_tensors import DTYPES
+from .stored_weights import StoredCodedWeight, StoredInt8Weight
 
 
 PIECE = 2**24  # elements that are read at a time
@@ -37,9 +34,9 @@ class Weight:
     Args:
         name (`str`): in the dense checkpoint.
         shape (`tuple[int, ...]`), dtype (`torch.dtype`): of the weight, unpacked.
-        stored_bytes (`int`): what it takes in the file.
+        stored_bytes (`int`): bytes that it takes in the file.
         file: the opened file: `safe_open`, or a [`PackedFile`].
-        is_coded (`bool`): whether it is stored with values of few bits.
+        is_coded (`bool`): True if it is stored with quantised values.
     """
 
     name: str
@@ -56,15 +53,15 @@ class Weight:
 
     @property
     def dense_bytes(self) -> int:
-        """What it takes unpacked."""
+        """Bytes that it takes unpacked."""
         return self.numel * self.dtype.itemsize
 
     def read(self) -> torch.Tensor:
-        """The whole weight, on the CPU. Raises `ValueError` if it is damaged."""
+        """Return the whole weight, on the CPU. Raise `ValueError` if it is damaged."""
         return self.file.get_tensor(self.name)
 
     def pieces(self) -> Iterator[torch.Tensor]:
-        """The weight in pieces along its first dimension, each small unless the weight is packed."""
+        """Yield the weight in pieces along its first dimension, each small unless the weight is packed."""
         if isinstance(self.file, PackedFile) or self.numel <= PIECE:
             yield self.read()
             return
@@ -85,14 +82,14 @@ class Checkpoint:
         directory (`str` or `Path`): of the checkpoint.
 
     Attributes:
-        config (`dict`): what config.json holds.
+        config (`dict`): content of config.json.
         sparsity_config (`dict`, *optional*): how it was pruned; None if it was not.
         format (`str`): `"dense"` or `"packed"`.
         files (`list[Path]`): of weights.
         weights (`list[Weight]`): in the order of the files.
 
     Raises:
-        `ValueError`: the checkpoint is damaged, or its files want to be read from elsewhere.
+        `ValueError`: the checkpoint is damaged, or names files elsewhere.
         `OSError`: a file is missing or cannot be read.
     """
 
@@ -121,22 +118,15 @@ class Checkpoint:
 
     def _packed(self) -> list[tuple[Path, list[Weight]]]:
         return [
-            (
-                file.path,
-                [
-                    Weight(
-                        name,
-                        stored.shape,
-                        stored.dtype,
-                        stored.stored_bytes,
-                        file,
-                        isinstance(stored, (StoredCodedWeight, StoredInt8Weight)),
-                    )
-                    for name, stored in file.weights.items()
-                ],
-            )
+            (file.path, [self._packed_weight(file, name) for name in file.keys()])  # noqa: SIM118
             for file in open_checkpoint(self.directory)
         ]
+
+    @staticmethod
+    def _packed_weight(file: PackedFile, name: str) -> Weight:
+        stored = file.weights[name]
+        is_coded = isinstance(stored, (StoredCodedWeight, StoredInt8Weight))
+        return Weight(name, stored.shape, stored.dtype, stored.stored_bytes, file, is_coded)
 
     def _dense(self, opened: ExitStack) -> list[tuple[Path, list[Weight]]]:
         pairs = []
@@ -162,14 +152,14 @@ class Checkpoint:
 
 
 def stored_size(directory: str | Path) -> int:
-    """Bytes of all files of weights in a directory."""
+    """Return the bytes of all files of weights in a directory."""
     return sum(entry.stat().st_size for entry in Path(directory).glob("*") if is_of_weights(entry.name))
 
 
 def find_checkpoint(
     directory_or_id: str | Path, revision: str | None = None, token: str | None = None, whole: bool = False
 ) -> Path:
-    """The directory of a checkpoint; of one on the Hub, downloads its config and weights into the cache.
+    """Return the directory of a checkpoint; download the config and weights of one on the Hub into the cache.
 
     Args:
         directory_or_id (`str` or `Path`): of the checkpoint.

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from ..files.atomic import STAGING
 from ..files.directories import check_writable, is_same
-from .files import read_json
 from .names import CONFIG, FILES, MODEL_CARD, REPORT_NAME, TOKENIZER_FOLDERS, is_of_weights
+from .safe_files import read_json
 
 
 SHOWN = 3  # names in an error

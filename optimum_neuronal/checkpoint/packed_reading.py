@@ -1,38 +1,31 @@
-"""Reads a file of a packed checkpoint (docs/format.md) as if it were a dense one, a weight at a time.
+"""Reads packed checkpoints (docs/format.md): each file as if it were a dense one, and all files compared with their index.
 
-Nothing that its header says is believed before it was compared with the file's size. All errors are `ValueError`s that
-name the file and the tensor.
+Nothing that a header says is believed before it was compared with the file's size. All errors are `ValueError`s that name
+the file and the tensor.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from ..formats.bitmask import MASK, VALUES, Values, check_headers, check_mask, checksum_seed, unpack
-from ..formats.packed import PackedMask, PackedWeight
-from .coded_reading import CODED_PARTS, StoredCodedWeight
-from .files import check_file, check_names, open_safetensors
-from .int8_reading import INT8_PARTS, StoredInt8Weight
+from .names import PACKED, PACKED_INDEX, PACKED_SHARD, shard
+from .safe_files import check_file, check_names, open_safetensors, read_json
 from .schema import short
-from .stored_tensors import DTYPES, FileValues, Stored
+from .stored_format import VERSION
+from .stored_tensors import DTYPES, Stored
+from .stored_weights import StoredCodedWeight, StoredInt8Weight, StoredPackedWeight, StoredWeight
 
 
-# Versions of the format: the second has weights without a mask in 8 bits beside all of the first, and weights with values
-# of few bits; the third these with scales of 8 bits, too.
-VERSION, INT8_VERSION, CODED_VERSION = VERSIONS = (1, 2, 3)
 METADATA = "neuronal"  # key in a shard's metadata
-
-_Made = TypeVar("_Made")
 
 
 class PackedFile:
-    """A file of a packed checkpoint, which looks to its users as a dense one does: names, shapes and whole weights.
+    """A file of a packed checkpoint, with the names, shapes and whole weights of a dense one.
 
     Opening it reads and checks the header alone. It offers what transformers uses of `safetensors.safe_open`.
 
@@ -40,7 +33,7 @@ class PackedFile:
         path (`str` or `Path`): of the file.
 
     Attributes:
-        weights (`dict[str, AnyStored]`): by their names in the dense checkpoint.
+        weights (`dict[str, StoredWeight]`): by their names in the dense checkpoint.
 
     Raises:
         `ValueError`: it is no such file, or it is damaged.
@@ -48,38 +41,28 @@ class PackedFile:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        stored, about, version = _read_header(self.path)
-        self.weights: dict[str, AnyStored] = {}
-        for name, facts in about.items():
-            self.weights[name] = self._weight(name, facts, stored, version)
+        stored, about = _read_header(self.path)
+        self.weights = {name: self._weight(name, facts, stored) for name, facts in about.items()}
         if stored:
             raise ValueError(f"{path} holds the tensor {min(stored)!r}, which its metadata does not know.")
 
-    def _weight(self, name: str, facts: Any, stored: dict[str, Stored], version: int) -> "AnyStored":
-        """Takes a weight's tensors out of those that are stored."""
+    def _weight(self, name: str, facts: Any, stored: dict[str, Stored]) -> StoredWeight:
+        """Return a weight, and take its tensors out of `stored`."""
         if not isinstance(facts, dict) or not re.fullmatch("[0-9a-f]{8}", str(facts.get("crc32"))):
             raise ValueError(
                 f"{self.path}: the metadata of {name!r} is {short(facts)}: expected a 'crc32' of 8 hex digits."
             )
-        checksum = int(facts["crc32"], 16)
-        coded = "bits" in facts and version >= INT8_VERSION
-        kind: Any = StoredInt8Weight if "mask" in facts else StoredCodedWeight
-        of_codes = INT8_PARTS if kind is StoredInt8Weight else CODED_PARTS
-        ends = of_codes if coded else (MASK, VALUES) if "shape" in facts else ("",)
-        for end in ends:
+        kind: type[StoredWeight] = StoredPackedWeight if "shape" in facts else StoredWeight
+        if "bits" in facts:
+            kind = StoredInt8Weight if "mask" in facts else StoredCodedWeight
+        for end in kind.ends:
             if name + end not in stored:
                 raise ValueError(f"{self.path} has no tensor {name + end!r}, which its metadata names: it is damaged.")
-        tensors = [stored.pop(name + end) for end in ends]
-        if len(tensors) == 1:
-            return StoredWeight(self.path, name, tensors[0].shape, checksum, tensors[0])
+        parts = [stored.pop(name + end) for end in kind.ends]
         try:
-            if coded:
-                return kind.of_header(self.path, name, facts, tensors, checksum)
-            mask, values = tensors
-            check_headers(facts["shape"], mask.shape, DTYPES[mask.dtype], values.shape, DTYPES[values.dtype])
+            return kind.of_header(self.path, name, facts, parts, int(facts["crc32"], 16))
         except ValueError as error:
             raise ValueError(f"{self.path}: {name} cannot be unpacked: {error}.") from error
-        return StoredWeight(self.path, name, tuple(facts["shape"]), checksum, values, mask)
 
     @property
     def nbytes(self) -> int:
@@ -92,115 +75,30 @@ class PackedFile:
         return {part.name for weight in self.weights.values() for part in weight.parts}
 
     def keys(self) -> list[str]:
-        """Names of the weights, as in the dense checkpoint."""
+        """Return the names of the weights, as in the dense checkpoint."""
         return list(self.weights)
 
-    def get_slice(self, name: str) -> "AnyStored":
-        """A weight that is read when it is indexed: `file.get_slice(name)[...]`."""
+    def get_slice(self, name: str) -> StoredWeight:
+        """Return a weight that is read when it is indexed: `file.get_slice(name)[...]`."""
         return self.weights[name]
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """A weight, on the CPU."""
+        """Return a weight, on the CPU."""
         return self.weights[name][...]
 
     def metadata(self) -> dict[str, str]:
-        """What transformers looks for in a safetensors file."""
+        """Return what transformers looks for in a safetensors file."""
         return {"format": "pt"}
 
     def __enter__(self) -> "PackedFile":
         return self
 
     def __exit__(self, *_) -> None:
-        """Nothing is left open between two reads."""
+        """Do nothing: no file is left open between two reads."""
 
 
-@dataclass(frozen=True)
-class StoredWeight:
-    """A weight in a file: packed, if it has a mask, or as it is. Indexing reads, checks and unpacks it.
-
-    Args:
-        path (`Path`), name (`str`): of the file, and of the weight in the dense checkpoint.
-        shape (`tuple[int, ...]`): of the weight.
-        checksum (`int`): see docs/format.md.
-        values ([`Stored`]): the kept values, or the whole tensor.
-        mask ([`Stored`], *optional*): the bitmask.
-    """
-
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-    checksum: int
-    values: Stored
-    mask: Stored | None = None
-
-    @property
-    def parts(self) -> list[Stored]:
-        """The tensors that it consists of."""
-        return [self.values] if self.mask is None else [self.mask, self.values]
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes that it takes in the file."""
-        return sum(part.nbytes for part in self.parts)
-
-    @property
-    def kept(self) -> int | None:
-        """How many elements are kept, None if it is not packed."""
-        return None if self.mask is None else math.prod(self.values.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weight."""
-        return DTYPES[self.values.dtype]
-
-    def get_shape(self) -> list[int]:
-        """The shape of the weight, unpacked."""
-        return list(self.shape)
-
-    def get_dtype(self) -> str:
-        """The dtype as safetensors calls it: `"BF16"`."""
-        return self.values.dtype
-
-    def __getitem__(self, index) -> torch.Tensor:
-        return self._checked(self._dense)[index]
-
-    def read_packed(self) -> PackedWeight:
-        """A packed weight as it is stored; checked as one that is unpacked."""
-        return self._checked(self._packed)
-
-    def _checked(self, make: Callable[[torch.Tensor | None, Values], _Made]) -> _Made:
-        """What is made of the bitmask and of the values, which it must read from the first to the last, once."""
-        with self.path.open("rb") as file:
-            values = FileValues(file, self.values, checksum_seed(self.name, self.values.dtype, self.shape))
-            try:
-                bitmask = None
-                if self.mask is not None:
-                    mask = FileValues(file, self.mask, values.checksum)
-                    bitmask = mask[0 : len(mask)]
-                    values.checksum = mask.checksum
-                made = make(bitmask, values)
-            except ValueError as error:
-                raise ValueError(f"{self.path}: {self.name} is damaged: {error}.") from error
-        if values.checksum != self.checksum:
-            raise ValueError(
-                f"{self.path}: {self.name} is damaged: its checksum is {values.checksum:08x}, but {self.checksum:08x} "
-                "was written. Download or save the checkpoint again."
-            )
-        return made
-
-    def _dense(self, mask: torch.Tensor | None, values: Values) -> torch.Tensor:
-        return values[0 : len(values)].view(self.shape) if mask is None else unpack(mask, values, self.shape)
-
-    def _packed(self, mask: torch.Tensor, values: Values) -> PackedWeight:
-        check_mask(mask.numpy(), math.prod(self.shape), len(values))
-        return PackedWeight(PackedMask(mask, self.shape), values[0 : len(values)])
-
-
-AnyStored = StoredWeight | StoredCodedWeight | StoredInt8Weight
-
-
-def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any], int]:
-    """The tensors of a file by name, what its metadata tells of every weight, and the version of the format."""
+def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
+    """Return the tensors of a file by name, and its metadata of every weight."""
     with open_safetensors(check_file(path.parent, path.name)):  # so that what follows may believe the header
         pass
     with path.open("rb") as file:
@@ -214,10 +112,10 @@ def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any], int]:
         raise ValueError(
             f"{path} is no file of a packed checkpoint: its metadata lack {METADATA!r}, or it is damaged."
         ) from error
-    if type(version) is not int or version not in VERSIONS:
+    if type(version) is not int or version != VERSION:
         raise ValueError(
-            f"{path} has version {short(version)} of the packed format, but this optimum_neuronal reads "
-            f"{VERSIONS[0]} to {VERSIONS[-1]}: install a newer one."
+            f"{path} has version {short(version)} of the packed format, but this optimum_neuronal reads {VERSION}: install "
+            "another one."
         )
     check_names(path, [*header, *weights])
     stored = {}
@@ -226,4 +124,86 @@ def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any], int]:
             raise ValueError(f"{path}: {name} has the dtype {entry['dtype']}: expected one of {', '.join(DTYPES)}.")
         first, last = entry["data_offsets"]
         stored[name] = Stored(name, entry["dtype"], tuple(entry["shape"]), 8 + length + first, last - first)
-    return stored, dict(names), version
+    return stored, dict(names)
+
+
+def open_checkpoint(folder: str | Path) -> list[PackedFile]:
+    """Return the files of a packed checkpoint. Names and headers are compared with its index and with each other.
+
+    Args:
+        folder (`str` or `Path`): with the index and all files.
+
+    Raises:
+        `ValueError`: the checkpoint is damaged.
+        `OSError`: a file is missing or cannot be read.
+    """
+    index = Path(folder) / PACKED_INDEX
+    weight_map, total = read_index(index)
+    names: dict[str, set[str]] = {}
+    for name, file_name in weight_map.items():
+        names.setdefault(file_name, set()).add(name)
+    files = [PackedFile(index.with_name(file_name)) for file_name in sorted(names)]
+    for file in files:
+        if different := file.tensors ^ names[file.path.name]:
+            raise ValueError(
+                f"{index} and {file.path} do not name the same tensors: {min(different)!r} is in one of them only."
+            )
+    found = sum(file.nbytes for file in files)
+    if total != found:
+        raise ValueError(
+            f"{index} names {short(total)} bytes of tensors, but its files hold {found}: tensors are missing."
+        )
+    return files
+
+
+def check_shapes(files: Iterable[PackedFile], parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise `ValueError` if a packed weight does not fit into its model.
+
+    Args:
+        files (`Iterable[PackedFile]`): of the checkpoint.
+        parameters (`Mapping[str, Tensor]`): the model's by name, on any device. Where transformers makes a parameter of
+            several tensors, so that their names differ, none may be larger than the largest parameter.
+    """
+    largest = max(parameter.numel() for parameter in parameters.values())
+    for file in files:
+        for name, weight in file.weights.items():
+            parameter = parameters.get(name)
+            if parameter is not None and tuple(parameter.shape) != weight.shape:
+                raise ValueError(
+                    f"{file.path}: {name} has the shape {weight.shape}, but the model's {tuple(parameter.shape)}."
+                )
+            if parameter is None and math.prod(weight.shape) > largest:
+                raise ValueError(
+                    f"{file.path}: {name} has the shape {weight.shape}, larger than any weight of the model."
+                )
+
+
+def read_index(path: str | Path) -> tuple[dict[str, str], Any]:
+    """Read the index of a packed checkpoint.
+
+    Returns:
+        `tuple`: name of every stored tensor -> name of its file, beside the index; and the bytes of all tensors that it
+        names, which are not checked.
+
+    Raises:
+        `ValueError`: it is damaged, or names files that a packed checkpoint does not have, or that are none.
+        `FileNotFoundError`: a file is missing.
+    """
+    index = read_json(Path(path).parent, Path(path).name)
+    try:
+        weight_map, total = index["weight_map"], index["metadata"]["total_size"]
+        files = set(weight_map.values())
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: it is no index with a 'weight_map' and a 'total_size'.") from error
+    if not files:
+        raise ValueError(f"{path} is damaged: it names no tensor.")
+    check_names(Path(path), weight_map)
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not PACKED_SHARD.fullmatch(file):
+            raise ValueError(f"{path} says that {name!r} lies in {short(file)}: expected {shard(PACKED, 1, 1)!r}.")
+    expected = {shard(PACKED, number, len(files)) for number in range(1, len(files) + 1)}
+    if files != expected:
+        raise ValueError(f"{path} names the files {sorted(files)}: expected {sorted(expected)}.")
+    for name in sorted(files):
+        check_file(Path(path).parent, name)
+    return weight_map, total

@@ -17,12 +17,11 @@ from ..formats.stand_in import StandIn
 from ..model.packed_modules import dense_state, packed_modules
 from ..model.weight_names import natural_order
 from ..validation import check_path
-from .coding import Coding
-from .converting import DenseWriter
-from .head_coding import HeadCoding
+from .coding import Coding, HeadCoding
 from .names import DENSE_FILES, PACKED_FILES, SUFFIX
-from .packed_writing import SHARD_SIZE, PackedWriter, add_hint, dense_config, packed_config
 from .sparsity_config import KEY, read_sparsity_config
+from .stored_format import add_hint, dense_config, packed_config
+from .weight_writers import SHARD_SIZE, DenseWriter, PackedWriter
 
 
 PARAMETERS = list(inspect.signature(PreTrainedModel.save_pretrained).parameters.values())[1:]  # without self
@@ -153,7 +152,7 @@ def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str
             _set_codings(writer, model, tensors)
             for name, tensor in logging.tqdm(tensors.items(), desc="Packing weights"):
                 writer.add(name, tensor)
-        writer.tell()
+        writer.warn()
         _remove(folder, PACKED_FILES)
     _save_all_but_weights(model, folder, packed_config, **kwargs)
     add_hint(folder)  # transformers would leave it out

@@ -32,7 +32,7 @@ from .names import (
 )
 from .own_files import check_directory, may_write_card
 from .packed_size import PackedSize
-from .processor_files import copy_processor
+from .safe_files import read_bytes
 
 
 logger = get_logger(__name__)
@@ -40,6 +40,12 @@ logger = get_logger(__name__)
 # A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
 # this many bytes.
 OFFLOADED_SHARD = 64 * 10**6
+
+# The tokenizer, which is a part of a processor, is saved by itself.
+PROCESSOR_FILES = (
+    "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "audio_tokenizer_config.json",
+    "chat_template.json",
+)  # fmt: skip
 
 
 def save_pruned(
@@ -187,6 +193,31 @@ def _write(
         card = make_card(model, report, size, title, format, with_tokenizer=tokenizer is not None)
         card.save(folder / MODEL_CARD)
     report.save(folder, os.listdir(folder))
+
+
+def copy_processor(model: PreTrainedModel, folder: Path) -> None:
+    """Copy the processor's files of the checkpoint that a multimodal model was loaded from, byte by byte.
+
+    So no library for images or sounds is needed. Files that the folder has already stay. A warning names files that
+    cannot be had.
+
+    Args:
+        model (`PreTrainedModel`): its config names the checkpoint.
+        folder (`Path`): where the model is saved.
+    """
+    config = model.config
+    if config.get_text_config(decoder=True) is config or not config.name_or_path:
+        return
+    for name in PROCESSOR_FILES:
+        try:
+            path = internals.find_file(model, name)
+            if path is not None and not (folder / name).exists():
+                (folder / name).write_bytes(read_bytes(path.parent, path.name))
+        except (OSError, ValueError) as error:
+            logger.warning(
+                f"{name} of the model's processor could not be read from {config.name_or_path!r} ({error}): if there is such "
+                "a file, copy it beside the saved model."
+            )
 
 
 def _largest_block(model: PreTrainedModel) -> int:

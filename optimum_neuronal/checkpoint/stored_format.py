@@ -1,18 +1,22 @@
-"""Which format the weights of a checkpoint have, told by its config.json: one answer for all who read it."""
+"""The format of a checkpoint's weights in its config.json: read and checked in one way, and written."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from .packed_reading import VERSION, VERSIONS
+from ..compat import transformers as internals
+from .names import CONFIG
 from .schema import short
 
 
-QUANT_METHOD = "optimum_neuronal"  # whoever does not know it quotes it: so it is the name of this package
-EARLIER_QUANT_METHOD = "neuronal"  # the same, of checkpoints of an earlier release
+VERSION = 3  # of the packed format
+QUANT_METHOD = "optimum_neuronal"  # a program that does not know it quotes it: so it is the name of this package
+IN_MEMORY = "neuronal"  # the method's name in models and configs in memory
 QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
 
-# In the place of the name of the file with the weights: transformers quotes one that cannot be any before it looks for
-# files. With this package the name is replaced first.
+# In place of the name of the file with the weights: transformers quotes an impossible name before it looks for files.
+# With this package the name is replaced first.
 HINT = (
     "these weights are packed by optimum_neuronal: write `import optimum_neuronal` before loading them, or make them dense "
     "with `optimum-cli neuronal convert` (pip install optimum-neuronal)"
@@ -20,14 +24,14 @@ HINT = (
 
 
 def stored_format(config: Mapping[str, Any], sparsity_config: Mapping[str, Any] | None) -> str:
-    """`"dense"` or `"packed"`.
+    """Return `"dense"` or `"packed"`.
 
     Args:
         config (`Mapping`): what config.json holds.
         sparsity_config (`Mapping`, *optional*): from [`read_sparsity_config`].
 
     Raises:
-        `ValueError`: packed in a way that this release does not read, or config.json contradicts itself.
+        `ValueError`: the version is unknown, or config.json contradicts itself.
     """
     quantization = config.get("quantization_config")
     found = "dense"
@@ -39,25 +43,48 @@ def stored_format(config: Mapping[str, Any], sparsity_config: Mapping[str, Any] 
 
 
 def is_ours(quantization_config: Any) -> bool:
-    """Whether what config.json holds under `quantization_config` was written by this package."""
-    known = (QUANT_METHOD, EARLIER_QUANT_METHOD)
+    """Return True if the `quantization_config` of a config.json was written by this package."""
+    known = (QUANT_METHOD, IN_MEMORY)
     return isinstance(quantization_config, dict) and quantization_config.get("quant_method") in known
 
 
 def check_packed(quantization_config: Mapping[str, Any]) -> None:
-    """Raises `ValueError` if the `quantization_config` of a checkpoint is of a format or a version that is not known."""
+    """Raise `ValueError` if the `quantization_config` of a checkpoint has an unknown format or version."""
     format, version = quantization_config.get("format"), quantization_config.get("version")
-    if format != "packed" or type(version) is not int or version not in VERSIONS:
+    if format != "packed" or type(version) is not int or version != VERSION:
         raise ValueError(
             f"The checkpoint's quantization_config has format {short(format)}, version {short(version)}, but this optimum_neuronal "
-            f"reads 'packed', versions {VERSIONS[0]} to {VERSIONS[-1]}: install a newer one."
+            f"reads 'packed', version {VERSION}: install another one."
         )
 
 
 def check_agreement(sparsity_config: Mapping[str, Any] | None, found: str) -> None:
-    """Raises `ValueError` if the sparsity_config tells of another format than the weights have."""
+    """Raise `ValueError` if the sparsity_config names another format than the weights have."""
     if sparsity_config and sparsity_config["format"] != found:
         raise ValueError(
             f"The checkpoint's config.json contradicts itself: sparsity_config.format is {sparsity_config['format']!r}, but "
             f"its quantization_config is that of a {found} checkpoint."
         )
+
+
+def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a packed checkpoint's config.json, made from the dense one's."""
+    return _with_format(config, "packed") | {"quantization_config": dict(QUANTIZATION_CONFIG)}
+
+
+def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a dense checkpoint's config.json, made from the packed one's."""
+    packed = ("quantization_config", internals.WEIGHTS_KEY)
+    return {key: value for key, value in _with_format(config, "dense").items() if key not in packed}
+
+
+def add_hint(folder: Path) -> None:
+    """Add to a packed checkpoint's config.json the sentence that transformers shows where this package is not imported."""
+    path = folder / CONFIG
+    config = json.loads(path.read_text(encoding="utf-8")) | {internals.WEIGHTS_KEY: HINT}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _with_format(config: Mapping[str, Any], format: str) -> dict[str, Any]:
+    sparsity_config = config.get("sparsity_config")
+    return {**config, "sparsity_config": {**sparsity_config, "format": format}} if sparsity_config else dict(config)

@@ -1,4 +1,4 @@
-"""A tensor of a safetensors file: what its header tells of it, and its elements, read piece by piece under a checksum."""
+"""Tensors of a safetensors file: described by its header, and read piece by piece under a checksum."""
 
 import math
 import zlib
@@ -17,6 +17,7 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64,
 }  # fmt: skip
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}  # `"BF16"`, as safetensors calls them
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,8 @@ class FileValues(Values):
         return tensor
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as safetensors calls it: `"BF16"`."""
-    return next(name for name, known in DTYPES.items() if known == dtype)
-
-
 def read_parts(path: Path, parts: Iterable[Stored], seed: int, checksum: int) -> dict[str, torch.Tensor]:
-    """Whole tensors of a file by name.
+    """Return whole tensors of a file by name.
 
     Args:
         path (`Path`): of the file.
@@ -74,7 +70,7 @@ def read_parts(path: Path, parts: Iterable[Stored], seed: int, checksum: int) ->
         checksum (`int`): the CRC-32 of all.
 
     Raises:
-        `ValueError`: the file ends too early, or the checksum is another.
+        `ValueError`: the file ends too early, or the checksum does not agree.
     """
     tensors = {}
     with path.open("rb") as file:
@@ -82,8 +78,13 @@ def read_parts(path: Path, parts: Iterable[Stored], seed: int, checksum: int) ->
             values = FileValues(file, part, seed)
             tensors[part.name] = values[0 : len(values)].view(part.shape)
             seed = values.checksum
-    if seed != checksum:
-        raise ValueError(
-            f"its checksum is {seed:08x}, but {checksum:08x} was written. Download or save the checkpoint again"
-        )
+    check_checksum(seed, checksum)
     return tensors
+
+
+def check_checksum(found: int, written: int) -> None:
+    """Raise `ValueError` if a checksum is not the one that was written."""
+    if found != written:
+        raise ValueError(
+            f"its checksum is {found:08x}, but {written:08x} was written. Download or save the checkpoint again"
+        )

@@ -44,7 +44,7 @@ class EvaluateCommand(Command):
     def work(self) -> None:
         from transformers import AutoTokenizer
 
-        from ..checkpoint.loading import load_checkpoint
+        from ..checkpoint.safe_files import load_checkpoint
         from ..data.documents import check_dataset
         from ..display import format_table
         from ..evaluation.perplexity import evaluate_perplexity
@@ -158,7 +158,7 @@ class CompareCommand(Command):
     def work(self) -> None:
         from transformers import AutoTokenizer
 
-        from ..checkpoint.loading import load_checkpoint
+        from ..checkpoint.safe_files import load_checkpoint
         from ..comparing.comparing import run_comparison
 
         args, options, device = self.args, load_options(self.args), device_of(self.args)

@@ -116,7 +116,7 @@ class SpeedCommand(Command):
         return models, resident, left_out
 
     def _load_dense(self):
-        from ..checkpoint.loading import load_checkpoint
+        from ..checkpoint.safe_files import load_checkpoint
 
         return load_checkpoint(self.args.model, **load_options(self.args))
 

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from ..checkpoint.loading import load_checkpoint
+from ..checkpoint.safe_files import load_checkpoint
 from ..compat import transformers as internals
 from ..pruning.calibrating import find_tokenizer
 

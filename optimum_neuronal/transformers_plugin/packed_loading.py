@@ -21,14 +21,12 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..checkpoint.files import check_config_file
 from ..checkpoint.names import PACKED_INDEX, SUFFIX
-from ..checkpoint.packed_index import check_shapes, open_checkpoint, read_index
-from ..checkpoint.packed_reading import PackedFile
-from ..checkpoint.packed_writing import dense_config
+from ..checkpoint.packed_reading import PackedFile, check_shapes, open_checkpoint, read_index
+from ..checkpoint.safe_files import check_config_file
 from ..checkpoint.save_pretrained import save_packed_by_default
 from ..checkpoint.sparsity_config import KEY, read_sparsity_config
-from ..checkpoint.stored_format import QUANTIZATION_CONFIG, check_agreement, check_packed
+from ..checkpoint.stored_format import QUANTIZATION_CONFIG, check_agreement, check_packed, dense_config
 from ..compat import transformers as internals
 
 

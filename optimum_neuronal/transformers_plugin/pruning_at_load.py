@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..checkpoint.dense_index import check_dense, check_listed
+from ..checkpoint.safe_files import check_dense, check_listed
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..compat import transformers as internals
 from ..config import NeuronALConfig

@@ -13,12 +13,11 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..checkpoint.coded_reading import StoredCodedWeight
-from ..checkpoint.dense_index import check_dense, check_listed
-from ..checkpoint.int8_reading import StoredInt8Weight
-from ..checkpoint.packed_reading import AnyStored, PackedFile
+from ..checkpoint.packed_reading import PackedFile
+from ..checkpoint.safe_files import check_dense, check_listed
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..checkpoint.stored_format import check_agreement, is_ours
+from ..checkpoint.stored_weights import StoredCodedWeight, StoredInt8Weight, StoredWeight
 from ..compat import transformers as internals
 from ..inference.arriving import finish_arriving, pack_arriving
 from ..inference.coded_rows import check_activations
@@ -118,7 +117,7 @@ class KeptFile:
         self.file, self.path, self.activations = file, file.path, activations
         self.keys, self.metadata = file.keys, file.metadata
 
-    def get_slice(self, name: str) -> "KeptWeight | AnyStored":
+    def get_slice(self, name: str) -> "KeptWeight | StoredWeight":
         """Return a weight that is read when it is indexed."""
         weight = self.file.get_slice(name)
         computed = weight.kept is not None and weight.dtype in COMPUTED
@@ -143,7 +142,7 @@ class KeptWeight:
         activations (`str`): format of the inputs of quantised values.
     """
 
-    def __init__(self, stored: AnyStored, activations: str):
+    def __init__(self, stored: StoredWeight, activations: str):
         self.stored, self.activations = stored, activations
         self.get_shape, self.get_dtype = stored.get_shape, stored.get_dtype
 

@@ -18,7 +18,7 @@ from optimum_neuronal import (
     save_pretrained,
     sparsify,
 )
-from optimum_neuronal.checkpoint.packed_index import open_checkpoint
+from optimum_neuronal.checkpoint.packed_reading import open_checkpoint
 
 
 FAMILIES = ["llama", "gpt2", "mixtral", "gpt_oss"]
@@ -168,15 +168,6 @@ def test_what_was_trained_since_is_saved_as_it_is_and_told(tmp_path, caplog):
     convert_checkpoint(tmp_path / "trained", "dense", tmp_path / "dense")
     packed = convert_checkpoint(tmp_path / "dense", "packed", tmp_path / "again", value_bits=4)
     assert coded(packed).keys() == before and not caplog.text
-
-
-def test_without_rounding_files_are_of_the_first_version(tmp_path):
-    pruner, model = pruned(bits=None)
-    pruner.save(model, tmp_path / "model")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert config["quantization_config"]["version"] == 1 and config["sparsity_config"]["value_bits"] is None
-    content = (tmp_path / "model" / "packed-00001-of-00001.safetensors").read_bytes()
-    assert b'\\"version\\": 1' in content[: int.from_bytes(content[:8], "little") + 8]
 
 
 def test_experts_of_which_some_were_left_out_are_stored_as_they_are(tmp_path, caplog):

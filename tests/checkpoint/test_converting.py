@@ -157,7 +157,7 @@ def test_a_disk_that_fills_up(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("optimum_neuronal.checkpoint.shards.save_file", full)
+        patch.setattr("optimum_neuronal.checkpoint.weight_writers.save_file", full)
         for output in (None, tmp_path / "new"):
             with pytest.raises(OSError, match="failed, and its files are as they were: .*No space left"):
                 convert_checkpoint(tmp_path / "model", "packed", output)

@@ -8,8 +8,8 @@ from conftest import make_model
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint
-from optimum_neuronal.checkpoint.int8_reading import StoredInt8Weight
-from optimum_neuronal.checkpoint.packed_index import open_checkpoint
+from optimum_neuronal.checkpoint.packed_reading import open_checkpoint
+from optimum_neuronal.checkpoint.stored_weights import StoredInt8Weight
 from optimum_neuronal.formats.int8_weight import Int8Weight
 
 
@@ -54,7 +54,7 @@ def test_what_is_saved_is_what_is_in_memory(family, value_bits, tmp_path):
     pruner.save(model, tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     about = config["sparsity_config"]
-    assert config["quantization_config"]["version"] == (3 if value_bits else 2) and about["embedding_bits"] == 8
+    assert config["quantization_config"]["version"] == 3 and about["embedding_bits"] == 8
     assert in_8_bits(tmp_path / "model") == FAMILIES[family][1] == set(about["head_weights"])
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert same(loaded.state_dict(), model.state_dict())
@@ -88,7 +88,7 @@ def test_without_it_nothing_changes(tmp_path):
     pruner, model = pruned(embedding_bits=None)
     pruner.save(model, tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert config["quantization_config"]["version"] == 1
+    assert config["quantization_config"]["version"] == 3
     assert not {"embedding_bits", "head_weights"} & config["sparsity_config"].keys()
     assert not in_8_bits(tmp_path / "model") and pruner.report.head_roundings == {}
     assert "8 bits" not in (tmp_path / "model" / "README.md").read_text()
@@ -146,7 +146,7 @@ def test_converting_rounds_what_was_not_rounded(family, format, tmp_path):
     _, expected = pruned(family)
     assert same(AutoModelForCausalLM.from_pretrained(packed).state_dict(), expected.state_dict())
     about = json.loads((packed / "config.json").read_text())
-    assert about["sparsity_config"]["embedding_bits"] == 8 and about["quantization_config"]["version"] == 2
+    assert about["sparsity_config"]["embedding_bits"] == 8 and about["quantization_config"]["version"] == 3
     assert about["sparsity_config"]["head_weights"] == sorted(FAMILIES[family][1])
     with pytest.raises(ValueError, match="is packed already, with a head of 8 bits"):
         convert_checkpoint(packed, "packed", embedding_bits=8)

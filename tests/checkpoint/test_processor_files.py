@@ -4,7 +4,7 @@ import logging
 import pytest
 from kinds import make_kind
 
-from optimum_neuronal.checkpoint.processor_files import copy_processor
+from optimum_neuronal.checkpoint.saving import copy_processor
 from optimum_neuronal.model.load_model import load_model
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, inspect_checkpoint, save_pretrained
-from optimum_neuronal.checkpoint import shards
+from optimum_neuronal.checkpoint import weight_writers
 from optimum_neuronal.checkpoint.save_pretrained import checkpoint_tensors
 
 
@@ -46,7 +46,7 @@ def test_size_and_files(tmp_path):
     model = pruned(hidden_size=64, intermediate_size=256, vocab_size=16)
     model.save_pretrained(tmp_path)
     assert names(tmp_path) == {"config.json", "generation_config.json", FILE, INDEX}
-    assert format_told(tmp_path) == ("packed", {"quant_method": "optimum_neuronal", "format": "packed", "version": 1})
+    assert format_told(tmp_path) == ("packed", {"quant_method": "optimum_neuronal", "format": "packed", "version": 3})
     assert not hasattr(model.config, "quantization_config") and model.config.sparsity_config["format"] == "dense"
     stored = load_file(tmp_path / FILE)
     packed = {name: part for name, part in stored.items() if "_proj" in name}
@@ -190,14 +190,14 @@ def test_a_disk_that_fills_up_leaves_the_old_files(tmp_path, monkeypatch):
     model = pruned()
     model.save_pretrained(tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    saved, save_file = [], shards.save_file
+    saved, save_file = [], weight_writers.save_file
 
     def full(*args, **kwargs):
         if saved:
             raise OSError(28, "No space left on device")
         saved.append(save_file(*args, **kwargs))
 
-    monkeypatch.setattr(shards, "save_file", full)
+    monkeypatch.setattr(weight_writers, "save_file", full)
     model.lm_head.weight.data.zero_()
     with pytest.raises(OSError, match="No space left"):
         model.save_pretrained(tmp_path, max_shard_size=1000)

@@ -14,12 +14,18 @@ def test_the_format_is_told_by_the_quantization_config():
 
 @pytest.mark.parametrize(
     "change",
-    [{"version": 4}, {"version": "1"}, {"version": True}, {"version": 1.0}, {"format": None}, {"version": [[]]}],
+    [
+        {"version": 2},
+        {"version": 4},
+        {"version": "1"},
+        {"version": True},
+        {"version": 1.0},
+        {"format": None},
+        {"version": [[]]},
+    ],
 )
 def test_another_version_or_format(change):
-    with pytest.raises(
-        ValueError, match=r"but this optimum_neuronal reads 'packed', versions 1 to 3: install a newer one"
-    ):
+    with pytest.raises(ValueError, match=r"but this optimum_neuronal reads 'packed', version 3: install another one"):
         check_packed({**QUANTIZATION_CONFIG, **change})
-    with pytest.raises(ValueError, match="install a newer one"):
+    with pytest.raises(ValueError, match="install another one"):
         stored_format({"quantization_config": {**QUANTIZATION_CONFIG, **change}}, None)

@@ -3,7 +3,6 @@ import json
 import operator
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ import transformers
 from conftest import make_model
 from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, modeling_utils
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, SparseModelForCausalLM, inspect_checkpoint
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.compat import transformers as internals
 from optimum_neuronal.transformers_plugin.packed_loading import PackedConfig
 
@@ -188,7 +187,7 @@ def with_config(change):
         (INDEX, lambda content: content.replace(FILE.encode(), b"../../secret.safetensors"), "expected 'packed-00001-of"),
         ("config.json", with_config(lambda config: config.update(intermediate_size=40)), r"has the shape \(\d+, \d+\), but the model's"),
         ("config.json", with_config(lambda config: config["quantization_config"].update(version=4)), "version 4, but this optimum_neuronal reads"),
-        ("config.json", with_config(lambda config: config["quantization_config"].update(format=["packed"])), "has format a list of 1, version 1"),
+        ("config.json", with_config(lambda config: config["quantization_config"].update(format=["packed"])), "has format a list of 1, version 3"),
         ("config.json", with_config(lambda config: config["sparsity_config"].update(format="dense")), "contradicts itself"),
         ("config.json", with_config(lambda config: config["sparsity_config"].update(achieved_sparsity="much")), "achieved_sparsity"),
     ],
@@ -252,20 +251,6 @@ def test_a_process_without_the_package_fails_loudly(packed, tmp_path):
     assert "Unknown quantization type, got optimum_neuronal" in result.stderr, "all that lm-eval says"
     for name, value in AutoModelForCausalLM.from_pretrained(packed).state_dict().items():
         assert torch.equal(torch.load(tmp_path / "state.pt")[name], value)
-
-
-def test_a_checkpoint_of_an_earlier_release(packed, tmp_path):
-    """Without the hint, and with the name that the format had."""
-    folder = shutil.copytree(packed, tmp_path / "earlier")
-    config = json.loads((folder / "config.json").read_text())
-    assert "optimum_neuronal" in config.pop("transformers_weights")
-    config["quantization_config"]["quant_method"] = "neuronal"
-    (folder / "config.json").write_text(json.dumps(config))
-    expected = AutoModelForCausalLM.from_pretrained(packed)
-    assert_equal(AutoModelForCausalLM.from_pretrained(folder), expected)
-    assert (
-        SparseModelForCausalLM.from_pretrained(folder).packing.packed and inspect_checkpoint(folder).format == "packed"
-    )
 
 
 def test_the_pipeline_loads_it(packed, tokenizer):

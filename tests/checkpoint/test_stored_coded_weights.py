@@ -1,6 +1,5 @@
 import json
 import zlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,13 +8,13 @@ from hypothesis import strategies as st
 from packed_files import BITS, FILE, NAME, TRANSPOSED, read, tensors, write
 from profiles import examples
 
-from optimum_neuronal.checkpoint.coded_reading import CODED_PARTS, coded_seed
 from optimum_neuronal.checkpoint.names import PACKED_INDEX
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
+from optimum_neuronal.checkpoint.stored_weights import StoredCodedWeight, coded_seed
 from optimum_neuronal.formats.packed import PackedWeight
 
 
-VERSION_2 = Path(__file__).parents[1] / "fixtures" / "packed_version_2"
+CODED_PARTS = StoredCodedWeight.ends
 
 
 @pytest.fixture
@@ -35,19 +34,6 @@ def test_scales_that_are_not_short_are_stored_as_they_are(wide):
     expected = tensors(1000)
     assert [stored.dtype for stored in wide.get_slice(NAME).parts] == ["U8", "U8", "BF16", "I8"]
     assert all(torch.equal(tensor, expected[name]) for name, tensor in read(wide.path.parent).items())
-
-
-def test_a_checkpoint_of_version_2_is_read():
-    """Written before there were short scales."""
-    expected = torch.tensor([[-1.171875, -1.171875, 0, 0, 0.765625], [0.71875, 0, 0, 0.2431640625, 0]]).bfloat16()
-    found = read(VERSION_2)
-    assert torch.equal(found[NAME][:2], expected) and (found[NAME][2:] != 0).sum() == 8
-    assert [stored.dtype for stored in PackedFile(VERSION_2 / FILE).get_slice(NAME).parts] == [
-        "U8",
-        "U8",
-        "BF16",
-        "I8",
-    ]
 
 
 def test_what_was_written_is_read(file):

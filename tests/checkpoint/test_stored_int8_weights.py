@@ -7,15 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
-from optimum_neuronal.checkpoint.head_coding import HeadCoding
-from optimum_neuronal.checkpoint.int8_reading import INT8_PARTS, int8_seed
+from optimum_neuronal.checkpoint.coding import HeadCoding
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
-from optimum_neuronal.checkpoint.packed_writing import PackedWriter
+from optimum_neuronal.checkpoint.stored_weights import StoredInt8Weight, int8_seed
+from optimum_neuronal.checkpoint.weight_writers import PackedWriter
 from optimum_neuronal.formats.int8_weight import Int8Weight
 
 
 FILE = "packed-00001-of-00001.safetensors"
 NAME = "lm_head.weight"
+INT8_PARTS = StoredInt8Weight.ends
 
 
 def rounded() -> torch.Tensor:
@@ -40,7 +41,7 @@ def test_the_file_is_as_it_is_documented(tmp_path):
     header = json.loads(content[8 : 8 + length])
     about = json.loads(header["__metadata__"]["neuronal"])
     facts = about["tensors"][NAME]
-    assert about["version"] == 2 and header.keys() == {
+    assert about["version"] == 3 and header.keys() == {
         "__metadata__",
         "norm.weight",
         *(NAME + end for end in INT8_PARTS),

@@ -2,9 +2,21 @@ import json
 import os
 
 import pytest
+from conftest import make_model
 
-from optimum_neuronal.checkpoint import files
-from optimum_neuronal.checkpoint.files import check_config_file, check_file, check_names, read_bytes, read_json
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
+from optimum_neuronal.checkpoint import safe_files
+from optimum_neuronal.checkpoint.safe_files import (
+    check_config_file,
+    check_dense,
+    check_file,
+    check_listed,
+    check_names,
+    dense_files,
+    load_checkpoint,
+    read_bytes,
+    read_json,
+)
 
 
 @pytest.fixture
@@ -79,6 +91,73 @@ def test_json_that_is_too_large_or_too_deep(tmp_path, monkeypatch):
     (tmp_path / "a").write_text(json.dumps({"a": json.loads("[" * 200 + "]" * 200)}))
     with pytest.raises(ValueError, match="a is damaged: lists and objects lie in each other more than 100 deep"):
         read_json(tmp_path, "a")
-    monkeypatch.setattr(files, "LARGEST", 10)
+    monkeypatch.setattr(safe_files, "LARGEST", 10)
     with pytest.raises(ValueError, match="a has 407 bytes, more than any such file needs"):
         read_bytes(tmp_path, "a")
+
+
+def index(folder, **weight_map):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_one_file_goes_before_an_index(tmp_path):
+    (tmp_path / "b.safetensors").touch()
+    index(tmp_path, x="b.safetensors", y="b.safetensors")
+    assert dense_files(tmp_path) == {"b.safetensors": {"x", "y"}}
+    (tmp_path / "model.safetensors").touch()
+    assert dense_files(tmp_path) == {"model.safetensors": None}
+
+
+def test_what_transformers_may_open(tmp_path):
+    check_dense("")
+    check_dense("me/llama")
+    check_dense(tmp_path)
+    index(tmp_path, x="b.safetensors")
+    with pytest.raises(FileNotFoundError, match="has no file b.safetensors"):
+        check_dense(tmp_path)
+    os.mkfifo(tmp_path / "b.safetensors")
+    with pytest.raises(ValueError, match="b.safetensors is no file"):
+        check_dense(tmp_path)
+    with pytest.raises(ValueError, match="b.safetensors is no file"):
+        check_listed([str(tmp_path / "b.safetensors")])
+    (tmp_path / "model.safetensors").symlink_to("/etc/hostname")
+    with pytest.raises(ValueError, match="model.safetensors is a link to /etc/hostname"):
+        check_dense(tmp_path)
+
+
+def test_damaged_headers_are_told_before_transformers_reads_them(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match="model.safetensors is damaged, or no safetensors file"):
+        check_listed([tmp_path / "model.safetensors"])
+    (tmp_path / "pytorch_model.bin").write_bytes(b"of another kind")
+    check_listed([tmp_path / "pytorch_model.bin"])
+
+
+def test_names_that_steer_a_terminal(tmp_path):
+    index(tmp_path, **{"x\x1b[2J": "b.safetensors"})
+    with pytest.raises(ValueError, match=r"index.json is damaged: it names a tensor"):
+        dense_files(tmp_path)
+
+
+def test_a_model_of_a_directory(tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    assert type(load_checkpoint(tmp_path)).__name__ == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        load_checkpoint,
+        lambda path: evaluate_perplexity(str(path), None, "wikitext2"),
+        lambda path: compare(str(path), dataset=[[1, 2]], evaluate={"own": [[1, 2]]}),
+        lambda path: NeuronALPruner.from_pretrained(path, config=NeuronALConfig(0.5)),
+    ],
+)
+def test_a_pipe_in_the_place_of_weights_is_refused_and_nobody_waits(tmp_path, use):
+    """In one of several files: transformers would open it."""
+    make_model("llama").save_pretrained(tmp_path, max_shard_size="50KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[-1]
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises((ValueError, OSError), match=shard.name):
+        use(tmp_path)

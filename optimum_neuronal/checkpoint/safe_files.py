@@ -1,0 +1,189 @@
+"""Opens the files of a checkpoint that may come from anywhere: JSON files, the files of dense weights, and models.
+
+A file is opened only if it is a file, and lies in the checkpoint's directory: a pipe would hang the reader, and a link could
+pass on any file of this machine. In the Hub's cache files are links to the cache's own blobs.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+
+from ..display import escaped
+from ..model.load_model import load_model
+from .names import CONFIG, DENSE_FILE, DENSE_INDEX, LISTED_FILE, SUFFIX
+from .schema import short
+
+
+LARGEST = 50 * 10**6  # bytes of a file that is no weights; an index of half a million tensors
+DEEPEST = 100  # lists and objects within each other in a JSON file
+
+
+def check_file(directory: Path, name: str) -> Path:
+    """Return the path of a checkpoint's file after checking that it may be opened.
+
+    Args:
+        directory (`Path`): of the checkpoint.
+        name (`str`): of the file there; it may lie in a folder of it.
+
+    Raises:
+        `FileNotFoundError`: there is none.
+        `ValueError`: it is a folder, a pipe or a device, or a link out of the directory. (In the Hub's cache files are
+            links to its blobs.)
+    """
+    path, home = directory / name, Path(directory).resolve()
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{directory} has no file {escaped(name)}: expected a model saved with save_pretrained."
+        )
+    place = path.resolve()
+    if home not in place.parents and place.parent != _blobs(home):
+        raise ValueError(
+            f"{escaped(path)} is a link to {escaped(place)}, outside of the directory: put the file itself there."
+        )
+    if not place.is_file():
+        raise ValueError(f"{escaped(path)} is no file.")
+    return path
+
+
+def check_config_file(directory: Path) -> None:
+    """Raise `ValueError` if config.json may not be opened; it may be missing, where a config was passed."""
+    if os.path.lexists(directory / CONFIG):
+        check_file(directory, CONFIG)
+
+
+def _blobs(home: Path) -> Path | None:
+    """Return the place of the Hub's cache to which files of a directory models--me--llama/snapshots/COMMIT/... link."""
+    commits = (folder for folder in (home, *home.parents) if folder.parent.name == "snapshots")
+    return next((commit.parent.parent / "blobs" for commit in commits), None)
+
+
+def check_names(path: Path, names: Iterable[str]) -> None:
+    """Raise `ValueError` if a name of a tensor cannot be shown: errors and progress name tensors."""
+    for name in names:
+        if not name.isprintable():
+            raise ValueError(f"{escaped(path)} is damaged: it names a tensor {escaped(name, 80)!r}.")
+
+
+def open_safetensors(path: Path) -> Any:
+    """Return a file's `safe_open`, which compares all sizes and offsets with each other and with the file's size.
+
+    Raises:
+        `ValueError`: the file is damaged.
+    """
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged, or no safetensors file: {escaped(error)}") from error
+
+
+def read_bytes(directory: Path, name: str) -> bytes:
+    """Return the content of a small file of a checkpoint. Raise `ValueError` if it is absurdly large."""
+    path = check_file(directory, name)
+    size = path.stat().st_size
+    if size > LARGEST:
+        raise ValueError(f"{escaped(path)} has {size:,} bytes, more than any such file needs: it is damaged.")
+    return path.read_bytes()
+
+
+def read_json(directory: Path, name: str) -> dict[str, Any]:
+    """Return the object in a JSON file of a checkpoint. Raise `ValueError` if it is damaged, absurdly large or deep."""
+    path, content = escaped(directory / name), read_bytes(directory, name)
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: it is no JSON text ({error}).") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged: it holds no object.")
+    if _is_deep(value):
+        raise ValueError(f"{path} is damaged: lists and objects lie in each other more than {DEEPEST} deep.")
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Return True if a recursion into a value, to copy or to write it, might not come back."""
+    layer = [value]
+    for _ in range(DEEPEST):
+        layer = [part for whole in layer for part in (whole.values() if isinstance(whole, dict) else whole)]
+        layer = [part for part in layer if isinstance(part, (dict, list))]
+        if not layer:
+            return False
+    return True
+
+
+def dense_files(directory: Path) -> dict[str, set[str] | None]:
+    """Return the name of each file of dense weights -> names of its tensors, None without an index.
+
+    Raises:
+        `ValueError`: the index is damaged, or names files elsewhere.
+        `FileNotFoundError`: a file is missing.
+    """
+    files = _listed(directory)
+    for name in files:
+        check_file(directory, name)
+    return files
+
+
+def open_dense(path: Path) -> Any:
+    """Return a file's `safe_open` after checking its header. Raise `ValueError` if it is damaged."""
+    file = open_safetensors(path)
+    check_names(path, file.keys())
+    return file
+
+
+def _listed(directory: Path) -> dict[str, set[str] | None]:
+    if (directory / DENSE_FILE).exists() or not (directory / DENSE_INDEX).exists():
+        return {DENSE_FILE: None}
+    index = directory / DENSE_INDEX
+    weight_map = read_json(directory, DENSE_INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index} is damaged: its 'weight_map' is no object with names of tensors.")
+    check_names(index, weight_map)
+    files: dict[str, set[str] | None] = {}
+    for key, name in weight_map.items():
+        if not isinstance(name, str) or not LISTED_FILE.fullmatch(name):
+            raise ValueError(
+                f"{index} says that {key!r} lies in {short(name)}: expected the name of a .safetensors file in the same directory."
+            )
+        files.setdefault(name, set()).add(key)
+    return files
+
+
+def check_dense(directory: str | Path) -> None:
+    """Check the files of dense weights in a directory, as [`dense_files`] does, before transformers opens them.
+
+    Where there are none, as with weights of another kind or on the Hub, nothing is checked.
+    """
+    folder = Path(directory or "")
+    if any(os.path.lexists(folder / name) for name in (DENSE_FILE, DENSE_INDEX)):
+        check_config_file(folder)
+        dense_files(folder)
+
+
+def check_listed(paths: Sequence[str | Path]) -> None:
+    """Check the files that transformers is about to read, wherever it has found them, and the headers of safetensors."""
+    for path in map(Path, paths):
+        check_config_file(path.parent)
+        check_file(path.parent, path.name)
+        if path.suffix == SUFFIX:
+            with open_dense(path):
+                pass
+
+
+def load_checkpoint(model_or_path: str | Path, **model_kwargs) -> PreTrainedModel:
+    """Load a model, as [`load_model`] does, from a checkpoint that someone else may have made.
+
+    Args:
+        model_or_path (`str` or `Path`): Hub id or directory of the model.
+        model_kwargs: for `from_pretrained`.
+
+    Raises:
+        `ValueError`: a file of weights is a pipe, or a link out of the directory; or an index is damaged.
+        `FileNotFoundError`: a file is missing.
+    """
+    check_dense(model_or_path)
+    return load_model(model_or_path, **model_kwargs)

@@ -1,0 +1,235 @@
+"""Weights in the files of a packed checkpoint (docs/format.md): described by headers, read and checked one at a time.
+
+Nothing that a header says is believed before it was compared with the file's size. All errors are `ValueError`s that name
+the file and the weight.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from ..formats.bitmask import MASK, VALUES, Values, check_headers, check_mask, check_mask_header, checksum_seed, unpack
+from ..formats.code_checks import GROUP, check_coded_headers
+from ..formats.coded import CODES, SCALES, TABLE, CodedWeight
+from ..formats.int8_weight import BITS, LEVELS, Int8Weight, check_int8_headers
+from ..formats.packed import PackedMask, PackedWeight
+from .stored_tensors import DTYPE_NAMES, DTYPES, FileValues, Stored, check_checksum, read_parts
+
+
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight in a file, stored as it is. Indexing reads and checks it.
+
+    Args:
+        path (`Path`), name (`str`): of the file, and of the weight in the dense checkpoint.
+        shape (`tuple[int, ...]`), dtype (`torch.dtype`): of the weight, unpacked.
+        checksum (`int`): CRC-32, see docs/format.md.
+        parts (`tuple[Stored, ...]`): the tensors that it consists of, in the order of the checksum.
+    """
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    checksum: int
+    parts: tuple[Stored, ...]
+
+    ends: ClassVar[tuple[str, ...]] = ("",)  # of the names of its parts
+
+    @classmethod
+    def of_header(
+        cls, path: Path, name: str, facts: Mapping[str, Any], parts: Sequence[Stored], checksum: int
+    ) -> "StoredWeight":
+        """Return the weight that a file's metadata describes. Raise `ValueError`, without its name, if headers disagree."""
+        return cls(path, name, parts[0].shape, DTYPES[parts[0].dtype], checksum, tuple(parts))
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that it takes in the file."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def kept(self) -> int | None:
+        """How many elements are kept; None if it is not packed."""
+        return None
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the weight, unpacked."""
+        return list(self.shape)
+
+    def get_dtype(self) -> str:
+        """Return the dtype as safetensors calls it: `"BF16"`."""
+        return DTYPE_NAMES[self.dtype]
+
+    def __getitem__(self, index) -> torch.Tensor:
+        return self._read()[index]
+
+    def _read(self) -> torch.Tensor:
+        """Return the dense weight. Raise `ValueError` if it is damaged."""
+        with self._named():
+            (tensor,) = self._read_parts().values()
+        return tensor
+
+    def _seed(self) -> int:
+        """Return the CRC-32 of what the header says of it."""
+        return checksum_seed(self.name, self.get_dtype(), self.shape)
+
+    def _read_parts(self) -> dict[str, torch.Tensor]:
+        return read_parts(self.path, self.parts, self._seed(), self.checksum)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Add the names of file and weight to errors."""
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {self.name} is damaged: {error}.") from error
+
+
+@dataclass(frozen=True)
+class StoredPackedWeight(StoredWeight):
+    """A weight stored as a bitmask and the kept values. Indexing reads, checks and unpacks it."""
+
+    ends: ClassVar[tuple[str, ...]] = (MASK, VALUES)
+
+    @classmethod
+    def of_header(cls, path, name, facts, parts, checksum) -> "StoredPackedWeight":
+        mask, values = parts
+        check_headers(facts["shape"], mask.shape, DTYPES[mask.dtype], values.shape, DTYPES[values.dtype])
+        return cls(path, name, tuple(facts["shape"]), DTYPES[values.dtype], checksum, tuple(parts))
+
+    @property
+    def kept(self) -> int:
+        return math.prod(self.parts[1].shape)
+
+    def read_packed(self) -> PackedWeight:
+        """Return the weight as it is stored, checked."""
+        return self._checked(self._packed)
+
+    def _read(self) -> torch.Tensor:
+        return self._checked(lambda mask, values: unpack(mask, values, self.shape))
+
+    def _packed(self, mask: torch.Tensor, values: Values) -> PackedWeight:
+        check_mask(mask.numpy(), math.prod(self.shape), len(values))
+        return PackedWeight(PackedMask(mask, self.shape), values[0 : len(values)])
+
+    def _checked(self, make: Callable[[torch.Tensor, Values], _Made]) -> _Made:
+        """Return what is made of the bitmask and the values, which `make` must read from the first to the last, once."""
+        with self._named(), self.path.open("rb") as file:
+            mask = FileValues(file, self.parts[0], self._seed())
+            bitmask = mask[0 : len(mask)]
+            values = FileValues(file, self.parts[1], mask.checksum)
+            made = make(bitmask, values)
+            check_checksum(values.checksum, self.checksum)
+        return made
+
+
+@dataclass(frozen=True)
+class StoredCodedWeight(StoredWeight):
+    """A sparse weight whose kept values are codes of a codebook.
+
+    Args:
+        bits (`int`): of each code.
+        transposed (`bool`): True if its last two dimensions were exchanged before it was coded.
+    """
+
+    bits: int = 0
+    transposed: bool = False
+
+    ends: ClassVar[tuple[str, ...]] = (MASK, CODES, SCALES, TABLE)
+
+    @classmethod
+    def of_header(cls, path, name, facts, parts, checksum) -> "StoredCodedWeight":
+        headers = [(DTYPES[part.dtype], part.shape) for part in parts]
+        shape, transposed = facts.get("shape"), facts.get("transposed", False)
+        check_mask_header(shape, headers[0][1], headers[0][0])
+        if type(transposed) is not bool:
+            raise ValueError(f"its 'transposed' is {transposed!r}: expected true or false")
+        dtype = _dtype(facts)
+        check_coded_headers(_as_coded(shape, transposed), facts["bits"], facts.get("group"), dtype, headers)
+        return cls(path, name, tuple(shape), dtype, checksum, tuple(parts), facts["bits"], transposed)
+
+    @property
+    def kept(self) -> int:
+        """About how many elements are kept: no fewer than there are codes for."""
+        return min(math.prod(self.shape), self.parts[1].nbytes * 8 // self.bits)
+
+    def read_coded(self) -> CodedWeight:
+        """Return the weight as it is stored, checked; of a transposed one the transposed."""
+        coded, _ = self._read_both()
+        return coded
+
+    def _read(self) -> torch.Tensor:
+        _, dense = self._read_both()
+        return dense.mT.contiguous() if self.transposed else dense
+
+    def _read_both(self) -> tuple[CodedWeight, torch.Tensor]:
+        """Return the weight as it is stored, and unpacked, which checks it."""
+        with self._named():
+            shape = tuple(_as_coded(self.shape, self.transposed))
+            coded = CodedWeight.of_parts(self._read_parts(), self.name, shape, self.bits, self.dtype)
+            return coded, coded.unpack()
+
+    def _seed(self) -> int:
+        return coded_seed(self.name, self.get_dtype(), self.shape, self.bits, self.transposed)
+
+
+@dataclass(frozen=True)
+class StoredInt8Weight(StoredWeight):
+    """A matrix of 8 bits without a mask: token embeddings or a head."""
+
+    ends: ClassVar[tuple[str, ...]] = (LEVELS, SCALES)
+
+    @classmethod
+    def of_header(cls, path, name, facts, parts, checksum) -> "StoredInt8Weight":
+        expected = {"mask": False, "bits": BITS, "group": GROUP}
+        for key, value in expected.items():
+            if type(facts.get(key)) is not type(value) or facts[key] != value:
+                raise ValueError(f"its {key!r} is {facts.get(key)!r}: expected {value!r} of a matrix without a mask")
+        shape, dtype = facts.get("shape"), _dtype(facts)
+        check_int8_headers(shape, dtype, [(DTYPES[part.dtype], part.shape) for part in parts])
+        return cls(path, name, tuple(shape), dtype, checksum, tuple(parts))
+
+    @property
+    def kept(self) -> int:
+        return math.prod(self.shape)
+
+    def read_int8(self) -> Int8Weight:
+        """Return the weight as it is stored, checked."""
+        with self._named():
+            weight = Int8Weight.of_parts(self._read_parts(), self.name, self.dtype)
+            weight.check()
+        return weight
+
+    def _read(self) -> torch.Tensor:
+        return self.read_int8().unpack()
+
+    def _seed(self) -> int:
+        return int8_seed(self.name, self.get_dtype(), self.shape)
+
+
+def coded_seed(name: str, dtype: str, shape: Sequence[int], bits: int, transposed: bool) -> int:
+    """Return the CRC-32 of what the header says of a coded weight, see [`checksum_seed`]."""
+    return checksum_seed(name, f"{dtype} {bits} bits{' transposed' if transposed else ''}", shape)
+
+
+def int8_seed(name: str, dtype: str, shape: Sequence[int]) -> int:
+    """Return the CRC-32 of what the header says of a matrix of 8 bits, see [`checksum_seed`]."""
+    return checksum_seed(name, f"{dtype} {BITS} bits without mask", shape)
+
+
+def _dtype(facts: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype that the metadata of a weight name; None if it is not known."""
+    return DTYPES.get(facts["dtype"]) if isinstance(facts.get("dtype"), str) else None
+
+
+def _as_coded(shape: Sequence[int], transposed: bool) -> list[int]:
+    return [*shape[:-2], shape[-1], shape[-2]] if transposed else list(shape)
