@@ -1,8 +1,7 @@
-"""Writes a dense checkpoint packed, or a packed one dense: weight by weight, the same bits, all else as it was."""
+"""Converts a dense checkpoint to a packed one, or a packed one to a dense one: weight by weight, bit for bit."""
 
 import os
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from .names import (
 )
 from .opening import Checkpoint, Weight, find_checkpoint
 from .own_files import check_directory, is_our_card, may_write_card
-from .safe_files import check_file, read_bytes
+from .safe_files import check_file, read_bytes, read_json
 from .saving import check_free, replaced_checkpoint
 from .sparsity_config import about_head
 from .stored_format import add_hint, dense_config, packed_config
@@ -50,24 +49,23 @@ def convert_checkpoint(
     value_bits: int | None = None,
     embedding_bits: int | None = None,
 ) -> Path:
-    """Writes a pruned checkpoint in the other format. No model is built, and its weights are the same to the bit, unless they
-    are to be rounded.
+    """Write a pruned checkpoint in the other format, bit for bit the same weights unless values are to be rounded.
 
-    Held in memory are one weight and the file that is being written. Tokenizer, report, model card and other small
-    files come along; `config.json` and the model card are changed to the format. A README.md of the user's own in the
-    output stays. As with every save, a kill leaves no mixture of old and new files.
+    No model is built; one weight and the file that is being written are held in memory. Tokenizer, report, model card and
+    other small files come along; `config.json` and the model card are changed to the format. A README.md of the user's own
+    in the output stays. As with every save, a kill leaves no mixture of old and new files.
 
     Args:
         directory_or_id (`str` or `Path`): of a pruned checkpoint; one on the Hub is downloaded into the cache.
-        format (`str`): `"dense"` or `"packed"`: what it is to become.
+        format (`str`): `"dense"` or `"packed"`.
         output (`str` or `Path`, *optional*): where to write it. None: it takes the directory's place.
         max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
         value_bits (`int`, *optional*):
-            8, 4, 3 or 2, with `format="packed"`, of which the checkpoint may be already: the kept values of the pruned weights
-            are rounded to the nearest of so many bits, if they are not such already. None: what was rounded before is stored with its bits, all else as it is.
-        embedding_bits (`int`, *optional*): 8, with `format="packed"`: the same of token embeddings and head.
+            8, 4, 3 or 2, with `format="packed"`, which the checkpoint may have already: kept values of pruned weights are
+            rounded to so many bits. None: no value is rounded, and values that were rounded before are stored with their bits.
+        embedding_bits (`int`, *optional*): 8, with `format="packed"`: rounds token embeddings and head in this way.
 
     Returns:
         `Path`: the directory that was written.
@@ -86,16 +84,19 @@ def convert_checkpoint(
         target = check_directory(source if output is None else output)
         in_place = is_same(target, source)
         _check(checkpoint, format, in_place, value_bits, embedding_bits)
-        head = _head(checkpoint, format, embedding_bits)
+        coding = _coding(checkpoint, value_bits) if format == "packed" else None
+        head = _head(checkpoint, embedding_bits) if format == "packed" else None
         others = [] if in_place else _others(source)
         check_free(target, _needed(checkpoint, format))
         with replaced_checkpoint(target, is_of_weights) as staging:
-            _write_weights(checkpoint, staging, format, size, _coding(checkpoint, format, value_bits), head)
+            _write_weights(checkpoint, staging, format, size, coding, head)
             for name in others:
                 (staging / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(check_file(source, name), staging / name)
-            _adapt(source, staging, checkpoint, format, {} if value_bits is None else {"value_bits": value_bits}, head)
-            if not may_write_card(target):
+            _write_config(checkpoint, staging, format, coding, head)
+            if may_write_card(target):
+                _write_card(source, staging, format)
+            else:
                 (staging / MODEL_CARD).unlink(missing_ok=True)
     return target
 
@@ -103,7 +104,7 @@ def convert_checkpoint(
 def find_source(
     directory_or_id: str | Path, output: str | Path | None, revision: str | None = None, token: str | None = None
 ) -> Path:
-    """The directory of a checkpoint that is to be converted; of one on the Hub, downloads it into the cache.
+    """Return the directory of a checkpoint that is to be converted; download one on the Hub into the cache.
 
     Arguments are those of [`convert_checkpoint`].
 
@@ -119,7 +120,7 @@ def find_source(
 
 
 def check_value_bits(value_bits: int, format: str) -> None:
-    """Raises `ValueError` if a checkpoint that is converted to a format cannot have values of so many bits."""
+    """Raise `ValueError` if a checkpoint that is converted to a format cannot have values of so many bits."""
     try:
         check_bits(value_bits)
     except ValueError as error:
@@ -131,22 +132,26 @@ def check_value_bits(value_bits: int, format: str) -> None:
         )
 
 
-def _coding(checkpoint: Checkpoint, format: str, value_bits: int | None) -> Coding | None:
-    """How weights are coded, None if none is."""
+def _coding(checkpoint: Checkpoint, value_bits: int | None) -> Coding | None:
+    """Return the coding of pruned weights, None if their values have not been rounded and are not to be."""
     sparsity_config = _how_pruned(checkpoint)
     bits = sparsity_config.get("value_bits") if value_bits is None else value_bits
-    if format != "packed" or bits is None:
+    if bits is None:
         return None
     names = [weight.name for weight in checkpoint.weights]
     return Coding({**sparsity_config, "value_bits": bits}, names, rounds=value_bits is not None)
 
 
-def _head(checkpoint: Checkpoint, format: str, embedding_bits: int | None) -> HeadCoding | None:
-    """How embeddings and head are coded, None if they are not. Raises `ValueError` if they are to be, and there are none."""
+def _head(checkpoint: Checkpoint, embedding_bits: int | None) -> HeadCoding | None:
+    """Return the coding of embeddings and head, None if they have not been rounded and are not to be.
+
+    Raises:
+        `ValueError`: they are to be rounded, and the checkpoint holds none.
+    """
     sparsity_config, names = _how_pruned(checkpoint), {weight.name for weight in checkpoint.weights}
-    if format != "packed" or (embedding_bits is None and sparsity_config.get("embedding_bits") is None):
-        return None
     if sparsity_config.get("embedding_bits") is None:
+        if embedding_bits is None:
+            return None
         sparsity_config = about_head(token_weights(load_skeleton(checkpoint.directory)))
     head = HeadCoding(sparsity_config, names, rounds=embedding_bits is not None)
     if embedding_bits is not None and not head.names:
@@ -158,7 +163,7 @@ def _head(checkpoint: Checkpoint, format: str, embedding_bits: int | None) -> He
 
 
 def _how_pruned(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The checkpoint's `sparsity_config`. Raises `ValueError` if it has none."""
+    """Return the checkpoint's `sparsity_config`. Raise `ValueError` if it has none."""
     if checkpoint.sparsity_config is None:
         raise ValueError(
             f"{checkpoint.directory} is not pruned (its config.json has no sparsity_config): prune it first, with "
@@ -184,7 +189,7 @@ def _check(
 
 
 def _needed(checkpoint: Checkpoint, format: str) -> int:
-    """Bytes that the weights take at least."""
+    """Return the bytes that the weights take at least."""
     dense = sum(weight.dense_bytes for weight in checkpoint.weights)
     return dense if format == "dense" else int(dense * (1 - _how_pruned(checkpoint)["achieved_sparsity"]))
 
@@ -197,7 +202,7 @@ def _write_weights(
     coding: Coding | None,
     head: HeadCoding | None,
 ) -> None:
-    """Writes all weights in a format, one after the other."""
+    """Write all weights in a format, one after the other."""
     writer = PackedWriter(folder, max_shard_size) if format == "packed" else DenseWriter(folder, max_shard_size)
     if isinstance(writer, PackedWriter):
         writer.coding, writer.head = coding, head
@@ -218,9 +223,9 @@ def _read(weight: Weight) -> torch.Tensor:
 
 
 def _others(source: Path) -> list[str]:
-    """Names of the files that come along, each of which may be opened: those beside the weights, and a tokenizer's folders.
+    """Return the names of the files beside the weights, and in a tokenizer's folders, after checking each.
 
-    Hidden ones, all other folders, and weights do not, of other tools too: these are not converted.
+    Hidden files, other folders and weights, of other tools too, are left out.
     """
     found = []
     for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
@@ -233,28 +238,30 @@ def _others(source: Path) -> list[str]:
 
 
 def _files(folder: str | Path) -> list[str]:
-    """Names of all that is no folder, in order, but for hidden ones."""
+    """Return the names of all that is no folder, in order, but for hidden ones."""
     return sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir() and not entry.name.startswith("."))
 
 
-def _adapt(
-    source: Path,
-    staging: Path,
-    checkpoint: Checkpoint,
-    format: str,
-    rounded: Mapping[str, int],
-    head: HeadCoding | None,
+def _write_config(
+    checkpoint: Checkpoint, staging: Path, format: str, coding: Coding | None, head: HeadCoding | None
 ) -> None:
-    """Writes config.json and the model cards as they are to be in the format."""
+    """Write config.json as it is to be in the format."""
+    rounded = {"value_bits": coding.bits} if coding and coding.rounds else {}
+    rounded |= about_head(head.names) if head and head.rounds else {}
     change = packed_config if format == "packed" else dense_config
-    told = about_head(head.names) if head and head.rounds else {}
-    sparsity_config = {**_how_pruned(checkpoint), **rounded, **told}
+    sparsity_config = {**_how_pruned(checkpoint), **rounded}
     write_json(staging / CONFIG, change(checkpoint.config | {"sparsity_config": sparsity_config}))
     if format == "packed":
         add_hint(staging)
-    bits = sparsity_config.get("value_bits"), sparsity_config.get("embedding_bits")
-    if (source / MODEL_CARD).exists():
-        card = read_bytes(source, MODEL_CARD)
-        with suppress(UnicodeDecodeError):
-            card = with_format(card.decode("utf-8"), format, *bits).encode("utf-8") if is_our_card(card) else card
-        (staging / MODEL_CARD).write_bytes(card)
+
+
+def _write_card(source: Path, staging: Path, format: str) -> None:
+    """Write the README.md of the source, if there is one; a card of this package says how to load the format."""
+    if not (source / MODEL_CARD).exists():
+        return
+    card, config = read_bytes(source, MODEL_CARD), read_json(staging, CONFIG)["sparsity_config"]
+    with suppress(UnicodeDecodeError):
+        if is_our_card(card):
+            text = with_format(card.decode("utf-8"), format, config.get("value_bits"), config.get("embedding_bits"))
+            card = text.encode("utf-8")
+    (staging / MODEL_CARD).write_bytes(card)

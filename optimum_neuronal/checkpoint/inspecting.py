@@ -1,4 +1,4 @@
-"""Tells from a checkpoint's files alone how it was pruned, and verifies that the zeros are there."""
+"""Reads from a checkpoint's files alone how it was pruned, and verifies that the zeros are there."""
 
 import html
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class Share:
 
     Args:
         zeros, weights (`int`): counted in the files.
-        recorded (`float`, *optional*): share of zeros that the sparsity_config tells.
+        recorded (`float`, *optional*): share of zeros in the sparsity_config.
     """
 
     zeros: int = 0
@@ -42,36 +42,35 @@ class Share:
         return self.zeros / self.weights if self.weights else 0.0
 
     def problem(self) -> str | None:
-        """What is wrong with it, if anything."""
+        """Return how the zeros differ from the recorded share, None if they do not."""
         if self.recorded is None:
             return None
         if not self.weights:
             return "has no weights in the files"
         missing = round(self.recorded * self.weights) - self.zeros
-        if missing > 0:
-            return f"has {missing:,} zeros fewer than recorded: {self.sparsity:.6%} instead of {self.recorded:.6%}"
-        if self.sparsity - self.recorded > MORE_ZEROS:
-            return f"has {-missing:,} zeros more than recorded: {self.sparsity:.6%} instead of {self.recorded:.6%}"
-        return None
+        if missing <= 0 and self.sparsity - self.recorded <= MORE_ZEROS:
+            return None
+        difference = f"{abs(missing):,} zeros {'fewer' if missing > 0 else 'more'} than recorded"
+        return f"has {difference}: {self.sparsity:.6%} instead of {self.recorded:.6%}"
 
 
 @dataclass(repr=False)
 class Inspection:
-    """What a checkpoint's files tell. `str()` of it is a table, as which a notebook shows it; `to_dict()` for JSON.
+    """Facts of a checkpoint's files. `str()` gives a table, which notebooks show too; `to_dict()` is for JSON.
 
     Args:
         source (`str`): the directory or the Hub id.
         model_type (`str`): of the model.
-        pruned (`bool`): whether its config.json has a sparsity_config.
-        sparsity_config (`dict`): that; empty if there is none.
+        pruned (`bool`): True if its config.json has a sparsity_config.
+        sparsity_config (`dict`): empty if there is none.
         format (`str`): `"dense"` or `"packed"`.
         files (`int`): with weights.
         stored_bytes, dense_bytes, packed_bytes (`int`): of all weights, as they are, dense and packed.
-        pruned_bytes, pruned_numel (`int`): of those that hold pruned projections: bytes as stored, number of elements.
+        pruned_bytes, pruned_numel (`int`): of the weights of pruned projections: bytes as stored, number of elements.
         total ([`Share`]): of all pruned projections.
         blocks, kinds (`dict[str, Share]`):
-            By decoder block and by kind of projection. Of a model that was not pruned: of all matrices in blocks.
-        problems (`list[str]`): where the zeros do not agree with the sparsity_config; empty if they do.
+            By decoder block and by kind of projection. For a model that was not pruned, of all matrices in blocks.
+        problems (`list[str]`): where the zeros do not agree with the sparsity_config.
     """
 
     source: str
@@ -91,7 +90,7 @@ class Inspection:
     problems: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable."""
+        """Return the facts, JSON-serialisable."""
         values = asdict(self)
         values["total"]["sparsity"] = self.total.sparsity
         values["bits_per_weight"] = self.bits_per_weight
@@ -112,7 +111,7 @@ class Inspection:
         return "\n".join([*tables, f"<p>{html.escape(escaped(self.verdict))}</p>"])
 
     def _tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        """Header and rows of each."""
+        """Return header and rows of each table."""
         rows = _about(self.sparsity_config) if self.pruned else [["pruned", "no: config.json has no sparsity_config"]]
         rows.append(["zeros found", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
         rows.append(["stored", _sizes(self)])
@@ -126,37 +125,34 @@ class Inspection:
 
     @property
     def bits_per_weight(self) -> float | None:
-        """What a weight of the pruned projections takes as it is stored, mask and scales included; None if there is none."""
+        """Bits that a weight of the pruned projections takes in the files, mask and scales included; None without any."""
         return 8 * self.pruned_bytes / self.pruned_numel if self.pruned_numel else None
 
     @property
     def verdict(self) -> str:
-        """The last line."""
+        """The last line of the text."""
         if not self.pruned:
             return "Not pruned, so there is nothing to verify."
         if not self.problems:
             return "Verified: the zeros agree with the sparsity_config."
-        return (
-            "NOT as recorded: "
-            + "; ".join(self.problems[:5])
-            + (f"; and {len(self.problems) - 5} more." if len(self.problems) > 5 else ".")
-        )
+        more = f"; and {len(self.problems) - 5} more." if len(self.problems) > 5 else "."
+        return "NOT as recorded: " + "; ".join(self.problems[:5]) + more
 
 
 def inspect_checkpoint(
     directory_or_id: str | Path, revision: str | None = None, token: str | None = None
 ) -> Inspection:
-    """Reads every weight of a checkpoint once, one at a time, and counts the zeros. No model is built.
+    """Read every weight of a checkpoint once, one at a time, and count the zeros. No model is built.
 
     Args:
         directory_or_id (`str` or `Path`): of a dense or packed checkpoint; one on the Hub is downloaded into the cache.
         revision, token (`str`, *optional*): for the Hub.
 
     Returns:
-        [`Inspection`]: its `problems` tell where the zeros do not agree with the sparsity_config.
+        [`Inspection`]: its `problems` name where the zeros do not agree with the sparsity_config.
 
     Raises:
-        `ValueError`: the files are damaged, or the sparsity_config is not one.
+        `ValueError`: the files or the sparsity_config are damaged.
         `OSError`: there is no such checkpoint.
     """
     with Checkpoint(find_checkpoint(directory_or_id, revision, token)) as checkpoint:
@@ -185,7 +181,7 @@ def inspect_checkpoint(
 
 
 def guess(weight: Weight) -> StoredProjection | None:
-    """The place of a matrix in a model that was not pruned: all that lie below a number count as a block's."""
+    """Return the place of a matrix in a model that was not pruned; the first number in its name is its block's."""
     parts = weight.name.split(".")
     number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
     if number is None or len(weight.shape) < 2:
@@ -195,7 +191,7 @@ def guess(weight: Weight) -> StoredProjection | None:
 
 
 def _count(weight: Weight, place: StoredProjection | None, result: Inspection) -> None:
-    """Adds what one weight holds."""
+    """Add the counts of one weight to the result."""
     zeros = counted = all_zeros = row = 0
     for piece in weight.pieces():
         found = _zeros(piece)
@@ -210,14 +206,11 @@ def _count(weight: Weight, place: StoredProjection | None, result: Inspection) -
     result.dense_bytes += weight.dense_bytes
     matrix = len(weight.shape) >= 2 and weight.dtype.is_floating_point
     packed = packed_bytes(weight.numel, weight.numel - all_zeros, weight.dtype.itemsize)
-    if weight.is_coded:
-        packed = weight.stored_bytes
+    packed = weight.stored_bytes if weight.is_coded else packed
     result.packed_bytes += min(packed, weight.dense_bytes) if matrix else weight.dense_bytes
     if place is not None:
-        result.pruned_bytes, result.pruned_numel = (
-            result.pruned_bytes + weight.stored_bytes,
-            result.pruned_numel + weight.numel,
-        )
+        result.pruned_bytes += weight.stored_bytes
+        result.pruned_numel += weight.numel
         shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
         for share in (result.total, *shares):
             share.zeros, share.weights = share.zeros + zeros, share.weights + counted
@@ -237,33 +230,32 @@ def _problems(result: Inspection) -> list[str]:
 
 
 def _about(config: Mapping[str, Any]) -> list[list[str]]:
-    """Rows about how it was pruned."""
-    own = config.get("config", {})
-    rows = [["target", f"{config['sparsity']:.2%}, {config['achieved_sparsity']:.4%} achieved"]]
+    """Return rows about how it was pruned."""
+    own, rows = config.get("config", {}), []
     if "saliency" in own and "topup" in own:
-        arguments = [own.get(f"{name}_args") or {} for name in ("saliency", "topup")]
-        names = [
-            name + (f" ({', '.join(f'{key}={value}' for key, value in values.items())})" if values else "")
-            for name, values in zip((own["saliency"], own["topup"]), arguments)
-        ]
-        rows.insert(0, ["method", " + ".join(names)])
-    if config.get("value_bits") is not None:
-        rows.append(["values", f"rounded to {config['value_bits']} bits"])
-    if config.get("embedding_bits") is not None:
-        rows.append(["embeddings and head", f"rounded to {config['embedding_bits']} bits"])
-    lambdas = [
-        f"{step} {config[f'{step}_lambda']:g}" for step in ("block", "row") if config.get(f"{step}_lambda") is not None
-    ]
-    if lambdas:
-        rows.append(["lambda", ", ".join(lambdas)])
+        rows.append(["method", " + ".join(_method(own, kind) for kind in ("saliency", "topup"))])
+    rows.append(["target", f"{config['sparsity']:.2%}, {config['achieved_sparsity']:.4%} achieved"])
+    for title, bits in (("values", "value_bits"), ("embeddings and head", "embedding_bits")):
+        if config.get(bits) is not None:
+            rows.append([title, f"rounded to {config[bits]} bits"])
+    lambdas = {step: config.get(f"{step}_lambda") for step in ("block", "row")}
+    if any(value is not None for value in lambdas.values()):
+        found = [f"{step} {value:g}" for step, value in lambdas.items() if value is not None]
+        rows.append(["lambda", ", ".join(found)])
     if calibration := config.get("calibration"):
-        told = [f"{calibration.get('num_samples', '?')} x {calibration.get('seq_length', '?')} tokens"]
-        rows.append(
-            ["calibration", f"{told[0]} of {calibration.get('source', '?')}, seed {calibration.get('seed', '?')}"]
+        samples, length, source, seed = (
+            calibration.get(key, "?") for key in ("num_samples", "seq_length", "source", "seed")
         )
+        rows.append(["calibration", f"{samples} x {length} tokens of {source}, seed {seed}"])
     if versions := config.get("versions"):
         rows.append(["made with", ", ".join(f"{name} {version}" for name, version in versions.items())])
     return [[title, escaped(text, LONGEST)] for title, text in rows]
+
+
+def _method(config: Mapping[str, Any], kind: str) -> str:
+    """Return the name of a saliency or top-up with its arguments."""
+    arguments = ", ".join(f"{key}={value}" for key, value in (config.get(f"{kind}_args") or {}).items())
+    return f"{config[kind]} ({arguments})" if arguments else config[kind]
 
 
 def _sizes(result: Inspection) -> str:
@@ -276,18 +268,10 @@ def _sizes(result: Inspection) -> str:
 
 
 def _share_table(title: str, shares: Mapping[str, Share]) -> tuple[list[str], list[list[str]]]:
-    recorded = any(share.recorded is not None for share in shares.values())
-    rows = [
-        [
-            escaped(name, LONGEST),
-            f"{share.weights:,}",
-            *([_percent(share.recorded)] if recorded else []),
-            _percent(share.sparsity),
-        ]
-        for name, share in shares.items()
-    ]
-    return [title, "weights", *(["recorded"] if recorded else []), "found"], rows
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.2%}"
+    header, rows = [title, "weights", "recorded", "found"], []
+    for name, share in shares.items():
+        recorded = "-" if share.recorded is None else f"{share.recorded:.2%}"
+        rows.append([escaped(name, LONGEST), f"{share.weights:,}", recorded, f"{share.sparsity:.2%}"])
+    if all(share.recorded is None for share in shares.values()):
+        header, *rows = ([*row[:2], row[3]] for row in (header, *rows))
+    return header, rows

@@ -1,7 +1,7 @@
-"""How a checkpoint's files are called: every name once.
+"""The names of a checkpoint's files, each once.
 
-What transformers and the Hub look for is called as they want it; packed weights are called so that a transformers
-without this package does not find them (docs/format.md).
+Files that transformers and the Hub look for have their names. The names of packed weights are not found by transformers
+without this package (docs/format.md).
 """
 
 import re
@@ -47,10 +47,10 @@ TOKENIZER_FOLDERS = ("additional_chat_templates",)
 
 
 def shard(stem: str, number: int, count: int) -> str:
-    """The name of one of several files of weights, counted from 1: `model-00001-of-00002.safetensors`."""
+    """Return the name of one of several files of weights, counted from 1: `model-00001-of-00002.safetensors`."""
     return f"{stem}-{number:05}-of-{count:05}{SUFFIX}"
 
 
 def is_of_weights(name: str) -> bool:
-    """Whether a file of this name holds weights that this package or transformers wrote, or tells where they lie."""
+    """Return True if a file of this name holds weights that this package or transformers wrote, or is their index."""
     return any(fnmatchcase(name, pattern) for pattern in WEIGHT_FILES)

@@ -1,4 +1,4 @@
-"""How large pruned weights are packed, told from their shapes: in a file, and in memory where they are computed with."""
+"""Sizes of packed weights by their shapes: in files, and in memory where they are computed with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class PackedSize:
 
     @property
     def bits_per_weight(self) -> float:
-        """What a weight takes in the packed format: masks, values or codes, and scales."""
+        """Bits that a weight takes in the packed format: masks, values or codes, and scales."""
         return 8 * self.saved / self.weights
 
 
@@ -38,7 +38,7 @@ def packed_size(
     value_bits: int | None = None,
     embedding_bits: int | None = None,
 ) -> PackedSize:
-    """What packing the pruned weights of a decoder gives, and with `embedding_bits` its model's embeddings and head.
+    """Return the size of a decoder's pruned weights, and with `embedding_bits` of its model's embeddings and head.
 
     Args:
         decoder ([`Decoder`]): its weights are not read, and may be on the meta device.

@@ -1,4 +1,4 @@
-"""`save_pretrained` of sparse models in either format, and models that are saved packed unless told otherwise."""
+"""`save_pretrained` of sparse models in either format, and models that are saved packed by default."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ POSITIONAL = [parameter.name for parameter in PARAMETERS[1:]]  # behind the dire
 
 
 def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: str, **kwargs: Any) -> None:
-    """Saves a model as transformers' `save_pretrained` does, in either of the formats of sparse models.
+    """Save a model as transformers' `save_pretrained` does, in either of the formats of sparse models.
 
     ```python
     model = AutoModelForCausalLM.from_pretrained("llama-70")
@@ -37,7 +37,7 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
     ```
 
     Args:
-        model (`PreTrainedModel`): however it was made; what torch.compile returned for one is saved as that one.
+        model (`PreTrainedModel`): however it was made; of a compiled one the model inside is saved.
         save_directory (`str` or `Path`): created if missing; weights of another save are removed from it.
         format (`str`):
             `"packed"`: the non-zero values and bitmasks, see docs/format.md; `"dense"`: ordinary safetensors with zeros.
@@ -47,7 +47,7 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
 
     Raises:
         `TypeError`: no model of transformers.
-        `ValueError`: another format, or an argument or a model with which there is no packed format.
+        `ValueError`: another format, or an argument or a model that the packed format does not admit.
     """
     check_path("save_directory", save_directory)
     model = _uncompiled(model)
@@ -69,27 +69,27 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
 
 
 def save_packed_by_default(model: PreTrainedModel) -> None:
-    """Makes `model.save_pretrained(directory)`, and what calls it, write the packed format.
+    """Make `model.save_pretrained(directory)`, and its callers, write the packed format.
 
-    With `format="dense"`, or if it is given a `state_dict`, it writes the dense format: Trainer passes one, so its
-    checkpoints load without this package. Adapters of PEFT are saved as always.
+    With `format="dense"` or a `state_dict` it writes the dense format: Trainer passes a `state_dict`, so its checkpoints
+    load without this package. Adapters of PEFT are saved as always.
     """
     model.save_pretrained = _PackedByDefault(model)
 
 
 def saves_packed_by_default(model: PreTrainedModel) -> bool:
-    """Whether [`save_packed_by_default`] was called for a model."""
+    """Return True if [`save_packed_by_default`] was called for a model."""
     return isinstance(model.__dict__.get("save_pretrained"), _PackedByDefault)
 
 
 def save_plainly(model: PreTrainedModel) -> None:
-    """Takes back [`save_packed_by_default`]."""
+    """Take back [`save_packed_by_default`]."""
     if saves_packed_by_default(model):
         del model.save_pretrained
 
 
 def _uncompiled(model: PreTrainedModel) -> PreTrainedModel:
-    """The model that torch.compile was given, whose weights have names of their own in what it returns."""
+    """Return the model inside of a compiled one, which has other names for its weights. Raise if there is no model."""
     model = model._orig_mod if "_orig_mod" in getattr(model, "_modules", {}) else model
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
@@ -107,9 +107,9 @@ def _uncompiled(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class _PackedByDefault:
-    """A model's `save_pretrained`. Unlike a bound method it goes along when the model is copied or pickled."""
+    """A model's `save_pretrained`. Unlike a bound method it is copied and pickled with the model."""
 
-    format = "packed"  # what it writes if it is not told
+    format = "packed"  # the default
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
@@ -126,7 +126,7 @@ class _PackedByDefault:
 
 
 def _is_packed(model: PreTrainedModel) -> bool:
-    """Whether the model computes with packed weights."""
+    """Return True if the model computes with packed weights."""
     return next(packed_modules(model), None) is not None
 
 
@@ -159,7 +159,7 @@ def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str
 
 
 def _set_codings(writer: PackedWriter, model: PreTrainedModel, names: Iterable[str]) -> None:
-    """Tells a writer how weights of these names are coded, if the model was rounded to few bits."""
+    """Give a writer the coding of weights of these names, if the model has quantised values."""
     sparsity_config = getattr(model.config, KEY, None)
     bits = ("value_bits", "embedding_bits")
     if not isinstance(sparsity_config, Mapping) or all(sparsity_config.get(name) is None for name in bits):
@@ -172,7 +172,7 @@ def _set_codings(writer: PackedWriter, model: PreTrainedModel, names: Iterable[s
 
 
 def _save_all_but_weights(model: PreTrainedModel, folder: Path, change: Callable, **kwargs: Any) -> None:
-    """Saves what transformers saves beside weights, and removes dense ones: first those that the model may be mapped to."""
+    """Save all but the weights, and remove dense ones: first, since the model may be mapped to them, and at last."""
     _remove(folder, DENSE_FILES)
     with _config_of(model, change), _no_progress_bar():
         type(model).save_pretrained(model, folder, state_dict={}, **kwargs)
@@ -182,7 +182,7 @@ def _save_all_but_weights(model: PreTrainedModel, folder: Path, change: Callable
 def _save_unpacked(
     model: PreTrainedModel, folder: Path, max_shard_size: int | str = SHARD_SIZE, **kwargs: Any
 ) -> None:
-    """Saves a model that computes with packed weights dense, unpacking one after the other."""
+    """Save a model that computes with packed weights dense, unpacking one after the other."""
     _check_packable(model, kwargs)
     if not kwargs.get("is_main_process", True):
         return
@@ -195,14 +195,16 @@ def _save_unpacked(
 
 
 def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The tensors that `save_pretrained` would write, by their names in the files; ordered, so that equal models give
-    equal files. What the model holds packed is a [`StandIn`]."""
+    """Return the tensors that `save_pretrained` would write, by their names in the files, ordered.
+
+    Equal models give equal files. Packed weights are [`StandIn`]s.
+    """
     stored = internals.stored_tensors(model, *dense_state(model))
     return dict(sorted(stored.items(), key=lambda item: natural_order(item[0])))
 
 
 def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs: Any) -> None:
-    """Packs weights that are on disk by way of dense files, which transformers alone can make of them."""
+    """Pack weights that are on disk by way of dense files, which transformers alone can make of them."""
     with scratch_directory(writer.folder, ".dense") as dense, internals.known_as_offloaded(model):
         type(model).save_pretrained(model, dense, max_shard_size=max_shard_size, **kwargs)
         paths = sorted(dense.glob(f"*{SUFFIX}"))
@@ -221,7 +223,7 @@ def _names(path: Path) -> list[str]:
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """While the context lasts, `save_pretrained` shows no progress bar, as it does even for no weights."""
+    """Hide the progress bar that `save_pretrained` shows even for no weights."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -233,7 +235,7 @@ def _no_progress_bar() -> Iterator[None]:
 
 @contextmanager
 def _config_of(model: PreTrainedModel, change: Callable) -> Iterator[None]:
-    """While the context lasts, the model's config is that of a dense or of a packed checkpoint."""
+    """Give the model's config the format of a dense or packed checkpoint while the context lasts."""
     names = ("sparsity_config", "quantization_config")
     before = {name: getattr(model.config, name) for name in names if hasattr(model.config, name)}
     during = change(before)

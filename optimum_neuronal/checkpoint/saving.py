@@ -1,4 +1,4 @@
-"""Saves a pruned model whole or not at all, with its tokenizer, its report and a model card; publishes it on the Hub."""
+"""Saves a pruned model whole or not at all, with tokenizer, report and model card; publishes it on the Hub."""
 
 import os
 import shutil
@@ -22,14 +22,7 @@ from ..report import PruningReport
 from ..system.notes import get_logger
 from .card import make_card
 from .hub import explained
-from .names import (
-    CONFIG,
-    GENERATION_CONFIG,
-    MODEL_CARD,
-    PACKED_INDEX,
-    WEIGHT_FILES,
-    is_of_weights,
-)
+from .names import CONFIG, GENERATION_CONFIG, MODEL_CARD, PACKED_INDEX, WEIGHT_FILES, is_of_weights
 from .own_files import check_directory, may_write_card
 from .packed_size import PackedSize
 from .safe_files import read_bytes
@@ -107,14 +100,14 @@ def push_pruned(
     revision: str | None = None,
     commit_message: str = "Upload pruned model",
 ) -> str:
-    """Uploads to the Hub what [`save_pruned`] saves, in one commit, which also deletes the weights of an earlier push.
+    """Upload the files of [`save_pruned`] to the Hub in one commit, which deletes the weights of an earlier push.
 
     An upload that breaks off changes nothing in the repository; repeated, it goes on with the files that are missing.
 
     Args:
         model, report, size, tokenizer: as for [`save_pruned`].
         repo_id (`str`): `"me/llama-70"`; created if missing.
-        private (`bool`, *optional*): whether a repository that is created is private. None: as the account has it.
+        private (`bool`, *optional*): True if a repository that is created is private. None: as the account has it.
         token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
         revision (`str`, *optional*): branch to push to, created if missing. None: main.
         commit_message (`str`): of the commit.
@@ -154,7 +147,7 @@ def _note_card(with_card: bool, place: str | Path) -> None:
 
 
 def _upload(api: HfApi, folder: str, repo_id: str, revision: str | None, commit_message: str) -> str:
-    """Uploads a folder in one commit and returns its URL. Raises `OSError` if the upload broke off."""
+    """Upload a folder in one commit and return its URL. Raise `OSError` if the upload broke off."""
     try:
         commit = api.upload_folder(
             repo_id=repo_id,
@@ -163,7 +156,7 @@ def _upload(api: HfApi, folder: str, repo_id: str, revision: str | None, commit_
             commit_message=commit_message,
             delete_patterns=list(WEIGHT_FILES),  # but for those that are uploaded
         )
-    except RuntimeError as error:  # what a file that could not be uploaded gives
+    except RuntimeError as error:  # a file could not be uploaded
         raise OSError(
             f"The upload to {repo_id!r} broke off, and the repository is as it was: {error} Push again; files that have "
             "arrived are not sent again."
@@ -221,13 +214,13 @@ def copy_processor(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _largest_block(model: PreTrainedModel) -> int:
-    """Bytes of the largest module in any list of modules: a decoder block."""
+    """Return the bytes of the largest module in any list of modules: a decoder block."""
     blocks = [block for modules in model.modules() if isinstance(modules, nn.ModuleList) for block in modules]
     return max(sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks)
 
 
 def check_saveable(model: PreTrainedModel) -> None:
-    """Raises `ValueError` for a model on disk that the installed transformers cannot save."""
+    """Raise `ValueError` for a model on disk that the installed transformers cannot save."""
     offloaded = any(parameter.is_meta for parameter in model.parameters())
     if offloaded and _has_experts(model) and not internals.saves_offloaded_experts():
         raise ValueError(
@@ -243,7 +236,7 @@ def _has_experts(model: PreTrainedModel) -> bool:
 
 
 def default_format(model: PreTrainedModel) -> str:
-    """`"packed"` or `"dense"`: what `model.save_pretrained(directory)` writes."""
+    """Return the format that `model.save_pretrained(directory)` writes: `"packed"` or `"dense"`."""
     return getattr(model.save_pretrained, "format", "dense")
 
 
@@ -266,7 +259,7 @@ def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize,
 
 
 def check_free(path: Path, needed: int) -> None:
-    """Raises `OSError` if the disk of a path, which may not exist yet, has no room for so many bytes."""
+    """Raise `OSError` if the disk of a path, which may not exist yet, has no room for so many bytes."""
     free = shutil.disk_usage(nearest_existing(path)).free
     if free < needed:
         raise OSError(

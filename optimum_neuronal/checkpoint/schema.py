@@ -1,7 +1,6 @@
-"""Checks JSON values against a JSON schema, as far as this package's schemas go.
+"""Checks JSON values against the keywords of JSON Schema that this package's schema uses.
 
-No library for that comes with what this package requires, and one is not worth requiring: a handful of keywords is
-needed, and messages that name the place, the value and what was expected, at any size of the value.
+The library jsonschema takes 1.0 for an integer and NaN for a number, and quotes values at any length in its messages.
 """
 
 import math
@@ -21,13 +20,13 @@ TYPES = {
 
 
 def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
-    """Raises `ValueError` if a value does not fit; keys that the schema does not know are admitted.
+    """Raise `ValueError` if a value does not fit; keys that the schema does not know are admitted.
 
     Args:
-        value: made of what `json.loads` returns.
+        value: as `json.loads` returns it.
         schema (`Mapping`): understood are `type`, `const`, `enum`, `minimum`, `maximum`, `required`, `properties`,
             `additionalProperties` as a schema, and `items`. Neither NaN nor infinity is a number.
-        where (`str`): how the message calls the value.
+        where (`str`): name of the value in messages.
     """
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
@@ -81,7 +80,7 @@ def _refuse(value: Any, where: str, expected: str) -> None:
 
 
 def short(value: Any) -> str:
-    """What came, at a length that fits a message."""
+    """Return a value as text, at a length that fits a message."""
     if isinstance(value, (dict, list)):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**50 else "a very large number"

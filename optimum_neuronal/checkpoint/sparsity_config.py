@@ -1,4 +1,4 @@
-"""The `sparsity_config` of a checkpoint's config.json: made after a prune, checked whenever it is read.
+"""The `sparsity_config` of a checkpoint's config.json: made after a prune, checked when it is read.
 
 Its format is documented in docs/format.md and by sparsity_config.schema.json beside this file.
 """
@@ -25,21 +25,21 @@ VERSION = 1
 
 @cache
 def load_schema() -> dict[str, Any]:
-    """The JSON schema of this version."""
+    """Return the JSON schema of this version."""
     return json.loads(Path(__file__).with_name("sparsity_config.schema.json").read_text(encoding="utf-8"))
 
 
 def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, Any] | None:
-    """How a model was pruned, or None if it was not.
+    """Return how a model was pruned, or None if it was not pruned.
 
     Args:
-        config (`PreTrainedConfig` or `dict`): of the model, or what its config.json holds.
+        config (`PreTrainedConfig` or `dict`): of the model, or the content of its config.json.
 
     Returns:
-        `dict`: as docs/format.md tells, unknown keys included.
+        `dict`: see docs/format.md; unknown keys included.
 
     Raises:
-        `ValueError`: another version's, or values of a wrong type or out of range.
+        `ValueError`: it has another version, or values of a wrong type or out of range.
     """
     value = config.get(KEY) if isinstance(config, Mapping) else getattr(config, KEY, None)
     if value is None:
@@ -56,28 +56,28 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
 
 
 def record_value_bits(config: PreTrainedConfig, bits: int) -> None:
-    """Notes in a model's config, if it tells how the model was pruned, that kept values have so many bits now."""
+    """Note in the sparsity_config of a model, if it has one, that kept values have so many bits now."""
     value = getattr(config, KEY, None)
     if isinstance(value, Mapping):
         setattr(config, KEY, {**value, "value_bits": bits})
 
 
 def record_embedding_bits(config: PreTrainedConfig, names: Iterable[str]) -> None:
-    """Notes in a model's config, if it tells how the model was pruned, that these weights have 8 bits now."""
+    """Note in the sparsity_config of a model, if it has one, that these weights have 8 bits now."""
     value = getattr(config, KEY, None)
     if isinstance(value, Mapping):
         setattr(config, KEY, {**value, **about_head(names)})
 
 
 def about_head(names: Iterable[str]) -> dict[str, Any]:
-    """What a sparsity_config tells of embeddings and head in 8 bits, by their names in the files."""
+    """Return the entries of a sparsity_config for embeddings and head in 8 bits, by their names in the files."""
     return {"embedding_bits": BITS, "head_weights": sorted(names)}
 
 
 def make_sparsity_config(
     decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
 ) -> dict[str, Any]:
-    """What a pruned model's config keeps of the report: enough to know, to verify and to repeat what was done.
+    """Return the part of a report that a pruned model's config keeps: enough to verify and to repeat the prune.
 
     Args:
         decoder ([`Decoder`]): the model's blocks and projections.
@@ -89,7 +89,7 @@ def make_sparsity_config(
     return {
         "version": VERSION,
         "quant_method": "neuronal",
-        "format": "dense",  # as the model is in memory; who writes packed files writes "packed" into theirs
+        "format": "dense",  # a model in memory is dense; packed files say "packed"
         "sparsity": report.requested_sparsity,
         "achieved_sparsity": report.achieved_sparsity,
         "block_sparsity": dict(report.blocks),
@@ -114,13 +114,13 @@ def make_sparsity_config(
 
 
 def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) -> None:
-    """Writes into a model's config how it was pruned.
+    """Write into a model's config how it was pruned.
 
-    Another model may have been made with the same config object and be dense: this one gets a config of its own.
+    A dense model may share the config object: this model gets a config of its own.
 
     Args:
-        model (`PreTrainedModel`): that was pruned.
-        sparsity_config (`Mapping[str, Any]`): what [`make_sparsity_config`] made.
+        model (`PreTrainedModel`): the pruned model.
+        sparsity_config (`Mapping[str, Any]`): from [`make_sparsity_config`].
     """
     shared, own = model.config, copy.copy(model.config)
     setattr(own, KEY, sparsity_config)
@@ -130,7 +130,7 @@ def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) 
 
 
 def _sparsity_by_kind(decoder: Decoder, report: PruningReport) -> dict[str, float]:
-    """Kind -> share of zeros in all pruned projections of that kind."""
+    """Return kind -> share of zeros in all pruned projections of that kind."""
     counts: dict[str, tuple[int, int]] = {}
     for block, projection in every_projection(decoder):
         if projection.pruned:
