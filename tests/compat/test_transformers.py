@@ -14,18 +14,19 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from optimum_neuronal.compat import transformers as internals
 
 
-@pytest.mark.parametrize("hooks", [("update_tp_plan", "update_ep_plan"), ("update_attn_implementation",)])
-def test_an_early_quantizer_sees_the_config_in_every_release(hooks):
-    class Quantizer(internals.EarlyQuantizer):
-        is_serializable = is_trainable = False
+def test_an_early_quantizer_sees_the_config_in_every_release():
+    for hooks in (("update_tp_plan", "update_ep_plan"), ("update_attn_implementation",)):
 
-        def see_config(self, config):
-            config.seen = True
+        class Quantizer(internals.EarlyQuantizer):
+            is_serializable = is_trainable = False
 
-    config = SimpleNamespace()
-    for hook in hooks:
-        config = getattr(Quantizer(QuantizationConfigMixin("none")), hook)(config)
-    assert config.seen
+            def see_config(self, config):
+                config.seen = True
+
+        config = SimpleNamespace()
+        for hook in hooks:
+            config = getattr(Quantizer(QuantizationConfigMixin("none")), hook)(config)
+        assert config.seen
 
 
 def test_forget_quantization():

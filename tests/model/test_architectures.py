@@ -55,18 +55,18 @@ def test_unknown_roles_are_refused():
         register_architecture("mine", {})
 
 
-@pytest.mark.parametrize("family", ["llama", "jamba", "mixtral", "gpt_oss", "llama4_text", "granitemoe", "lfm2"])
-def test_weights_of_experts_are_told_by_role_and_shape(family):
+def test_weights_of_experts_are_told_by_role_and_shape():
     """A convolution's weight has three dimensions too."""
-    model = make_model(family)
-    decoder = find_decoder(model)
-    weights = {
-        name for name, weight in model.named_parameters()
-        if is_of_experts(decoder.architecture.find_role(name)[1], weight.ndim)
-    }  # fmt: skip
-    projections = [p for block in decoder.blocks for p in block.projections.values() if p.expert is not None]
-    assert weights == {p.group for p in projections}
-    assert bool(weights) == (family not in ("llama", "lfm2"))
+    for family in ("llama", "jamba", "mixtral", "gpt_oss", "llama4_text", "granitemoe", "lfm2"):
+        model = make_model(family)
+        decoder = find_decoder(model)
+        weights = {
+            name for name, weight in model.named_parameters()
+            if is_of_experts(decoder.architecture.find_role(name)[1], weight.ndim)
+        }  # fmt: skip
+        projections = [p for block in decoder.blocks for p in block.projections.values() if p.expert is not None]
+        assert weights == {p.group for p in projections}
+        assert bool(weights) == (family not in ("llama", "lfm2"))
 
 
 def test_gates_of_experts():
@@ -74,15 +74,12 @@ def test_gates_of_experts():
     assert is_gated("gate_up") and is_gated("interleaved_gate_up") and not is_gated("up")
 
 
-@pytest.mark.parametrize(
-    "config, expected",
-    [
+def test_experts_per_token():
+    for config, expected in (
         (dict(num_experts_per_tok=2), 2),
         (dict(num_experts_per_tok=None, moe_topk=[1, 4, 2]), 4),
         (dict(moe_k=3), 3),
         (dict(num_experts_per_tok=0), None),
         (dict(), None),
-    ],
-)
-def test_experts_per_token(config, expected):
-    assert experts_per_token(SimpleNamespace(**config)) == expected
+    ):
+        assert experts_per_token(SimpleNamespace(**config)) == expected

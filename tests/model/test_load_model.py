@@ -121,9 +121,8 @@ def test_an_accelerators_device_map_comes_from_the_skeleton(tmp_path, monkeypatc
     assert asked["revision"] == "main" and asked["dtype"] == "auto"
 
 
-@pytest.mark.parametrize(
-    "name, loader, tag",
-    [
+def test_the_class_that_the_config_names():
+    for name, loader, tag in (
         ("LlavaForConditionalGeneration", "AutoModelForImageTextToText", "image-text-to-text"),
         ("Gemma3ForConditionalGeneration", "AutoModelForImageTextToText", "image-text-to-text"),
         ("LlamaForSequenceClassification", "AutoModelForSequenceClassification", "text-classification"),
@@ -131,13 +130,11 @@ def test_an_accelerators_device_map_comes_from_the_skeleton(tmp_path, monkeypatc
         ("BertForMaskedLM", "AutoModelForMaskedLM", "fill-mask"),
         ("Qwen3Model", "AutoModel", "feature-extraction"),
         ("ElectraForPreTraining", "ElectraForPreTraining", None),
-    ],
-)
-def test_the_class_that_the_config_names(name, loader, tag):
-    assert find_loader(make_config(name)).__name__ == loader
-    code = loading_code(make_kind(name))
-    assert code.pipeline_tag == tag
-    assert code.of("a/b", ", dtype=1") == f'{loader}.from_pretrained("a/b", dtype=1)'
+    ):
+        assert find_loader(make_config(name)).__name__ == loader
+        code = loading_code(make_kind(name))
+        assert code.pipeline_tag == tag
+        assert code.of("a/b", ", dtype=1") == f'{loader}.from_pretrained("a/b", dtype=1)'
 
 
 def test_language_models_as_ever():
@@ -147,14 +144,12 @@ def test_language_models_as_ever():
     assert loading_code(make_model("gemma3_text")).pipeline_tag == "text-generation"
 
 
-@pytest.mark.parametrize(
-    "name", ["LlamaForRewardModel", "BertModel", "AutoModel", "pipelines", "os", "../x", "LlamaConfig"]
-)
-def test_what_is_no_class_of_the_config_is_refused(name):
-    with pytest.raises(
-        ValueError, match=f"of model_type 'llama', names the class {name!r}, and transformers has no such"
-    ):
-        find_loader(transformers.LlamaConfig(architectures=[name]))
+def test_what_is_no_class_of_the_config_is_refused():
+    for name in ("LlamaForRewardModel", "BertModel", "AutoModel", "pipelines", "os", "../x", "LlamaConfig"):
+        with pytest.raises(
+            ValueError, match=f"of model_type 'llama', names the class {name!r}, and transformers has no such"
+        ):
+            find_loader(transformers.LlamaConfig(architectures=[name]))
 
 
 def test_code_that_comes_with_a_model_needs_trust():

@@ -60,27 +60,24 @@ def test_waiting_for_processes_that_do_not_come_is_told(monkeypatch):
     assert "process 0 waits at 127.0.0.1:1 for the 2 others" in said[0] and "unset WORLD_SIZE" in said[0]
 
 
-@pytest.mark.parametrize(
-    "values, message",
-    [
+def test_half_of_torchruns_variables(monkeypatch):
+    for values, message in (
         ({"WORLD_SIZE": "two"}, "variable WORLD_SIZE is 'two'"),
         ({"WORLD_SIZE": "2"}, "variable RANK is None"),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "variable MASTER_PORT is None"),
         ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "1"}, "MASTER_ADDR is None"),
         ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_PORT": "1", "MASTER_ADDR": "x"}, "RANK is 2 of WORLD_SIZE 2"),
-    ],
-)
-def test_half_of_torchruns_variables(monkeypatch, values, message):
-    variables(monkeypatch, **values)
-    with pytest.raises(ValueError, match=f"{message}.*unset WORLD_SIZE"), processes.process_group():
-        pass
+    ):
+        variables(monkeypatch, **values)
+        with pytest.raises(ValueError, match=f"{message}.*unset WORLD_SIZE"), processes.process_group():
+            pass
 
 
-@pytest.mark.parametrize("values", [{}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}])
-def test_alone(monkeypatch, values):
-    variables(monkeypatch, **values)
-    with processes.process_group() as alone:
-        assert alone == Processes()
+def test_alone(monkeypatch):
+    for values in ({}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}):
+        variables(monkeypatch, **values)
+        with processes.process_group() as alone:
+            assert alone == Processes()
 
 
 def _exchange(rank, count, folder):

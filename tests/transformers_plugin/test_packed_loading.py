@@ -135,19 +135,16 @@ def test_it_is_sparse_already(packed):
     assert model.config.sparsity_config["achieved_sparsity"] == pytest.approx(0.8, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    "passed, name",
-    [
+def test_the_config_of_another_tool(packed):
+    for passed, name in (
         (transformers.TorchAoConfig.__new__(transformers.TorchAoConfig), "TorchAoConfig"),
         (transformers.BitsAndBytesConfig.__new__(transformers.BitsAndBytesConfig), "BitsAndBytesConfig"),
         ({"quant_method": "quanto", "weights": "int8"}, "dict"),
-    ],
-)
-def test_the_config_of_another_tool(packed, passed, name):
-    with pytest.raises(
-        ValueError, match=f"is packed.*{name}.*optimum-cli neuronal convert DIR --format dense --output"
     ):
-        AutoModelForCausalLM.from_pretrained(packed, quantization_config=passed)
+        with pytest.raises(
+            ValueError, match=f"is packed.*{name}.*optimum-cli neuronal convert DIR --format dense --output"
+        ):
+            AutoModelForCausalLM.from_pretrained(packed, quantization_config=passed)
 
 
 def test_the_class_of_the_config_is_a_class_like_others():
@@ -192,10 +189,11 @@ def with_config(change):
         ("config.json", with_config(lambda config: config["sparsity_config"].update(achieved_sparsity="much")), "achieved_sparsity"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("device_map", [None, "auto"])
-def test_damage_is_an_error_that_says_where(packed, tmp_path, name, change, message, device_map):
-    with pytest.raises(ValueError, match=message):
-        AutoModelForCausalLM.from_pretrained(damaged(packed, tmp_path, name, change), device_map=device_map)
+def test_damage_is_an_error_that_says_where(packed, tmp_path, name, change, message):
+    folder = damaged(packed, tmp_path, name, change)
+    for device_map in (None, "auto"):
+        with pytest.raises(ValueError, match=message):
+            AutoModelForCausalLM.from_pretrained(folder, device_map=device_map)
 
 
 def test_a_missing_file(packed, tmp_path):

@@ -82,19 +82,16 @@ def test_a_sparse_checkpoint_is_refused_unless_forced(dense):
     assert model.config.sparsity_config["achieved_sparsity"] == pytest.approx(0.8, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
+def test_mistakes_are_found_before_the_weights_are_read(dense):
+    for fields, message in (
         (dict(dataset="nowhere.txt"), "nowhere.txt"),
         (dict(dataset=None), "No calibration data"),
         (dict(targets=["no_such_proj"]), "no_such_proj"),
         (dict(seq_length=4096), "4096"),
-    ],
-)
-def test_mistakes_are_found_before_the_weights_are_read(dense, fields, message):
-    (dense / "model.safetensors").write_bytes(b"\0" * 8)
-    with pytest.raises((ValueError, OSError), match=message):
-        AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense, **fields))
+    ):
+        (dense / "model.safetensors").write_bytes(b"\0" * 8)
+        with pytest.raises((ValueError, OSError), match=message):
+            AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense, **fields))
 
 
 def test_a_missing_tokenizer_is_found_before_the_weights_are_read(dense):
@@ -120,16 +117,13 @@ def test_format_packed_at_load(dense):
     assert not (dense.parent / "packed" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize(
-    "files, revision",
-    [
+def test_the_tokenizer_is_of_the_commit_that_the_weights_are_of():
+    for files, revision in (
         (["/cache/hub/models--me--llama/snapshots/3f0a/model.safetensors"], "3f0a"),
         (["/cache/hub/models--me--llama/snapshots/3f0a/part/model.safetensors"], "3f0a"),
         (["/home/me/dense/model.safetensors"], None),
         (["/home/me/snapshots"], None),
         ([], None),
         (None, None),
-    ],
-)
-def test_the_tokenizer_is_of_the_commit_that_the_weights_are_of(files, revision):
-    assert _revision(files) == revision
+    ):
+        assert _revision(files) == revision
