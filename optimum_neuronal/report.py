@@ -1,4 +1,4 @@
-"""What was decided and what it cost: the report of a prune, as JSON and as a table."""
+"""Report of a prune: its decisions and costs, as JSON and as a table."""
 
 import json
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ VERSION = 1
 
 @dataclass(repr=False)
 class PruningReport:
-    """What a prune did; `print(report)` shows it as a table, and so does a notebook.
+    """Report of a prune. `print(report)` shows it as a table, and so does a notebook.
 
-    Written beside a saved model as `neuronal_report.json`.
+    It is written beside a saved model as `neuronal_report.json`.
 
     Args:
         config (`dict`): the `NeuronALConfig`.
@@ -25,27 +25,26 @@ class PruningReport:
         achieved_sparsity (`float`): share of zeros in all pruned projections, counted in the weights.
         blocks (`dict`): block name -> share of zeros in its pruned projections.
         projections (`dict`): projection name -> `sparsity`, `smallest_row` and `largest_row`, shares of zeros.
-        block_lambda, row_lambda (`float`, *optional*): what NeuronAL chose.
-        decisions (`dict`): what the top-up tried: every candidate with its error.
+        block_lambda, row_lambda (`float`, *optional*): NeuronAL's choices.
+        decisions (`dict`): the top-up's candidates, each with its error.
         calibration (`dict`): source, number and length of the sequences, seed; empty if none was needed.
         seconds (`dict`): wall-clock seconds by phase.
-        block_forwards (`int`): how often a block was run on one sequence.
+        block_forwards (`int`): number of forwards of a block on one sequence.
         starved_experts (`list[str]`):
             Projections of experts that received fewer than `min_expert_tokens` calibration tokens.
         peak_memory (`dict`): bytes by device, from `system.memory`.
         versions (`dict`): of this package, transformers, torch and Python.
         evaluation (`dict`):
-            Perplexities of the model on test texts, if they were measured: dataset -> `dense` and `pruned`, before and
-            after. May be filled in by hand; the model card shows them.
+            Dataset -> perplexity of the model, `dense` and `pruned`, if measured. You may fill it in by hand; the model
+            card shows it.
         roundings (`dict`):
-            Projection name -> `error`, the squared error of rounding its kept values to few bits as a share of their
-            squares, and `clipped`, how many were beyond what their group's scale holds; empty if none were rounded, or
-            where the saliency updates weights, so that they make up for each other.
+            Projection name -> `error`, squared error of quantising its kept values as a share of their squares, and
+            `clipped`, the number of values beyond their group's scale. Empty if values are not quantised, or if the
+            saliency updates the other weights to make up for the error.
         bits_per_weight (`float`, *optional*):
-            What a weight of the pruned projections takes in the packed format, masks and scales counted; of reports of
-            earlier releases None.
+            Storage of the pruned projections in the packed format, masks and scales included.
         head_roundings (`dict`):
-            Name in the files -> `error`, the same of token embeddings and head, if they were rounded to 8 bits.
+            Name in the files -> `error` of quantising token embeddings and head to 8 bits, as in `roundings`.
         version (`int`): of this format.
     """
 
@@ -70,15 +69,15 @@ class PruningReport:
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the whole report, in JSON types."""
+        """Return the whole report, JSON-serialisable."""
         return asdict(self)
 
     def save(self, directory: str | Path, files: Iterable[str] = ()) -> Path:
         """Write `neuronal_report.json` into an existing directory and return its path.
 
         Args:
-            directory (`str` or `Path`): where to.
-            files (`Iterable[str]`): names of what was saved together with it, which a later save may replace.
+            directory (`str` or `Path`): an existing one.
+            files (`Iterable[str]`): names of the files that are saved together with it; a later save may replace them.
         """
         path = Path(directory) / REPORT_NAME
         content = {**self.to_dict(), "files": sorted({*files, REPORT_NAME})}
@@ -94,45 +93,13 @@ class PruningReport:
     def _repr_html_(self) -> str:
         return format_html(["", "pruned model"], self._rows())
 
-    def _values(self) -> str:
-        """To how many bits values were rounded, and where that lost most."""
-        told = f"{self.config['value_bits']} bits"
-        if not self.roundings:
-            return told
-        worst = max(self.roundings, key=lambda name: self.roundings[name]["error"])
-        clipped = sum(rounding["clipped"] for rounding in self.roundings.values())
-        return (
-            f"{told}; squared error of rounding at most {self.roundings[worst]['error']:.2%} ({worst}), {clipped:,} outliers "
-            "clipped"
-        )
-
-    def _bits(self) -> str:
-        """How many there are, and what else would have fitted into a budget."""
-        told = f"{self.bits_per_weight:.3f}"
-        divided = self.decisions.get("bits")
-        if divided is None:
-            return told
-        tried = ", ".join("{value_bits} at {sparsity:.2%}".format(**pair) for pair in divided["pairs"])
-        return f"{told} (at most {divided['budget']:g}; chosen of values with so many bits: {tried})"
-
-    def _head(self) -> str:
-        """To how many bits embeddings and head were rounded, and where that lost most."""
-        worst = max(self.head_roundings, key=lambda name: self.head_roundings[name]["error"])
-        error = self.head_roundings[worst]["error"]
-        return f"{self.config['embedding_bits']} bits; squared error of rounding at most {error:.4%} ({worst})"
-
     def _rows(self) -> list[list[str]]:
         rows = [
             ["sparsity", f"{self.achieved_sparsity:.4%} (asked for {self.requested_sparsity:.2%})"],
             ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"],
             ["method", f"{self.config['saliency']} + {self.config['topup']}"],
+            *self._quantising_rows(),
         ]
-        if self.config.get("value_bits") is not None:
-            rows.append(["values", self._values()])
-        if self.config.get("value_bits") is not None and self.bits_per_weight is not None:
-            rows.append(["bits a weight", self._bits()])
-        if self.head_roundings:
-            rows.append(["embeddings and head", self._head()])
         if self.block_lambda is not None:
             rows.append(["lambda of the block step", f"{self.block_lambda:g}"])
         if self.row_lambda is not None:
@@ -145,8 +112,38 @@ class PruningReport:
         for dataset, found in self.evaluation.items():
             values = ", ".join(f"{found[when]:.2f} ({when})" for when in ("dense", "pruned") if when in found)
             rows.append([f"perplexity, {dataset}", values])
+        peaks = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())
         rows.append(["seconds", ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())])
-        rows.append(
-            ["peak memory", ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())]
-        )
+        return [*rows, ["peak memory", peaks]]
+
+    def _quantising_rows(self) -> list[list[str]]:
+        """Return rows on quantised values, their storage, and embeddings."""
+        rows = []
+        if self.config.get("value_bits") is not None:
+            text = f"{self.config['value_bits']} bits"
+            if self.roundings:
+                clipped = sum(rounding["clipped"] for rounding in self.roundings.values())
+                text += (
+                    f"; squared error of rounding at most {_worst(self.roundings, 2)}, {clipped:,} outliers clipped"
+                )
+            rows.append(["values", text])
+            if self.bits_per_weight is not None:
+                rows.append(["bits a weight", f"{self.bits_per_weight:.3f}{self._budget()}"])
+        if self.head_roundings:
+            error = f"squared error of rounding at most {_worst(self.head_roundings, 4)}"
+            rows.append(["embeddings and head", f"{self.config['embedding_bits']} bits; {error}"])
         return rows
+
+    def _budget(self) -> str:
+        """Return the budget of bits and the pairs that fit into it, if there is a budget."""
+        divided = self.decisions.get("bits")
+        if divided is None:
+            return ""
+        pairs = ", ".join("{value_bits} bits at {sparsity:.2%}".format(**pair) for pair in divided["pairs"])
+        return f" (at most {divided['budget']:g}; candidates: values of {pairs})"
+
+
+def _worst(roundings: dict[str, dict[str, float]], digits: int) -> str:
+    """Return the largest error, in per cent, with its name."""
+    worst = max(roundings, key=lambda name: roundings[name]["error"])
+    return f"{roundings[worst]['error']:.{digits}%} ({worst})"
