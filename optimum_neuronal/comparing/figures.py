@@ -160,10 +160,7 @@ def plot_by_block(title: str, results: Sequence[Result], styles: Styles) -> File
 def plot_by_row(title: str, rows: Mapping[str, Sequence[float]], low: float, high: float) -> Files:
     """Draw a heat map of the sparsity of rows: a line per projection, the weight's first rows at the left.
 
-    Args:
-        title (`str`): text above the axes.
-        rows: projection's name -> shares of zeros of stretches of its rows, of all projections equally many.
-        low, high (`float`): shares at the ends of the colours.
+    `rows` maps names to shares of zeros, equally many for each; `low` and `high` are the shares at the ends of the colours.
     """
     height = max(2.4, 1.4 + min(0.2 * len(rows), 13))
     spare = 0.005 if low == high else 0.0  # a scale needs an extent

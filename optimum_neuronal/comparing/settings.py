@@ -21,13 +21,7 @@ from ..validation import check_several, check_texts
 
 
 class Combination(NamedTuple):
-    """Combination of what a comparison varies.
-
-    Args:
-        sparsity (`float`): in [0, 1).
-        saliency, topup (`str`): methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
-        value_bits (`int`, *optional*): bits of each quantised value; None: values are not quantised.
-    """
+    """Sparsity, methods with their hyper-parameters, and bits of each quantised value (None: not quantised)."""
 
     sparsity: float
     saliency: str
@@ -88,7 +82,12 @@ class ComparisonSettings:
         for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
             for method in methods:
                 registry.get(parse_method(method)[0])
-        found = product(sparsities, saliencies, topups, _check_value_bits(self.value_bits))
+        one = self.value_bits is None or isinstance(self.value_bits, int)
+        value_bits = check_several("value_bits", [self.value_bits] if one else self.value_bits, "[None, 4, 3]")
+        for bits in value_bits:
+            if bits is not None and bits not in BITS:
+                raise ValueError(f"value_bits holds {bits!r}: expected {', '.join(map(str, BITS))}, or None.")
+        found = product(sparsities, saliencies, topups, value_bits)
         combinations = [Combination(*combination) for combination in found]
         if not combinations:
             raise ValueError(
@@ -136,14 +135,3 @@ def make_config(combination: Combination, dataset: Any, others: Mapping[str, Any
         dataset=dataset if isinstance(dataset, str) else None,
         **fields,
     )
-
-
-def _check_value_bits(value_bits: Sequence[int | None] | int | None) -> list[int | None]:
-    """Return the numbers of bits to compare, from several or from one; raise unless values can have them."""
-    if value_bits is None or isinstance(value_bits, int):
-        value_bits = [value_bits]
-    found = check_several("value_bits", value_bits, "[None, 4, 3]")
-    for bits in found:
-        if bits is not None and bits not in BITS:
-            raise ValueError(f"value_bits holds {bits!r}: expected {', '.join(map(str, BITS))}, or None.")
-    return found
