@@ -32,7 +32,7 @@ logger = get_logger(__name__)
 IDENTITY = "identity.json"
 LOCK = ".lock"
 SUFFIX = ".safetensors"
-VALUE = "value"  # the tensor that holds a record's JSON value, as bytes
+VALUE = "/value"  # the tensor that holds a record's JSON value, as bytes; no module has this name
 DIGEST = 16  # bytes of a checksum
 FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -156,7 +156,7 @@ class BESA(TopUp):
         """Sparsities of a block's projections as learned, and after meeting the target: float64, shape (2, projections)."""
         activations, _ = engine.applier.activations(block, norms)
         scores = (engine.applier.score(projection, activations) for projection in block.pruned)
-        rates = [Rate(p, score, sparsity, self.candidate_step) for p, score in zip(block.pruned, scores)]
+        rates = [LearnedRate(p, score, sparsity, self.candidate_step) for p, score in zip(block.pruned, scores)]
         self._train(engine.runner, block, rates, data, sparsity)
         learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
         met = shift_to_mean(learned, sparsity, torch.tensor([rate.weights for rate in rates]), 0, 1)
@@ -166,7 +166,7 @@ class BESA(TopUp):
         self,
         runner: BlockRunner,
         block: Block,
-        rates: Sequence["Rate"],
+        rates: Sequence["LearnedRate"],
         data: tuple[Stream, Sequence[Call], Stream],
         sparsity: float,
     ) -> None:
@@ -187,7 +187,7 @@ class BESA(TopUp):
                 optimiser.step()
 
 
-class Rate:
+class LearnedRate:
     """The learned pruning rate of one projection.
 
     Args:
@@ -235,7 +235,7 @@ class Rate:
 
 
 def _mask_gradients(
-    block: Block, rates: Sequence[Rate], hidden: torch.Tensor, call: Call, target: torch.Tensor
+    block: Block, rates: Sequence[LearnedRate], hidden: torch.Tensor, call: Call, target: torch.Tensor
 ) -> list[torch.Tensor]:
     """For every projection, how the reconstruction error of one sequence changes with the mask at each rank, (in,).
 

@@ -14,7 +14,6 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.files import records as module
 from optimum_neuronal.files.records import IDENTITY
-from optimum_neuronal.topup.neuronal import LAMBDAS
 from optimum_neuronal.trials.engine import Engine
 
 
@@ -75,38 +74,6 @@ def test_every_moment(family, reference, ids, tmp_path, monkeypatch):
     assert pruner.report.decisions["block"]["candidates"] == undisturbed.report.decisions["block"]["candidates"]
     assert pruner.report.decisions["row"]["candidates"] == undisturbed.report.decisions["row"]["candidates"]
     assert pruner.report.starved_experts == undisturbed.report.starved_experts
-
-
-def test_a_search_at_every_moment(ids, tmp_path, monkeypatch):
-    """Stopped again and again, it finds the same plan by the same steps."""
-    fields = {
-        "topup": "search",
-        "topup_args": {"budget": 20},
-        "block_lambdas": LAMBDAS,
-        "row_lambdas": (0.0, *LAMBDAS),
-    }
-    undisturbed, expected = prune("llama", ids, **fields)
-    original, runs = engine.replay, 0
-    monkeypatch.setattr(Engine, "check_replay", lambda self: None)
-    while True:
-        left = iter(range(45))  # more than the longest step takes
-
-        def replay(*args, left=left, **kwargs):
-            if next(left, None) is None:
-                raise Stop
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(engine, "replay", replay)
-        runs += 1
-        assert runs < 200, "it goes on"
-        try:
-            pruner, result = prune("llama", ids, tmp_path, **fields)
-        except Stop:
-            continue
-        break
-    assert runs > 1 and equal(expected, result)
-    found, searched = pruner.report.decisions["search"], undisturbed.report.decisions["search"]
-    assert found["stages"] == searched["stages"] and found["spent"] == searched["spent"]
 
 
 def _prune_slowly(ids, work_dir):
@@ -177,20 +144,6 @@ def test_memory_may_be_managed_otherwise(ids, tmp_path, monkeypatch):
     assert (tmp_path / IDENTITY).exists()
     _, result = prune("llama", ids, tmp_path, batch_size=2, max_hidden_bytes=0)
     assert equal(expected, result)
-
-
-def test_damaged_records_are_measured_anew(ids, tmp_path, warned):
-    """Flipped bits and cut files: the result is the undisturbed one to the bit, and every damaged file is named."""
-    _, expected = prune("llama", ids, tmp_path)
-    records = sorted(tmp_path.glob("*.safetensors"))
-    assert len(records) >= 5
-    for number, path in enumerate(records):
-        content = bytearray(path.read_bytes())
-        content[-1 - number] ^= 1
-        path.write_bytes(content[: len(content) // 2] if number % 2 else content)
-    _, result = prune("llama", ids, tmp_path)
-    assert equal(expected, result)
-    assert all(any(f"{path} is damaged" in text for text in warned) for path in records)
 
 
 def test_a_disk_that_fills_up_does_not_stop_a_prune(ids, tmp_path, monkeypatch, warned):

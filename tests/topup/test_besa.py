@@ -6,7 +6,6 @@ from conftest import FEW, make_model
 from sweeps import build_sweep
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -17,8 +16,7 @@ from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.masks import NewWeight
 from optimum_neuronal.topup import besa
-from optimum_neuronal.topup.besa import BESA, Rate, reconstruction_loss, tilted
-from optimum_neuronal.trials.engine import Engine
+from optimum_neuronal.topup.besa import BESA, LearnedRate, reconstruction_loss, tilted
 
 
 def make_sweep(model, ids, saliency="wanda", **arguments):
@@ -46,7 +44,7 @@ class TestRate:
 
     def rate(self, sparsity=0.5):
         projection = Projection("p", None, torch.nn.Linear(4, 2), True)
-        return Rate(projection, self.score, sparsity, 0.25)
+        return LearnedRate(projection, self.score, sparsity, 0.25)
 
     def test_begins_with_equal_probabilities_at_half(self):
         rate = self.rate()
@@ -93,7 +91,7 @@ def test_mask_gradients_are_those_of_the_loss(ids):
         inputs, block = sweep.engine.runner.capture(ids[:1]), sweep.decoder.blocks[0]
         hidden, call = inputs.hidden[0], inputs.calls[0][0]
         target = replay(block, [hidden], [call])[0][0]
-        rates = [Rate(p, p.weight.abs().float(), 0.5, 0.25) for p in block.pruned]
+        rates = [LearnedRate(p, p.weight.abs().float(), 0.5, 0.25) for p in block.pruned]
         gradients = besa._mask_gradients(block, rates, hidden, call, target)
         for rate, gradient in zip(rates, gradients):
             changed = finite_difference(sweep, block, rates, rate, rank=20, data=(hidden, call, target))
@@ -183,23 +181,6 @@ def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
         allocate(llama, ids)
     assert all(parameter.requires_grad for parameter in llama.parameters())
     assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
-
-
-def test_an_interrupted_prune_goes_on(ids, tmp_path, monkeypatch):
-    """Stopped again and again behind the learning, a block further each time, it ends as if nothing had happened."""
-    config = NeuronALConfig(0.7, topup="besa", num_samples=6, num_alignment_samples=3, seq_length=16, saliency="wanda")
-    expected = NeuronALPruner(config).prune(make_model("llama"), dataset=ids[:6]).state_dict()
-    original, runs = engine.replay, 0
-    monkeypatch.setattr(Engine, "check_replay", lambda self: None)
-    while runs < 20:
-        budget, runs = iter(range(10)), runs + 1
-        monkeypatch.setattr(engine, "replay", lambda *a, budget=budget, **k: (next(budget), original(*a, **k))[1])
-        try:
-            found = NeuronALPruner(config).prune(make_model("llama"), ids[:6], tmp_path).state_dict()
-            break
-        except StopIteration:
-            continue
-    assert runs > 1 and all(torch.equal(value, expected[key]) for key, value in found.items())
 
 
 @pytest.mark.parametrize("layers", [1, 3])
