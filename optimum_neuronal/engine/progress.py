@@ -52,7 +52,7 @@ class Progress:
             self._bar = None
 
     def over(self, blocks: range, label: str | None) -> Iterator[int]:
-        """The indices of blocks, while a bar shows which one is visited and the line how far all has come.
+        """Yield the indices of blocks, while a bar shows the block and the line the share of all work.
 
         Args:
             blocks (`range`): of the pass that begins.
@@ -68,7 +68,7 @@ class Progress:
             self._advance(before + share * (index + 1) / blocks.stop)
 
     def _begin(self, label: str) -> tuple[float, float, str]:
-        """The work before the pass that begins, the pass's own, and what the line says of it."""
+        """Return the work before the pass that begins, its own work, and the text of the line."""
         if label not in self.stages:  # not planned: a top-up from elsewhere asks more than it said
             return 0.0, 0.0, self._told
         names, (passes, work) = list(self.stages), self.stages[label]
