@@ -16,7 +16,7 @@ from .checkpoint.packed_size import PackedSize
 from .checkpoint.safe_files import load_checkpoint
 from .checkpoint.save_pretrained import save_packed_by_default
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
-from .checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
+from .checkpoint.sparsity_config import KEY
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .evaluation.perplexity import evaluate_perplexity, load_windows
@@ -25,17 +25,13 @@ from .files.directories import check_apart
 from .files.records import WorkDirectory, work_directory
 from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
-from .model.weight_names import stored_names
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
 from .pruning.context import PruneContext, alone_with, check, open_records
-from .pruning.final_pass import apply_changes
-from .pruning.prune import find_changes
-from .pruning.quantising import apply_to_head, round_head
-from .pruning.reporting import expected_size, make_report, pruned_size
+from .pruning.prune import prune_model
+from .pruning.reporting import expected_size, pruned_size
 from .report import PruningReport
 from .system.clock import Clock
 from .system.compute import default_device
-from .system.interrupts import deferred_interrupt
 from .system.memory import reset_peak_memory
 from .system.processes import Processes
 from .validation import check_path
@@ -197,24 +193,18 @@ class NeuronALPruner(OptimumQuantizer):
 
     def _prune(self, context: PruneContext, dataset: Any, folder: WorkDirectory) -> PruningReport:
         """Prune the model of a context, and return the report."""
-        model, decoder, clock = context.model, context.decoder, Clock()
-        names = stored_names(model, decoder)
+        clock = Clock()
         reset_peak_memory()
-        context = replace(context, calibration=self._draw(model, dataset), clock=clock)
+        context = replace(context, calibration=self._draw(context.model, dataset), clock=clock)
         clock.lap("calibration data")
-        context = replace(context, records=open_records(folder, decoder, self.config, context.ids))
-        outcome = find_changes(context)
-        head, head_roundings = round_head(model, self.config.embedding_bits)
-        report = make_report(context, outcome, head_roundings)
-        sparsity_config = make_sparsity_config(decoder, report, names)
-        with deferred_interrupt():  # nothing that may fail from here on
-            apply_changes(decoder, outcome.changes)
-            apply_to_head(model, head)
-            record_sparsity(model, sparsity_config)
+        context = replace(context, records=open_records(folder, context.decoder, self.config, context.ids))
+
+        def remember(report: PruningReport) -> None:
             self._remember(context, report)
             if self.config.format == "packed":
-                save_packed_by_default(model)
-        return report
+                save_packed_by_default(context.model)
+
+        return prune_model(context, remember)
 
     def draw_calibration(
         self, model: PreTrainedModel, dataset: Any = None, revision: str | None = None

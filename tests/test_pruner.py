@@ -20,6 +20,7 @@ from optimum_neuronal import pruner as pruner_module
 from optimum_neuronal.evaluation import perplexity
 from optimum_neuronal.files.records import work_directory
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.pruning import prune as prune_module
 
 
 FAST = {
@@ -393,7 +394,7 @@ def test_a_prune_that_fails_at_its_end_changes_nothing(llama, ids, what, monkeyp
     def fail(*_args):
         raise OSError("stop")
 
-    monkeypatch.setattr(pruner_module, what, fail)
+    monkeypatch.setattr(prune_module, what, fail)
     before, pruner = state(llama), NeuronALPruner(config(topup="uniform"))
     with pytest.raises(OSError, match="stop"):
         pruner.prune(llama, ids)
@@ -415,13 +416,13 @@ def test_weights_that_cannot_be_changed_are_refused_before_any_is(llama, ids, ho
 
 
 def test_ctrl_c_while_weights_change_waits_for_them(llama, ids, monkeypatch):
-    original = pruner_module.apply_changes
+    original = prune_module.apply_changes
 
     def interrupted(decoder, masks):
         signal.raise_signal(signal.SIGINT)
         original(decoder, masks)
 
-    monkeypatch.setattr(pruner_module, "apply_changes", interrupted)
+    monkeypatch.setattr(prune_module, "apply_changes", interrupted)
     handler = signal.getsignal(signal.SIGINT)
     pruner = NeuronALPruner(config(topup="uniform"))
     with pytest.raises(KeyboardInterrupt):

@@ -22,7 +22,7 @@ from ..trials.sweep import Sweep
 
 STEPS = 10_000  # sparsities are multiples of a ten-thousandth
 HIGHEST = 0.95  # what leaves less than a twentieth of the weights is not tried
-USUAL = 3  # bits of values that two to three bits a weight are usually spent on
+USUAL = 3  # bits of values in most models of two to three bits a weight
 
 
 class Pair(NamedTuple):
@@ -111,28 +111,12 @@ def _too_few(decoder: Decoder, config: NeuronALConfig) -> ValueError:
 
 
 SOLVING, LABEL = "Weights of few bits", "Bits"
-NEAR = 2.0  # times the least error with uniform sparsity: a search may change the order of what is nearer
-SEARCHED = 2  # of them, the best, at most
-
-
-class Choice(NamedTuple):
-    """What a budget is spent on.
-
-    Args:
-        pair ([`Pair`]): the best.
-        told (`list[dict]`):
-            Of every pair the error with `uniform` sparsity, in nats per predicted token, and of those near to the best the
-            `error` with the top-up's plan.
-        allocation ([`Allocation`], *optional*): the top-up's for the pair, if it was looked at.
-    """
-
-    pair: Pair
-    told: list[dict[str, Any]]
-    allocation: Allocation | None
+NEAR = 2.0  # times the least error with uniform sparsity: a search may change the order of nearer pairs
+SEARCHED = 2  # near pairs that the top-up decides for, at most
 
 
 def searches(pairs: Sequence[Pair], methods: Methods) -> int:
-    """How often the top-up decides, if one of these pairs is chosen: once, or at most this often."""
+    """Return how often the top-up decides at most, if one of these pairs is chosen."""
     return min(SEARCHED, max(1, len(pairs))) if methods.topup.uses_levels(methods.saliency) else 1
 
 
@@ -146,7 +130,7 @@ def choosing_passes(pairs: Sequence[Pair], methods: Methods) -> list[Pass]:
 
 
 def check_choice(decoder: Decoder) -> None:
-    """Raises `ValueError` if there is nothing that pairs can be compared by."""
+    """Raise `ValueError` if the model has nothing to compare pairs by."""
     if not decoder.predicts_next_token:
         raise ValueError(
             f"{type(decoder.model).__name__} has no causal language-model head, so that bits alone cannot be divided by what "
@@ -154,33 +138,37 @@ def check_choice(decoder: Decoder) -> None:
         )
 
 
-def choose_pair(engine: Engine, pairs: Sequence[Pair], topup: TopUp) -> Choice:
-    """The pair whose model is nearest to the dense one, by its next-token distributions.
+def choose_pair(engine: Engine, pairs: Sequence[Pair], topup: TopUp) -> tuple[Pair, Allocation, list[dict[str, Any]]]:
+    """Choose the pair whose model is nearest to the dense one, by its next-token distributions.
 
-    First with uniform sparsity, on weights that are solved on the dense model's inputs. What sparsity costs depends on
-    where it goes, so that of pairs which are near to the best one the top-up's own plans are compared, if its candidates have
-    rounded weights.
+    All pairs are compared with uniform sparsity, on weights that are solved on the dense model's inputs. The loss depends
+    on where the sparsity goes, so near pairs are compared with the top-up's own plans, if it solves weights for candidates.
 
     Args:
         engine ([`Engine`]): without quantised values.
-        pairs (`Sequence[Pair]`): of ascending sparsity, as [`pairs_within`] has them.
-        topup ([`TopUp`]): where the sparsity will go.
+        pairs (`Sequence[Pair]`): of ascending sparsity, as [`pairs_within`] returns them.
+        topup ([`TopUp`]): decides where the sparsity goes.
+
+    Returns:
+        `tuple`: the best pair; the top-up's allocation for it; and every pair with its `uniform` error in nats per
+            predicted token, the nearest ones with the `error` of the top-up's plan.
     """
-    levels = engine.solve(
-        {pair.sparsity: replace(engine.applier, value_bits=pair.value_bits) for pair in pairs}, "bits", SOLVING
-    )
+    solvers = {pair.sparsity: replace(engine.applier, value_bits=pair.value_bits) for pair in pairs}
+    levels = engine.solve(solvers, "bits", SOLVING)
     plans = [SparsityPlan(dict.fromkeys(engine.decoder.projections, pair.sparsity)) for pair in pairs]
     errors = output_errors(engine, plans, "kl", LABEL, levels)
-    told = {pair: {**pair._asdict(), "uniform": error} for pair, error in zip(pairs, errors)}
-    ranked = sorted(pairs, key=lambda pair: told[pair]["uniform"])
-    near = [pair for pair in ranked[:SEARCHED] if told[pair]["uniform"] <= NEAR * min(errors)]
+    compared = {pair: {**pair._asdict(), "uniform": error} for pair, error in zip(pairs, errors)}
+    ranked = sorted(pairs, key=lambda pair: compared[pair]["uniform"])
+    near = [pair for pair in ranked[:SEARCHED] if compared[pair]["uniform"] <= NEAR * min(errors)]
     found: dict[Pair, Allocation] = {}
     if len(near) > 1 and topup.uses_levels(engine.saliency):
         for pair in near:
             own = engine.with_value_bits(pair.value_bits)
             allocation = topup.allocate(Sweep(own), pair.sparsity)
-            (told[pair]["error"],) = output_errors(own, [allocation.plan], "kl", LABEL, allocation.levels or levels)
-            found[pair] = replace(allocation, levels=None)
-        errors = [told[pair].get("error", math.inf) for pair in pairs]
+            error = output_errors(own, [allocation.plan], "kl", LABEL, allocation.levels or levels)[0]
+            found[pair], compared[pair]["error"] = replace(allocation, levels=None), error
+        errors = [compared[pair].get("error", math.inf) for pair in pairs]
     best = pairs[index_of_smallest(errors)]
-    return Choice(best, list(told.values()), found.get(best))
+    if best not in found:
+        found[best] = topup.allocate(Sweep(engine.with_value_bits(best.value_bits)), best.sparsity)
+    return best, found[best], list(compared.values())

@@ -21,11 +21,13 @@ from ..model.find_blocks import find_decoder
 from ..model.identity import identity, versions
 from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
+from ..sparsity.masks import Change
 from ..system.clock import Clock
 from ..system.processes import Processes
+from ..topup import Allocation
 from ..trials.engine import Cache
 from .bit_budget import Pair, check_choice, pairs_within
-from .quantising import check_dtypes, check_head_structure, check_head_weights
+from .quantising import Rounding, check_dtypes, check_head_structure, check_head_weights
 
 
 MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
@@ -75,6 +77,27 @@ class PruneContext:
     def ids(self) -> torch.Tensor:
         """Calibration sequences, int64, shape (num_samples, seq_length); of shape (0, 0) without calibration."""
         return torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
+
+
+@dataclass(frozen=True)
+class PruneOutcome:
+    """The result of a prune.
+
+    Args:
+        config ([`NeuronALConfig`]): how it pruned: as given, with the chosen pair in place of a budget of bits.
+        allocation ([`Allocation`]): what the top-up decided, and how a budget of bits was divided.
+        changes (`dict[str, Change]`): projection name -> what becomes of its weight.
+        block_forwards (`int`): how often a block was run on one sequence.
+        starved_experts (`list[str]`): the experts' projections that fell back.
+        roundings (`dict[str, Rounding]`): projection name -> what quantising its values did, if nothing else changed them.
+    """
+
+    config: NeuronALConfig
+    allocation: Allocation
+    changes: dict[str, Change]
+    block_forwards: int
+    starved_experts: list[str]
+    roundings: dict[str, Rounding] = field(default_factory=dict)
 
 
 def check(model: PreTrainedModel, config: NeuronALConfig) -> PruneContext:

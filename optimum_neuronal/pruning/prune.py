@@ -1,7 +1,9 @@
-"""One prune: the top-up's search, then the final pass. No weight is changed."""
+"""One prune: the top-up's search, the final pass, the report; and at the very end the weights change."""
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 
+from ..checkpoint.sparsity_config import make_sparsity_config, record_sparsity
 from ..compat.accelerate import execution_device
 from ..config import NeuronALConfig
 from ..engine.capture import inference
@@ -9,7 +11,9 @@ from ..engine.progress import Progress
 from ..engine.runner import BlockRunner
 from ..methods import Methods
 from ..model.projections import Projection
-from ..sparsity.masks import Change
+from ..model.weight_names import stored_names
+from ..report import PruningReport
+from ..system.interrupts import deferred_interrupt
 from ..system.memory import with_less_memory
 from ..system.notes import get_logger
 from ..topup import Allocation
@@ -17,11 +21,12 @@ from ..trials.applier import PlanApplier
 from ..trials.engine import Cache, Engine
 from ..trials.sweep import Sweep
 from .bit_budget import choose_pair
-from .context import PruneContext
-from .final_pass import FinalPruning
+from .context import PruneContext, PruneOutcome
+from .final_pass import FinalPruning, apply_changes
 from .planned_passes import planned_stages
-from .quantising import Rounding, round_changes
+from .quantising import apply_to_head, round_changes, round_head
 from .refit import Refit
+from .reporting import make_report
 
 
 logger = get_logger(__name__)
@@ -34,25 +39,24 @@ def default_batch_size(tokens: int) -> int:
     return max(1, TOKENS_PER_FORWARD // max(1, tokens))
 
 
-@dataclass(frozen=True)
-class PruneOutcome:
-    """The result of a prune.
+def prune_model(context: PruneContext, remember: Callable[[PruningReport], None]) -> PruningReport:
+    """Prune the model of a context, in place. A failure or an interruption leaves it as it was.
 
     Args:
-        config ([`NeuronALConfig`]): how it pruned: as given, with the chosen pair in place of a budget of bits.
-        allocation ([`Allocation`]): what the top-up decided, and how a budget of bits was divided.
-        changes (`dict[str, Change]`): projection name -> what becomes of its weight.
-        block_forwards (`int`): how often a block was run on one sequence.
-        starved_experts (`list[str]`): the experts' projections that fell back.
-        roundings (`dict[str, Rounding]`): projection name -> what quantising its values did, if nothing else changed them.
+        context ([`PruneContext`]): with calibration sequences and records.
+        remember: is called with the report as soon as the weights are changed.
     """
-
-    config: NeuronALConfig
-    allocation: Allocation
-    changes: dict[str, Change]
-    block_forwards: int
-    starved_experts: list[str]
-    roundings: dict[str, Rounding] = field(default_factory=dict)
+    model, decoder = context.model, context.decoder
+    names, outcome = stored_names(model, decoder), find_changes(context)
+    head, head_roundings = round_head(model, context.config.embedding_bits)
+    report = make_report(context, outcome, head_roundings)
+    sparsity_config = make_sparsity_config(decoder, report, names)
+    with deferred_interrupt():  # nothing that may fail from here on
+        apply_changes(decoder, outcome.changes)
+        apply_to_head(model, head)
+        record_sparsity(model, sparsity_config)
+        remember(report)
+    return report
 
 
 def find_changes(context: PruneContext) -> PruneOutcome:
@@ -110,11 +114,9 @@ def _allocate(context: PruneContext, engine: Engine) -> tuple[NeuronALConfig, Al
     config, topup = context.config, context.methods.topup
     if not context.pairs:
         return config, replace(topup.allocate(Sweep(engine), config.sparsity), levels=None)
-    choice = choose_pair(engine, context.pairs, topup)
-    own = engine.with_value_bits(choice.pair.value_bits)
-    allocation = choice.allocation or topup.allocate(Sweep(own), choice.pair.sparsity)
-    divided = {"bits": {"budget": config.bits_per_weight, "pairs": choice.told}}
-    return choice.pair.of(config), replace(allocation, decisions={**divided, **allocation.decisions}, levels=None)
+    pair, allocation, compared = choose_pair(engine, context.pairs, topup)
+    decisions = {"bits": {"budget": config.bits_per_weight, "pairs": compared}, **allocation.decisions}
+    return pair.of(config), replace(allocation, decisions=decisions, levels=None)
 
 
 def _suited(context: PruneContext) -> Methods:

@@ -16,8 +16,7 @@ from ..sparsity.masks import Change
 from ..sparsity.plan import row_sparsity
 from ..system.memory import peak_memory
 from .bit_budget import likely
-from .context import PruneContext
-from .prune import PruneOutcome
+from .context import PruneContext, PruneOutcome
 
 
 def make_report(

@@ -109,7 +109,7 @@ def test_tied_ones_stay_tied():
 )
 def test_what_cannot_be_rounded_is_refused_before_any_work(llama, spoil, message, monkeypatch):
     spoil(llama)
-    monkeypatch.setattr("optimum_neuronal.pruner.find_changes", lambda *args: pytest.fail("work began"))
+    monkeypatch.setattr("optimum_neuronal.pruning.prune.find_changes", lambda *args: pytest.fail("work began"))
     state = {name: weight.clone() for name, weight in llama.state_dict().items()}
     with pytest.raises(ValueError, match=message):
         NeuronALPruner(config()).prune(llama)
