@@ -33,6 +33,7 @@ class StoredWeight:
         shape (`tuple[int, ...]`), dtype (`torch.dtype`): of the weight, unpacked.
         checksum (`int`): CRC-32, see docs/format.md.
         parts (`tuple[Stored, ...]`): the tensors that it consists of, in the order of the checksum.
+        transposed (`bool`): True if its last two dimensions were exchanged before it was packed.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class StoredWeight:
     dtype: torch.dtype
     checksum: int
     parts: tuple[Stored, ...]
+    transposed: bool = False
 
     ends: ClassVar[tuple[str, ...]] = ("",)  # of the names of its parts
 
@@ -71,6 +73,10 @@ class StoredWeight:
 
     def __getitem__(self, index) -> torch.Tensor:
         return self._read()[index]
+
+    def read_packed(self) -> PackedWeight | CodedWeight | Int8Weight:
+        """Return the weight as it is stored, checked. Raise `TypeError` if it is not packed."""
+        raise TypeError(f"{self.path}: {self.name} is not packed.")
 
     def _read(self) -> torch.Tensor:
         """Return the dense weight. Raise `ValueError` if it is damaged."""
@@ -111,7 +117,6 @@ class StoredPackedWeight(StoredWeight):
         return math.prod(self.parts[1].shape)
 
     def read_packed(self) -> PackedWeight:
-        """Return the weight as it is stored, checked."""
         return self._checked(self._packed)
 
     def _read(self) -> torch.Tensor:
@@ -138,11 +143,9 @@ class StoredCodedWeight(StoredWeight):
 
     Args:
         bits (`int`): of each code.
-        transposed (`bool`): True if its last two dimensions were exchanged before it was coded.
     """
 
     bits: int = 0
-    transposed: bool = False
 
     ends: ClassVar[tuple[str, ...]] = (MASK, CODES, SCALES, TABLE)
 
@@ -155,15 +158,14 @@ class StoredCodedWeight(StoredWeight):
             raise ValueError(f"its 'transposed' is {transposed!r}: expected true or false")
         dtype = _dtype(facts)
         check_coded_headers(_as_coded(shape, transposed), facts["bits"], facts.get("group"), dtype, headers)
-        return cls(path, name, tuple(shape), dtype, checksum, tuple(parts), facts["bits"], transposed)
+        return cls(path, name, tuple(shape), dtype, checksum, tuple(parts), transposed, facts["bits"])
 
     @property
     def kept(self) -> int:
         """About how many elements are kept: no fewer than there are codes for."""
         return min(math.prod(self.shape), self.parts[1].nbytes * 8 // self.bits)
 
-    def read_coded(self) -> CodedWeight:
-        """Return the weight as it is stored, checked; of a transposed one the transposed."""
+    def read_packed(self) -> CodedWeight:
         coded, _ = self._read_both()
         return coded
 
@@ -202,15 +204,14 @@ class StoredInt8Weight(StoredWeight):
     def kept(self) -> int:
         return math.prod(self.shape)
 
-    def read_int8(self) -> Int8Weight:
-        """Return the weight as it is stored, checked."""
+    def read_packed(self) -> Int8Weight:
         with self._named():
             weight = Int8Weight.of_parts(self._read_parts(), self.name, self.dtype)
             weight.check()
         return weight
 
     def _read(self) -> torch.Tensor:
-        return self.read_int8().unpack()
+        return self.read_packed().unpack()
 
     def _seed(self) -> int:
         return int8_seed(self.name, self.get_dtype(), self.shape)

@@ -17,7 +17,7 @@ from ..checkpoint.packed_reading import PackedFile
 from ..checkpoint.safe_files import check_dense, check_listed
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..checkpoint.stored_format import check_agreement, is_ours
-from ..checkpoint.stored_weights import StoredCodedWeight, StoredInt8Weight, StoredWeight
+from ..checkpoint.stored_weights import StoredInt8Weight, StoredWeight
 from ..compat import transformers as internals
 from ..inference.arriving import finish_arriving, pack_arriving
 from ..inference.coded_rows import check_activations
@@ -138,7 +138,7 @@ class KeptWeight:
     """A packed weight in a file; indexing reads and checks it.
 
     Args:
-        stored ([`StoredWeight`], [`StoredCodedWeight`] or [`StoredInt8Weight`]): its place in the file.
+        stored ([`StoredWeight`]): its place in the file.
         activations (`str`): format of the inputs of quantised values.
     """
 
@@ -147,12 +147,7 @@ class KeptWeight:
         self.get_shape, self.get_dtype = stored.get_shape, stored.get_dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        if isinstance(self.stored, StoredInt8Weight):
-            weight = PackedTensor.of(self.stored.read_int8(), activations=self.activations)
-        elif isinstance(self.stored, StoredCodedWeight):
-            weight = PackedTensor.of(self.stored.read_coded(), self.stored.transposed, self.activations)
-        else:
-            weight = PackedTensor.of(self.stored.read_packed())
+        weight = PackedTensor.of(self.stored.read_packed(), self.stored.transposed, self.activations)
         return weight if index is Ellipsis else weight[index]
 
 

@@ -49,12 +49,12 @@ def test_what_was_written_is_read(file):
     assert stored.get_shape() == [6, 5] and stored.get_dtype() == "BF16" and stored.bits == BITS
     assert torch.equal(stored[1:3], expected[NAME][1:3])
     packed = PackedWeight.pack(expected[NAME])
-    assert torch.equal(stored.read_coded().unpack(), packed.unpack())
-    assert torch.equal(stored.read_coded().mask.bits, packed.mask.bits)
+    assert torch.equal(stored.read_packed().unpack(), packed.unpack())
+    assert torch.equal(stored.read_packed().mask.bits, packed.mask.bits)
     assert len(packed.values) <= stored.kept <= 30
     across = file.get_slice(TRANSPOSED)
-    assert across.transposed and torch.equal(across.read_coded().unpack().T, expected[TRANSPOSED])
-    assert across.get_shape() == [5, 6] and across.read_coded().shape == (6, 5)
+    assert across.transposed and torch.equal(across.read_packed().unpack().T, expected[TRANSPOSED])
+    assert across.get_shape() == [5, 6] and across.read_packed().shape == (6, 5)
 
 
 def test_the_file_is_as_it_is_documented(file):
@@ -249,5 +249,5 @@ def test_whatever_the_parts_hold_is_a_weight_with_these_zeros_or_an_error(file, 
     except ValueError as error:
         assert FILE in str(error) and NAME in str(error)
     else:
-        mask = PackedFile(folder / FILE).get_slice(NAME).read_coded().mask.unpack()
+        mask = PackedFile(folder / FILE).get_slice(NAME).read_packed().mask.unpack()
         assert found.isfinite().all() and torch.equal(found != 0, mask)
