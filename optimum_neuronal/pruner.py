@@ -1,4 +1,4 @@
-"""`NeuronALPruner`: prunes a model as a `NeuronALConfig` says, from checks to report."""
+"""`NeuronALPruner`: prunes and saves models as a `NeuronALConfig` says."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -52,8 +52,8 @@ class NeuronALPruner(OptimumQuantizer):
             For calibration text, and saved with the model. None: the one of each model's own checkpoint.
 
     Attributes:
-        model (`PreTrainedModel`): what `from_pretrained` loaded; None otherwise.
-        tokenizer (`PreTrainedTokenizerBase`): the one given; else that of the model that came last, None if it has none.
+        model (`PreTrainedModel`): loaded by `from_pretrained`; None otherwise.
+        tokenizer (`PreTrainedTokenizerBase`): the given one; else the latest model's own, None if it has none.
         report ([`PruningReport`]): of the last prune; None before.
     """
 
@@ -90,7 +90,7 @@ class NeuronALPruner(OptimumQuantizer):
         device: torch.device | None = None,
         **model_kwargs: Any,
     ) -> "NeuronALPruner":
-        """Loads a dense model, of the class that its config names, to be pruned and saved by [`~NeuronALPruner.quantize`].
+        """Load a dense model, of the class that its config names. [`~NeuronALPruner.quantize`] prunes and saves it.
 
         Args:
             model_or_path (`str` or `Path`): Hub id or directory of the dense model.
@@ -125,7 +125,7 @@ class NeuronALPruner(OptimumQuantizer):
         work_dir: str | Path | None = None,
         evaluate: Sequence | Mapping[str, Any] = (),
     ) -> PreTrainedModel:
-        """Prunes the model of [`~NeuronALPruner.from_pretrained`], saves it, and returns it.
+        """Prune the model of [`~NeuronALPruner.from_pretrained`], save it, and return it.
 
         Args:
             save_dir (`str` or `Path`): where to save; checked before the work starts.
@@ -267,14 +267,14 @@ class NeuronALPruner(OptimumQuantizer):
         return f"<p>{self!r}</p>" + ("" if self.report is None else self.report._repr_html_())
 
     def to_dict(self) -> dict[str, Any]:
-        """The config as a JSON-serialisable dict."""
+        """Return the config as a JSON-serialisable dict."""
         return self.config.to_dict()
 
     @classmethod
     def from_dict(
         cls, config_dict: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | str | None = None
     ) -> "NeuronALPruner":
-        """Makes a pruner of what [`~NeuronALPruner.to_dict`] returned."""
+        """Return a pruner of the dict that [`~NeuronALPruner.to_dict`] returned."""
         return cls(NeuronALConfig.from_dict(config_dict), tokenizer)
 
     def _remember(self, context: PruneContext, report: PruningReport) -> None:

@@ -99,7 +99,7 @@ class PairedRuns:
         other_parts.begin(self._seen)
         statistic, module = Hessian(), stage[0].module
         part = other_parts.noted(module)
-        self.runner.block_forwards += sparse.sequences // 2  # of both together; see above
+        self.runner.count(sparse.sequences // 2)  # of both together; see above
         for own, other, call in zip(sparse, dense, self.calls):
             with other_parts.in_place():
                 expected = _inputs(self.block, module, other, call, part)

@@ -108,6 +108,10 @@ class BlockRunner:
         outputs, norms = replay(block, stream.batches, calls, record, skipped)
         return Stream(outputs), norms
 
+    def count(self, block_forwards: int) -> None:
+        """Count runs of a block on one sequence that were not made by [`BlockRunner.replay`]."""
+        self.block_forwards += block_forwards
+
     def output(self, block: Block, stream: Stream, calls: Sequence[Call]) -> Stream:
         """Return a block's output with its current weights."""
         return self.replay(block, stream, calls, record=None)[0]

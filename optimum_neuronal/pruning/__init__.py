@@ -1,6 +1,6 @@
 """One prune, from a config to what becomes of every weight.
 
-The pruner, comparisons and training come here: for the checks that precede any work, calibration data, the search with
-the final pruning behind it, the report of it all; the command line also for a dry run. It may know configs, methods and
-the engine. It changes no weight: what was found is applied by those who asked.
+`context.py` checks a model and a config before any work, and makes the context that every step takes. `prune.py` is the
+way through: the search, the final pass (`final_pass.py`, `refit.py`, `quantising.py`), the report (`reporting.py`); then
+the weights change. This room knows configs, methods, trials and the engine.
 """

@@ -105,7 +105,7 @@ class FinalPruning:
         quantises = self.engine.applier.value_bits is not None
         fit = partial(fit_and_round, self.engine, self.refit) if quantises else self.refit.fit
         fitted = fit(block, changes, streams[0], expected, calls)
-        runner.block_forwards += RUNS * self.refit.epochs * streams[0].sequences
+        runner.count(RUNS * self.refit.epochs * streams[0].sequences)
         for projection in block.pruned:
             kept = changes[projection.name].mask.unpack(projection.weight.device)
             tensors[projection.name + VALUES] = fitted[projection.name][kept]

@@ -225,7 +225,7 @@ def fit_and_round(
         fixed += [projection.name for projection in stage]
         if place < len(order):
             weights = again.fit(block, _new_weights(weights), inputs, expected, calls, fixed)
-            runner.block_forwards += RUNS * again.epochs * inputs.sequences
+            runner.count(RUNS * again.epochs * inputs.sequences)
     return weights
 
 

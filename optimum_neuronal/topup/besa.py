@@ -175,7 +175,7 @@ class BESA(TopUp):
         total = sum(rate.weights for rate in rates)
         for _ in range(self.epochs):
             for hidden, call, target in zip(*data):
-                runner.block_forwards += len(hidden)
+                runner.count(len(hidden))
                 gradients = _mask_gradients(block, rates, hidden, call, target)
                 optimiser.zero_grad()
                 with torch.enable_grad():
