@@ -25,8 +25,10 @@ ATTEMPTS = 50  # draws per wanted function before fewer than wanted are taken
 @register_topup("dsa")
 @dataclass(frozen=True)
 class DSA(TopUp):
-    """Evolutionary search of an allocation function (Li et al., Discovering Sparsity Allocation for Layer-wise Pruning
-    of Large Language Models, NeurIPS 2024, Algorithm 1; operations and ranges as in the authors' repository).
+    """Evolutionary search of an allocation function.
+
+    Li et al., Discovering Sparsity Allocation for Layer-wise Pruning of Large Language Models, NeurIPS 2024, Algorithm
+    1; operations and ranges as in the authors' repository.
 
     A function takes Wanda's metric `|W_ij| a_j` of all weights of a block, changes it element by element (`PRE`),
     reduces it to one importance (`REDUCE`), and transforms that once or twice (`TRANSFORM`). Scaled to [0, 1] over the
@@ -113,7 +115,7 @@ class DSA(TopUp):
         return Function(one(PRE), one(REDUCE), transforms, one(self.lambdas))
 
     def _child(self, generator: torch.Generator, parents: Sequence[Function]) -> Function:
-        """Takes each part from one of two parents, and draws it anew with the probability of a mutation."""
+        """Take each part from one of two parents, and draw it anew with the probability of a mutation."""
         mother, father = (parents[draw(generator, len(parents))] for _ in range(2))
         fresh = self._random(generator)
         parts = {}

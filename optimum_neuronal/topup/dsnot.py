@@ -69,7 +69,7 @@ class DSnoT(TopUp):
         variance: torch.Tensor,
         norm: torch.Tensor,
     ) -> torch.Tensor:
-        """The refined mask of a few rows.
+        """Return the refined mask of a few rows.
 
         A row never changes the sign of its shift, so in which order it takes weights back and gives them up is known
         from the start, and all cycles of all rows are one cumulative sum.
@@ -99,7 +99,7 @@ def moments(statistic: InputSums) -> tuple[torch.Tensor, torch.Tensor]:
 def _ranked(
     values: torch.Tensor, candidates: torch.Tensor, count: int, largest: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The columns of every row's first candidates by value, equal ones in column order, and which of them are such.
+    """Return the columns of every row's first candidates by value, equal ones in column order, and which are candidates.
 
     Both have shape (rows, min(count, columns)): where a row runs out of candidates, other columns follow.
     """

@@ -30,8 +30,9 @@ Levels = tuple[int, ...]
 @register_topup("evopress")
 @dataclass(frozen=True)
 class EvoPress(TopUp):
-    """(1 + lambda) search with level-switch mutation and multi-step selection (Sieberling et al., EvoPress: Accurate
-    Dynamic Model Compression via Evolutionary Search, 2025, Algorithm 1).
+    """(1 + lambda) search with level-switch mutation and multi-step selection.
+
+    Sieberling et al., EvoPress: Accurate Dynamic Model Compression via Evolutionary Search, 2025, Algorithm 1.
 
     The search begins with uniform sparsity. An offspring raises the sparsity of some unit by a level and lowers that
     of another, one to three times. A level is the same number of weights in every unit, so the target stays. Offspring
@@ -123,7 +124,7 @@ class EvoPress(TopUp):
         return Allocation(plan, {"evopress": _decision(sweep.decoder, self.unit, units, plan, history, start)})
 
     def plan(self, units: Sequence[Sequence[Projection]], levels: Levels, sparsity: float) -> SparsityPlan:
-        """The plan that levels stand for: in every unit so many times the same number of weights more or less."""
+        """Return the plan of these levels: each is a multiple of the same number of weights, more or less, in its unit."""
         sizes = [_size(unit) for unit in units]
         weights = self.step * min(sparsity, 1 - sparsity) * min(sizes)
         shares = [sparsity + level * weights / size for level, size in zip(levels, sizes)]
@@ -145,7 +146,7 @@ class EvoPress(TopUp):
 
 
 def units_of(decoder: Decoder, unit: str) -> list[list[Projection]]:
-    """What is given a level: the pruned projections of every block, or each projection alone."""
+    """Return the units of one level: the pruned projections of every block, or each projection alone."""
     if unit == "block":
         return [block.pruned for block in pruned_blocks(decoder)]
     return [[projection] for projection in decoder.projections.values()]

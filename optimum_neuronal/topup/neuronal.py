@@ -156,8 +156,10 @@ class NeuronAL(TopUp):
     def _row_errors(
         self, sweep: Sweep, base: SparsityPlan, plans: list[SparsityPlan], aligned: float
     ) -> tuple[float, list[float]]:
-        """Errors of the base plan, whose alignment error is known, and of the candidates. Lambda 0.0 stands for the
-        base plan: if it takes part, the others must beat it."""
+        """Return the errors of the base plan, whose alignment error is known, and of the candidates.
+
+        Lambda 0.0 is the base plan: if it takes part, the others must beat it.
+        """
         zero = 0.0 in self.row_lambdas
         if self._reconstructs:
             errors = reconstruction_errors(sweep, [base] * zero + plans, self.reference, "Row step")
@@ -168,7 +170,7 @@ class NeuronAL(TopUp):
 
 
 def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "linear") -> SparsityPlan:
-    """The same sparsity in a whole block, rising by `2 * lam` from the first block to the last, its mean kept.
+    """Return one sparsity for each block, rising by `2 * lam` from the first block to the last, its mean kept.
 
     Args:
         decoder ([`Decoder`]): whose blocks share the sparsity.
