@@ -111,7 +111,9 @@ def measure_product(saliency: str, sparsity: float) -> str:
     cells = [f"{sparsity:.0%}", saliency]
     for steps in ("block", "both"):
         model = authors.load_model()
-        pruner = NeuronALPruner(NeuronALConfig(sparsity, saliency, topup="neuronal", steps=steps, dataset=None))
+        pruner = NeuronALPruner(
+            NeuronALConfig(sparsity, saliency, topup="neuronal", topup_args={"steps": steps}, dataset=None)
+        )
         pruner.prune(model, authors.load_ids("calibration_ids"))
         lambdas = [lam for lam in (pruner.report.block_lambda, pruner.report.row_lambda) if lam is not None]
         cells += [f"{geometric_mean(perplexities(model)):.2f}", " / ".join(f"{lam:g}" for lam in lambdas)]

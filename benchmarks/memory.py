@@ -19,6 +19,9 @@ from benchmarks.random_models import random_llama
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 
 
+LAMBDAS = (0.05, 0.1, 0.2)
+
+
 def resident(key: str) -> int:
     """`VmRSS` (now) or `VmHWM` (largest since the last reset), in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -43,19 +46,18 @@ def main():
         "topup": "neuronal",
         "dataset": None,
         "num_samples": args.sequences,
-        "block_lambdas": (0.05, 0.1, 0.2),
-        "batch_size": 1,
+        "topup_args": {"block_lambdas": LAMBDAS, "row_lambdas": LAMBDAS},
     }
-    config = NeuronALConfig(0.7, row_lambdas=(0.0, 0.05, 0.1), **fields)
-    NeuronALPruner(config).prune(random_llama(64, 2, args.tokens), ids)
+    config = NeuronALConfig(0.7, **fields)
+    NeuronALPruner(config).prune(random_llama(64, 2, args.tokens), ids, batch_size=1)
 
     model = random_llama(args.hidden_size, args.blocks, args.tokens)
     block = sum(parameter.numel() * parameter.element_size() for parameter in model.model.layers[0].parameters())
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    NeuronALPruner(config).prune(model, ids)
+    NeuronALPruner(config).prune(model, ids, batch_size=1)
     peak = resident("VmHWM") - before
-    streams = 2 * max(len(config.block_lambdas), len(config.row_lambdas))  # every candidate's inputs and outputs
+    streams = 2 * len(LAMBDAS)  # every candidate's inputs and outputs
     hidden = streams * ids.numel() * args.hidden_size * 4
     print(f"model {before / 1e6:.0f} MB in the process, one block {block / 1e6:.1f} MB")
     print(f"peak above the model: {peak / 1e6:.1f} MB, of which hidden states at most {hidden / 1e6:.1f} MB")

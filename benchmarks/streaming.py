@@ -120,8 +120,7 @@ def pruning_config() -> NeuronALConfig:
         num_samples=SEQUENCES,
         num_alignment_samples=SEQUENCES,
         topup="neuronal",
-        block_lambdas=(0.05, 0.1, 0.2),
-        row_lambdas=(0.0, 0.05, 0.1),
+        topup_args={"block_lambdas": (0.05, 0.1, 0.2), "row_lambdas": (0.0, 0.05, 0.1)},
     )
 
 

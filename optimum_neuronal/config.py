@@ -1,116 +1,51 @@
 """`NeuronALConfig`: everything that decides how a model is pruned."""
 
+import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal, overload
 
+import yaml  # transformers and huggingface_hub bring it
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .config_aliases import as_arguments, as_json, merge_saved, understands_aliases
-from .config_bits import check_budget, check_value_bits
-from .config_fields import ALIASES, FORMATS, ConfigFields, check_embedding_bits, check_sparsity
-from .config_files import read_config_file
-from .efforts import EFFORTS, default_topup
-from .methods import RECONSTRUCT, Methods, make_methods
-from .registry import did_you_mean
+from .config_fields import EFFORTS, ConfigFields, arguments
+from .formats.codebooks import BITS
+from .methods import RECONSTRUCT, Methods, make_method
+from .registry import parse_method
 from .saliency import SALIENCIES
+from .sparsity.masks import ColumnPattern
 from .topup import TOPUPS
-from .validation import check_count, check_number
+from .validation import (
+    check_bits,
+    check_choice,
+    check_count,
+    check_embedding_bits,
+    check_number,
+    check_path,
+    check_sparsity,
+    check_texts,
+    did_you_mean,
+)
 
 
-WANDA = "wanda"  # goes together with a top-up that weights must not move under
 FEWEST = 16  # calibration sequences from which some may be held out of a refit
-
+LEAST_BITS, MOST_BITS = 1.0625, 9.0625  # a weight: a mask and scales alone; with 8 bits of every value
+YAML = (".yaml", ".yml")
 
 # Type checkers would make `quant_method`, a field there and a class attribute here, the first argument of the config.
 _QuantizationConfig: Any = QuantizationConfigMixin
 
 
-@understands_aliases
-@dataclass
+@dataclass(eq=False)
 class NeuronALConfig(ConfigFields, _QuantizationConfig):
-    """How to prune a model. Checked when made; bad values raise `ValueError` or `TypeError`.
+    """How to prune a model. Checked when made: a wrong type raises `TypeError`, a wrong value `ValueError`.
 
-    Args:
-        sparsity (`float`, *optional*):
-            Share of the weights of all linear projections in the decoder blocks to set to zero, in [0, 1). None: what
-            `bits_per_weight` leave room for.
-        saliency (`str`, *optional*):
-            How weights are scored: `"alps"`, which also fits the weights that stay; `"sparsegpt"`, which does so less
-            well; or `"wanda"`, `"ria"`, `"multiflow"`, `"magnitude"`, which leave them as they are. None: see `effort`.
-        saliency_args (`dict`, *optional*): hyper-parameters of the saliency method, in the same way as `topup_args`.
-        topup (`str`, *optional*):
-            Where the sparsity goes: `"search"`, which loses least of all on every model tried; `"neuronal"` (the paper),
-            `"uniform"`, `"owl"`, `"alpha_pruning"`, `"dlp"`, `"atp"`, `"dsnot"`, `"besa"`, `"dsa"` or `"evopress"`.
-            None: see `effort`.
-        topup_args (`dict`, *optional*):
-            Hyper-parameters of the top-up: `{"steps": "block"}` with `topup="neuronal"`. Its class tells which there
-            are. Sequences become lists, as JSON has them.
-        effort (`str`):
-            How much work the prune is worth: `"fast"`, `"default"` or `"best"`. It decides `saliency`, `topup` and
-            `refit_epochs` where they are not given, see `EFFORTS`; the config then holds what they are.
-        dataset (`str`, *optional*):
-            Calibration text: `"c4"`, `"wikitext2"`, `"ptb"`, a Hub dataset as `"id:split:column"` or
-            `"id:config:split:column"`, or a local .txt, .csv, .jsonl or .parquet file, or a folder of
-            them. Text or token ids in memory are passed to `NeuronALPruner.prune` instead.
-        num_samples (`int`): calibration sequences for the final pruning.
-        num_alignment_samples (`int`): how many of them, from the first, the top-up measures its candidates on.
-        seq_length (`int`, *optional*): tokens per sequence. None: the smaller of 2048 and what the model admits.
-        batch_size (`int`, *optional*):
-            Sequences per forward; changes memory and speed, and the result by rounding at most. A forward of a few
-            tokens rounds otherwise than one of many; a saliency that updates weights passes that on to their values, and
-            where tokens are fewer than input features, so that its fit is undetermined, to the choice of weights too.
-            None: what makes about 2048 tokens.
-        max_hidden_bytes (`int`, *optional*):
-            Hidden states of the calibration sequences beyond this many bytes wait in CPU memory while they are not
-            needed; changes memory and speed, not the result. None: they stay on the device.
-        min_expert_tokens (`int`):
-            An expert of a mixture that receives fewer calibration tokens than this is pruned as if all its inputs
-            were equally active (with Wanda: by magnitude), and named in the report. Counted over the `num_samples`
-            sequences for the pruning, over the `num_alignment_samples` for the top-up's trials.
-        seed (`int`): seed of the draw of calibration sequences.
-        targets (`Sequence[str]`, *optional*):
-            Regular expressions, searched in full module names: only projections that match one are pruned, and
-            sparsity is counted over them.
-        ignore (`Sequence[str]`, *optional*): the same, for projections that are left out.
-        pattern (`str`, *optional*):
-            `"N:M"`: of every M consecutive weights of a row N are kept, for `topup="uniform"` and a sparsity of
-            1 - N/M; 2:4 is what NVIDIA's sparse tensor cores compute with. None: zeros may lie anywhere in a row.
-        reconstruct (`str`, *optional*):
-            What a saliency that updates weights brings the outputs of projections near to: `"dense"`, those that they
-            have in the dense model, a block's projections being solved one after the other; or `"block"`, those of the
-            dense block on what the sparse blocks before it put out. None: what the saliency's class says.
-        refit_epochs (`int`, *optional*):
-            Epochs in which the kept weights of each block are fitted to the dense block's output by gradients, masks
-            being what they are, for a saliency that updates weights: better, and slower, see [`Refit`]. 0: none. None: see `effort`.
-        refit_learning_rate (`float`):
-            How far its steps move weights at first, as a share of the root mean square of a matrix's kept weights; above 0.
-        value_bits (`int`, *optional*):
-            8, 4, 3 or 2: kept values are rounded to so many bits, with a scale for each row and 128 columns
-            (docs/format.md); where the saliency updates weights, they make up for each other's rounding
-            (docs/few_bits.md). The model in memory has the rounded values, and computes with them as with any others; with
-            `format="packed"` they are stored as codes, with `format="dense"` as ordinary numbers, which `convert` makes
-            codes of later. None: values stay as they are.
-        bits_per_weight (`float`, *optional*):
-            A budget of bits a weight, above 1.0625, that masks, codes and scales of the projections take in all: 2.4. With
-            `sparsity` the most `value_bits` that fit follow from it; with `value_bits` the least sparsity; alone, of all
-            such pairs the one that loses least is chosen, by the divergence of next-token distributions. The report's
-            config holds the pair instead.
-        embedding_bits (`int`, *optional*):
-            8: token embeddings and head are rounded to 8 bits, with a scale for each row and 128 columns, and stored so;
-            for `format="packed"` alone. Tied ones stay one. None: they stay as they are.
-        format (`str`):
-            How the model is saved: `"dense"`, ordinary safetensors with zeros; or `"packed"`, the non-zero values and
-            bitmasks, which load in processes that have imported this package only (docs/format.md).
-
-    A method's name may come with hyper-parameters, as on the command line: `topup="owl:half_width=0.1"` means
+    A field that is not given stays None; [`~NeuronALConfig.resolved`] fills it in. What follows `topup_args` is given by
+    name. A method's name may come with hyper-parameters, as on the command line: `topup="owl:half_width=0.1"` means
     `topup="owl", topup_args={"half_width": 0.1}`.
-
-    What follows `topup_args` is given by name. `steps`, `reference`, `alignment_scope`, `block_lambdas` and `row_lambdas`
-    are understood as well: they were fields once and go to `topup_args` of NeuronAL, see [`NeuronAL`]. To read one gives
-    the value in force; with another top-up it raises `AttributeError`.
     """
 
     quant_method: ClassVar[str] = "neuronal"
@@ -119,14 +54,36 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         for entry in fields(self):
             if entry.name != "dataset":
                 setattr(self, entry.name, as_json(getattr(self, entry.name)))
+        for kind in ("saliency", "topup"):
+            self._split_method(kind)
+        self._check_fields()
         self._check_amount()
-        self._fill_in()
-        positive = ("num_samples", "num_alignment_samples", "min_expert_tokens")
-        for name, smallest in (*((name, 1) for name in positive), ("seed", 0), ("refit_epochs", 0)):
-            check_count(name, getattr(self, name), smallest)
-        for name, smallest in (("seq_length", 2), ("batch_size", 1), ("max_hidden_bytes", 0)):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name), smallest)
+        self._check_methods()
+
+    def _split_method(self, kind: str) -> None:
+        """Move hyper-parameters that come with the name of the saliency or top-up to the others."""
+        method, place = getattr(self, kind), f"{kind}_args"
+        values = _as_arguments(place, getattr(self, place))
+        if isinstance(method, str) and ":" in method:
+            name, own = parse_method(method)
+            for key, value in as_json(own).items():
+                if values.setdefault(key, value) != value:
+                    raise ValueError(
+                        f"{key} is given twice and differently: {kind}={method!r}, but {place} holds {values[key]!r}. Leave "
+                        "one of them out."
+                    )
+            setattr(self, kind, name)
+        setattr(self, place, values)
+
+    def _check_fields(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if "least" in entry.metadata and not (value is None and entry.default is None):
+                check_count(entry.name, value, entry.metadata["least"])
+        check_choice("effort", self.effort, list(EFFORTS))
+        if self.reconstruct is not None:
+            check_choice("reconstruct", self.reconstruct, RECONSTRUCT)
+        check_number("refit_learning_rate", self.refit_learning_rate, 0, above=True)
         if self.num_alignment_samples > self.num_samples:
             raise ValueError(
                 f"num_alignment_samples is {self.num_alignment_samples}, more than num_samples={self.num_samples}: the "
@@ -140,97 +97,102 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 "ids in memory to NeuronALPruner(config).prune(model, dataset=...)."
             )
         for name in ("targets", "ignore"):
-            setattr(self, name, _checked_patterns(name, getattr(self, name)))
-        if self.format not in FORMATS:
-            raise ValueError(f"format is {self.format!r}: expected one of {', '.join(map(repr, FORMATS))}.")
-        check_embedding_bits(self.embedding_bits, self.format)
-        if self.reconstruct not in (None, *RECONSTRUCT):
+            for pattern in check_texts(name, getattr(self, name) or [], "['q_proj']"):
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    raise ValueError(f"{name} holds {pattern!r}, which is no regular expression: {error}.") from error
+
+    def _check_amount(self) -> None:
+        """Raise `TypeError` or `ValueError` unless sparsity and bits are possible, and go together."""
+        sparsity, value_bits, budget = self.sparsity, self.value_bits, self.bits_per_weight
+        if sparsity is None and budget is None:
+            raise TypeError("NeuronALConfig needs a sparsity, such as 0.7, or bits, such as bits_per_weight=2.4.")
+        if sparsity is not None:
+            check_sparsity(sparsity)
+        check_bits("value_bits", value_bits, BITS)
+        check_embedding_bits(self.embedding_bits)
+        if budget is None:
+            return
+        check_number("bits_per_weight", budget, LEAST_BITS, MOST_BITS, above=True)
+        if sparsity is not None and value_bits is not None:
             raise ValueError(
-                f"reconstruct is {self.reconstruct!r}: expected one of {', '.join(map(repr, RECONSTRUCT))}, or None."
-                f"{did_you_mean(self.reconstruct, list(RECONSTRUCT))}"
+                f"sparsity={sparsity:g}, value_bits={value_bits} and bits_per_weight={budget:g} are given, but two of them "
+                "decide the third: leave one out."
             )
-        for name in ("saliency_args", "topup_args"):
-            setattr(self, name, as_arguments(name, getattr(self, name)))
-        methods = self.make_methods()
+        if sparsity is None and self.pattern is not None:
+            raise ValueError(
+                f"The pattern {self.pattern} decides the sparsity: give sparsity too, and value_bits follow from "
+                "bits_per_weight."
+            )
+
+    def _check_methods(self) -> None:
+        """Raise `ValueError` unless the methods go together, and with the other fields."""
+        methods, epochs = self.make_methods(), self._filled()["refit_epochs"]
         methods.check_together(self.sparsity)
+        saliency, topup = methods.saliency.name, methods.topup.name
         if self.sparsity is None and self.value_bits is None and not methods.needs_calibration:
             raise ValueError(
-                f"bits_per_weight is {self.bits_per_weight:g} alone, which is divided on calibration sequences, but {self.saliency!r} with "
-                f"{self.topup!r} looks at none: give value_bits too, or sparsity."
+                f"bits_per_weight is {self.bits_per_weight:g} alone, which is divided on calibration sequences, but "
+                f"{saliency!r} with {topup!r} looks at none: give value_bits too, or sparsity."
             )
-        check_number("refit_learning_rate", self.refit_learning_rate, 0, above=True)
-        if self.refit_epochs and not methods.saliency.updates_weights:
+        if epochs and not methods.saliency.updates_weights:
             raise ValueError(
-                f"refit_epochs is {self.refit_epochs}, but the saliency {self.saliency!r} leaves the weights that stay as "
-                "they are: choose one that updates them, such as 'alps'."
+                f"refit_epochs is {epochs}, but the saliency {saliency!r} leaves the kept weights as they are: choose one "
+                "that updates them, such as 'alps'."
             )
-        if self.refit_epochs and self.num_samples < FEWEST:
+        if epochs and self.num_samples < FEWEST:
             raise ValueError(
                 f"num_samples is {self.num_samples}: to refit takes at least {FEWEST}, some of which are held out."
             )
 
-    def _check_amount(self) -> None:
-        """How much is to be pruned and rounded."""
-        if self.sparsity is None and self.bits_per_weight is None:
-            raise TypeError("NeuronALConfig needs a sparsity, such as 0.7, or bits, such as bits_per_weight=2.4.")
-        if self.sparsity is not None:
-            check_sparsity(self.sparsity)
-        if self.value_bits is not None:
-            check_value_bits(self.value_bits)
-        if self.bits_per_weight is not None:
-            check_budget(self.bits_per_weight, self.sparsity, self.value_bits, self.pattern)
+    def _filled(self) -> dict[str, Any]:
+        """Return saliency, top-up and epochs of the refit: as given, else by the effort and what goes with the rest."""
+        effort = EFFORTS[self.effort]
+        topup, saliency, epochs = self.topup, self.saliency, self.refit_epochs
+        if topup is None:
+            topup = effort["topup"] if self.pattern is None else "uniform"
+        if saliency is None:
+            saliency = "wanda" if TOPUPS.get(topup).needs_fixed_weights else effort["saliency"]
+        if epochs is None:
+            # Fitted values that are rounded afterwards lose on text unlike the calibration's: docs/few_bits.md
+            rounded = self.value_bits is not None or self.bits_per_weight is not None
+            epochs = effort["refit_epochs"] if SALIENCIES.get(saliency).updates_weights and not rounded else 0
+        return {"saliency": saliency, "topup": topup, "refit_epochs": epochs}
 
-    def _fill_in(self) -> None:
-        """What is not given is as the effort says, if it goes together with what is given."""
-        if not isinstance(self.effort, str) or self.effort not in EFFORTS:
-            known = list(EFFORTS)
-            raise ValueError(
-                f"effort is {self.effort!r}: expected one of {', '.join(map(repr, known))}."
-                f"{did_you_mean(self.effort, known)}"
-            )
-        meant = EFFORTS[self.effort]
-        if self.topup is None:
-            self.topup = default_topup(self.effort, self.pattern)
-        if self.saliency is None:
-            self.saliency = WANDA if TOPUPS.get(self.topup).needs_fixed_weights else meant["saliency"]
-        if self.refit_epochs is None:
-            # Fitted values that are rounded then lose on text unlike the calibration's: docs/few_bits.md
-            pays = (
-                SALIENCIES.get(self.saliency).updates_weights
-                and self.value_bits is None
-                and self.bits_per_weight is None
-            )
-            self.refit_epochs = meant["refit_epochs"] if pays else 0
+    def resolved(self) -> "NeuronALConfig":
+        """Return the config with `saliency`, `topup` and `refit_epochs` filled in where they are not given."""
+        return replace(self, **self._filled())
 
     def make_methods(self) -> Methods:
-        """Saliency, top-up and pattern, with their hyper-parameters; made anew by every call.
+        """Make saliency, top-up and pattern with their hyper-parameters, anew at every call.
 
         Raises:
-            `ValueError`: an unknown name, an unknown hyper-parameter, or a value that a method refuses.
+            `ValueError`, `TypeError`: an unknown name, an unknown hyper-parameter, or a value that a method refuses.
         """
-        assert self.saliency is not None and self.topup is not None  # see _fill_in
-        return make_methods(
-            self.saliency, self.saliency_args, self.topup, self.topup_args, self.pattern, self.reconstruct
+        filled = self._filled()
+        return Methods(
+            make_method(SALIENCIES, filled["saliency"], "saliency_args", self.saliency_args),
+            make_method(TOPUPS, filled["topup"], "topup_args", self.topup_args),
+            None if self.pattern is None else ColumnPattern.parse(self.pattern),
+            self.reconstruct,
         )
 
     def __eq__(self, other: object) -> bool:
-        """Whether both say the same: a hyper-parameter that is not given is the same as its default."""
-        if not isinstance(other, NeuronALConfig):
-            return NotImplemented
-        return asdict(self) == asdict(other) or self._meant() == other._meant()
+        """Return True if both prune alike: what is not given equals its default."""
+        return self._meaning() == other._meaning() if isinstance(other, NeuronALConfig) else NotImplemented
 
-    def _meant(self) -> dict[str, Any]:
-        """The fields, with the methods instead of those hyper-parameters of theirs that were given."""
+    def _meaning(self) -> dict[str, Any]:
         methods = self.make_methods()
-        return {**asdict(self), "saliency_args": methods.saliency, "topup_args": methods.topup}
+        return {**asdict(self), **self._filled(), "saliency_args": methods.saliency, "topup_args": methods.topup}
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields and `quant_method`, JSON-serialisable; `from_dict` makes an equal config of it."""
+        """Return all fields and `quant_method`, JSON-serialisable; `from_dict` makes an equal config of them."""
         return {"quant_method": self.quant_method, **asdict(self)}
 
     @classmethod
     def from_json_file(cls, path: str | Path) -> "NeuronALConfig":
-        """Makes a config from what `to_json_file` wrote, or any other file that [`read_config_file`] understands."""
+        """Make a config of what `to_json_file` wrote, or of any other file that [`read_config_file`] reads."""
         return cls.from_dict(read_config_file(path))
 
     @overload
@@ -247,11 +209,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """Makes a config from the dict that `to_dict` returns, or did in an earlier release.
+        """Make a config of the dict that `to_dict` returned.
 
         Args:
-            config_dict (`dict[str, Any]`): fields of the config; required is `sparsity` or `bits_per_weight` alone.
-            return_unused_kwargs (`bool`): whether to return the keyword arguments that are no fields too.
+            config_dict (`dict[str, Any]`): fields of the config.
+            return_unused_kwargs (`bool`): True to return the keyword arguments that are no fields too.
             kwargs: override the dict's values.
 
         Returns:
@@ -260,31 +222,84 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         Raises:
             `ValueError`: the dict is another method's, or has keys that are not fields.
         """
-        known = [*(entry.name for entry in fields(cls)), *ALIASES]
         if not isinstance(config_dict, Mapping):
             raise TypeError(
                 f"config_dict is a {type(config_dict).__name__}: expected what to_dict() returned, a dict."
             )
-        values = dict(config_dict)
+        known, values = [entry.name for entry in fields(cls)], dict(config_dict)
         method = values.pop("quant_method", cls.quant_method)
         if method != cls.quant_method:
             raise ValueError(f"This is the config of {method!r}, not of {cls.quant_method!r}.")
         for key in values:
             if key not in known:
                 raise ValueError(f"NeuronALConfig has no field {key!r}.{did_you_mean(key, known)}")
-        config = cls(**merge_saved(values, {key: kwargs.pop(key) for key in list(kwargs) if key in known}))
+        overriding = {key: kwargs.pop(key) for key in known if key in kwargs}
+        config = cls(**values | overriding)
         return (config, kwargs) if return_unused_kwargs else config
 
 
-def _checked_patterns(name: str, patterns: Any) -> list[str] | None:
-    if patterns is None:
-        return None
-    patterns = patterns if isinstance(patterns, str) or not isinstance(patterns, Iterable) else list(patterns)
-    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise TypeError(f"{name} is {patterns!r}: expected a list of regular expressions, such as ['q_proj'].")
-    for pattern in patterns:
+if NeuronALConfig.__doc__:  # python -OO has none
+    NeuronALConfig.__doc__ += f"\n    {arguments()}\n    "
+
+
+def read_config_file(path: str | Path) -> dict[str, Any]:
+    """Read fields of a config. The config that is made of them checks names and values.
+
+    Args:
+        path (`str` or `Path`):
+            A .json, .yaml or .yml file with fields of the config; or the `neuronal_report.json` of a pruned model,
+            whose config is taken.
+
+    Raises:
+        `ValueError`: the file is none of these.
+        `OSError`: it cannot be read.
+    """
+    path = Path(check_path("path", path))
+    if not path.is_file():
+        raise FileNotFoundError(f"The recipe {str(path)!r} does not exist: check its path.")
+    try:
+        found = _parse(path.read_bytes().decode("utf-8"), path.suffix.lower())
+    except ValueError as error:  # of json, of yaml, and of text that is not UTF-8
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if isinstance(found, dict) and isinstance(found.get("config"), dict):
+        found = found["config"]
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"{path} holds no fields of the config: expected a mapping, such as sparsity: 0.7.")
+    return found
+
+
+def _parse(text: str, suffix: str) -> Any:
+    if suffix not in YAML:
+        return json.loads(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from error
+
+
+def _as_arguments(name: str, values: Any) -> dict[str, Any]:
+    """Return hyper-parameters as JSON has them; raise `TypeError` for values that JSON does not have."""
+    if values is not None and not isinstance(values, Mapping):
+        raise TypeError(f"{name} is {values!r}: expected a dict of hyper-parameters, or None.")
+    for key, value in (values or {}).items():
         try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{name} holds {pattern!r}, which is no regular expression: {error}.") from error
-    return patterns
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"{name} holds {key}={value!r}: expected numbers, text, or lists of these.") from None
+    return dict(values or {})
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as it comes back from JSON: lists for arrays, tuples and iterators, and Python's own numbers.
+
+    So a config equals the one that is made of its saved dict, and an iterator is read once.
+    """
+    if isinstance(value, Mapping):
+        return {key: as_json(part) for key, part in value.items()}
+    if hasattr(value, "tolist"):  # arrays, tensors and their scalars
+        return value.tolist()
+    if isinstance(value, Real) and not isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, (list, tuple, range, Iterator)):
+        return [as_json(part) for part in value]
+    return value

@@ -1,228 +1,173 @@
-"""The fields of `NeuronALConfig`: each with its type, its default and what it means, and the old names of some.
+"""The fields of `NeuronALConfig`: type, default and explanation of each.
 
-The command line is derived from them, and built whenever `optimum-cli` starts: this module imports nothing heavy.
+The flags of the command line are made of them whenever `optimum-cli` starts, so nothing heavy is imported here.
 """
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Any, get_args
 
-from .efforts import EFFORTS, told
 
-
-FORMATS = ("dense", "packed")  # of a saved model
-HEAD_BITS = 8  # the only ones that embeddings and head can have
+# The fields that an effort decides where they are not given. docs/reconstruction.md has time and quality of each.
+EFFORTS: dict[str, dict[str, Any]] = {
+    "fast": {"saliency": "alps", "topup": "owl", "refit_epochs": 0},
+    "default": {"saliency": "alps", "topup": "search", "refit_epochs": 0},
+    "best": {"saliency": "alps", "topup": "search", "refit_epochs": 20},
+}
 DATASETS = (
     "c4, wikitext2, ptb; a Hub dataset as ID, ID:SPLIT, ID:SPLIT:COLUMN or ID:CONFIG:SPLIT:COLUMN; or a local .txt, .csv, "
     ".jsonl or .parquet file, or a folder of them (PATH or PATH:COLUMN)"
 )
 
 
-def check_sparsity(value: Any) -> float:
-    """The value, if it is a share of weights that can be zero; otherwise `TypeError` or `ValueError`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"sparsity is {value!r}: expected a number in [0, 1), such as 0.7.")
-    if not 0 <= value < 1:
-        hint = f" Did you mean {value / 100:g}?" if 1 < value < 100 else ""
-        raise ValueError(f"sparsity is {value}: expected a share in [0, 1), such as 0.7.{hint}")
-    return value
+def by_effort(name: str) -> str:
+    """Return in words what the efforts make of a field: `"alps"`, or `"20 with effort best, else 0"`."""
+    values = {effort: decided[name] for effort, decided in EFFORTS.items()}
+    usual = values["default"]
+    others = [f"{value} with effort {effort}" for effort, value in values.items() if value != usual]
+    return ", ".join([*others, f"else {usual}"]) if others else str(usual)
 
 
-def check_embedding_bits(value: Any, format: str) -> None:
-    """Raises `TypeError` or `ValueError` if embeddings and head cannot be saved with so many bits in a format; None: as ever."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"embedding_bits is {value!r}: expected 8, or None to leave token embeddings and head as they are."
-        )
-    if value != HEAD_BITS:
-        raise ValueError(
-            f"embedding_bits is {value}: expected 8, or None to leave token embeddings and head as they are."
-        )
-    if format != "packed":
-        raise ValueError(f"embedding_bits is {value}, but the format {format!r}: it needs format='packed'.")
+def _field(default: Any, help: str, **metadata: Any) -> Any:
+    """Return a field of the config.
+
+    Args:
+        default: its default; a class stands for a call of it.
+        help (`str`): what it means.
+        metadata:
+            `unset` (`str`): what None means, in words. `least` (`int`): the smallest whole number that is allowed.
+            `metavar` (`str`): name of the flag's value. `room` and `example` (`str`), of names of methods: the folder
+            of the methods, and one of them with a hyper-parameter. `flag` (`bool`): False for a field without a flag.
+    """
+    metadata["help"] = help
+    return (
+        field(default_factory=default, metadata=metadata)
+        if isinstance(default, type)
+        else field(default=default, metadata=metadata)
+    )
 
 
 @dataclass(init=False, repr=False, eq=False)  # NeuronALConfig has these; to generate them takes milliseconds
 class ConfigFields:
-    """The fields of [`NeuronALConfig`], which documents and checks them. What `metadata` holds:
+    """The fields of [`NeuronALConfig`], which checks them. The explanation of each is its metadata, see `_field`."""
 
-    - `help`: what the field means, in a line; a field without it has no flag on the command line.
-    - `default`, of fields that are None by default: what that means, in words.
-    - `metavar`: how the flag's value is called.
-    - `room` and `example`, of the names of methods: the folder that they lie in, and one with a hyper-parameter.
-    """
-
-    sparsity: float | None = field(
-        default=None,
-        metadata={
-            "help": "share of the projections' weights to set to zero: 0.7",
-            "default": "required, here or by --config, unless there are --bits-per-weight",
-            "metavar": "SHARE",
-        },
+    sparsity: float | None = _field(
+        None,
+        "share of the weights in the decoder blocks' linear projections to set to zero, in [0, 1), such as 0.7",
+        unset="required, unless bits_per_weight is given",
+        metavar="SHARE",
     )
-    saliency: str | None = field(
-        default=None,
-        metadata={
-            "help": "how weights are scored",
-            "room": "saliency",
-            "example": "ria:power=1.0",
-            "default": f"{told('saliency')}; wanda with besa and dsnot",
-        },
+    saliency: str | None = _field(
+        None,
+        "method that scores the weights; alps and sparsegpt also update the kept weights, the others leave them as they are",
+        unset=f"{by_effort('saliency')}; wanda with besa and dsnot",
+        room="saliency",
+        example="ria:power=1.0",
     )
-    saliency_args: dict[str, Any] = field(default_factory=dict)
-    topup: str | None = field(
-        default=None,
-        metadata={
-            "help": "where the sparsity goes",
-            "room": "topup",
-            "example": "owl:half_width=0.1",
-            "default": f"{told('topup')}; uniform with a pattern",
-        },
+    saliency_args: dict[str, Any] = _field(dict, "hyper-parameters of the saliency", flag=False)
+    topup: str | None = _field(
+        None,
+        "method that decides where the sparsity goes",
+        unset=f"{by_effort('topup')}; uniform with a pattern",
+        room="topup",
+        example="owl:half_width=0.1",
     )
-    topup_args: dict[str, Any] = field(default_factory=dict)
-    _: KW_ONLY  # what is called by its position below would be another field than in earlier releases
-    effort: str = field(
-        default="default",
-        metadata={"help": f"what the fields that are not given are, from quick to good: {', '.join(EFFORTS)}"},
+    topup_args: dict[str, Any] = _field(dict, "hyper-parameters of the top-up", flag=False)
+    _: KW_ONLY
+    effort: str = _field(
+        "default",
+        f"how much work the prune is worth, from quick to good: {', '.join(EFFORTS)}; decides saliency, topup and "
+        "refit_epochs where they are not given",
     )
-    dataset: str | None = field(default="c4", metadata={"help": f"calibration text: {DATASETS}"})
-    num_samples: int = field(default=128, metadata={"help": "calibration sequences"})
-    num_alignment_samples: int = field(
-        default=8, metadata={"help": "how many of them the top-up measures its candidates on"}
+    dataset: str | None = _field("c4", f"calibration text: {DATASETS}")
+    num_samples: int = _field(128, "calibration sequences", least=1)
+    num_alignment_samples: int = _field(
+        8, "calibration sequences, from the first, on which the top-up measures its candidates", least=1
     )
-    seq_length: int | None = field(
-        default=None,
-        metadata={"help": "tokens per sequence", "default": "the smaller of 2048 and what the model admits"},
+    seq_length: int | None = _field(
+        None, "tokens in each sequence", unset="the smaller of 2048 and what the model admits", least=2
     )
-    batch_size: int | None = field(
-        default=None,
-        metadata={
-            "help": "sequences per forward: memory and speed, and the result by rounding at most",
-            "default": "what makes about 2048 tokens",
-        },
+    min_expert_tokens: int = _field(
+        32,
+        "an expert of a mixture that receives fewer calibration tokens is pruned as if all its inputs were equally active",
+        least=1,
     )
-    max_hidden_bytes: int | None = field(
-        default=None,
-        metadata={
-            "help": "hidden states beyond this many bytes wait in CPU memory: memory and speed, not the result",
-            "default": "they stay on the device",
-        },
+    seed: int = _field(0, "seed of the draw of calibration sequences", least=0)
+    targets: Sequence[str] | None = _field(
+        None,
+        "regular expressions, searched in module names: only projections that match one are pruned, and sparsity is "
+        "counted over them",
+        unset="all projections",
+        metavar="REGEX",
     )
-    min_expert_tokens: int = field(
-        default=32,
-        metadata={
-            "help": "an expert that receives fewer calibration tokens is pruned as if all its inputs were equally active"
-        },
+    ignore: Sequence[str] | None = _field(
+        None,
+        "regular expressions, searched in module names: projections that match one are left out",
+        unset="none",
+        metavar="REGEX",
     )
-    seed: int = field(default=0, metadata={"help": "seed of the draw of calibration sequences"})
-    targets: Sequence[str] | None = field(
-        default=None,
-        metadata={
-            "help": "regular expressions: prune only modules whose names match",
-            "default": "all projections",
-            "metavar": "REGEX",
-        },
+    pattern: str | None = _field(
+        None,
+        "keep N of every M consecutive weights of a row, such as 2:4, with a sparsity of 1 - N/M everywhere",
+        unset="zeros may lie anywhere in a row",
+        metavar="N:M",
     )
-    ignore: Sequence[str] | None = field(
-        default=None,
-        metadata={
-            "help": "regular expressions: leave out modules whose names match",
-            "default": "none",
-            "metavar": "REGEX",
-        },
+    reconstruct: str | None = _field(
+        None,
+        "outputs that a saliency that updates weights fits them to: dense, the dense model's; or block, the dense block's "
+        "on the inputs from the sparse blocks before it",
+        unset="dense for alps, block for sparsegpt",
     )
-    pattern: str | None = field(
-        default=None,
-        metadata={
-            "help": "keep N of every M consecutive weights of a row (2:4, 4:8), with --topup uniform",
-            "default": "zeros may lie anywhere in a row",
-            "metavar": "N:M",
-        },
+    refit_epochs: int | None = _field(
+        None,
+        "epochs in which the kept weights of each block are fitted by gradients, with a saliency that updates weights; 0: none",
+        unset=by_effort("refit_epochs"),
+        least=0,
     )
-    reconstruct: str | None = field(
-        default=None,
-        metadata={
-            "help": "what a saliency that updates weights brings outputs near to: dense, the dense model's own; or block, "
-            "those of the dense block on what the sparse ones before it put out",
-            "default": "dense for alps, block for sparsegpt",
-        },
+    refit_learning_rate: float = _field(
+        0.04, "how far a step of the refit moves weights at first, as a share of their root mean square; above 0"
     )
-    refit_epochs: int | None = field(
-        default=None,
-        metadata={
-            "help": "epochs in which the kept weights of each block are fitted by gradients; 0: none",
-            "default": told("refit_epochs"),
-        },
+    value_bits: int | None = _field(
+        None,
+        "round kept values to 8, 4, 3 or 2 bits, with a scale for each row and 128 columns; the packed format stores the codes",
+        unset="values stay as they are",
     )
-    refit_learning_rate: float = field(
-        default=0.04,
-        metadata={"help": "how far a step of --refit-epochs moves weights, as a share of their root mean square"},
+    bits_per_weight: float | None = _field(
+        None,
+        "budget of bits a weight, above 1.0625, for masks, codes and scales in all, such as 2.4: with sparsity, value_bits "
+        "follow from it; with value_bits, sparsity; alone, the pair that loses least is chosen",
+        unset="as sparsity and value_bits have it",
     )
-    value_bits: int | None = field(
-        default=None,
-        metadata={
-            "help": "round the kept values to so many bits: 8, 4, 3 or 2; with --format packed they are stored so",
-            "default": "values stay as they are",
-        },
-    )
-    bits_per_weight: float | None = field(
-        default=None,
-        metadata={
-            "help": "bits a weight that masks, codes and scales may take in all, 2.4 for instance: with --sparsity, "
-            "--value-bits follow from it; with these, sparsity; alone, what loses least is chosen",
-            "default": "as sparsity and value bits have it",
-        },
-    )
-    embedding_bits: int | None = field(
-        default=None,
-        metadata={
-            "help": "round token embeddings and head to so many bits, 8, and store them so, with --format packed",
-            "default": "they stay as they are",
-        },
-    )
-    format: str = field(
-        default="dense",
-        metadata={
-            "help": "how weights are saved: dense, ordinary safetensors with zeros; or packed, the non-zero values and "
-            "bitmasks, which load with this package only"
-        },
+    embedding_bits: int | None = _field(
+        None,
+        "round token embeddings and head to 8 bits, with a scale for each row and 128 columns; saved in the packed format alone",
+        unset="they stay as they are",
     )
 
 
-class Alias(NamedTuple):
-    """The name of a hyper-parameter that was a field of the config once, and is still understood in its place.
-
-    Args:
-        topups (`tuple[str, ...]`): the top-ups whose hyper-parameter it is.
-        type: of its values, written as a field's.
-        default: what those top-ups take if it is not given; here for the command line to tell.
-        help (`str`): what it means, in a line.
-        metavar (`str`, *optional*): how the flag's value is called.
-    """
-
-    topups: tuple[str, ...]
-    type: Any
-    default: Any
-    help: str
-    metavar: str | None = None
+def explain(entry: Field) -> str:
+    """Return what a field means and what None stands for, in a line."""
+    unset = entry.metadata.get("unset")
+    return entry.metadata["help"] + (f". None: {unset}" if unset else "")
 
 
-LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.12, 0.15, 0.2, 0.25)
+def kind_of(entry: Field) -> Any:
+    """Return the type of a field's values, without None."""
+    parts = get_args(entry.type) if isinstance(entry.type, UnionType) else (entry.type,)
+    (kind,) = (part for part in parts if part is not NoneType)
+    return kind
 
-ALIASES = {
-    "steps": Alias(("neuronal",), str, "both", "steps of --topup neuronal: both, block or row"),
-    "reference": Alias(
-        ("neuronal",), str, "sparse-stream", "where dense activations come from: sparse-stream or dense"
-    ),
-    "alignment_scope": Alias(
-        ("neuronal",), str, "sequence", "alignment error by sequence (the paper) or pooled (its authors' code)"
-    ),
-    "block_lambdas": Alias(
-        ("neuronal",), Sequence[float], LAMBDAS, "half-widths of the sparsity window, block step", "X"
-    ),
-    "row_lambdas": Alias(
-        ("neuronal",), Sequence[float], (0.0, *LAMBDAS), "half-widths of the sparsity window, row step", "X"
-    ),
-}
+
+def arguments() -> str:
+    """Return the section of a docstring that explains every field."""
+    lines = []
+    for entry in fields(ConfigFields):
+        name = (
+            str(kind_of(entry)).removeprefix("collections.abc.")
+            if get_args(kind_of(entry))
+            else kind_of(entry).__name__
+        )
+        optional = "" if entry.default_factory is MISSING and entry.default is not None else ", *optional*"
+        lines.append(f"        {entry.name} (`{name}`{optional}): {explain(entry)}.")
+    return "\n".join(["Args:", *lines])

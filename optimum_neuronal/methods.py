@@ -5,10 +5,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .model.projections import Decoder
-from .registry import Registry, did_you_mean
-from .saliency import SALIENCIES, Saliency
+from .registry import Registry
+from .saliency import Saliency
 from .sparsity.masks import ColumnPattern
-from .topup import TOPUPS, TopUp
+from .topup import TopUp
+from .validation import did_you_mean
 
 
 RECONSTRUCT = ("dense", "block")
@@ -103,30 +104,3 @@ def make_method(registry: Registry, name: str, argument: str, values: Mapping[st
                 f"{did_you_mean(key, known)}"
             )
     return method(**values)
-
-
-def make_methods(
-    saliency: str,
-    saliency_args: Mapping[str, Any],
-    topup: str,
-    topup_args: Mapping[str, Any],
-    pattern: str | None = None,
-    reconstruct: str | None = None,
-) -> Methods:
-    """The methods of these names and hyper-parameters.
-
-    Args:
-        saliency, topup (`str`): names of registered methods.
-        saliency_args, topup_args (`Mapping[str, Any]`): their hyper-parameters; absent ones keep their defaults.
-        pattern (`str`, *optional*): `"N:M"`.
-        reconstruct (`str`, *optional*): of `RECONSTRUCT`.
-
-    Raises:
-        `ValueError`: an unknown name, an unknown hyper-parameter, or a value that a method refuses.
-    """
-    return Methods(
-        make_method(SALIENCIES, saliency, "saliency_args", saliency_args),
-        make_method(TOPUPS, topup, "topup_args", topup_args),
-        None if pattern is None else ColumnPattern.parse(pattern),
-        reconstruct,
-    )

@@ -14,8 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from .checkpoint.own_files import check_not_own
 from .checkpoint.packed_size import PackedSize
 from .checkpoint.safe_files import load_checkpoint
-from .checkpoint.save_pretrained import save_packed_by_default
-from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
+from .checkpoint.saving import check_format, check_saveable, check_space, push_pruned, save_pruned
 from .checkpoint.sparsity_config import KEY
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
@@ -26,7 +25,7 @@ from .files.records import WorkDirectory, work_directory
 from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
-from .pruning.context import PruneContext, alone_with, check, open_records
+from .pruning.context import PruneContext, alone_with, check, check_memory, open_records
 from .pruning.prune import prune_model
 from .pruning.reporting import expected_size, pruned_size
 from .report import PruningReport
@@ -124,6 +123,9 @@ class NeuronALPruner(OptimumQuantizer):
         dataset: Any = None,
         work_dir: str | Path | None = None,
         evaluate: Sequence | Mapping[str, Any] = (),
+        format: str = "dense",
+        batch_size: int | None = None,
+        max_hidden_bytes: int | None = None,
     ) -> PreTrainedModel:
         """Prune the model of [`~NeuronALPruner.from_pretrained`], save it, and return it.
 
@@ -135,33 +137,43 @@ class NeuronALPruner(OptimumQuantizer):
             evaluate (`Sequence` or `dict`):
                 Test sets, each as for [`evaluate_perplexity`], or name -> test set: perplexities before and after the prune
                 are measured on them, and told by the report and the model card. They are read before the work starts.
+            format (`str`): as for [`~NeuronALPruner.save`].
+            batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
         """
         if file_prefix is not None:
             raise ValueError(f"file_prefix is {file_prefix!r}: expected None, since transformers names the files.")
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         model, tests = self.model, name_test_sets(evaluate)
+        check_format(format, self.config.embedding_bits)
+        check_memory(batch_size, max_hidden_bytes)
         check_saveable(model)
         check_not_own(model, save_dir)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
         with work_directory(work_dir) as folder, alone_with(model):
-            context = check(model, self.config)
-            check_space(model, save_dir, expected_size(context), self.config.format)
+            context = check(model, self.config, batch_size, max_hidden_bytes)
+            check_space(model, save_dir, expected_size(context), format)
             windows = {name: load_windows(model.config, self.tokenizer, test) for name, test in tests.items()}
             before = _perplexities(model, windows)
             report = self._prune(context, dataset, folder)
             after = _perplexities(model, windows)
             evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
             self._remember(context, replace(report, evaluation=evaluation))
-            self.save(model, save_dir)
+            self.save(model, save_dir, format)
             folder.remove()
         return model
 
     def prune(
-        self, model: PreTrainedModel, dataset: Any = None, work_dir: str | Path | None = None
+        self,
+        model: PreTrainedModel,
+        dataset: Any = None,
+        work_dir: str | Path | None = None,
+        *,
+        batch_size: int | None = None,
+        max_hidden_bytes: int | None = None,
     ) -> PreTrainedModel:
-        """Sets weights of the model to zero, in place.
+        """Set weights of the model to zero, in place.
 
         A prune that fails or is interrupted leaves every weight as it was: masks are applied at the very end. Under
         torchrun or `accelerate launch` the processes share the work, and each prunes its own copy of the model.
@@ -177,6 +189,14 @@ class NeuronALPruner(OptimumQuantizer):
             work_dir (`str` or `Path`, *optional*):
                 Where finished steps and blocks are recorded. The same call goes on from there after a crash, with the
                 same result to the bit.
+            batch_size (`int`, *optional*):
+                Sequences per forward; changes memory and speed, and the result by rounding at most. A forward of a few
+                tokens rounds otherwise than one of many. A saliency that updates weights passes that on to their values;
+                where tokens are fewer than input features, so that its fit is undetermined, to the masks too. None: as
+                many as make about 2048 tokens.
+            max_hidden_bytes (`int`, *optional*):
+                Hidden states of the calibration sequences beyond this many bytes wait in CPU memory while they are not
+                needed; changes memory and speed, not the result. None: they stay on the device.
 
         Returns:
             `PreTrainedModel`: the same model. `model.config.sparsity_config` tells how it was pruned.
@@ -187,8 +207,9 @@ class NeuronALPruner(OptimumQuantizer):
             `BlockingIOError`: another prune uses the work directory; the message says which process.
             `RuntimeError`: another thread prunes the model.
         """
+        check_memory(batch_size, max_hidden_bytes)
         with work_directory(work_dir) as folder, alone_with(model):
-            self._prune(check(model, self.config), dataset, folder)
+            self._prune(check(model, self.config, batch_size, max_hidden_bytes), dataset, folder)
         return model
 
     def _prune(self, context: PruneContext, dataset: Any, folder: WorkDirectory) -> PruningReport:
@@ -201,8 +222,6 @@ class NeuronALPruner(OptimumQuantizer):
 
         def remember(report: PruningReport) -> None:
             self._remember(context, report)
-            if self.config.format == "packed":
-                save_packed_by_default(context.model)
 
         return prune_model(context, remember)
 
@@ -236,30 +255,39 @@ class NeuronALPruner(OptimumQuantizer):
         if tokenizer is not None:
             self._tokenizers[model] = tokenizer
 
-    def save(self, model: PreTrainedModel, directory: str | Path) -> None:
-        """Saves a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
+    def save(self, model: PreTrainedModel, directory: str | Path, format: str | None = None) -> None:
+        """Save a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
 
         Of several processes, the first one saves.
 
+        Args:
+            model (`PreTrainedModel`): pruned by this pruner.
+            directory (`str` or `Path`): where to; created if missing.
+            format (`str`, *optional*):
+                `"dense"`: ordinary safetensors with zeros; or `"packed"`: the non-zero values and bitmasks, which load in
+                processes that have imported this package (docs/format.md). None: packed if the model computes with packed
+                weights, else dense.
+
         Raises:
-            `ValueError`: this pruner did not prune the model, or another one did so since.
+            `ValueError`: this pruner did not prune the model, or another one did so since; or there is no such format, or
+                it cannot hold embeddings of 8 bits.
             `FileExistsError`: the model was read from this directory, and would take the place of its dense weights.
         """
         pruned = self._find(model)
         check_not_own(model, directory)
         processes = Processes.current()
         if processes.rank == 0:
-            save_pruned(model, directory, pruned.report, pruned.size, self._given or pruned.tokenizer)
+            save_pruned(model, directory, pruned.report, pruned.size, self._given or pruned.tokenizer, format)
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:
-        """Publishes a model that this pruner pruned. Arguments and return value: see [`push_pruned`]."""
+        """Publish a model that this pruner pruned. Arguments and return value: see [`push_pruned`]."""
         pruned = self._find(model)
         return push_pruned(model, repo_id, pruned.report, pruned.size, self._given or pruned.tokenizer, **kwargs)
 
     def __repr__(self) -> str:
         found = "nothing pruned yet" if self.report is None else f"pruned: {self.report.achieved_sparsity:.2%} zeros"
-        config = self.config
+        config = self.config.resolved()
         amount = f"{config.bits_per_weight:g} bits" if config.sparsity is None else f"{config.sparsity:.2%}"
         return f"NeuronALPruner({config.saliency} + {config.topup}, {amount}, {found})"
 

@@ -1,7 +1,6 @@
 """A registry of interchangeable methods: name -> class, with discovery of the modules beside the base class."""
 
 import ast
-import difflib
 import importlib
 import pkgutil
 import re
@@ -9,15 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from .validation import did_you_mean
+
 
 Method = TypeVar("Method")
 Registered = TypeVar("Registered", bound=type)
-
-
-def did_you_mean(name: str, known: list[str]) -> str:
-    """Return `" Did you mean 'wanda'?"` when `name` is close to a known name, otherwise an empty string."""
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
@@ -107,6 +102,8 @@ class Registry(Generic[Method]):
     def get(self, name: str) -> type[Method]:
         """Return the class registered as `name`; raise `ValueError` with the known names if there is none."""
         known = self.names()
+        if not isinstance(name, str):
+            raise TypeError(f"{self.kind} is {name!r}: expected a name: {', '.join(known)}.")
         if name not in known:
             hint = did_you_mean(name, known)
             raise ValueError(f"Unknown {self.kind} {name!r}.{hint} Known: {', '.join(known)}.")

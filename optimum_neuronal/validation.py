@@ -1,14 +1,21 @@
-"""Checks of arguments and hyper-parameters."""
+"""Checks of arguments and hyper-parameters: a wrong type raises `TypeError`, a wrong value `ValueError`."""
 
+import difflib
 import math
 import os
-from collections.abc import Iterable
-from numbers import Integral
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """Return `" Did you mean 'wanda'?"` if a name is close to a known one, otherwise an empty string."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
 def check_path(name: str, value: Any) -> str:
-    """Return the text of a path; raise `TypeError` if it is neither text nor a path, `ValueError` if it is empty."""
+    """Return the text of a path. Raise `TypeError` if it is neither text nor a path, `ValueError` if it is empty."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):
@@ -19,11 +26,11 @@ def check_path(name: str, value: Any) -> str:
 
 
 def check_several(name: str, value: Any, example: str) -> list:
-    """Return the entries of a list, tuple, array or iterator; raise `TypeError` for anything else, also for one text.
+    """Return the entries of a list, tuple, array or iterator. Raise `TypeError` for anything else, and for a single text.
 
     Args:
         name (`str`): of the argument, for the message.
-        value: what came.
+        value: from the caller.
         example (`str`): of what is expected, for the message.
     """
     if hasattr(value, "tolist"):
@@ -34,7 +41,7 @@ def check_several(name: str, value: Any, example: str) -> list:
 
 
 def check_texts(name: str, value: Any, example: str) -> list[str]:
-    """Return the entries, see [`check_several`]; raise `TypeError` if one is not text."""
+    """Return entries as [`check_several`] does. Raise `TypeError` unless each of them is text."""
     entries = check_several(name, value, example)
     for entry in entries:
         if not isinstance(entry, str):
@@ -51,22 +58,87 @@ def check_count(name: str, value: Any, least: int) -> None:
         raise ValueError(message)
 
 
-def check_whole(name: str, value: int, least: int) -> None:
-    """Raise `ValueError` unless a hyper-parameter is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {value!r}: expected a whole number of at least {least}.")
+def check_number(name: str, value: Any, least: float, most: float = math.inf, above: bool = False) -> None:
+    """Raise `TypeError` unless a value is a number, `ValueError` unless it is finite and from `least` to `most`.
 
-
-def check_number(name: str, value: float, least: float, most: float = math.inf, above: bool = False) -> None:
-    """Raise `ValueError` unless a hyper-parameter is a finite number from `least`, or `above` it, to `most`."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and math.isfinite(value) and least <= value <= most and not (above and value == least):
-        return
+    Args:
+        name (`str`): of the argument, for the message.
+        value: from the caller.
+        least, most (`float`): bounds, which are allowed themselves.
+        above (`bool`): True if `least` itself is not allowed.
+    """
     if above:
         bounds = f"above {least:g}" + ("" if most == math.inf else f", at most {most:g}")
     else:
         bounds = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-    raise ValueError(f"{name} is {value!r}: expected a number {bounds}.")
+    message = f"{name} is {_shown(value)}: expected a number {bounds}."
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(message)
+    if not (math.isfinite(value) and least <= value <= most) or (above and value == least):
+        raise ValueError(message)
+
+
+def check_numbers(name: str, values: Any, least: float, most: float) -> tuple[float, ...]:
+    """Return several numbers from `least` to `most`. Raise `TypeError` or `ValueError` for anything else, and for none."""
+    numbers = check_several(name, values, f"[{least}, {most}]")
+    if not numbers:
+        raise ValueError(f"{name} is empty: expected at least one number from {least:g} to {most:g}.")
+    for number in numbers:
+        check_number(name, number, least, most)
+    return tuple(map(float, numbers))
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise `TypeError` unless a value is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {_shown(value)}: expected True or False.")
+
+
+def check_sparsity(value: Any) -> float:
+    """Return a share of weights that can be zero. Raise `TypeError` or `ValueError` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"sparsity is {_shown(value)}: expected a number in [0, 1), such as 0.7.")
+    if not 0 <= value < 1:
+        hint = f" Did you mean {value / 100:g}?" if 1 < value < 100 else ""
+        raise ValueError(f"sparsity is {value}: expected a share in [0, 1), such as 0.7.{hint}")
+    return value
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise `TypeError` unless a value is text, `ValueError` unless it is one of `choices`."""
+    message = f"{name} is {_shown(value)}: expected one of {', '.join(map(repr, choices))}."
+    if not isinstance(value, str):
+        raise TypeError(message)
+    if value not in choices:
+        raise ValueError(message + did_you_mean(value, choices))
+
+
+def check_bits(name: str, value: Any, known: Sequence[int], of: str = "values") -> None:
+    """Raise `TypeError` or `ValueError` unless a value is None or one of the known numbers of bits.
+
+    Args:
+        name (`str`): of the argument, for the message.
+        value: from the caller.
+        known (`Sequence[int]`): numbers of bits.
+        of (`str`): what has them, for the message.
+    """
+    one_of = "one of " if len(known) > 1 else ""
+    message = (
+        f"{name} is {_shown(value)}: expected {one_of}{', '.join(map(str, known))}, or None to leave {of} as they are."
+    )
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(message)
+    if value not in known:
+        raise ValueError(message)
+
+
+def check_embedding_bits(value: Any, format: str = "packed") -> None:
+    """Raise `TypeError` or `ValueError` if embeddings and head cannot have so many bits in a format of checkpoints."""
+    check_bits("embedding_bits", value, (8,), "token embeddings and head")
+    if value is not None and format != "packed":
+        raise ValueError(f"embedding_bits is {value}, but the format {format!r}: it needs format='packed'.")
 
 
 def _shown(value: Any) -> str:

@@ -68,8 +68,8 @@ outcome["by transformers"] = same(model, "me/by-transformers")
 
 outcome["not found"] = error(inspect_checkpoint, "me/absent")
 
-packed_pruner, packed = pruned(format="packed")
-packed_pruner.push_to_hub(packed, "me/packed", commit_message="Packed", token="hf_other")
+packed_pruner, packed = pruned()
+packed_pruner.push_to_hub(packed, "me/packed", format="packed", commit_message="Packed", token="hf_other")
 outcome["packed reloaded"] = same(packed, "me/packed")
 outcome["packed inspected"] = inspect_checkpoint("me/packed").format
 

@@ -1,5 +1,5 @@
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -8,11 +8,15 @@ import pytest
 import torch
 
 from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.config import read_config_file
+from optimum_neuronal.config_fields import explain
 
 
 def test_defaults():
     config = NeuronALConfig(0.7)
-    assert (config.saliency, config.topup, config.dataset, config.refit_epochs) == ("alps", "search", "c4", 0)
+    assert (config.saliency, config.topup, config.refit_epochs, config.dataset) == (None, None, None, "c4")
+    found = config.resolved()
+    assert (found.saliency, found.topup, found.refit_epochs) == ("alps", "search", 0) and found == config
     assert config.make_methods().needs_dense_stream
     assert NeuronALConfig(0.7, "sparsegpt").make_methods().topup.name == "search", "which leaves rows alone then"
 
@@ -20,24 +24,31 @@ def test_defaults():
 class TestEffort:
     def test_it_fills_in_what_is_not_given(self):
         assert NeuronALConfig(0.7, effort="default") == NeuronALConfig(0.7)
-        best = NeuronALConfig(0.7, effort="best")
+        best = NeuronALConfig(0.7, effort="best").resolved()
         assert (best.saliency, best.topup, best.refit_epochs > 0) == ("alps", "search", True)
-        assert NeuronALConfig(0.7, effort="fast").topup != "search"
+        assert NeuronALConfig(0.7, effort="fast").resolved().topup != "search"
 
     def test_what_is_given_wins(self):
-        config = NeuronALConfig(0.7, effort="best", topup="owl", refit_epochs=3)
+        config = NeuronALConfig(0.7, effort="best", topup="owl", refit_epochs=3).resolved()
         assert (config.saliency, config.topup, config.refit_epochs) == ("alps", "owl", 3)
-        config = NeuronALConfig(0.7, effort="best", saliency="wanda")
+        config = NeuronALConfig(0.7, effort="best", saliency="wanda").resolved()
         assert (config.topup, config.refit_epochs) == ("search", 0), "Wanda leaves the weights that stay"
-        assert NeuronALConfig(0.7, effort="best", value_bits=3).refit_epochs == 0, "fitted values are rounded then"
-        assert NeuronALConfig(0.5, effort="best", pattern="2:4").topup == "uniform"
-        config = NeuronALConfig(0.7, effort="best", topup="besa")
+        assert NeuronALConfig(0.7, effort="best", value_bits=3).resolved().refit_epochs == 0, (
+            "fitted values are rounded then"
+        )
+        assert NeuronALConfig(0.5, effort="best", pattern="2:4").resolved().topup == "uniform"
+        config = NeuronALConfig(0.7, effort="best", topup="besa").resolved()
         assert (config.saliency, config.refit_epochs) == ("wanda", 0), "BESA decides while the other weights stay"
 
     def test_what_is_saved_says_what_was_meant(self):
-        saved = NeuronALConfig(0.7, effort="best").to_dict()
+        saved = NeuronALConfig(0.7, effort="best").resolved().to_dict()
         assert saved["effort"] == "best" and saved["saliency"] == "alps" and saved["refit_epochs"] > 0
         assert NeuronALConfig.from_dict({**saved, "refit_epochs": 2}).refit_epochs == 2
+
+    def test_what_is_not_given_follows_what_is_replaced(self):
+        config = replace(NeuronALConfig(0.7, effort="best"), topup="besa")
+        assert (config.saliency, config.resolved().saliency) == (None, "wanda")
+        assert replace(config, topup=None, pattern="2:4", sparsity=0.5).resolved().topup == "uniform"
 
     def test_an_unknown_one_is_refused(self):
         with pytest.raises(ValueError, match="effort is 'bets': expected one of 'fast', .*Did you mean 'best'"):
@@ -48,8 +59,8 @@ class TestEffort:
     "arguments, message",
     [
         ({"reconstruct": "desne"}, "reconstruct is 'desne': expected one of .*Did you mean 'dense'"),
-        ({"reconstruct": "dense", "saliency": "wanda"}, "the saliency 'wanda' leaves the weights that stay"),
-        ({"refit_epochs": 2, "saliency": "wanda"}, "the saliency 'wanda' leaves the weights that stay"),
+        ({"reconstruct": "dense", "saliency": "wanda"}, "the saliency 'wanda' leaves the"),
+        ({"refit_epochs": 2, "saliency": "wanda"}, "the saliency 'wanda' leaves the kept weights"),
         ({"refit_epochs": 2, "num_samples": 8}, "num_samples is 8: to refit takes at least 16"),
         ({"refit_epochs": -1}, "refit_epochs is -1: expected a whole number of at least 0"),
         ({"refit_learning_rate": 0}, "refit_learning_rate is 0: expected a number above 0"),
@@ -72,8 +83,7 @@ def test_round_trip_through_json():
         0.7,
         "multiflow",
         topup="neuronal",
-        steps="block",
-        block_lambdas=(0.1, 0.2),
+        topup_args={"steps": "block", "block_lambdas": (0.1, 0.2)},
         targets=["mlp"],
         seq_length=64,
     )
@@ -101,18 +111,17 @@ def test_unknown_keys_and_other_methods_are_refused():
         ({"sparsity": 70}, "Did you mean 0.7?"),
         ({"saliency": "wnada"}, "Unknown saliency 'wnada'. Did you mean 'wanda'?"),
         ({"topup": "neuroal"}, "Unknown top-up 'neuroal'. Did you mean 'neuronal'?"),
-        ({"steps": "rows"}, "Did you mean 'row'?"),
+        ({"topup_args": {"steps": "rows"}}, "Did you mean 'row'?"),
         ({"saliency_args": {"alpha": 1}}, "saliency_args holds 'alpha', which the saliency 'wanda' does not have"),
         ({"topup_args": {"metrik": "l2"}}, "topup_args holds 'metrik'.*Did you mean 'metric'?"),
         ({"num_samples": 0}, "num_samples is 0: expected a whole number of at least 1"),
         ({"seq_length": 1}, "seq_length is 1: expected a whole number of at least 2"),
         ({"num_alignment_samples": 200}, "num_alignment_samples is 200, more than num_samples=128"),
         ({"targets": ["("]}, "targets holds '\\(', which is no regular expression"),
-        ({"format": "pickle"}, "format is 'pickle': expected one of 'dense'"),
         ({"value_bits": 5}, "value_bits is 5: expected one of 8, 4, 3, 2, or None to leave values as they are"),
         ({"value_bits": 16}, "value_bits is 16"),
         ({"value_bits": 0}, "value_bits is 0"),
-        ({"block_lambdas": []}, "block_lambdas is"),
+        ({"topup_args": {"block_lambdas": []}}, "block_lambdas is"),
     ],
 )
 def test_bad_values(arguments, message):
@@ -125,16 +134,15 @@ def test_bad_values(arguments, message):
     [
         (
             {"reconstruct": "dens"},
-            "reconstruct is 'dens': expected one of 'dense', 'block', or None.*Did you mean 'dense'",
+            "reconstruct is 'dens': expected one of 'dense', 'block'.*Did you mean 'dense'",
         ),
         ({"reconstruct": ""}, "reconstruct is ''"),
         ({"reconstruct": "dense", "saliency": "wanda"}, "reconstruct is 'dense', but the saliency 'wanda' leaves"),
         ({"refit_epochs": -1}, "refit_epochs is -1: expected a whole number of at least 0"),
-        ({"refit_epochs": 5, "saliency": "ria"}, "refit_epochs is 5, but the saliency 'ria' leaves the weights"),
+        ({"refit_epochs": 5, "saliency": "ria"}, "refit_epochs is 5, but the saliency 'ria' leaves the kept weights"),
         ({"refit_epochs": 1, "num_samples": 15}, "num_samples is 15: to refit takes at least 16"),
         ({"refit_learning_rate": 0}, "refit_learning_rate is 0"),
         ({"refit_learning_rate": -1e-4}, "refit_learning_rate is -0.0001"),
-        ({"refit_learning_rate": "fast"}, "refit_learning_rate is 'fast'"),
         ({"refit_learning_rate": float("nan")}, "refit_learning_rate is nan"),
         ({"refit_learning_rate": float("inf")}, "refit_learning_rate is inf"),
     ],
@@ -146,7 +154,7 @@ def test_bad_ways_of_reconstructing(arguments, message):
 
 def test_reconstruction_is_off_unless_it_is_asked_for():
     config = NeuronALConfig(0.7)
-    assert (config.reconstruct, config.refit_epochs, config.refit_learning_rate) == (None, 0, 0.04)
+    assert (config.reconstruct, config.resolved().refit_epochs, config.refit_learning_rate) == (None, 0, 0.04)
     config = NeuronALConfig(0.7, "alps", reconstruct="block", refit_epochs=3, refit_learning_rate=1e-4)
     assert NeuronALConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert NeuronALConfig.from_dict({"sparsity": 0.7, "saliency": "alps"}) != config
@@ -157,11 +165,15 @@ def test_reconstruction_is_off_unless_it_is_asked_for():
     "arguments, message",
     [
         ({"refit_epochs": 1.5}, "refit_epochs is 1.5: expected a whole number"),
+        ({"refit_learning_rate": "fast"}, "refit_learning_rate is 'fast': expected a number above 0"),
+        ({"topup_args": {"budget": "12"}}, "budget is '12': expected a whole number of at least 8"),
+        ({"effort": 5}, "effort is 5: expected one of"),
+        ({"embedding_bits": "8"}, "embedding_bits is '8': expected 8, or None"),
         ({"sparsity": "0.7"}, "sparsity is '0.7': expected a number"),
         ({"sparsity": True}, "expected a number"),
         ({"seed": 1.5}, "seed is 1.5: expected a whole number"),
         ({"dataset": ["text"]}, "dataset is a list: .*prune\\(model, dataset=...\\)"),
-        ({"ignore": "lm_head"}, "ignore is 'lm_head': expected a list of regular expressions"),
+        ({"ignore": "lm_head"}, "ignore is 'lm_head': expected several, such as"),
     ],
 )
 def test_bad_types(arguments, message):
@@ -171,7 +183,8 @@ def test_bad_types(arguments, message):
 
 def test_every_field_is_documented():
     for entry in fields(NeuronALConfig):
-        assert f"\n        {entry.name} (`" in NeuronALConfig.__doc__ or f", {entry.name} (`" in NeuronALConfig.__doc__
+        (line,) = (line for line in NeuronALConfig.__doc__.split("\n") if line.startswith(f"        {entry.name} (`"))
+        assert line.endswith(f": {explain(entry)}.") and entry.metadata["help"]
 
 
 def test_patterns_and_hyper_parameters_may_come_from_generators():
@@ -186,7 +199,7 @@ def test_patterns_and_hyper_parameters_may_come_from_generators():
         0.1,
         0.2,
     )
-    with pytest.raises(TypeError, match="ignore is 5: expected a list of regular expressions"):
+    with pytest.raises(TypeError, match="ignore is 5: expected several, such as"):
         NeuronALConfig(0.5, ignore=5, saliency="wanda")
 
 
@@ -200,7 +213,12 @@ def test_numbers_of_any_kind_become_pythons_own(value):
     )
     stored = json.loads(json.dumps(config.to_dict()))
     assert NeuronALConfig.from_dict(stored) == config
-    numbers = [config.sparsity, config.refit_learning_rate, config.saliency_args["power"], config.block_lambdas[0]]
+    numbers = [
+        config.sparsity,
+        config.refit_learning_rate,
+        config.saliency_args["power"],
+        config.topup_args["block_lambdas"][0],
+    ]
     assert numbers == [0.5] * 4 and {type(number) for number in numbers} == {float}
     assert "float" not in f"{config.to_dict()}" and "tensor" not in f"{config.to_dict()}"
 
@@ -215,9 +233,6 @@ def test_no_hyper_parameters():
     expected = NeuronALConfig(0.5)
     assert NeuronALConfig(0.5, saliency_args=None, topup_args=None).to_dict() == expected.to_dict()
     assert NeuronALConfig.from_dict({"sparsity": 0.5, "topup_args": None, "saliency_args": None}) == expected
-    config = NeuronALConfig(0.5, "wanda", topup="neuronal", topup_args=None, steps="block")
-    assert config.topup_args == {"steps": "block"}
-    assert NeuronALConfig.from_dict({**config.to_dict(), "topup_args": None}, steps="block") == config
 
 
 @pytest.mark.parametrize(
@@ -231,7 +246,7 @@ def test_no_hyper_parameters():
             "topup_args holds block_lambdas=.*expected numbers, text",
         ),
         ({"topup_args": {"block_lambdas": {0.1}}}, "topup_args holds block_lambdas=.*expected numbers, text"),
-        ({"block_lambdas": [object]}, "topup_args holds block_lambdas=.*expected numbers, text"),
+        ({"topup_args": {"block_lambdas": [object]}}, "topup_args holds block_lambdas=.*expected numbers, text"),
     ],
 )
 def test_hyper_parameters_that_cannot_be_saved(arguments, message):
@@ -239,11 +254,11 @@ def test_hyper_parameters_that_cannot_be_saved(arguments, message):
         NeuronALConfig(0.5, "wanda", topup="neuronal", **arguments)
 
 
-@pytest.mark.parametrize("name", ["effort", "saliency", "topup", "format", "reconstruct"])
-@pytest.mark.parametrize("value", [5, ["wanda"], {"a": 1}, ""])
-def test_names_that_are_none(name, value):
-    with pytest.raises(ValueError, match=f"{name} is|Unknown"):
-        NeuronALConfig(0.5, **{name: value})
+def test_names_that_are_none():
+    for name in ("effort", "saliency", "topup", "reconstruct"):
+        for value, error in ((5, TypeError), (["wanda"], TypeError), ({"a": 1}, TypeError), ("", ValueError)):
+            with pytest.raises(error, match=f"{name} is|Unknown|top-up is"):
+                NeuronALConfig(0.5, **{name: value})
 
 
 def test_a_methods_name_with_hyper_parameters_means_what_it_does_on_the_command_line():
@@ -253,7 +268,7 @@ def test_a_methods_name_with_hyper_parameters_means_what_it_does_on_the_command_
     assert config == NeuronALConfig.from_dict({**config.to_dict(), "topup": "owl:half_width=0.1"})
     both = NeuronALConfig(0.5, "wanda", topup="neuronal:block_lambdas=(0.1, 0.2)", topup_args={"steps": "block"})
     assert both.topup_args == {"steps": "block", "block_lambdas": [0.1, 0.2]}
-    assert both == NeuronALConfig(0.5, "wanda", topup="neuronal:block_lambdas=[0.1,0.2]", steps="block")
+    assert both == NeuronALConfig(0.5, "wanda", topup="neuronal:steps=block,block_lambdas=[0.1,0.2]")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +278,7 @@ def test_a_methods_name_with_hyper_parameters_means_what_it_does_on_the_command_
             {"topup": "owl:half_width=0.1", "topup_args": {"half_width": 0.2}},
             "half_width is given twice and differently: topup='owl:half_width=0.1', but topup_args holds 0.2",
         ),
-        ({"topup": "neuronal:steps=block", "steps": "row"}, "steps is given twice and differently"),
+        ({"topup": "neuronal:steps=block", "topup_args": {"steps": "row"}}, "steps is given twice and differently"),
         ({"topup": "owl:half_width"}, "'owl:half_width' is no method: expected NAME or NAME:KEY=VALUE"),
         ({"topup": "owl:half_widht=0.1"}, "topup_args holds 'half_widht'.*Did you mean 'half_width'"),
     ],
@@ -271,3 +286,96 @@ def test_a_methods_name_with_hyper_parameters_means_what_it_does_on_the_command_
 def test_hyper_parameters_of_a_name_that_cannot_be_meant(arguments, message):
     with pytest.raises(ValueError, match=message):
         NeuronALConfig(0.5, "wanda", **arguments)
+
+
+def test_a_budget_takes_the_place_of_a_sparsity():
+    config = NeuronALConfig(bits_per_weight=2.4)
+    assert (config.sparsity, config.value_bits, config.bits_per_weight) == (None, None, 2.4)
+    assert NeuronALConfig.from_dict(config.to_dict()) == config
+    assert NeuronALConfig(bits_per_weight=2.4, effort="best").resolved().refit_epochs == 0, "as with value_bits"
+    with pytest.raises(TypeError, match="needs a sparsity, such as 0.7, or bits, such as bits_per_weight"):
+        NeuronALConfig()
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"bits_per_weight": "2.4"}, TypeError, "bits_per_weight is '2.4': expected a number"),
+        ({"bits_per_weight": True}, TypeError, "bits_per_weight is True: expected a number"),
+        (
+            {"bits_per_weight": 1.0625},
+            ValueError,
+            "bits_per_weight is 1.0625: expected a number above 1.0625, at most 9.0625",
+        ),
+        ({"bits_per_weight": 10}, ValueError, "at most 9.0625"),
+        ({"bits_per_weight": float("nan")}, ValueError, "bits_per_weight is nan"),
+        (
+            {"bits_per_weight": 2.4, "sparsity": 0.6, "value_bits": 3},
+            ValueError,
+            "two of them decide the third: leave one out",
+        ),
+        (
+            {"bits_per_weight": 2.4, "pattern": "2:4"},
+            ValueError,
+            "The pattern 2:4 decides the sparsity: give sparsity too",
+        ),
+        (
+            {"bits_per_weight": 2.4, "saliency": "magnitude", "topup": "uniform"},
+            ValueError,
+            "looks at none: give value_bits too",
+        ),
+        ({"bits_per_weight": 2.4, "value_bits": 5}, ValueError, "value_bits is 5: expected one of 8, 4, 3, 2"),
+    ],
+    ids=str,
+)
+def test_bad_budgets(fields, error, message):
+    with pytest.raises(error, match=message):
+        NeuronALConfig(**fields)
+
+
+def test_what_needs_no_choice_needs_no_calibration():
+    own = {"bits_per_weight": 2.4, "saliency": "magnitude", "topup": "uniform"}
+    assert NeuronALConfig(**own, value_bits=3).sparsity is None
+    assert NeuronALConfig(0.6, **own).value_bits is None
+    assert NeuronALConfig(0.5, bits_per_weight=4, pattern="2:4").resolved().topup == "uniform"
+
+
+FIELDS = {"sparsity": 0.7, "topup": "owl", "topup_args": {"half_width": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("recipe.json", json.dumps(FIELDS)),
+        ("recipe.yaml", "sparsity: 0.7\ntopup: owl\ntopup_args:\n  half_width: 0.1\n"),
+        ("neuronal_report.json", json.dumps({"config": FIELDS, "achieved_sparsity": 0.7})),
+    ],
+)
+def test_fields_are_read(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert read_config_file(tmp_path / name) == FIELDS
+    assert NeuronALConfig.from_json_file(tmp_path / name) == NeuronALConfig(**FIELDS)
+
+
+def test_what_is_written_is_read(tmp_path):
+    config = NeuronALConfig(sparsity=0.6, effort="best", ignore=["q_proj"])
+    config.to_json_file(tmp_path / "config.json")
+    assert NeuronALConfig.from_json_file(tmp_path / "config.json") == config
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b"{", "a.json cannot be read"),
+        ("a.yaml", b"sparsity: [", "a.yaml cannot be read"),
+        ("a.json", b"\xff", "a.json cannot be read"),
+        ("a.yaml", b"!!python/object/apply:os.getcwd []", "a.yaml cannot be read"),
+        ("a.yaml", b"0.7", "holds no fields"),
+        ("a.yaml", b"1: 2", "holds no fields"),
+        ("a.json", b'{"sparsty": 0.7}', "Did you mean 'sparsity'"),
+    ],
+)
+def test_files_that_are_no_recipes(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        NeuronALConfig.from_json_file(tmp_path / name)

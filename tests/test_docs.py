@@ -14,6 +14,7 @@ from markdown_files import DOCS, PAGES, ROOT, TEXTS, anchors, blocks, commands, 
 import optimum_neuronal
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.cli.neuronal_command import NeuronalCommand
+from optimum_neuronal.config_fields import explain
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 
@@ -112,12 +113,12 @@ def texts_of(path) -> str:
     return "\n".join(text.replace("\n", " ") for text in found)
 
 
-def test_every_field_of_the_config_is_told_of_with_its_default():
+def test_every_field_of_the_config_is_explained_with_its_default():
     text = (DOCS / "reference.md").read_text(encoding="utf-8")
     for entry in fields(NeuronALConfig):
         default = entry.default_factory() if entry.default_factory is not MISSING else entry.default
-        told = "required" if default is MISSING else f"`{default!r}`"
-        assert f"| `{entry.name}` | {told} | " in text, f"{entry.name}: {told}"
+        row = f"| `{entry.name}` | `{default!r}` | {explain(entry)} |"
+        assert f"{row}\n" in text, f"docs/reference.md lacks this row: {row}"
 
 
 def test_every_figure_is_shown():

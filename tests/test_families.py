@@ -73,7 +73,7 @@ SAVED = ("gpt2", "llama", "llama4_text", "mixtral", "phi", "qwen3_5_moe_text")  
 def test_prune_save_and_reload(family, topup, ids, tmp_path):
     model = make_model(family)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    lambdas = {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}
+    lambdas = {"topup_args": {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}}
     fields = lambdas if topup == "neuronal" else {"topup_args": {"budget": 24}}  # both kinds of rounds, and rows
     fields |= {"num_samples": 12, "num_alignment_samples": 4}
     pruner = NeuronALPruner(NeuronALConfig(0.7, topup=topup, min_expert_tokens=8, **{"saliency": "wanda", **fields}))

@@ -1,7 +1,7 @@
 import pytest
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.methods import Methods, make_method, make_methods
+from optimum_neuronal.methods import Methods, make_method
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.ria import RIA
@@ -12,7 +12,7 @@ from optimum_neuronal.topup.uniform import Uniform
 
 def test_topup_takes_what_it_knows():
     args = {"metric": "l2", "reference": "dense"}
-    topup = NeuronALConfig(0.7, topup="neuronal", steps="row", topup_args=args, saliency="wanda").make_methods().topup
+    topup = NeuronALConfig(0.7, topup="neuronal:steps=row", topup_args=args, saliency="wanda").make_methods().topup
     assert (topup.steps, topup.reference) == ("row", "dense")
     assert NeuronALConfig(0.7, topup="uniform", saliency="wanda").make_methods().topup.name == "uniform"
 
@@ -21,8 +21,8 @@ class TestMethodsThatGoTogether:
     def test_sparsegpt_refuses_the_row_step(self):
         for steps in ("both", "row"):
             with pytest.raises(ValueError, match="updates all rows of a weight together.*set steps='block'"):
-                NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="neuronal", steps=steps)
-        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="neuronal", steps="block")
+                NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="neuronal", topup_args={"steps": steps})
+        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="neuronal:steps=block")
         assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="uniform")
 
     @pytest.mark.parametrize("topup", ["besa", "dsnot"])
@@ -37,7 +37,7 @@ class TestMethodsThatGoTogether:
 
     def test_alps_takes_the_row_step_but_no_topup_that_needs_fixed_weights(self):
         for steps in ("both", "row", "block"):
-            assert NeuronALConfig(sparsity=0.7, saliency="alps", topup="neuronal", steps=steps)
+            assert NeuronALConfig(sparsity=0.7, saliency="alps", topup="neuronal", topup_args={"steps": steps})
         for topup in ("besa", "dsnot"):
             with pytest.raises(ValueError, match="'alps' updates the others too"):
                 NeuronALConfig(sparsity=0.7, saliency="alps", topup=topup)
@@ -77,11 +77,8 @@ class TestMethodsThatGoTogether:
 
 
 def test_a_topup_gets_its_topup_args_and_nothing_else(own_topup):
-    config = NeuronALConfig(0.7, topup="test-only", seed=7, batch_size=2, saliency="wanda")
-    assert config.make_methods().topup == own_topup(batch_size=4, seed=123) and (config.seed, config.batch_size) == (
-        7,
-        2,
-    )
+    config = NeuronALConfig(0.7, topup="test-only", seed=7, saliency="wanda")
+    assert config.make_methods().topup == own_topup(seed=123) and config.seed == 7
     config = NeuronALConfig(
         0.7, topup="test-only", topup_args={"seed": 5, "shape": range(2)}, seed=7, saliency="wanda"
     )
@@ -90,7 +87,10 @@ def test_a_topup_gets_its_topup_args_and_nothing_else(own_topup):
 
 
 def test_the_saliency_says_what_it_reconstructs_if_nobody_else_does():
-    needed = {name: make_methods(name, {}, "uniform", {}).needs_dense_stream for name in SALIENCIES.names()}
+    needed = {
+        name: NeuronALConfig(0.7, name, topup="uniform").make_methods().needs_dense_stream
+        for name in SALIENCIES.names()
+    }
     assert needed == {**dict.fromkeys(SALIENCIES.names(), False), "alps": True}
 
 
@@ -104,13 +104,13 @@ def test_the_saliency_says_what_it_reconstructs_if_nobody_else_does():
     ],
 )
 def test_what_looks_at_no_activation_needs_no_calibration(saliency, topup, needed):
-    assert make_methods(saliency, {}, topup, {}).needs_calibration is needed
+    assert NeuronALConfig(0.7, saliency, topup=topup).make_methods().needs_calibration is needed
 
 
 def test_methods_are_made_of_names_and_hyper_parameters():
-    methods = make_methods("ria", {"power": 1.0}, "uniform", {}, "2:4")
+    methods = NeuronALConfig(0.5, "ria:power=1.0", topup="uniform", pattern="2:4").make_methods()
     assert methods == Methods(RIA(power=1.0), Uniform(), ColumnPattern.parse("2:4"))
-    methods = make_methods("alps", {"iterations": 7}, "uniform", {}, reconstruct="block")
+    methods = NeuronALConfig(0.5, "alps:iterations=7", topup="uniform", reconstruct="block").make_methods()
     assert methods == Methods(ALPS(iterations=7), Uniform(), None, "block")
 
 

@@ -37,7 +37,6 @@ SENSIBLE = {
     "pattern": st.sampled_from([None, None, "2:4", "4:8", "4:2"]),
     "reconstruct": st.sampled_from([None, "dense", "block"]),
     "refit_epochs": st.none() | st.integers(0, 3),
-    "format": st.sampled_from(["dense", "packed"]),
     "value_bits": st.none() | st.sampled_from([8, 4, 3, 2]),
 }
 OTHERS = {name: value for name, value in SENSIBLE.items() if name != "sparsity"}
@@ -111,7 +110,7 @@ def test_whatever_a_config_says_training_keeps_zeros_or_refuses(checkpoint, data
 
 
 METHODS = {
-    "neuronal": {"saliency": "wanda", "topup": "neuronal", "block_lambdas": [0.1, 0.2], "row_lambdas": [0.0, 0.1]},
+    "neuronal": {"saliency": "wanda", "topup": "neuronal:block_lambdas=[0.1,0.2],row_lambdas=[0,0.1]"},
     "search": {"saliency": "alps", "topup": "search", "topup_args": {"budget": 12}, "num_samples": 8},
     "dense targets": {"saliency": "sparsegpt", "topup": "owl", "reconstruct": "dense"},
 }

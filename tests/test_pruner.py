@@ -5,7 +5,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-from dataclasses import fields as fields_of
 
 import pytest
 import torch
@@ -23,12 +22,12 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning import prune as prune_module
 
 
+LAMBDAS = {"block_lambdas": (0.05, 0.15), "row_lambdas": (0.0, 0.1)}
 FAST = {
     "topup": "neuronal",
     "num_samples": 12,
     "num_alignment_samples": 4,
-    "block_lambdas": (0.05, 0.15),
-    "row_lambdas": (0.0, 0.1),
+    "topup_args": LAMBDAS,
 }
 
 
@@ -43,7 +42,7 @@ def state(model):
 def test_both_steps(any_model, ids):
     before = state(any_model)
     for reference, model in (("sparse-stream", copy.deepcopy(any_model)), ("dense", any_model)):
-        pruner = NeuronALPruner(config(reference=reference))
+        pruner = NeuronALPruner(config(topup_args={**LAMBDAS, "reference": reference}))
         assert pruner.prune(model, ids) is model
         projections = find_decoder(model).projections.values()
         owners = {id(p.owner) for p in projections}
@@ -76,8 +75,8 @@ def test_the_same_seed_gives_the_same_masks(ids, tokenizer, tmp_path):
     results = []
     for seed, batch_size in ((0, 1), (0, 4), (1, 1)):
         model = make_model("llama", vocab_size=256)
-        fields = {"seed": seed, "batch_size": batch_size, "dataset": str(text), "seq_length": 16}
-        NeuronALPruner(config(**fields), tokenizer).prune(model)
+        fields = {"seed": seed, "dataset": str(text), "seq_length": 16}
+        NeuronALPruner(config(**fields), tokenizer).prune(model, batch_size=batch_size)
         results.append(state(model))
     assert all(torch.equal(value, results[1][key]) for key, value in results[0].items())
     assert any(not torch.equal(value, results[2][key]) for key, value in results[0].items())
@@ -89,15 +88,14 @@ def test_of_the_batch_size_values_know_by_rounding_at_most(ids, seq_length):
     results = []
     for batch_size in (1, 3, 12):
         model = make_model("llama")
-        fields = {"saliency": "sparsegpt", "topup": "uniform", "batch_size": batch_size}
-        NeuronALPruner(config(**fields)).prune(model, ids[:, :seq_length])
+        fields = {"saliency": "sparsegpt", "topup": "uniform", "topup_args": {}}
+        NeuronALPruner(config(**fields)).prune(model, ids[:, :seq_length], batch_size=batch_size)
         results.append(state(model))
     for found in results[1:]:
         for key, value in found.items():
             torch.testing.assert_close(value, results[0][key], rtol=1e-3, atol=1e-4)
             assert torch.equal(value == 0, results[0][key] == 0)
-    (told,) = (entry.metadata["help"] for entry in fields_of(NeuronALConfig) if entry.name == "batch_size")
-    assert "rounding at most" in told and "rounding at most" in NeuronALConfig.__doc__
+    assert "rounding at most" in NeuronALPruner.prune.__doc__
 
 
 def test_the_report_tells_everything(llama, ids):
@@ -153,9 +151,9 @@ def test_the_interface_of_optimum(tmp_path, ids):
 def test_values_of_few_bits_are_those_of_the_model_in_memory(tmp_path, ids, fields):
     """So what is measured on it holds for what is saved."""
     make_model("llama").bfloat16().save_pretrained(tmp_path / "dense")
-    fields = {"topup": "uniform", "format": "packed", "value_bits": 3} | fields
+    fields = {"topup": "uniform", "value_bits": 3} | fields
     pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(**fields))
-    model = pruner.quantize(tmp_path / "sparse", dataset=ids)
+    model = pruner.quantize(tmp_path / "sparse", dataset=ids, format="packed")
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
     assert all(torch.equal(value, reloaded.state_dict()[name]) for name, value in model.state_dict().items())
     weight = model.model.layers[1].mlp.up_proj.weight

@@ -1,9 +1,10 @@
 import pytest
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.registry import Registry, did_you_mean, parse_method
+from optimum_neuronal.registry import Registry, parse_method
 from optimum_neuronal.saliency import SALIENCIES, Saliency, register_saliency
 from optimum_neuronal.topup import TOPUPS, TopUp, register_topup
+from optimum_neuronal.validation import did_you_mean
 
 
 def test_methods_are_found_without_being_imported():

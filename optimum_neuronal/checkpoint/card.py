@@ -164,7 +164,9 @@ def _code(base: str | None, report: PruningReport, code: LoadingCode, text: str 
     from ..config import NeuronALConfig  # with all methods: what only loads and saves does without
 
     config: dict[str, Any] = report.config if text is None else {**report.config, "dataset": text}
-    default = NeuronALConfig(config["sparsity"], topup=config["topup"], saliency=config["saliency"]).to_dict()
+    default = (
+        NeuronALConfig(config["sparsity"], topup=config["topup"], saliency=config["saliency"]).resolved().to_dict()
+    )
     always = ("sparsity", "saliency", "topup", *(("dataset", "num_samples", "seed") if report.calibration else ()))
     names = [entry.name for entry in fields(NeuronALConfig)]
     chosen = {name: config[name] for name in names if name in always or config[name] != default[name]}

@@ -10,17 +10,17 @@ import torch
 from transformers.utils import logging
 
 from ..compat import transformers as internals
-from ..config_fields import FORMATS, check_embedding_bits
 from ..files.directories import is_same
-from ..formats.codebooks import check_bits
+from ..formats.codebooks import BITS
 from ..model.load_model import load_skeleton
 from ..model.weight_names import token_weights
 from ..system.notes import get_logger
-from ..validation import check_path
+from ..validation import check_bits, check_choice, check_embedding_bits, check_path
 from .card import with_format
 from .coding import Coding, HeadCoding
 from .names import (
     CONFIG,
+    FORMATS,
     MODEL_CARD,
     TOKENIZER_FOLDERS,
     WEIGHT_SUFFIXES,
@@ -74,10 +74,8 @@ def convert_checkpoint(
         `ValueError`: the checkpoint is damaged, not pruned, or has that format already; or its values cannot be rounded.
         `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
     """
-    if format not in FORMATS:
-        raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
-    if value_bits is not None:
-        check_value_bits(value_bits, format)
+    check_choice("format", format, FORMATS)
+    check_value_bits(value_bits, format)
     check_embedding_bits(embedding_bits, format)
     size, source = internals.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
     with Checkpoint(source) as checkpoint:
@@ -119,13 +117,10 @@ def find_source(
     return find_checkpoint(directory_or_id, revision, token, whole=True)
 
 
-def check_value_bits(value_bits: int, format: str) -> None:
-    """Raise `ValueError` if a checkpoint that is converted to a format cannot have values of so many bits."""
-    try:
-        check_bits(value_bits)
-    except ValueError as error:
-        raise ValueError(f"value_bits is {value_bits!r}: {error}.") from error
-    if format != "packed":
+def check_value_bits(value_bits: int | None, format: str) -> None:
+    """Raise `TypeError` or `ValueError` if a checkpoint that is converted to a format cannot have values of so many bits."""
+    check_bits("value_bits", value_bits, BITS)
+    if value_bits is not None and format != "packed":
         raise ValueError(
             f"value_bits is {value_bits}, but the format {format!r}: convert to 'packed' to round values. Converted to 'dense' "
             "after that, they are the same."

@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from ..report import REPORT_NAME as REPORT_NAME
 
 
+FORMATS = ("dense", "packed")
+
 CONFIG = "config.json"  # without it a directory is no model
 GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"

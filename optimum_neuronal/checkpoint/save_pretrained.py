@@ -16,9 +16,9 @@ from ..files.scratch import scratch_directory
 from ..formats.stand_in import StandIn
 from ..model.packed_modules import dense_state, packed_modules
 from ..model.weight_names import natural_order
-from ..validation import check_path
+from ..validation import check_choice, check_path
 from .coding import Coding, HeadCoding
-from .names import DENSE_FILES, PACKED_FILES, SUFFIX
+from .names import DENSE_FILES, FORMATS, PACKED_FILES, SUFFIX
 from .sparsity_config import KEY, read_sparsity_config
 from .stored_format import add_hint, dense_config, packed_config
 from .weight_writers import SHARD_SIZE, DenseWriter, PackedWriter
@@ -53,6 +53,7 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
     model = _uncompiled(model)
     if "max_shard_size" in kwargs:
         internals.bytes_of(kwargs["max_shard_size"])
+    check_choice("format", format, FORMATS)
     if format == "dense":
         if _is_packed(model):
             _save_unpacked(model, Path(save_directory), **kwargs)
@@ -60,12 +61,10 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
             with _config_of(model, dense_config):
                 type(model).save_pretrained(model, save_directory, **kwargs)
         _remove(save_directory, PACKED_FILES)
-    elif format == "packed":
+    else:
         _check_packable(model, kwargs)
         if kwargs.get("is_main_process", True):
             _save_packed(model, Path(save_directory), **kwargs)
-    else:
-        raise ValueError(f"format is {format!r}: expected 'dense' or 'packed'.")
 
 
 def save_packed_by_default(model: PreTrainedModel) -> None:

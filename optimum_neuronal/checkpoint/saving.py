@@ -20,12 +20,14 @@ from ..model.architectures import find_architecture, is_of_experts
 from ..model.packed_modules import packed_modules
 from ..report import PruningReport
 from ..system.notes import get_logger
+from ..validation import check_choice, check_embedding_bits
 from .card import make_card
 from .hub import explained
-from .names import CONFIG, GENERATION_CONFIG, MODEL_CARD, PACKED_INDEX, WEIGHT_FILES, is_of_weights
+from .names import CONFIG, FORMATS, GENERATION_CONFIG, MODEL_CARD, WEIGHT_FILES, is_of_weights
 from .own_files import check_directory, may_write_card
 from .packed_size import PackedSize
 from .safe_files import read_bytes
+from .save_pretrained import save_pretrained
 
 
 logger = get_logger(__name__)
@@ -47,6 +49,7 @@ def save_pruned(
     report: PruningReport,
     size: PackedSize,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    format: str | None = None,
 ) -> None:
     """Save model, tokenizer, report and model card.
 
@@ -55,22 +58,25 @@ def save_pruned(
     are no part of it stay. So does a README.md of the user's own; no card is written then.
 
     Args:
-        model (`PreTrainedModel`): the pruned model; saved as ordinary safetensors.
+        model (`PreTrainedModel`): the pruned model.
         directory (`str` or `Path`): where to; created if missing.
         report ([`PruningReport`]): of the prune.
         size ([`PackedSize`]): of the pruned weights, embeddings and head.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): saved along.
+        format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
 
     Raises:
+        `ValueError`: there is no such format, or it cannot hold embeddings of 8 bits.
         `OSError`: the directory is a file or cannot be written, or the disk is too full. Its files are as they were.
     """
     check_saveable(model)
+    format = check_format(format or default_format(model), report.config.get("embedding_bits"))
     path = check_directory(directory)
-    check_space(model, path, size, default_format(model))
+    check_space(model, path, size, format)
     with_card = may_write_card(path)
     _note_card(with_card, path / MODEL_CARD)
     with replaced_checkpoint(path, _is_replaced) as staging:
-        _write(model, staging, report, size, tokenizer, path.name, with_card)
+        _write(model, staging, report, size, tokenizer, path.name, with_card, format)
 
 
 @contextmanager
@@ -95,6 +101,7 @@ def push_pruned(
     size: PackedSize,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
+    format: str | None = None,
     private: bool | None = None,
     token: str | None = None,
     revision: str | None = None,
@@ -107,6 +114,7 @@ def push_pruned(
     Args:
         model, report, size, tokenizer: as for [`save_pruned`].
         repo_id (`str`): `"me/llama-70"`; created if missing.
+        format (`str`, *optional*): as for [`save_pruned`].
         private (`bool`, *optional*): True if a repository that is created is private. None: as the account has it.
         token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
         revision (`str`, *optional*): branch to push to, created if missing. None: main.
@@ -120,14 +128,15 @@ def push_pruned(
         `OSError`: the disk for temporary files is too full, the Hub cannot be reached, or the upload broke off.
     """
     check_saveable(model)
+    format = check_format(format or default_format(model), report.config.get("embedding_bits"))
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, explained(repo_id):
-        check_space(model, folder, size, default_format(model))
+        check_space(model, folder, size, format)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         with_card = _may_write_card(api, repo_id, revision)
-        _write(model, Path(folder), report, size, tokenizer, repo_id, with_card)
+        _write(model, Path(folder), report, size, tokenizer, repo_id, with_card, format)
         return _upload(api, folder, repo_id, revision, commit_message)
 
 
@@ -172,16 +181,16 @@ def _write(
     tokenizer: PreTrainedTokenizerBase | None,
     title: str,
     with_card: bool,
+    format: str,
 ) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
         with internals.known_as_offloaded(model):
-            model.save_pretrained(folder, max_shard_size=max(OFFLOADED_SHARD, _largest_block(model)))
+            save_pretrained(model, folder, format, max_shard_size=max(OFFLOADED_SHARD, _largest_block(model)))
     else:
-        model.save_pretrained(folder)
+        save_pretrained(model, folder, format)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     copy_processor(model, folder)
-    format = "packed" if (folder / PACKED_INDEX).exists() else "dense"
     if with_card:
         card = make_card(model, report, size, title, format, with_tokenizer=tokenizer is not None)
         card.save(folder / MODEL_CARD)
@@ -233,6 +242,13 @@ def _has_experts(model: PreTrainedModel) -> bool:
     architecture = find_architecture(model.config.get_text_config(decoder=True).model_type)
     weights = model.named_parameters()
     return any(is_of_experts(architecture.find_role(name)[1], weight.ndim) for name, weight in weights)
+
+
+def check_format(format: str, embedding_bits: int | None = None) -> str:
+    """Return a format of checkpoints. Raise `TypeError` or `ValueError` if there is none, or if it cannot hold these bits."""
+    check_choice("format", format, FORMATS)
+    check_embedding_bits(embedding_bits, format)
+    return format
 
 
 def default_format(model: PreTrainedModel) -> str:

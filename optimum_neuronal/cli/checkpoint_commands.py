@@ -7,6 +7,7 @@ import sys
 
 from optimum.commands.base import CommandInfo
 
+from ..validation import check_embedding_bits
 from .command import Command, write
 from .flags import add_overwrite_flag
 
@@ -82,11 +83,9 @@ class ConvertCommand(Command):
         from ..checkpoint.converting import check_value_bits, convert_checkpoint, find_source
         from ..checkpoint.opening import stored_size
         from ..checkpoint.own_files import check_output
-        from ..config_fields import check_embedding_bits
         from ..files.directories import is_same
 
-        if self.args.value_bits is not None:
-            check_value_bits(self.args.value_bits, self.args.format)
+        check_value_bits(self.args.value_bits, self.args.format)
         check_embedding_bits(self.args.embedding_bits, self.args.format)
         source = find_source(self.args.model, self.args.output, self.args.revision)
         if self.args.output is not None and not is_same(self.args.output, source):

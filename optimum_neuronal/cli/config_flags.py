@@ -1,15 +1,14 @@
-"""The flags of the config's fields and aliases, derived from `config_fields`. Imports nothing heavy, see `command`."""
+"""The flags of the config's fields, derived from `config_fields`. Imports nothing heavy, see `command`."""
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, get_args
 
-from ..config_fields import ALIASES, ConfigFields
+from ..config_fields import ConfigFields, kind_of
 from .parser import share
 
 
@@ -28,62 +27,23 @@ def methods(room: str) -> str:
     return ", ".join(sorted(name for names in found for name in names))
 
 
-class Flag(NamedTuple):
-    """How a field is given on the command line.
-
-    Args:
-        default (`str`): what the config takes if the flag is not given, in words; or that it is required.
-        options (`dict[str, Any]`): further arguments of `add_argument`.
-        meaning (`str`): of the field, in a line.
-    """
-
-    default: str
-    options: dict[str, Any]
-    meaning: str
-
-
-def _config_flags() -> dict[str, Flag]:
-    """Name of the field or alias -> its flag; aliases in the place of `topup_args`, whose entries they are."""
-    flags = {}
-    for entry in fields(ConfigFields):
-        if "help" in entry.metadata:
-            flags[entry.name] = _flag(entry.type, entry.default, entry.metadata)
-            if entry.name in READ_BY:
-                flags[entry.name].options["type"] = READ_BY[entry.name]
-        elif entry.name == "topup_args":
-            for name, alias in ALIASES.items():
-                flags[name] = _flag(alias.type, alias.default, {"help": alias.help, "metavar": alias.metavar})
-    return flags
-
-
-def _flag(kind: Any, default: Any, metadata: Mapping[str, Any]) -> Flag:
-    options = _parsing(kind)
-    if metadata.get("metavar"):
-        options["metavar"] = metadata["metavar"]
-    shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
-    meaning = metadata["help"]
-    if "room" in metadata:
-        meaning += f": {methods(metadata['room'])}; with hyper-parameters: {metadata['example']}"
-    return Flag(metadata.get("default", shown), options, meaning)
-
-
-def _parsing(kind: Any) -> dict[str, Any]:
-    """How `argparse` reads values of a field's type."""
-    if isinstance(kind, UnionType):
-        (kind,) = (part for part in get_args(kind) if part is not NoneType)
-    return {"type": get_args(kind)[0], "nargs": "+"} if get_origin(kind) is Sequence else {"type": kind}
-
-
-READ_BY = {"sparsity": share}  # what checks more than a field's type
-CONFIG_FLAGS = _config_flags()
+CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.metadata.get("flag", True)}
+READ_BY = {"sparsity": share}  # field -> function that checks more than its type
 
 
 def add_config_flags(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    """A flag for every field of the config but some; one that is not given is left to the config."""
-    for name, (default, options, meaning) in CONFIG_FLAGS.items():
+    """Add a flag for every field of the config but some. A flag that is not given is left to the config."""
+    for name, entry in CONFIG_FLAGS.items():
         if name in without:
             continue
-        shown = default if default.startswith("required") else f"default: {default}"
+        kind, meaning, unset = kind_of(entry), entry.metadata["help"], entry.metadata.get("unset", entry.default)
+        options = {"type": get_args(kind)[0], "nargs": "+"} if get_args(kind) else {"type": READ_BY.get(name, kind)}
+        if "metavar" in entry.metadata:
+            options["metavar"] = entry.metadata["metavar"]
+        if "room" in entry.metadata:
+            example = entry.metadata["example"]
+            meaning += f": {methods(entry.metadata['room'])}; with hyper-parameters: {example}"
+        shown = unset if str(unset).startswith("required") else f"default: {unset}"
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)
 
@@ -104,9 +64,11 @@ def read_fields(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any
     Raises:
         `ValueError`: there are neither sparsity nor bits_per_weight among them, or the recipe cannot be read.
     """
-    from ..config_files import read_config_file
+    recipe, given = {}, given_fields(args)
+    if args.config:
+        from ..config import read_config_file
 
-    recipe, given = read_config_file(args.config) if args.config else {}, given_fields(args)
+        recipe = read_config_file(args.config)
     if not {"sparsity", "bits_per_weight"} & (recipe | given).keys():
         raise ValueError(
             "--sparsity is missing: give a share of the weights, such as 0.7, or --bits-per-weight, such as 2.4, or a recipe by --config."
@@ -115,7 +77,7 @@ def read_fields(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any
 
 
 def given_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """The config's fields and aliases among the flags that were given; hyper-parameters apart from methods' names."""
+    """The config's fields among the flags that were given; hyper-parameters apart from methods' names."""
     from ..registry import parse_method
 
     values = {name: value for name, value in vars(args).items() if name in CONFIG_FLAGS}

@@ -22,6 +22,22 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_memory_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that trade memory for speed."""
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        help="sequences per forward: memory and speed, and the result by rounding at most (default: as many as make about "
+        "2048 tokens)",
+    )
+    parser.add_argument(
+        "--max-hidden-bytes",
+        type=int,
+        help="hidden states beyond this many bytes wait in CPU memory: memory and speed, not the result (default: they stay "
+        "on the device)",
+    )
+
+
 def add_overwrite_flag(parser: argparse.ArgumentParser) -> None:
     """For commands that write a checkpoint."""
     parser.add_argument(

@@ -10,7 +10,7 @@ from optimum.commands.base import CommandInfo
 from ..config_fields import DATASETS
 from .command import Command, write
 from .config_flags import CONFIG_FLAGS, add_config_flags, methods
-from .flags import add_model_flags, add_task_flags, device_of, load_options
+from .flags import add_memory_flags, add_model_flags, add_task_flags, device_of, load_options
 from .parser import count, share, value_bits
 
 
@@ -99,7 +99,6 @@ class CompareCommand(Command):
         "value_bits",
         "bits_per_weight",
         "dataset",
-        "format",
         "pattern",
         "embedding_bits",
     )
@@ -153,6 +152,7 @@ class CompareCommand(Command):
         parser.add_argument(
             "--plots", action="store_true", help="draw the figures too; needs the extra [report] (default: no)"
         )
+        add_memory_flags(parser)
         add_config_flags(parser, without=cls.OWN)
 
     def work(self) -> None:
@@ -195,6 +195,8 @@ class CompareCommand(Command):
             tasks=args.tasks,
             limit=args.limit,
             include_path=args.include_path,
+            batch_size=args.batch_size,
+            max_hidden_bytes=args.max_hidden_bytes,
         )
 
     def after_interrupt(self) -> str:

@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ..config_fields import check_sparsity
-from ..registry import did_you_mean
+from ..validation import check_sparsity, did_you_mean
 
 
 class CommandParser(argparse.ArgumentParser):

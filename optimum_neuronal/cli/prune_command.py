@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from optimum.commands.base import CommandInfo
 
+from ..validation import check_embedding_bits
 from .command import Command, write
 from .config_flags import add_config_flags, add_recipe_flag, read_fields
-from .flags import add_model_flags, add_overwrite_flag, device_of, load_options
+from .flags import add_memory_flags, add_model_flags, add_overwrite_flag, device_of, load_options
 
 
 if TYPE_CHECKING:
@@ -60,6 +61,13 @@ class PruneCommand(Command):
         parser.add_argument("--output", help="directory to save the pruned model in, unless with --dry-run (required)")
         add_overwrite_flag(parser)
         parser.add_argument(
+            "--format",
+            choices=("dense", "packed"),
+            default="dense",
+            help="dense, ordinary safetensors with zeros; or packed, the non-zero values and bitmasks, which load with this "
+            "package only (default: dense)",
+        )
+        parser.add_argument(
             "--dry-run",
             action="store_true",
             help="only tell what would be pruned and what it would cost; checks all that can be checked without a weight "
@@ -85,18 +93,22 @@ class PruneCommand(Command):
             help="leave the blocks' weights on disk and read them one block at a time, for models larger than memory "
             "(default: no)",
         )
+        add_memory_flags(parser)
         add_recipe_flag(parser)
         add_config_flags(parser)
 
     def work(self) -> None:
         recipe, given = read_fields(self.args)
         from ..config import NeuronALConfig
+        from ..pruning.context import check_memory
 
         args = self.args
         if args.output is None and not args.dry_run:
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
         self._check_places()
         config, device = NeuronALConfig.from_dict(recipe, **given), device_of(args)
+        check_embedding_bits(config.embedding_bits, args.format)
+        check_memory(args.batch_size, args.max_hidden_bytes)
         if args.dry_run:
             self._plan(config, device)
         else:
@@ -120,7 +132,8 @@ class PruneCommand(Command):
         from ..pruning.context import check_texts
         from ..pruning.dry_run import plan_prune
 
-        plan = plan_prune(self.args.model, config, **load_options(self.args), device=device)
+        options = {**load_options(self.args), "device": device, "batch_size": self.args.batch_size}
+        plan = plan_prune(self.args.model, config, **options)
         check_texts(config, self.args.evaluate)
         write(f"\n{plan}")
 
@@ -136,11 +149,19 @@ class PruneCommand(Command):
             pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
             if folder is None:
                 pruner.model.to(device)
-            model = pruner.quantize(args.output, dataset=calibration, work_dir=_work_dir(args), evaluate=tests)
+            model = pruner.quantize(
+                args.output,
+                dataset=calibration,
+                work_dir=_work_dir(args),
+                evaluate=tests,
+                format=args.format,
+                batch_size=args.batch_size,
+                max_hidden_bytes=args.max_hidden_bytes,
+            )
             if processes.rank > 0:
                 return
             write(f"\n{pruner.report}\n\nSaved to {args.output}. It loads like any other model:")
-            if config.format == "packed":
+            if args.format == "packed":
                 write("    import optimum_neuronal  # to load the packed format")
             write(f"    {loading_code(model).of(args.output)}")
             if args.push_to_hub:

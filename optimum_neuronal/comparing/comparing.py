@@ -47,6 +47,8 @@ def compare(
     max_windows: int | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
+    batch_size: int | None = None,
+    max_hidden_bytes: int | None = None,
     **config: Any,
 ) -> Comparison:
     """Prune a model in many ways; measure the loss and the storage of each. Afterwards the model is as before.
@@ -68,6 +70,7 @@ def compare(
             Directory for tables and for finished results, which a later call does not run again.
         overwrite (`bool`):
             True runs finished combinations again, and permits to replace files that no comparison wrote.
+        batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
         config: further fields of [`NeuronALConfig`] for all combinations: `num_samples`, `seq_length`, ...
 
     Raises:
@@ -76,7 +79,19 @@ def compare(
         `FileExistsError`: the directory holds a file with the name of a table, and no comparison wrote it.
     """
     settings = ComparisonSettings(
-        dataset, evaluate, saliencies, topups, sparsities, value_bits, config, max_windows, tasks, limit, include_path
+        dataset,
+        evaluate,
+        saliencies,
+        topups,
+        sparsities,
+        value_bits,
+        config,
+        max_windows,
+        tasks,
+        limit,
+        include_path,
+        batch_size,
+        max_hidden_bytes,
     )
     if output is not None:
         check_output(output, overwrite)

@@ -88,8 +88,13 @@ class Measurements:
             return result
         reset_peak_memory()
         try:
-            context = PruneContext.of(self.decoder, config)
-            context = replace(context, calibration=self.calibration, cache=self.cache)
+            context = replace(
+                PruneContext.of(self.decoder, config),
+                calibration=self.calibration,
+                cache=self.cache,
+                batch_size=self.settings.batch_size,
+                max_hidden_bytes=self.settings.max_hidden_bytes,
+            )
             outcome = find_changes(context)
             report = make_report(context, outcome)
             with trial_weights(list(self.decoder.projections.values()), lambda p: outcome.changes[p.name]):

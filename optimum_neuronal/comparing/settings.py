@@ -6,13 +6,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import NeuronALConfig
-from ..config_aliases import as_json
-from ..config_fields import ALIASES
+from ..config import NeuronALConfig, as_json
 from ..data.documents import check_dataset
 from ..evaluation.tasks import check_tasks
 from ..evaluation.test_sets import name_test_sets
 from ..formats.codebooks import BITS
+from ..pruning.context import check_memory
 from ..registry import parse_method
 from ..saliency import SALIENCIES
 from ..system.processes import Processes
@@ -50,12 +49,15 @@ class ComparisonSettings:
     tasks: Sequence[str] = ()
     limit: int | None = None
     include_path: str | Path | None = None
+    batch_size: int | None = None
+    max_hidden_bytes: int | None = None
     configs: dict[Combination, NeuronALConfig | str] = field(init=False)
     tests: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
         if Processes.current().count > 1:
             raise ValueError("compare runs in one process; start it without torchrun or accelerate launch.")
+        check_memory(self.batch_size, self.max_hidden_bytes)
         if self.config.get("embedding_bits") is not None:
             raise ValueError("compare quantises projections alone: leave embedding_bits out.")
         self.configs = self._make_configs(self._combinations())
@@ -113,17 +115,13 @@ def make_config(combination: Combination, dataset: Any, others: Mapping[str, Any
     Args:
         combination ([`Combination`]): sparsity, methods and bits.
         dataset: calibration data; the config holds a name or a path only.
-        others (`Mapping[str, Any]`):
-            Fields of the config for all combinations, and aliases of hyper-parameters, which only their own top-ups
-            get; hyper-parameters of the combination override them.
+        others (`Mapping[str, Any]`): fields of the config for all combinations.
 
     Raises:
         `ValueError`, `TypeError`: this combination is not possible.
     """
     saliency, saliency_args = parse_method(combination.saliency)
     topup, topup_args = parse_method(combination.topup)
-    fields = {name: value for name, value in others.items() if name not in ALIASES}
-    aliases = {name: value for name, value in others.items() if name in ALIASES and topup in ALIASES[name].topups}
     without_rows = {} if SALIENCIES.get(saliency).knows_rows else TOPUPS.get(topup).without_rows
     return NeuronALConfig(
         sparsity=combination.sparsity,
@@ -131,7 +129,7 @@ def make_config(combination: Combination, dataset: Any, others: Mapping[str, Any
         saliency=saliency,
         saliency_args=saliency_args,
         topup=topup,
-        topup_args={**without_rows, **aliases, **topup_args},
+        topup_args={**without_rows, **topup_args},
         dataset=dataset if isinstance(dataset, str) else None,
-        **fields,
+        **others,
     )

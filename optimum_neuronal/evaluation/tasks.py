@@ -14,8 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..engine.capture import inference
 from ..pruning.calibrating import check_tokenizer
-from ..registry import did_you_mean
-from ..validation import check_count, check_path, check_texts
+from ..validation import check_count, check_path, check_texts, did_you_mean
 from .evaluated_model import check_language_model
 
 

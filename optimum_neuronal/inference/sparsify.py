@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from ..checkpoint.save_pretrained import save_packed_by_default, save_plainly, saves_packed_by_default
 from ..checkpoint.sparsity_config import record_embedding_bits, record_value_bits
 from ..compat import transformers as internals
-from ..config_fields import check_embedding_bits
 from ..model.find_blocks import find_decoder
 from ..model.packed_modules import packed_modules
 from ..system.memory import hand_back_freed
+from ..validation import check_embedding_bits
 from .coded_rows import check_activations
 from .head_packing import pack_head, unpack_head
 from .packed_experts import put_stacks, take_stacks
@@ -70,7 +70,7 @@ def sparsify(
     """
     check_model(model)
     value = None if value_bits is None else ValueFormat(value_bits, activations)
-    check_embedding_bits(embedding_bits, "packed")
+    check_embedding_bits(embedding_bits)
     check_activations(activations)
     if (value_bits, embedding_bits) != (None, None) and next(packed_modules(model), None) is not None:
         raise ValueError(

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -26,11 +26,10 @@ from ..system.clock import Clock
 from ..system.processes import Processes
 from ..topup import Allocation
 from ..trials.engine import Cache
+from ..validation import check_count
 from .bit_budget import Pair, check_choice, pairs_within
 from .quantising import Rounding, check_dtypes, check_head_structure, check_head_weights
 
-
-MEMORY_KNOBS = ("batch_size", "max_hidden_bytes", "format")  # fields of the config that do not change the masks
 
 _in_use: set[nn.Parameter] = set()
 _lock = threading.Lock()
@@ -42,13 +41,14 @@ class PruneContext:
 
     Args:
         decoder ([`Decoder`]): of the dense model.
-        config ([`NeuronALConfig`]): how to prune. A budget of bits that leaves no choice is replaced by its pair.
+        config ([`NeuronALConfig`]): how to prune, resolved. A budget of bits that leaves no choice is replaced by its pair.
         methods ([`Methods`]): of the config.
         pairs (`Sequence[Pair]`): the pairs to choose from if the config has a budget of bits alone; else none.
         calibration ([`CalibrationSet`], *optional*): None if saliency and top-up look at weights alone.
         clock ([`Clock`]): times the phases.
         records ([`Records`]): of finished steps and blocks.
         cache ([`Cache`], *optional*): shared by prunes of the same model with the same calibration sequences.
+        batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
     """
 
     decoder: Decoder
@@ -59,10 +59,13 @@ class PruneContext:
     clock: Clock = field(default_factory=Clock)
     records: Records = field(default_factory=lambda: Records(processes=Processes.current()))
     cache: Cache | None = None
+    batch_size: int | None = None
+    max_hidden_bytes: int | None = None
 
     @classmethod
     def of(cls, decoder: Decoder, config: NeuronALConfig) -> "PruneContext":
         """Return the context of a prune of a decoder. Raise `ValueError` if nothing fits into its budget of bits."""
+        config = config.resolved()
         pairs = pairs_within(decoder, config)
         if len(pairs) == 1:
             config, pairs = pairs[0].of(config), []
@@ -100,12 +103,25 @@ class PruneOutcome:
     roundings: dict[str, Rounding] = field(default_factory=dict)
 
 
-def check(model: PreTrainedModel, config: NeuronALConfig) -> PruneContext:
+def check_memory(batch_size: int | None, max_hidden_bytes: int | None) -> None:
+    """Raise `TypeError` or `ValueError` unless these are counts or None."""
+    for name, value, least in (("batch_size", batch_size, 1), ("max_hidden_bytes", max_hidden_bytes, 0)):
+        if value is not None:
+            check_count(name, value, least)
+
+
+def check(
+    model: PreTrainedModel,
+    config: NeuronALConfig,
+    batch_size: int | None = None,
+    max_hidden_bytes: int | None = None,
+) -> PruneContext:
     """Raise for everything that can be known to be wrong before calibration data is loaded; return the context.
 
     Args:
         model (`PreTrainedModel`): a dense decoder model with its weights.
         config ([`NeuronALConfig`]): how to prune.
+        batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
 
     Raises:
         `ValueError`, `TypeError`: this model cannot be pruned as the config says; the message says what to do.
@@ -114,7 +130,7 @@ def check(model: PreTrainedModel, config: NeuronALConfig) -> PruneContext:
     check_weights(context.decoder.projections)
     if config.embedding_bits is not None:
         check_head_weights(model)
-    return context
+    return replace(context, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
 
 
 def check_structure(model: PreTrainedModel, config: NeuronALConfig) -> PruneContext:
@@ -197,8 +213,7 @@ def open_records(folder: WorkDirectory, decoder: Decoder, config: NeuronALConfig
     Raises:
         `ValueError`, `OSError`: see [`Records`].
     """
-    fields = {key: value for key, value in config.to_dict().items() if key not in MEMORY_KNOBS}
-    begun = {**fields, **identity(decoder.model, decoder, ids), "versions": versions()}
+    begun = {**config.resolved().to_dict(), **identity(decoder.model, decoder, ids), "versions": versions()}
     return Records(folder.path, begun, Processes.current())
 
 

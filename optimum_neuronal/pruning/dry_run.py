@@ -150,6 +150,7 @@ def plan_prune(
     revision: str | None = None,
     trust_remote_code: bool = False,
     device: torch.device | None = None,
+    batch_size: int | None = None,
 ) -> PrunePlan:
     """What [`NeuronALPruner.prune`] would do and cost, told from the model's config, without its weights.
 
@@ -160,6 +161,7 @@ def plan_prune(
         revision (`str`, *optional*): branch, tag or commit of the model on the Hub.
         trust_remote_code (`bool`): whether to run code that comes with the model.
         device (`torch.device`, *optional*): whose speed is measured. None: the accelerator, or the CPU.
+        batch_size (`int`, *optional*): as for [`NeuronALPruner.prune`].
 
     Raises:
         `ValueError`, `TypeError`, `OSError`: as the prune itself, as far as they can be known without weights.
@@ -184,7 +186,7 @@ def plan_prune(
         **_weight_bytes(model, decoder, config),
         trial_bytes=max(_trial_bytes(block) for block in decoder.blocks) if passes else 0,
         hidden_bytes=sequences * tokens * decoder.config.hidden_size * model.dtype.itemsize,
-        working_bytes=_working_bytes(decoder, config, passes, tokens, device) if passes else 0,
+        working_bytes=_working_bytes(decoder, config, passes, tokens, device, batch_size) if passes else 0,
         solving=solving_cost(decoder, config, methods, tokens, pairs),
         sweeps=plan_sweeps(passes, decoder, tokens, *samples),
         pairs=tuple(pairs),
@@ -194,9 +196,14 @@ def plan_prune(
 
 
 def _working_bytes(
-    decoder: Decoder, config: NeuronALConfig, passes: Sequence[Pass], tokens: int, device: torch.device
+    decoder: Decoder,
+    config: NeuronALConfig,
+    passes: Sequence[Pass],
+    tokens: int,
+    device: torch.device,
+    batch_size: int | None,
 ) -> int:
-    batch = tokens * min(config.batch_size or default_batch_size(tokens), config.num_samples)
+    batch = tokens * min(batch_size or default_batch_size(tokens), config.num_samples)
     first = next(iter(decoder.projections.values())).owner
     forward = forward_bytes(decoder, batch, first.dtype.itemsize)
     largest = max(projection.numel for projection in decoder.projections.values())

@@ -75,14 +75,14 @@ def find_changes(context: PruneContext) -> PruneOutcome:
             return _find(context, _make_engine(context, batch_size, progress))
 
     with inference(context.model):
-        return with_less_memory(find, context.config.batch_size or default_batch_size(tokens))
+        return with_less_memory(find, context.batch_size or default_batch_size(tokens))
 
 
 def _make_engine(context: PruneContext, batch_size: int, progress: Progress) -> Engine:
     config, methods = context.config, context.methods
     device = execution_device(context.model.get_input_embeddings())
     return Engine(
-        BlockRunner(context.decoder, batch_size, device, config.max_hidden_bytes, progress),
+        BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, progress),
         PlanApplier(methods.saliency, methods.pattern, config.min_expert_tokens, config.value_bits),
         context.ids,
         config.num_alignment_samples,

@@ -10,7 +10,7 @@ from transformers.utils import logging
 from ..sparsity.masks import ColumnPattern
 from ..sparsity.plan import row_counts
 from ..system.compute import full_precision
-from ..validation import check_number, check_whole
+from ..validation import check_count, check_number
 from .admm import PERIOD, Inverse, OfGroups, OfParts, OfRows, OfWhole, Support, find_support, fit_support
 from .base import DampenedHessian, WeightUpdate, check_sparsity, register_saliency
 
@@ -39,8 +39,8 @@ class ALPS(WeightUpdate):
     dampening: float = 0.01
 
     def __post_init__(self):
-        check_whole("iterations", self.iterations, 1)
-        check_whole("refinements", self.refinements, 0)
+        check_count("iterations", self.iterations, 1)
+        check_count("refinements", self.refinements, 0)
         check_number("dampening", self.dampening, 0, 1, above=True)
 
     def prune(

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from ..sparsity.masks import ColumnPattern, mask_groups, mask_whole
-from ..validation import check_number, check_whole
+from ..validation import check_count, check_number
 from .base import DampenedHessian, WeightUpdate, check_sparsity, register_saliency
 
 
@@ -26,7 +26,7 @@ class SparseGPT(WeightUpdate):
     dampening: float = 0.01
 
     def __post_init__(self):
-        check_whole("block_size", self.block_size, 1)
+        check_count("block_size", self.block_size, 1)
         check_number("dampening", self.dampening, 0, 1, above=True)
 
     def prune(

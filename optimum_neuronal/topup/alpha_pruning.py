@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from ..trials.sweep import Sweep
-from ..validation import check_number, check_whole
+from ..validation import check_count, check_number
 from .base import Allocation, TopUp, register_topup
 from .by_block import block_sizes, plan_of_blocks, pruned_blocks
 from .choosing import bisect
@@ -39,7 +39,7 @@ class AlphaPruning(TopUp):
 
     def __post_init__(self):
         check_number("spread", self.spread, 0, LARGEST)
-        check_whole("bins", self.bins, 1)
+        check_count("bins", self.bins, 1)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         # Recorded, as the spectra of a large model take long. All blocks are visited: what is on disk is read ahead.

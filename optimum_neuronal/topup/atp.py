@@ -11,7 +11,7 @@ from ..model.projections import Decoder
 from ..sparsity.plan import SparsityPlan
 from ..trials.output_errors import OutputPass
 from ..trials.sweep import Sweep
-from ..validation import check_whole
+from ..validation import check_count
 from .base import Allocation, TopUp, register_topup
 from .by_block import block_sizes, plan_of_blocks, pruned_blocks
 from .choosing import index_of_smallest
@@ -25,9 +25,9 @@ METRIC = "nll"  # what candidates are compared by
 @register_topup("atp")
 @dataclass(frozen=True)
 class ATP(TopUp):
-    """Sparsity that rises by `beta` from block to block, since later blocks amplify the errors of early ones.
+    """Sparsity rises by `beta` from block to block, since errors of early blocks are amplified by later ones
+    (Huang et al., Determining Layer-wise Sparsity for LLMs Through a Theoretical Perspective, ICML 2025).
 
-    Huang et al., Determining Layer-wise Sparsity for LLMs Through a Theoretical Perspective, ICML 2025.
     `s_l = S - beta (L - 1) / 2 + beta l`. The paper prunes the model with every `beta = 0.002, 0.004, ...` up to the
     largest that keeps sparsities in [0, 1], and keeps the one of the lowest perplexity on WikiText2's test set. Here
     candidates are spread evenly over the betas that keep sparsities in [0.01, 0.99], uniform sparsity being the first,
@@ -43,7 +43,7 @@ class ATP(TopUp):
     trials: int = 15
 
     def __post_init__(self):
-        check_whole("trials", self.trials, 2)
+        check_count("trials", self.trials, 2)
 
     def passes(self) -> tuple[Pass, ...]:
         return (OutputPass(LABEL, self.trials, metric=METRIC),)
@@ -77,7 +77,7 @@ def beta_grid(blocks: int, sparsity: float, trials: int) -> list[float]:
 
 
 def progression(decoder: Decoder, sparsity: float, beta: float) -> SparsityPlan:
-    """Return the plan whose sparsity rises by `beta` from block to block and meets the target, for any sizes of blocks."""
+    """The plan whose sparsity rises by `beta` from block to block and hits the target, whatever the blocks' sizes."""
     blocks = pruned_blocks(decoder)
     half_width = beta * (len(blocks) - 1) / 2
     from_last = torch.arange(len(blocks), 0, -1)  # large values are spared: the first blocks

@@ -34,10 +34,8 @@ class Allocation:
 
 @dataclass(frozen=True)
 class TopUp(ABC):
-    """A method that decides where the sparsity goes, on top of any saliency.
-
-    The fields of a subclass are its hyper-parameters: the config gives it its `topup_args` and nothing else, in which
-    sequences are lists, as in JSON.
+    """Decides where the sparsity goes, on top of any saliency. The fields of a subclass are its hyper-parameters: the
+    config gives it its `topup_args` and nothing else, in which sequences are lists, as JSON has them.
 
     Class attributes:
         decides (`bool`): False if every weight matrix gets the sparsity that was asked for, as an N:M pattern demands.
@@ -67,10 +65,10 @@ class TopUp(ABC):
         return False
 
     def check(self, decoder: Decoder) -> None:
-        """Raise `ValueError` if this top-up cannot serve the model. Called before any long work."""
+        """Raises `ValueError` if this top-up cannot serve the model. Called before any long work."""
 
     def suited_to(self, decoder: Decoder) -> "TopUp":
-        """Return a top-up that can serve the model: this one, or one with other hyper-parameters.
+        """This top-up as it can serve the model: itself, or one with other hyper-parameters.
 
         Raises:
             `ValueError`: it cannot serve the model.

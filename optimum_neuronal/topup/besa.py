@@ -20,7 +20,7 @@ from ..sparsity.masks import Zeros
 from ..sparsity.plan import SparsityPlan, row_counts
 from ..trials.engine import Engine
 from ..trials.sweep import Sweep
-from ..validation import check_number, check_whole
+from ..validation import check_count, check_number
 from .base import Allocation, TopUp, register_topup
 from .choosing import bisect
 from .spreading import shift_to_mean
@@ -89,7 +89,7 @@ class BESA(TopUp):
     candidate_step: float = 0.01
 
     def __post_init__(self):
-        check_whole("epochs", self.epochs, 0)
+        check_count("epochs", self.epochs, 0)
         check_number("learning_rate", self.learning_rate, 0)
         check_number("penalty", self.penalty, 0)
         check_number("candidate_step", self.candidate_step, 1e-4, 0.5)

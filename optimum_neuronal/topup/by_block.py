@@ -11,7 +11,7 @@ from ..trials.sweep import Sweep
 
 
 def pruned_blocks(decoder: Decoder) -> list[Block]:
-    """Return the blocks with anything to prune, in their order: the user may leave all projections of a block out."""
+    """The blocks that have anything to prune, in their order: the user may leave all projections of a block out."""
     return [block for block in decoder.blocks if block.pruned]
 
 
@@ -22,7 +22,7 @@ def block_sizes(blocks: Sequence[Block]) -> torch.Tensor:
 
 
 def plan_of_blocks(blocks: Sequence[Block], sparsities: torch.Tensor) -> SparsityPlan:
-    """Return the plan that gives every projection the sparsity of its block, shape (blocks,)."""
+    """The plan that gives every projection the sparsity of its block, shape (blocks,)."""
     return SparsityPlan(
         {name: value for block, value in zip(blocks, sparsities.tolist()) for name in block.pruned_names}
     )

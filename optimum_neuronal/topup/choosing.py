@@ -36,5 +36,5 @@ def bisect(is_too_small: Callable[[float], bool], low: float, high: float, steps
 
 
 def draw(generator: torch.Generator, below: int) -> int:
-    """Return a whole number from 0 to `below - 1`, all equally likely."""
+    """A whole number from 0 to `below - 1`, all equally likely."""
     return int(torch.randint(below, (), generator=generator))

@@ -47,7 +47,7 @@ class DLP(TopUp):
 
 
 def median_metric(block: Block, activations: dict[str, torch.Tensor]) -> float:
-    """Return the median, the lower one of two, of the Wanda metric of all weights of a block that are up for pruning.
+    """The median, the lower one of two, of the Wanda metric of all weights of a block that are up for pruning.
 
     Non-negative floats are ordered as their bits are. So the median's upper bits are found by counting, then its lower
     ones among the weights with the same upper bits: exactly, and without a copy of a whole block's metric.
@@ -73,7 +73,7 @@ def median_metric(block: Block, activations: dict[str, torch.Tensor]) -> float:
 
 
 def _position(counts: torch.Tensor, rank: int) -> tuple[int, int]:
-    """Return the bin that holds the value of a rank, counted from 0, and the value's rank within the bin."""
+    """The bin that holds the value of a rank, counted from 0, and the value's rank within the bin."""
     ends = counts.cumsum(dim=0)
     found = int((ends <= rank).sum())
     return found, rank - int(ends[found] - counts[found])

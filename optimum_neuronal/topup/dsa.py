@@ -10,7 +10,7 @@ import torch
 from ..engine.passes import Pass
 from ..trials.output_errors import OutputPass
 from ..trials.sweep import ScoresPass, Sweep
-from ..validation import check_number, check_whole
+from ..validation import check_count, check_number, check_numbers
 from .base import Allocation, TopUp, register_topup
 from .by_block import plan_of_blocks, pruned_blocks
 from .choosing import draw
@@ -25,10 +25,8 @@ ATTEMPTS = 50  # draws per wanted function before fewer than wanted are taken
 @register_topup("dsa")
 @dataclass(frozen=True)
 class DSA(TopUp):
-    """Evolutionary search of an allocation function.
-
-    Li et al., Discovering Sparsity Allocation for Layer-wise Pruning of Large Language Models, NeurIPS 2024, Algorithm
-    1; operations and ranges as in the authors' repository.
+    """Evolutionary search of an allocation function (Li et al., Discovering Sparsity Allocation for Layer-wise Pruning
+    of Large Language Models, NeurIPS 2024, Algorithm 1; operations and ranges as in the authors' repository).
 
     A function takes Wanda's metric `|W_ij| a_j` of all weights of a block, changes it element by element (`PRE`),
     reduces it to one importance (`REDUCE`), and transforms that once or twice (`TRANSFORM`). Scaled to [0, 1] over the
@@ -64,13 +62,9 @@ class DSA(TopUp):
 
     def __post_init__(self):
         for name, least in (("population", 1), ("generations", 0), ("offspring", 1), ("search_seed", 0)):
-            check_whole(name, getattr(self, name), least)
+            check_count(name, getattr(self, name), least)
         check_number("mutation", self.mutation, 0, 1)
-        if isinstance(self.lambdas, str) or not isinstance(self.lambdas, Sequence) or not self.lambdas:
-            raise ValueError(f"lambdas is {self.lambdas!r}: expected numbers, such as (0.08,).")
-        for lam in self.lambdas:
-            check_number("lambdas", lam, 0, 1)
-        object.__setattr__(self, "lambdas", tuple(self.lambdas))
+        object.__setattr__(self, "lambdas", check_numbers("lambdas", self.lambdas, 0, 1))
 
     def passes(self) -> tuple[Pass, ...]:
         generations = OutputPass(SEARCH, self.offspring, times=self.generations, metric=METRIC)
@@ -115,7 +109,7 @@ class DSA(TopUp):
         return Function(one(PRE), one(REDUCE), transforms, one(self.lambdas))
 
     def _child(self, generator: torch.Generator, parents: Sequence[Function]) -> Function:
-        """Take each part from one of two parents, and draw it anew with the probability of a mutation."""
+        """Takes each part from one of two parents, and draws it anew with the probability of a mutation."""
         mother, father = (parents[draw(generator, len(parents))] for _ in range(2))
         fresh = self._random(generator)
         parts = {}

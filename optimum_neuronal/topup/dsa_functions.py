@@ -151,7 +151,7 @@ class Function:
 
 
 def block_statistics(sweep: Sweep) -> Statistics:
-    """Return the importance of every block by every pair of element-wise operation and reduction, of Wanda's metric."""
+    """Importance of every block by every pair of element-wise operation and reduction, of Wanda's metric."""
     found = [scores for scores in sweep.dense_scores(_scores, LABEL) if scores]
     pairs = [(pre, reduce) for pre in PRE for reduce in REDUCE]
     return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(pairs, zip(*found))}

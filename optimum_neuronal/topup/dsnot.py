@@ -9,7 +9,7 @@ from ..engine.statistics import InputSums, SquaredNorms, activation, wide_dtype
 from ..model.projections import Projection
 from ..sparsity.plan import SparsityPlan
 from ..trials.sweep import Sweep
-from ..validation import check_number, check_whole
+from ..validation import check_count, check_number
 from .base import Allocation, TopUp, register_topup
 
 
@@ -45,7 +45,7 @@ class DSnoT(TopUp):
     threshold: float = 0.1
 
     def __post_init__(self):
-        check_whole("cycles", self.cycles, 0)
+        check_count("cycles", self.cycles, 0)
         check_number("threshold", self.threshold, 0)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
@@ -69,7 +69,7 @@ class DSnoT(TopUp):
         variance: torch.Tensor,
         norm: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the refined mask of a few rows.
+        """The refined mask of a few rows.
 
         A row never changes the sign of its shift, so in which order it takes weights back and gives them up is known
         from the start, and all cycles of all rows are one cumulative sum.
@@ -99,7 +99,7 @@ def moments(statistic: InputSums) -> tuple[torch.Tensor, torch.Tensor]:
 def _ranked(
     values: torch.Tensor, candidates: torch.Tensor, count: int, largest: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the columns of every row's first candidates by value, equal ones in column order, and which are candidates.
+    """The columns of every row's first candidates by value, equal ones in column order, and which of them are such.
 
     Both have shape (rows, min(count, columns)): where a row runs out of candidates, other columns follow.
     """

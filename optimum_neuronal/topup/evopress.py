@@ -9,11 +9,10 @@ import torch
 
 from ..engine.passes import Pass
 from ..model.projections import Decoder, Projection
-from ..registry import did_you_mean
 from ..sparsity.plan import SparsityPlan
 from ..trials.output_errors import OutputPass
 from ..trials.sweep import Sweep
-from ..validation import check_number, check_whole
+from ..validation import check_choice, check_count, check_number, check_several
 from .base import Allocation, TopUp, register_topup
 from .by_block import pruned_blocks
 from .choosing import draw, index_of_smallest
@@ -30,9 +29,8 @@ Levels = tuple[int, ...]
 @register_topup("evopress")
 @dataclass(frozen=True)
 class EvoPress(TopUp):
-    """(1 + lambda) search with level-switch mutation and multi-step selection.
-
-    Sieberling et al., EvoPress: Accurate Dynamic Model Compression via Evolutionary Search, 2025, Algorithm 1.
+    """(1 + lambda) search with level-switch mutation and multi-step selection (Sieberling et al., EvoPress: Accurate
+    Dynamic Model Compression via Evolutionary Search, 2025, Algorithm 1).
 
     The search begins with uniform sparsity. An offspring raises the sparsity of some unit by a level and lowers that
     of another, one to three times. A level is the same number of weights in every unit, so the target stays. Offspring
@@ -72,7 +70,7 @@ class EvoPress(TopUp):
 
     def __post_init__(self):
         for name, least in (("generations", 0), ("offspring", 1), ("levels", 1), ("search_seed", 0)):
-            check_whole(name, getattr(self, name), least)
+            check_count(name, getattr(self, name), least)
         for name in ("survivors", "sequences"):
             object.__setattr__(self, name, _checked_sizes(name, getattr(self, name)))
         if len(self.survivors) != len(self.sequences):
@@ -82,9 +80,7 @@ class EvoPress(TopUp):
             )
         if any(more > fewer for fewer, more in zip((self.offspring, *self.survivors), self.survivors)):
             raise ValueError(f"survivors is {self.survivors}: expected ever fewer of {self.offspring} offspring.")
-        if self.unit not in UNITS:
-            hint = did_you_mean(self.unit, list(UNITS))
-            raise ValueError(f"unit is {self.unit!r}: expected one of {', '.join(map(repr, UNITS))}.{hint}")
+        check_choice("unit", self.unit, UNITS)
         check_number("step", self.step, 0)
         if not 0 < self.step * self.levels <= 1:
             raise ValueError(
@@ -124,7 +120,7 @@ class EvoPress(TopUp):
         return Allocation(plan, {"evopress": _decision(sweep.decoder, self.unit, units, plan, history, start)})
 
     def plan(self, units: Sequence[Sequence[Projection]], levels: Levels, sparsity: float) -> SparsityPlan:
-        """Return the plan of these levels: each is a multiple of the same number of weights, more or less, in its unit."""
+        """The plan that levels stand for: in every unit so many times the same number of weights more or less."""
         sizes = [_size(unit) for unit in units]
         weights = self.step * min(sparsity, 1 - sparsity) * min(sizes)
         shares = [sparsity + level * weights / size for level, size in zip(levels, sizes)]
@@ -146,7 +142,7 @@ class EvoPress(TopUp):
 
 
 def units_of(decoder: Decoder, unit: str) -> list[list[Projection]]:
-    """Return the units of one level: the pruned projections of every block, or each projection alone."""
+    """What is given a level: the pruned projections of every block, or each projection alone."""
     if unit == "block":
         return [block.pruned for block in pruned_blocks(decoder)]
     return [[projection] for projection in decoder.projections.values()]
@@ -177,11 +173,10 @@ def mutants(generator: torch.Generator, parent: Levels, count: int, most: int) -
 
 
 def _checked_sizes(name: str, values) -> tuple[int, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ValueError(f"{name} is {values!r}: expected whole numbers, such as (2,).")
-    for value in values:
-        check_whole(name, value, 1)
-    return tuple(values)
+    sizes = check_several(name, values, "(2,)")
+    for size in sizes:
+        check_count(name, size, 1)
+    return tuple(sizes)
 
 
 def _size(unit: Sequence[Projection]) -> int:

@@ -10,11 +10,11 @@ import torch
 
 from ..engine.passes import Pass
 from ..model.projections import Decoder
-from ..registry import did_you_mean
 from ..sparsity.plan import SparsityPlan
 from ..trials.alignment import METRICS, SCOPES, AlignmentPass, Deviation, DeviationPass
 from ..trials.engine import REFERENCES
 from ..trials.sweep import Sweep
+from ..validation import check_choice, check_numbers
 from .base import Allocation, TopUp, register_topup
 from .by_block import block_sizes, plan_of_blocks
 from .choosing import index_of_smallest
@@ -74,12 +74,12 @@ class NeuronAL(TopUp):
             "schedule": tuple(SCHEDULES),
         }
         for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in known:
-                hint = did_you_mean(value, list(known))
-                raise ValueError(f"{name} is {value!r}: expected one of {', '.join(map(repr, known))}.{hint}")
+            check_choice(name, getattr(self, name), known)
         for name in ("block_lambdas", "row_lambdas"):
-            object.__setattr__(self, name, _checked_lambdas(name, getattr(self, name)))
+            lambdas = check_numbers(name, getattr(self, name), 0, 1)
+            if len(set(lambdas)) != len(lambdas):
+                raise ValueError(f"{name} is {lambdas}: expected each number once.")
+            object.__setattr__(self, name, lambdas)
 
     @property
     def by_row(self) -> bool:
@@ -156,10 +156,8 @@ class NeuronAL(TopUp):
     def _row_errors(
         self, sweep: Sweep, base: SparsityPlan, plans: list[SparsityPlan], aligned: float
     ) -> tuple[float, list[float]]:
-        """Return the errors of the base plan, whose alignment error is known, and of the candidates.
-
-        Lambda 0.0 is the base plan: if it takes part, the others must beat it.
-        """
+        """Errors of the base plan, whose alignment error is known, and of the candidates. Lambda 0.0 stands for the
+        base plan: if it takes part, the others must beat it."""
         zero = 0.0 in self.row_lambdas
         if self._reconstructs:
             errors = reconstruction_errors(sweep, [base] * zero + plans, self.reference, "Row step")
@@ -170,7 +168,7 @@ class NeuronAL(TopUp):
 
 
 def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "linear") -> SparsityPlan:
-    """Return one sparsity for each block, rising by `2 * lam` from the first block to the last, its mean kept.
+    """The same sparsity in a whole block, rising by `2 * lam` from the first block to the last, its mean kept.
 
     Args:
         decoder ([`Decoder`]): whose blocks share the sparsity.
@@ -211,13 +209,3 @@ def _decision(lambdas: Sequence[float], errors: Sequence[float], best: int, star
         ],
         "seconds": time.perf_counter() - start,
     }
-
-
-def _checked_lambdas(name: str, lambdas) -> tuple[float, ...]:
-    try:
-        checked = tuple(float(lam) for lam in lambdas)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} is {lambdas!r}: expected numbers, such as (0.05, 0.1).") from error
-    if not checked or not all(0 <= lam <= 1 for lam in checked) or len(set(checked)) != len(checked):
-        raise ValueError(f"{name} is {lambdas!r}: expected at least one number, each once, from 0 to 1.")
-    return checked

@@ -49,7 +49,7 @@ class OWL(TopUp):
 
 
 def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: float) -> float:
-    """Return the share of a block's weights up for pruning whose Wanda metric exceeds `factor` times their mean, in [0, 1].
+    """The share of a block's weights up for pruning whose Wanda metric exceeds `factor` times their mean, in [0, 1].
 
     The mean is summed up projection by projection: the metric of a whole block may not fit beside the model.
 

@@ -11,7 +11,6 @@ import torch
 
 from ..engine.passes import Pass
 from ..model.projections import Decoder
-from ..registry import did_you_mean
 from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
 from ..trials.alignment import AlignmentPass
@@ -19,7 +18,7 @@ from ..trials.levels import LABEL as LEVELS_LABEL
 from ..trials.levels import Levels, LevelsPass
 from ..trials.output_errors import OUTPUT_METRICS, OutputPass
 from ..trials.sweep import Sweep
-from ..validation import check_number, check_whole
+from ..validation import check_choice, check_count, check_flag, check_numbers
 from .base import Allocation, TopUp, register_topup
 from .choosing import index_of_smallest
 from .search_space import Space
@@ -84,19 +83,11 @@ class Search(TopUp):
 
     def __post_init__(self):
         if self.budget is not None:
-            check_whole("budget", self.budget, 8)
-        if self.objective not in OBJECTIVES:
-            known = ", ".join(map(repr, OBJECTIVES))
-            hint = did_you_mean(self.objective, list(OBJECTIVES))
-            raise ValueError(f"objective is {self.objective!r}: expected one of {known}.{hint}")
+            check_count("budget", self.budget, 8)
+        check_choice("objective", self.objective, OBJECTIVES)
         for name in ("rows", "levels"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is {getattr(self, name)!r}: expected True or False.")
-        if not self.widths:
-            raise ValueError("widths is empty: expected at least one number from 0 to 1.")
-        for width in self.widths:
-            check_number("widths", width, 0, 1)
-        object.__setattr__(self, "widths", tuple(map(float, self.widths)))
+            check_flag(name, getattr(self, name))
+        object.__setattr__(self, "widths", check_numbers("widths", self.widths, 0, 1))
 
     @property
     def by_row(self) -> bool:

@@ -54,7 +54,7 @@ class Space:
         return torch.full_like(self.sizes, self.target)
 
     def directions(self, number: int) -> dict[str, torch.Tensor]:
-        """Return the directions that a round, counted from 0, probes, by name; without the ones that move nothing.
+        """What the round of a number, from 0, probes, name -> direction; those that move nothing are left out.
 
         The weighted mean of each is 0. One of the late half of the blocks leaves the early half as it is, so that
         candidates along it share the work up to there.
@@ -74,12 +74,12 @@ class Space:
         return {name: direction for name, direction in found.items() if direction.abs().max() > NEGLIGIBLE}
 
     def _centred(self, direction: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-        """Subtract the weighted mean, in that part of the model where `where` is 1 and not 0."""
+        """Takes the weighted mean off, in that part of the model where `where` is 1 and not 0."""
         weights = self.sizes * where
         return direction - where * (direction * weights).sum() / weights.sum()
 
     def cost(self, candidates: torch.Tensor) -> float:
-        """Return the passes through the model that candidates take together, since they share the blocks up to where they differ.
+        """Passes through the model that candidates take together, since they share the blocks up to where they differ.
 
         Args:
             candidates (`Tensor`, shape (candidates, projections)): sparsities, or the directions that they lie in.
@@ -100,12 +100,12 @@ class Space:
         return shift_to_mean(sparsities, self.target, self.sizes)
 
     def plan(self, sparsities: torch.Tensor) -> SparsityPlan:
-        """Return the plan of these sparsities."""
+        """The plan of these sparsities."""
         return SparsityPlan(dict(zip(self.names, sparsities.tolist())))
 
 
 def kind_moved(projection: Projection) -> str:
-    """Return the kind of projections that move together: their role; queries and keys are of one kind."""
+    """What projections have in common that are moved together: their role; queries and keys are of one kind."""
     role = projection.role or projection.name.rpartition(".")[2]
     role = "query and key" if role in ("query", "key") else role
     return role if projection.expert is None else f"experts' {role}"

@@ -37,7 +37,7 @@ def get_dist(sparsity: float, lam: float, values: torch.Tensor, weights: torch.T
 def shift_to_mean(
     values: torch.Tensor, mean: float, weights: torch.Tensor, least: float = SMALLEST, most: float = LARGEST
 ) -> torch.Tensor:
-    """Add one number to all values, and keep them within bounds, so that their weighted mean is the target.
+    """Adds the same to all values, which are then kept within bounds, so that their weighted mean is as wanted.
 
     Args:
         values (`Tensor` of float64, shape (n,)): within [-1, 2].

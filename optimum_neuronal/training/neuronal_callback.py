@@ -76,7 +76,8 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         self._training: Training | None = None
 
     def _about(self) -> list[str]:
-        method = f"{self.config.saliency} + {self.config.topup}"
+        config = self.config.resolved()
+        method = f"{config.saliency} + {config.topup}"
         stages = [f"{sparsity:.2%} by {method} after step {step}" for step, sparsity in self.schedule.items()]
         return [*stages, *super()._about()]
 

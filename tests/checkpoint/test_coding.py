@@ -19,6 +19,7 @@ from optimum_neuronal import (
     sparsify,
 )
 from optimum_neuronal.checkpoint.packed_reading import open_checkpoint
+from optimum_neuronal.checkpoint.save_pretrained import save_packed_by_default
 
 
 FAMILIES = ["llama", "gpt2", "mixtral", "gpt_oss"]
@@ -26,9 +27,12 @@ FAMILIES = ["llama", "gpt2", "mixtral", "gpt_oss"]
 
 def pruned(family="llama", bits=4, format="packed", dtype=torch.bfloat16, **overrides):
     model = make_model(family, **overrides).to(dtype)
-    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", format=format, value_bits=bits)
+    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", value_bits=bits)
     pruner = NeuronALPruner(config)
-    return pruner, pruner.prune(model)
+    pruner.prune(model)
+    if format == "packed":
+        save_packed_by_default(model)
+    return pruner, model
 
 
 def coded(folder):
@@ -172,11 +176,9 @@ def test_what_was_trained_since_is_saved_as_it_is_and_told(tmp_path, caplog):
 
 def test_experts_of_which_some_were_left_out_are_stored_as_they_are(tmp_path, caplog):
     model = make_model("gpt_oss").bfloat16()
-    config = NeuronALConfig(
-        0.6, saliency="magnitude", topup="uniform", format="packed", value_bits=4, ignore=[r"experts\.1\."]
-    )
+    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", value_bits=4, ignore=[r"experts\.1\."])
     pruner = NeuronALPruner(config)
-    pruner.save(pruner.prune(model), tmp_path / "model")
+    pruner.save(pruner.prune(model), tmp_path / "model", "packed")
     assert not any("experts" in name for name in coded(tmp_path / "model")) and coded(tmp_path / "model")
     assert "some of their experts were not pruned" in caplog.text
     assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict(), model.state_dict())
@@ -205,10 +207,10 @@ def test_an_offloaded_model_is_rounded_and_saved_the_same(offloaded, tmp_path):
         accelerate.cpu_offload(model, torch.device("cpu"))
     else:
         accelerate.disk_offload(model, tmp_path / "weights", torch.device("cpu"))
-    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", format="packed", value_bits=4)
+    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", value_bits=4)
     pruner = NeuronALPruner(config)
     pruner.prune(model)
-    pruner.save(model, tmp_path / "model")
+    pruner.save(model, tmp_path / "model", "packed")
     assert coded(tmp_path / "model")
     assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict(), expected.state_dict())
 
@@ -219,7 +221,7 @@ def test_codes_whose_scales_another_dtype_has_not_are_saved_as_values(tmp_path, 
     small = model.model.layers[0].self_attn
     with torch.no_grad():
         small.q_proj.weight.mul_(1e-5)
-    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", value_bits=4, format="packed")
+    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", value_bits=4)
     NeuronALPruner(config).prune(model)
     sparsify(model, value_bits=4).half().save_pretrained(tmp_path)
     assert "saved with values as they are" in caplog.text

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint
 from optimum_neuronal.checkpoint.packed_reading import open_checkpoint
+from optimum_neuronal.checkpoint.save_pretrained import save_packed_by_default
 from optimum_neuronal.checkpoint.stored_weights import StoredInt8Weight
 from optimum_neuronal.formats.int8_weight import Int8Weight
 
@@ -23,13 +24,15 @@ FAMILIES = {
 }
 
 
-def pruned(family="llama", embedding_bits=8, dtype=torch.bfloat16, **fields):
+def pruned(family="llama", embedding_bits=8, dtype=torch.bfloat16, format="packed", **fields):
     overrides, _ = FAMILIES[family]
     model = make_model(family, **overrides).to(dtype)
-    fields = {"format": "packed", **fields}
     config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", embedding_bits=embedding_bits, **fields)
     pruner = NeuronALPruner(config)
-    return pruner, pruner.prune(model)
+    pruner.prune(model)
+    if format == "packed":
+        save_packed_by_default(model)
+    return pruner, model
 
 
 def in_8_bits(folder) -> set[str]:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, inspect_checkpoint, save_pretrained
 from optimum_neuronal.checkpoint import weight_writers
-from optimum_neuronal.checkpoint.save_pretrained import checkpoint_tensors
+from optimum_neuronal.checkpoint.save_pretrained import checkpoint_tensors, save_packed_by_default
 
 
 INDEX, FILE = "packed.safetensors.index.json", "packed-00001-of-00001.safetensors"
@@ -20,7 +20,9 @@ INDEX, FILE = "packed.safetensors.index.json", "packed-00001-of-00001.safetensor
 
 def pruned(family="llama", **overrides):
     model = make_model(family, **overrides).bfloat16()
-    return NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform", format="packed")).prune(model)
+    NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform")).prune(model)
+    save_packed_by_default(model)
+    return model
 
 
 def names(folder):
@@ -158,16 +160,16 @@ def test_compiled_models(format, tmp_path):
 def test_a_model_on_disk(tmp_path):
     """Through dense files that are gone afterwards; the same bytes as from memory."""
     make_model("llama").save_pretrained(tmp_path / "dense")
-    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform", format="packed")
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
     for name, options in (("memory", {}), ("disk", {"stream_to": tmp_path / "offload"})):
         pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config, **options)
-        model = pruner.quantize(tmp_path / name)
+        model = pruner.quantize(tmp_path / name, format="packed")
         assert next(model.model.layers[0].parameters()).is_meta == (name == "disk")
     assert names(tmp_path / "disk") == names(tmp_path / "memory") >= {FILE, INDEX, "README.md", "neuronal_report.json"}
     memory, disk = (AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("memory", "disk"))
     assert all(torch.equal(disk[name], value) for name, value in memory.items())
     (tmp_path / "again" / ".dense-0123abcd").mkdir(parents=True)  # as a kill in such a save leaves it
-    model.save_pretrained(tmp_path / "again")
+    save_pretrained(model, tmp_path / "again", format="packed")
     assert FILE in names(tmp_path / "again") and not list((tmp_path / "again").glob(".dense*"))
 
 

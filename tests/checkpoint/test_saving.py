@@ -122,9 +122,9 @@ def test_packed_weights_ask_for_the_room_that_they_take(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(saving, "check_free", lambda path, needed: asked.append(needed))
     make_model("llama").save_pretrained(tmp_path / "dense")
-    fields = {"saliency": "magnitude", "topup": "uniform", "format": "packed"}
+    fields = {"saliency": "magnitude", "topup": "uniform"}
     pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=NeuronALConfig(0.7, **fields))
-    model = pruner.quantize(tmp_path / "packed")
+    model = pruner.quantize(tmp_path / "packed", format="packed")
     dense = sum(p.numel() * p.element_size() for p in model.parameters())
     packed = sum(path.stat().st_size for path in (tmp_path / "packed").glob("*.safetensors"))
     assert len(asked) == 2 and all(0.5 * packed < needed <= packed < 0.8 * dense for needed in asked)

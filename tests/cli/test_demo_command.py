@@ -13,7 +13,7 @@ def test_demo(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(demo, "load_tiny_model", three_blocks)
     small = {"num_samples": 4, "num_alignment_samples": 2}
-    lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}
+    lambdas = {"topup_args": {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1)}}
     methods = {"magnitude, uniform": {}, "Wanda, uniform": small, "Wanda, NeuronAL": small | lambdas}
     methods["Wanda, search"] = small | {"topup_args": {"budget": 8}}
     methods["default"] = small | {"topup": "uniform", "saliency_args": {"iterations": 6}}

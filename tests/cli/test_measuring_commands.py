@@ -11,6 +11,9 @@ from optimum_neuronal.evaluation import tasks
 from optimum_neuronal.evaluation.tasks import TaskResult
 
 
+OWN = "neuronal:block_lambdas=[0.1],row_lambdas=[0.0,0.1]"
+
+
 class TestCompare:
     @pytest.fixture
     def arguments(self, dense, tmp_path):
@@ -20,13 +23,11 @@ class TestCompare:
         return ["compare", *files, *own]
 
     def test_tables_and_files(self, run, arguments, tmp_path):
-        methods = ("--saliency", "wanda", "magnitude", "--topup", "uniform", "neuronal:block_lambdas=[0.1]")
-        shown = run(*arguments, *methods, "--sparsity", 0.5, 0.7, "--row-lambdas", 0.0, 0.1)
+        methods = ("--saliency", "wanda", "magnitude", "--topup", "uniform", OWN)
+        shown = run(*arguments, *methods, "--sparsity", 0.5, 0.7)
         lines = [line.split() for line in shown.splitlines() if "%" in line and "wanda" in line or "magnitude" in line]
         assert [line[1:3] for line in lines] == 2 * [
-            [saliency, topup]
-            for saliency in ("wanda", "magnitude")
-            for topup in ("uniform", "neuronal:block_lambdas=[0.1]")
+            [saliency, topup] for saliency in ("wanda", "magnitude") for topup in ("uniform", OWN)
         ]
         assert "perplexity text.txt" in shown and "perplexity x dense, 70%" in shown
         out = tmp_path / "out"
@@ -37,9 +38,7 @@ class TestCompare:
             "results",
         ]
         assert len(json.loads((out / "comparison.json").read_text())["results"]) == 8
-        assert run(*arguments, *methods, "--sparsity", 0.5, 0.7, "--row-lambdas", 0.0, 0.1) == shown, (
-            "seconds included"
-        )
+        assert run(*arguments, *methods, "--sparsity", 0.5, 0.7) == shown, "seconds included"
 
     def test_bits(self, run, arguments, tmp_path):
         methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.6, "--value-bits", "none", 4)

@@ -10,8 +10,8 @@ from optimum_neuronal.checkpoint.own_files import MARK
 from optimum_neuronal.evaluation import perplexity
 
 
-SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16, "--block-lambdas", 0.05, 0.1)
-SMALL += ("--topup", "neuronal", "--saliency", "wanda")
+SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
+SMALL += ("--topup", "neuronal:block_lambdas=[0.05,0.1]", "--saliency", "wanda")
 
 
 def test_streaming_gives_the_same_model(run, dense, tmp_path):
@@ -110,7 +110,7 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypat
         (("--targets", "qqq"), "match no projection"),
         (("--seq-length", "1000"), "admits 1 to 64 tokens"),
         (("--num-samples", "1000"), "holds 2000 tokens"),
-        (("--steps", "rows"), "prune: error: steps is 'rows': .* Did you mean 'row'"),
+        (("--topup", "neuronal:steps=rows"), "prune: error: steps is 'rows': .* Did you mean 'row'"),
     ],
 )
 def test_errors_are_one_line_and_leave_no_files(run, dense, tmp_path, changed, message):

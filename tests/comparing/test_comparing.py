@@ -190,13 +190,6 @@ def test_out_of_memory_is_a_row_too(llama, others, monkeypatch):
     assert comparison.failed[0].error == "MemoryError"
 
 
-def test_fields_of_other_topups_cause_no_warning(llama, others, monkeypatch):
-    said = []
-    monkeypatch.setattr("optimum_neuronal.config_aliases.logger.warning", said.append)
-    compare(llama, saliencies=["wanda"], topups=["uniform", "neuronal"], **others, block_lambdas=(0.1,))
-    assert not said
-
-
 @pytest.mark.parametrize("content", ["", "{}", '{"what": 1}', "[1, 2]"])
 def test_a_damaged_record_is_made_anew(content, llama, others, tmp_path):
     first = compare(llama, saliencies=["magnitude"], topups=["uniform"], **others, output=tmp_path)

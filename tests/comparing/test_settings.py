@@ -40,18 +40,14 @@ def test_mistakes():
 
 
 def test_a_shared_hyper_parameter_name_goes_to_the_config_for_every_method(own_topup):
-    others = {"seed": 7, "batch_size": 2, "block_lambdas": (0.1,)}
+    others = {"seed": 7, "min_expert_tokens": 2}
     for topup in ("uniform", "neuronal", "search", "test-only:seed=5"):
         config = make_config(Combination(0.7, "wanda", topup), "c4", others)
-        assert (config.seed, config.batch_size) == (7, 2)
+        assert (config.seed, config.min_expert_tokens) == (7, 2)
     assert config.make_methods().topup == own_topup(seed=5)
 
 
-def test_compare_gives_aliases_to_their_topups_beneath_what_a_method_says_itself():
-    others = {"block_lambdas": (0.1,), "reference": "dense"}
-    own = make_config(Combination(0.7, "wanda", "neuronal:block_lambdas=[0.2]"), "c4", others)
-    assert own.topup_args == {"block_lambdas": [0.2], "reference": "dense"}
-    assert make_config(Combination(0.7, "wanda", "search"), "c4", others).topup_args == {}
+def test_rows_are_left_alone_where_the_saliency_knows_none():
     assert make_config(Combination(0.7, "sparsegpt", "neuronal"), "c4", {}).topup_args == {"steps": "block"}
     with pytest.raises(ValueError, match="updates all rows"):
-        make_config(Combination(0.7, "sparsegpt", "neuronal"), "c4", {"steps": "both"})
+        make_config(Combination(0.7, "sparsegpt", "neuronal:steps=both"), "c4", {})

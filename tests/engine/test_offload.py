@@ -22,8 +22,7 @@ FIELDS = {
     "topup": "neuronal",
     "num_samples": 12,
     "num_alignment_samples": 4,
-    "block_lambdas": [0.05, 0.15],
-    "row_lambdas": [0, 0.1],
+    "topup_args": {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]},
 }
 FAMILIES = ("llama", "gpt2", "mixtral", "gemma4_text", "bamba")
 

@@ -178,7 +178,9 @@ def test_a_starved_expert_counts_its_magnitude_on_the_scale_of_the_others(ids):
 def test_starved_experts_are_pruned_by_magnitude_and_named(ids, topup):
     model = starved_model()
     dense = model.model.layers[1].mlp.experts.gate_up_proj[3].detach().clone()
-    fields = {"num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.1], "row_lambdas": [0.1]}
+    fields = {"num_samples": 12, "num_alignment_samples": 4}
+    if topup == "neuronal":
+        fields["topup_args"] = {"block_lambdas": [0.1], "row_lambdas": [0.1]}
     pruner = NeuronALPruner(NeuronALConfig(0.5, topup=topup, min_expert_tokens=1, **{"saliency": "wanda", **fields}))
     pruner.prune(model, ids)
     report = pruner.report

@@ -168,9 +168,9 @@ def test_embeddings_of_another_kind_stay_dense_and_the_tied_head_with_them():
 def test_saved_loaded_and_saved_again(family, value_bits, tmp_path, ids):
     """Never dense in memory; the files are the same, whoever writes them."""
     model = make_model(family).bfloat16()
-    fields = {"format": "packed", "embedding_bits": 8, "value_bits": value_bits}
+    fields = {"embedding_bits": 8, "value_bits": value_bits}
     pruner = NeuronALPruner(NeuronALConfig(0.6, saliency="magnitude", topup="uniform", **fields))
-    pruner.save(pruner.prune(model), tmp_path / "model")
+    pruner.save(pruner.prune(model), tmp_path / "model", "packed")
     loaded = SparseModelForCausalLM.from_pretrained(tmp_path / "model", activations="bf16")
     assert isinstance(loaded.get_input_embeddings(), PackedEmbedding)
     dense = AutoModelForCausalLM.from_pretrained(tmp_path / "model")

@@ -30,8 +30,7 @@ def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_pa
         topup="neuronal",
         num_samples=12,
         num_alignment_samples=4,
-        block_lambdas=[0.1],
-        row_lambdas=[0, 0.1],
+        topup_args={"block_lambdas": [0.1], "row_lambdas": [0, 0.1]},
         saliency="wanda",
     )
     results = {}

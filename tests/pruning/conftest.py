@@ -1,10 +1,13 @@
 """Models to plan a prune of, on a machine whose speed is known."""
 
+import dataclasses
+
 import pytest
 
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.rates import Rates
+from optimum_neuronal.topup.neuronal import NeuronAL
 
 
 SMALL = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1}
@@ -30,5 +33,7 @@ def saved(tmp_path, model):
 
 def config_of(**fields) -> NeuronALConfig:
     """A small prune, by NeuronAL if nothing else is said."""
-    used = LAMBDAS if fields.get("topup", "neuronal") == "neuronal" else {}
-    return NeuronALConfig(sparsity=0.7, **{"saliency": "wanda", **SMALL, **used, **fields})
+    own = {entry.name: fields.pop(entry.name) for entry in dataclasses.fields(NeuronAL) if entry.name in fields}
+    if fields.get("topup", "neuronal") == "neuronal":
+        fields["topup_args"] = {**LAMBDAS, **own}
+    return NeuronALConfig(sparsity=0.7, **{"saliency": "wanda", **SMALL, **fields})

@@ -120,8 +120,8 @@ def opened(directory, **fields):
         return open_records(folder, find_decoder(model), config, torch.zeros(2, 4, dtype=torch.int64))
 
 
-def test_what_changes_no_mask_may_change(tmp_path):
-    opened(tmp_path / "work", batch_size=1).put("block-00000", 1, {})
-    assert opened(tmp_path / "work", batch_size=2, format="packed").get("block-00000")[0] == 1
+def test_another_config_is_refused(tmp_path):
+    opened(tmp_path / "work").put("block-00000", 1, {})
+    assert opened(tmp_path / "work", saliency="alps").get("block-00000")[0] == 1, "which it is by default"
     with pytest.raises(ValueError, match="begun otherwise: seed was 0, is 1"):
         opened(tmp_path / "work", seed=1)

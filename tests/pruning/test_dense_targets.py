@@ -6,7 +6,7 @@ from functools import lru_cache
 import authors
 import pytest
 import torch
-from conftest import make_model
+from conftest import make_model, memory_of
 from interruptions import interrupt_at_second_block
 from sweeps import build_sweep, state, unchanged, uniform
 
@@ -24,9 +24,10 @@ METHODS = {"alps": FAST, "sparsegpt": {"saliency": "sparsegpt"}}
 
 
 def prune(model, ids, work_dir=None, **fields):
+    memory = memory_of(fields)
     fields = {"topup": "uniform", "reconstruct": "dense", "num_alignment_samples": 4, **fields}
     pruner = NeuronALPruner(NeuronALConfig(0.6, num_samples=len(ids), **fields))
-    pruner.prune(model, ids, work_dir)
+    pruner.prune(model, ids, work_dir, **memory)
     return pruner
 
 

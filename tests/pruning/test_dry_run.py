@@ -102,13 +102,13 @@ SPARSEGPT = {"topup": "uniform", "saliency": "sparsegpt"}
 def test_forwards_of_methods_that_update_weights(fields, more, family, tmp_path):
     """Toward the dense model, one batch of each of the three blocks more, which tells the order of projections; and experts'
     two stages take whole runs instead of halves."""
-    model, config = make_model(family), config_of(**fields, batch_size=2)
-    plan = plan_prune(saved(tmp_path, model)[0], config)
+    model, config = make_model(family), config_of(**fields)
+    plan = plan_prune(saved(tmp_path, model)[0], config, batch_size=2)
     pruner = NeuronALPruner(config)
-    pruner.prune(model, dataset=torch.randint(0, 64, (config.num_samples, 16)))
+    pruner.prune(model, dataset=torch.randint(0, 64, (config.num_samples, 16)), batch_size=2)
     more += 3 * config.num_samples if more and family == "mixtral" else 0
     assert pruner.report.block_forwards == plan.block_forwards + more
-    assert (config.refit_epochs > 0) == ("refit" in str(plan)) == (plan.sweeps[-1].label == "Refit")
+    assert bool(config.refit_epochs) == ("refit" in str(plan)) == (plan.sweeps[-1].label == "Refit")
 
 
 def test_forwards_of_a_refit_that_rounds(llama, tmp_path):

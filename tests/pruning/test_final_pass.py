@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import FEW, make_model
+from conftest import FEW, make_model, memory_of
 from forward import squared_norms
 from profiles import BATCH_SIZES, by_day
 from sweeps import make_sweep, state, unchanged, uniform
@@ -40,9 +40,10 @@ METHODS = {
 
 
 def prune(model, ids, fields, work_dir=None):
+    memory = memory_of(fields)
     config = NeuronALConfig(0.6, num_samples=12, num_alignment_samples=4, **{"saliency": "wanda", **fields})
     pruner = NeuronALPruner(config)
-    pruner.prune(model, ids, work_dir)
+    pruner.prune(model, ids, work_dir, **memory)
     return pruner
 
 

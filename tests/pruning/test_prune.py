@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import memory_of
 from sweeps import state, unchanged
 
 from optimum_neuronal import NeuronALConfig
@@ -15,11 +16,14 @@ from optimum_neuronal.trials.engine import Cache, Engine
 
 
 def find(model, ids, clock=None, cache=None, **fields):
+    memory = memory_of(fields)
     config = NeuronALConfig(
         0.5, **{"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 4, **fields}
     )
     calibration = CalibrationSet(ids, "token ids", "token ids")
-    return find_changes(replace(check(model, config), calibration=calibration, clock=clock or Clock(), cache=cache))
+    return find_changes(
+        replace(check(model, config, **memory), calibration=calibration, clock=clock or Clock(), cache=cache)
+    )
 
 
 def test_changes_are_found_and_none_is_made(llama, ids):

@@ -71,9 +71,7 @@ def test_a_dtype_of_which_no_codes_are_made_is_refused_before_any_work():
 
 
 def config(**fields):
-    return NeuronALConfig(
-        0.5, **{"saliency": "magnitude", "topup": "uniform", "format": "packed", "embedding_bits": 8, **fields}
-    )
+    return NeuronALConfig(0.5, **{"saliency": "magnitude", "topup": "uniform", "embedding_bits": 8, **fields})
 
 
 def test_embeddings_and_head_are_rounded_in_memory(llama):
@@ -132,9 +130,21 @@ def test_the_size_that_is_told_beforehand(tied):
         ({"embedding_bits": 4}, ValueError, "embedding_bits is 4: expected 8, or None"),
         ({"embedding_bits": True}, TypeError, "embedding_bits is True: expected 8"),
         ({"embedding_bits": "8"}, TypeError, "embedding_bits is '8': expected 8"),
-        ({"format": "dense"}, ValueError, "embedding_bits is 8, but the format 'dense': it needs format='packed'"),
     ],
 )
-def test_other_bits_and_formats_are_refused(fields, error, message):
+def test_other_bits_are_refused(fields, error, message):
     with pytest.raises(error, match=message):
         config(**fields)
+
+
+def test_the_dense_format_of_a_rounded_head_is_refused_before_the_prune(tmp_path):
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config())
+    message = "embedding_bits is 8, but the format 'dense': it needs format='packed'"
+    with pytest.raises(ValueError, match=message):
+        pruner.quantize(tmp_path / "sparse")
+    assert pruner.report is None and not (tmp_path / "sparse").exists()
+    model = pruner.prune(pruner.model)
+    with pytest.raises(ValueError, match=message):
+        pruner.save(model, tmp_path / "sparse")
+    pruner.save(model, tmp_path / "sparse", format="packed")

@@ -8,7 +8,7 @@ from itertools import count
 import authors
 import pytest
 import torch
-from conftest import make_model
+from conftest import make_model, memory_of
 from interruptions import interrupt_at_second_block
 from sweeps import build_sweep, state, unchanged
 from transformers import AutoModelForCausalLM
@@ -36,9 +36,10 @@ def ids() -> torch.Tensor:
 
 
 def prune(model, ids, work_dir=None, **fields):
+    memory = memory_of(fields)
     fields = {**FIELDS, **SPARSEGPT, "refit_epochs": 2, "refit_learning_rate": 0.04, **fields}
     pruner = NeuronALPruner(NeuronALConfig(0.6, **fields))
-    pruner.prune(model, ids, work_dir)
+    pruner.prune(model, ids, work_dir, **memory)
     return pruner
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from conftest import make_model
+from conftest import make_model, memory_of
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -17,16 +17,19 @@ from optimum_neuronal.files.records import IDENTITY
 from optimum_neuronal.trials.engine import Engine
 
 
+LAMBDAS = {"block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1, 0.2]}
+
+
 def config(**fields):
     defaults = {
-        "topup": "neuronal", "num_samples": 12, "num_alignment_samples": 4, "block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1, 0.2],
+        "topup": "neuronal", "num_samples": 12, "num_alignment_samples": 4, "topup_args": LAMBDAS,
     }  # fmt: skip
     return NeuronALConfig(0.7, **{"saliency": "wanda", **defaults, **fields})
 
 
 def prune(family, ids, work_dir=None, **fields):
-    pruner = NeuronALPruner(config(**fields))
-    model = pruner.prune(make_model(family), ids, work_dir)
+    memory, pruner = memory_of(fields), NeuronALPruner(config(**fields))
+    model = pruner.prune(make_model(family), ids, work_dir, **memory)
     return pruner, {key: value.clone() for key, value in model.state_dict().items()}
 
 
@@ -50,7 +53,7 @@ def warned(monkeypatch):
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_every_moment(family, reference, ids, tmp_path, monkeypatch):
     """Stopped again and again, one step or block further each time, until it is through."""
-    undisturbed, expected = prune(family, ids, reference=reference)
+    undisturbed, expected = prune(family, ids, topup_args={**LAMBDAS, "reference": reference})
     original, runs = engine.replay, 0
     while True:
         budget = [14]  # more than the longest step takes
@@ -66,7 +69,7 @@ def test_every_moment(family, reference, ids, tmp_path, monkeypatch):
         runs += 1
         assert runs < 200, "it goes on"
         try:
-            pruner, result = prune(family, ids, tmp_path, reference=reference)
+            pruner, result = prune(family, ids, tmp_path, topup_args={**LAMBDAS, "reference": reference})
         except Stop:
             continue
         break
@@ -111,7 +114,7 @@ def test_another_config_is_refused(ids, tmp_path):
     for fields, changed in [
         ({"saliency": "magnitude"}, "saliency was 'wanda', is 'magnitude'"),
         ({"seed": 1}, "seed was 0, is 1"),
-        ({"block_lambdas": [0.1]}, "block_lambdas was"),
+        ({"topup_args": {**LAMBDAS, "block_lambdas": [0.1]}}, "block_lambdas was"),
     ]:
         prune("llama", ids, tmp_path)
         with pytest.raises(ValueError, match=f"begun otherwise: {changed}"):

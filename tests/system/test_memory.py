@@ -70,12 +70,10 @@ def test_a_prune_goes_on_with_half_the_batch(ids, moment, monkeypatch):
         topup="neuronal",
         num_samples=12,
         num_alignment_samples=4,
-        block_lambdas=[0.05, 0.15],
-        row_lambdas=[0.1],
-        batch_size=4,
+        topup_args={"block_lambdas": [0.05, 0.15], "row_lambdas": [0.1]},
         saliency="wanda",
     )
-    expected = NeuronALPruner(config).prune(make_model("llama"), ids).state_dict()
+    expected = NeuronALPruner(config).prune(make_model("llama"), ids, batch_size=4).state_dict()
     from optimum_neuronal.engine import runner as engine
 
     calls, original = [], engine.replay
@@ -87,7 +85,7 @@ def test_a_prune_goes_on_with_half_the_batch(ids, moment, monkeypatch):
         return original(*args, **kwargs)
 
     monkeypatch.setattr(engine, "replay", replay)
-    model = NeuronALPruner(config).prune(make_model("llama"), ids)
+    model = NeuronALPruner(config).prune(make_model("llama"), ids, batch_size=4)
     assert len(calls) > moment
     assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_model
+from conftest import make_model, memory_of
 from safetensors.torch import load_file, save_file
 from several_processes import in_processes
 
@@ -16,12 +16,12 @@ from optimum_neuronal.system import processes
 from optimum_neuronal.system.processes import Processes
 
 
+LAMBDAS = {"block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1]}
 FIELDS = {
     "topup": "neuronal",
     "num_samples": 12,
     "num_alignment_samples": 4,
-    "block_lambdas": [0.05, 0.1, 0.15],
-    "row_lambdas": [0, 0.1],
+    "topup_args": LAMBDAS,
 }
 
 
@@ -96,9 +96,9 @@ def test_results_come_together_in_order(tmp_path, count):
 
 
 def _prune(rank, count, folder, family, ids, fields):
-    model = make_model(family)
+    model, memory = make_model(family), memory_of(fields := dict(fields))
     pruner = NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS, **fields}))
-    pruner.prune(model, ids, folder / f"work{count}")
+    pruner.prune(model, ids, folder / f"work{count}", **memory)
     state = {key: value.contiguous().clone() for key, value in model.state_dict().items()}
     save_file(state, folder / f"{count}-{rank}.safetensors", {"lambda": str(pruner.report.block_lambda)})
     (folder / f"{count}-{rank}.forwards").write_text(str(pruner.report.block_forwards))
@@ -109,7 +109,7 @@ def _prune(rank, count, folder, family, ids, fields):
     "family, fields",
     [
         ("llama", {}),
-        ("llama", {"reference": "dense"}),
+        ("llama", {"topup_args": {**LAMBDAS, "reference": "dense"}}),
         ("llama", {"topup": "search", "topup_args": {"budget": 30}}),
         ("mixtral", {"min_expert_tokens": 20}),
         (  # levels on disk: of the first process in its work_dir, of the others in folders of their own
@@ -147,7 +147,7 @@ def test_torchrun(tmp_path, tokenizer):
         port = probe.getsockname()[1]
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m"]
     arguments = ["--sparsity", "0.7", "--num-samples", "8", "--num-alignment-samples", "4", "--seq-length", "16"]
-    arguments += ["--model", dense, "--dataset", text, "--block-lambdas", "0.05", "0.1", "0.15", "--device", "cpu"]
+    arguments += ["--model", dense, "--dataset", text, "--device", "cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name, start in (("one", ["-m"]), ("two", launch)):
         command = [sys.executable, *start, "optimum_neuronal", "prune", *arguments, "--output", tmp_path / name]

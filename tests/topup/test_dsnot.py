@@ -156,10 +156,10 @@ def test_a_model_keeps_its_sparsity_and_changes_its_masks(family, saliency, ids)
         model = make_model(family)
         config = NeuronALConfig(
             0.6, saliency=saliency, topup=topup, num_samples=6, num_alignment_samples=2, seq_length=16,
-            min_expert_tokens=1, batch_size=batch_size,
+            min_expert_tokens=1,
         )  # fmt: skip
         pruner = NeuronALPruner(config)
-        pruner.prune(model, dataset=ids[:6])
+        pruner.prune(model, dataset=ids[:6], batch_size=batch_size)
         zeros.append({name: weight == 0 for name, weight in model.named_parameters()})
     uniform, refined, batched = zeros
     assert sum(map(torch.sum, uniform.values())) == sum(map(torch.sum, refined.values()))

@@ -169,9 +169,7 @@ def test_every_metric_decides_and_costs_what_it_tells(metric, reference, ids, tm
     model.save_pretrained(tmp_path)
     lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1, 0.2)}
     sizes = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16}
-    config = NeuronALConfig(
-        0.7, reference=reference, topup_args={"metric": metric}, **{"saliency": "wanda", **lambdas, **sizes}
-    )
+    config = NeuronALConfig(0.7, "wanda", topup_args={"metric": metric, "reference": reference, **lambdas}, **sizes)
     plan = plan_prune(tmp_path, config)
     pruner = NeuronALPruner(config)
     pruner.prune(model, dataset=ids[:6])

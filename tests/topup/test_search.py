@@ -1,7 +1,7 @@
 import pytest
 import torch
 from by_hand import mean
-from conftest import make_model
+from conftest import make_model, memory_of
 from profiles import at_night
 from sweeps import build_sweep, state, unchanged
 from transformers import AutoModelForCausalLM
@@ -184,9 +184,10 @@ def test_levels_go_with_the_search(ids, tmp_path):
     }.items():
         arguments = {"saliency_args": {"iterations": 6}, "topup_args": {}, **fields}
         arguments["topup_args"] = {"budget": 16, **arguments["topup_args"]}
+        memory = memory_of(arguments)
         config = NeuronALConfig(0.6, "alps", num_samples=12, num_alignment_samples=4, **arguments)
         pruner, model = NeuronALPruner(config), make_model("llama")
-        pruner.prune(model, ids, tmp_path if name == "recorded" else None)
+        pruner.prune(model, ids, tmp_path if name == "recorded" else None, **memory)
         assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
         found[name] = model.state_dict()
     assert len(list(tmp_path.glob("levels-*"))) == 3

@@ -217,7 +217,7 @@ def test_gradual_pruning(tmp_path, data, saliency):
         def on_step_begin(self, args, state, control, **kwargs):
             seen.append((random.random(), torch.rand(1).item()))
 
-    fields = {"topup": "neuronal", "block_lambdas": [0.1], "steps": "block", "saliency": saliency}
+    fields = {"topup": "neuronal:block_lambdas=[0.1],steps=block", "saliency": saliency}
     callback = pruning(**fields, schedule={0: 0.4, 2: 0.6, 3: 0.7})
     zeros = []
     callback_step = callback.on_step_end

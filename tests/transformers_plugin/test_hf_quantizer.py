@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from optimum_neuronal import NeuronALConfig
+from optimum_neuronal import NeuronALConfig, save_pretrained
 
 from .conftest import config
 
@@ -42,8 +42,8 @@ def test_from_the_hub(dense, tmp_path):
     """The package is imported first, and alone; then a packed checkpoint is loaded, and a dense one pruned."""
     from hub_standin import Repository, serve
 
-    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense, format="packed"))
-    model.save_pretrained(tmp_path / "packed")
+    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense))
+    save_pretrained(model, tmp_path / "packed", format="packed")
     with serve() as hub:
         for name in ("dense", "packed"):
             files = {file.name: (file.read_bytes(), None) for file in (tmp_path / name).iterdir()}

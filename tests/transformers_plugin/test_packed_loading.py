@@ -14,6 +14,7 @@ from conftest import make_model
 from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, modeling_utils
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.checkpoint.save_pretrained import save_packed_by_default
 from optimum_neuronal.compat import transformers as internals
 from optimum_neuronal.transformers_plugin.packed_loading import PackedConfig
 
@@ -23,7 +24,9 @@ INDEX, FILE = "packed.safetensors.index.json", "packed-00001-of-00001.safetensor
 
 def pruned(family="llama", dtype=torch.float32, **overrides):
     model = make_model(family, **overrides).to(dtype)
-    return NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform", format="packed")).prune(model)
+    NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform")).prune(model)
+    save_packed_by_default(model)
+    return model
 
 
 def assert_equal(model, expected):

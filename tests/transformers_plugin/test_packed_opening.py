@@ -7,7 +7,7 @@ import torch
 from conftest import make_model
 from transformers import LlamaForCausalLM, modeling_utils
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
 from optimum_neuronal.transformers_plugin.packed_loading import PackedOpening, _Opener
 
@@ -16,8 +16,9 @@ from optimum_neuronal.transformers_plugin.packed_loading import PackedOpening, _
 def packed(tmp_path_factory):
     """A packed llama in several files."""
     folder = tmp_path_factory.mktemp("packed") / "llama"
-    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform", format="packed")
-    NeuronALPruner(config).prune(make_model("llama")).save_pretrained(folder, max_shard_size=20_000)
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+    model = NeuronALPruner(config).prune(make_model("llama"))
+    save_pretrained(model, folder, "packed", max_shard_size=20_000)
     assert len(list(folder.glob("packed-*.safetensors"))) > 2
     return folder
 

@@ -6,7 +6,7 @@ import torch
 from conftest import make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from optimum_neuronal import NeuronALPruner
+from optimum_neuronal import NeuronALPruner, save_pretrained
 from optimum_neuronal.transformers_plugin.pruning_at_load import _revision
 
 from .conftest import config
@@ -14,7 +14,7 @@ from .conftest import config
 
 def test_pruning_at_load_is_pruning(dense):
     """The same bits as from NeuronALPruner, from both of its sides, and the same sparsity_config."""
-    cfg = config(dense, topup="neuronal", steps="block", block_lambdas=[0.1, 0.2])
+    cfg = config(dense, topup="neuronal:steps=block,block_lambdas=[0.1,0.2]")
     before = copy.deepcopy(cfg)
     model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=cfg, dtype=torch.bfloat16)
     assert cfg == before
@@ -110,9 +110,9 @@ def test_a_checkpoint_that_wants_itself_pruned_is_refused(dense):
         AutoModelForCausalLM.from_pretrained(dense)
 
 
-def test_format_packed_at_load(dense):
-    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense, format="packed"))
-    model.save_pretrained(dense.parent / "packed")
+def test_what_was_pruned_at_load_is_saved_packed(dense):
+    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense))
+    save_pretrained(model, dense.parent / "packed", format="packed")
     assert (dense.parent / "packed" / "packed-00001-of-00001.safetensors").exists()
     assert not (dense.parent / "packed" / "model.safetensors").exists()
 
