@@ -1,14 +1,18 @@
 # make demo   prune the model that comes with the package, and show what was gained
 # make test   run the tests
 # make style  format the code          make check  verify format, lint, import directions, private names and public types
-# make test-lowest  run the tests with the lowest transformers and optimum that setup.cfg admits
+# make test-lowest  run the tests of what touches transformers with the lowest of it and of optimum that setup.cfg admits
 # make dist   make the sdist and the wheel in dist/; install the wheel into an empty environment, run its demo, read its types
 # make docs   build the documentation's site in site/, strictly
 # Each first makes .venv (.venv-lowest, .venv-wheel); another interpreter: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := -m pytest -n 2 --dist loadfile
+PYTEST := -m pytest -n 2 --dist worksteal
+
+# The tests of the rooms that touch transformers and optimum.
+LOWEST := $(addprefix tests/,model engine checkpoint transformers_plugin training compat cli/test_command.py \
+	cli/test_prune_command.py test_families.py test_pruner.py)
 
 # On Linux the public package index offers only torch's CUDA build, several gigabytes. Without an NVIDIA device torch is
 # therefore taken from its own index of CPU builds, if that answers (pip alone would retry for minutes), and unless
@@ -25,7 +29,7 @@ test: .venv/.installed
 	@$(BIN)/python $(PYTEST)
 
 test-lowest: .venv-lowest/.installed
-	@.venv-lowest/bin/python $(PYTEST)
+	@.venv-lowest/bin/python $(PYTEST) $(LOWEST)
 
 style: .venv/.installed
 	@$(BIN)/ruff check --fix --exit-zero

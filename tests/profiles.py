@@ -1,6 +1,6 @@
 """How much is tried: of cases a few in every run, many in a night, and what repeats another test on more figures then.
 
-TESTS_PROFILE=night python -m pytest -n 2 $(grep -rl --include="test_*.py" "from profiles import" tests)
+TESTS_PROFILE=night make test
 """
 
 import os

@@ -33,33 +33,33 @@ def test_every_page_is_in_the_navigation_once():
         assert (DOCS / name).exists() or (ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=name_of)
-def test_links_lead_somewhere(path):
-    for target, anchor in links(path):
-        file = (path.parent / target).resolve() if target else path
-        assert file.is_relative_to(ROOT.resolve()) and file.exists(), f"{target} does not exist"
-        if anchor:
-            assert anchor in anchors(file), f"{target} has no heading #{anchor}"
+def test_links_lead_somewhere():
+    for path in TEXTS:
+        for target, anchor in links(path):
+            file = (path.parent / target).resolve() if target else path
+            assert file.is_relative_to(ROOT.resolve()) and file.exists(), f"{target} does not exist"
+            if anchor:
+                assert anchor in anchors(file), f"{target} has no heading #{anchor}"
 
 
-@pytest.mark.parametrize("name", optimum_neuronal.__all__)
-def test_every_public_name_is_told_of(name):
-    found = getattr(optimum_neuronal, name)
-    assert isinstance(found, str) or inspect.getdoc(found), f"{name} has no docstring"
-    told = (DOCS / "reference.md").read_text()
-    where = {"register_saliency": "Registry.register", "register_topup": "Registry.register"}.get(name)
-    assert f"::: optimum_neuronal.{name}\n" in told or (f"### {name}\n" in told and (where or name) in told)
+def test_every_public_name_is_told_of():
+    for name in optimum_neuronal.__all__:
+        found = getattr(optimum_neuronal, name)
+        assert isinstance(found, str) or inspect.getdoc(found), f"{name} has no docstring"
+        told = (DOCS / "reference.md").read_text()
+        where = {"register_saliency": "Registry.register", "register_topup": "Registry.register"}.get(name)
+        assert f"::: optimum_neuronal.{name}\n" in told or (f"### {name}\n" in told and (where or name) in told)
 
 
-@pytest.mark.parametrize("room, registry, name", METHODS, ids=lambda value: value if isinstance(value, str) else "")
-def test_every_method_has_its_page(room, registry, name):
+def test_every_method_has_its_page():
     """It tells formula or idea, source, cost, defaults, and when the method wins and loses."""
-    text = (DOCS / "methods" / room / f"{name}.md").read_text()
-    for entry in fields(registry.get(name)):
-        assert f"| `{entry.name}` | `{entry.default!r}` |" in text, f"{entry.name} is {entry.default!r}"
-    for title in ("## Source", "## Cost", "## When it wins, and when it loses"):
-        assert title in text, title
-    assert f"{room}/{name}.md" in (DOCS / "methods" / "index.md").read_text()
+    for room, registry, name in METHODS:
+        text = (DOCS / "methods" / room / f"{name}.md").read_text()
+        for entry in fields(registry.get(name)):
+            assert f"| `{entry.name}` | `{entry.default!r}` |" in text, f"{entry.name} is {entry.default!r}"
+        for title in ("## Source", "## Cost", "## When it wins, and when it loses"):
+            assert title in text, title
+        assert f"{room}/{name}.md" in (DOCS / "methods" / "index.md").read_text()
 
 
 def test_no_page_tells_of_a_method_that_is_gone():
@@ -67,11 +67,11 @@ def test_no_page_tells_of_a_method_that_is_gone():
     assert pages == {(room, name) for room, _, name in METHODS}
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=name_of)
-def test_recipes_are_configs_and_told_of(path):
-    config = NeuronALConfig.from_json_file(path)
-    assert (config.sparsity or config.bits_per_weight) and config == NeuronALConfig.from_dict(config.to_dict())
-    assert f"recipes/{path.name}" in (DOCS / "choose.md").read_text()
+def test_recipes_are_configs_and_told_of():
+    for path in RECIPES:
+        config = NeuronALConfig.from_json_file(path)
+        assert (config.sparsity or config.bits_per_weight) and config == NeuronALConfig.from_dict(config.to_dict())
+        assert f"recipes/{path.name}" in (DOCS / "choose.md").read_text()
 
 
 def test_every_command_is_told_of():

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
+from optimum_neuronal.efforts import EFFORTS
 
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -64,7 +65,9 @@ def prepare(folder, characters):
 
 
 def test_prune(tmp_path, monkeypatch, capsys):
-    arguments = prepare(tmp_path, 10_000)
+    for effort in EFFORTS.values():  # the default search takes most of the time
+        monkeypatch.setitem(effort, "topup", "uniform")
+    arguments = prepare(tmp_path, 6_000)
     run("prune.py", monkeypatch, "--model", tmp_path / "dense", "--output", tmp_path / "sparse", *arguments)
     printed = capsys.readouterr().out
     assert "dense: perplexity" in printed and "sparse, reloaded: perplexity" in printed and "70.0" in printed

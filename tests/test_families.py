@@ -45,24 +45,26 @@ def test_every_projection_and_nothing_else(family):
             assert model.get_parameter(owner) is projection.owner
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_replay_is_bit_equal_to_the_models_forward(family, ids, padding, padded):
-    model = make_model(family)
-    mask = padding if padded else None
-    outputs = []
-    with inference(model):
-        decoder = find_decoder(model)
-        inputs = capture_inputs(decoder, ids[:3], 3, CPU, mask)
-        for block in decoder.blocks:
-            block.module.register_forward_hook(lambda _module, _args, output: outputs.append(first_output(output)))
-        model(ids[:3], attention_mask=mask, use_cache=False)
-        expected = outputs[:]
-        hidden = inputs.hidden
-        for block, calls, output in zip(decoder.blocks, inputs.calls, expected):
-            recorded, _ = replay(block, hidden, calls)
-            hidden, _ = replay(block, hidden, calls, record=None)
-            assert torch.equal(hidden[0], output)
-            torch.testing.assert_close(recorded[0], output)  # experts run one by one while they are recorded
+def test_replay_is_bit_equal_to_the_models_forward(family, ids, padding):
+    for padded in [False, True]:
+        model = make_model(family)
+        mask = padding if padded else None
+        outputs = []
+        with inference(model):
+            decoder = find_decoder(model)
+            inputs = capture_inputs(decoder, ids[:3], 3, CPU, mask)
+            for block in decoder.blocks:
+                block.module.register_forward_hook(
+                    lambda _module, _args, output, seen=outputs: seen.append(first_output(output))
+                )
+            model(ids[:3], attention_mask=mask, use_cache=False)
+            expected = outputs[:]
+            hidden = inputs.hidden
+            for block, calls, output in zip(decoder.blocks, inputs.calls, expected):
+                recorded, _ = replay(block, hidden, calls)
+                hidden, _ = replay(block, hidden, calls, record=None)
+                assert torch.equal(hidden[0], output)
+                torch.testing.assert_close(recorded[0], output)  # experts run one by one while they are recorded
 
 
 SAVED = ("gpt2", "llama", "llama4_text", "mixtral", "phi", "qwen3_5_moe_text")  # by day

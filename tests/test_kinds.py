@@ -7,6 +7,7 @@ import torch
 import transformers
 from conftest import make_tokenizer
 from kinds import ENCODERS, MULTIMODAL, OTHER_HEADS, REFUSED, VISION, make_config, make_kind
+from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.engine.capture import capture_inputs, inference
@@ -25,7 +26,13 @@ def config(**fields) -> NeuronALConfig:
     return NeuronALConfig(0.5, **{**small, **fields})
 
 
-@pytest.mark.parametrize("name", PRUNED)
+PRUNED_BY_DAY = (
+    "BertForMaskedLM", "DistilBertForMaskedLM", "ModernBertForMaskedLM", "LlamaForSequenceClassification", "Qwen3Model",
+    *MULTIMODAL,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", by_day(PRUNED, *PRUNED_BY_DAY))
 def test_pruned_as_its_own_class(name, ids, tmp_path):
     model = make_kind(name)
     model.save_pretrained(tmp_path / "dense")
@@ -62,13 +69,13 @@ def test_without_a_causal_head_the_search_goes_by_alignment_and_says_so(name, id
     assert (told in notes) == (not causal)
 
 
-@pytest.mark.parametrize("topup", ["atp", "dsa", "evopress"])
-def test_what_compares_outputs_alone_refuses_models_without_a_causal_head(topup, ids):
-    model = make_kind("LlamaForSequenceClassification")
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match="LlamaForSequenceClassification has no causal .* choose 'search'"):
-        NeuronALPruner(config(topup=topup)).prune(model, ids)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+def test_what_compares_outputs_alone_refuses_models_without_a_causal_head(ids):
+    for topup in ["atp", "dsa", "evopress"]:
+        model = make_kind("LlamaForSequenceClassification")
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        with pytest.raises(ValueError, match="LlamaForSequenceClassification has no causal .* choose 'search'"):
+            NeuronALPruner(config(topup=topup)).prune(model, ids)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
 def test_the_dry_run_knows_what_the_search_goes_by(tmp_path):
@@ -106,10 +113,10 @@ def test_what_reads_text_in_a_model_of_two_towers_is_not_known():
         NeuronALPruner(config()).prune(towers)
 
 
-@pytest.mark.parametrize("name", ["BertForMaskedLM", "LlamaForSequenceClassification"])
-def test_there_is_no_perplexity_without_a_causal_head(name, ids):
-    with pytest.raises(ValueError, match=f"{name} has no causal language-model head"):
-        evaluate_perplexity(make_kind(name), None, ids)
+def test_there_is_no_perplexity_without_a_causal_head(ids):
+    for name in ["BertForMaskedLM", "LlamaForSequenceClassification"]:
+        with pytest.raises(ValueError, match=f"{name} has no causal language-model head"):
+            evaluate_perplexity(make_kind(name), None, ids)
 
 
 def test_a_pooler_is_no_final_norm(ids):
@@ -121,9 +128,8 @@ def test_a_pooler_is_no_final_norm(ids):
     assert found["BertModel"] is None and type(found["ModernBertForMaskedLM"]).__name__ == "LayerNorm"
 
 
-@pytest.mark.parametrize(
-    "name, prefix, fed",
-    [
+def test_what_rows_of_encoders_feed():
+    for name, prefix, fed in [
         (
             "BertModel",
             "encoder.layer.0.",
@@ -133,12 +139,18 @@ def test_a_pooler_is_no_final_norm(ids):
                 "intermediate.dense": "output.dense",
             },
         ),
-        ("DistilBertForMaskedLM", "distilbert.transformer.layer.0.", {"attention.k_lin": "attention.out_lin", "ffn.lin1": "ffn.lin2"}),
-        ("ModernBertForMaskedLM", "model.layers.0.", {"attn.Wqkv": "attn.Wo", "attn.Wo": "mlp.Wi", "mlp.Wi": "mlp.Wo"}),
-    ],
-)  # fmt: skip
-def test_what_rows_of_encoders_feed(name, prefix, fed):
-    decoder = find_decoder(make_kind(name))
-    block = decoder.blocks[0]
-    for feeding, reader in fed.items():
-        assert decoder.place_fed_by(block, block.projections[prefix + feeding]).name == prefix + reader
+        (
+            "DistilBertForMaskedLM",
+            "distilbert.transformer.layer.0.",
+            {"attention.k_lin": "attention.out_lin", "ffn.lin1": "ffn.lin2"},
+        ),
+        (
+            "ModernBertForMaskedLM",
+            "model.layers.0.",
+            {"attn.Wqkv": "attn.Wo", "attn.Wo": "mlp.Wi", "mlp.Wi": "mlp.Wo"},
+        ),
+    ]:
+        decoder = find_decoder(make_kind(name))
+        block = decoder.blocks[0]
+        for feeding, reader in fed.items():
+            assert decoder.place_fed_by(block, block.projections[prefix + feeding]).name == prefix + reader

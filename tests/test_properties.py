@@ -46,7 +46,7 @@ FIELDS = st.fixed_dictionaries(REQUIRED, optional=OTHERS) | st.fixed_dictionarie
 )
 
 
-@examples(150)
+@examples(50)
 @given(fields=FIELDS)
 def test_a_config_is_refused_in_words_or_comes_back_from_every_file(fields, tmp_path):
     try:
@@ -81,7 +81,7 @@ def changed(data, config):
     return config
 
 
-@examples(60)
+@examples(25)
 @given(data=st.data())
 def test_whatever_a_checkpoint_says_of_itself_is_read_or_refused_in_words(checkpoint, data, tmp_path):
     folder, config = checkpoint
@@ -95,7 +95,7 @@ def test_whatever_a_checkpoint_says_of_itself_is_read_or_refused_in_words(checkp
         shutil.rmtree(output, ignore_errors=True)
 
 
-@examples(40)
+@examples(25)
 @given(data=st.data())
 def test_whatever_a_config_says_training_keeps_zeros_or_refuses(checkpoint, data):
     model = make_model("llama")
@@ -153,7 +153,7 @@ def interrupt_at(patch, number):
     return runs
 
 
-@examples(4)
+@examples(2)
 @given(data=st.data())
 @pytest.mark.parametrize("method", METHODS)
 def test_wherever_a_prune_is_interrupted_and_whatever_the_disk_does_it_ends_the_same(

@@ -27,14 +27,14 @@ def test_three_bits_by_hand():
 SHAPES = [(1, 1), (3, 64), (5, 63), (2, 65), (7, 200), (4, 1), (0, 9), (3, 0)]
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @examples(25)
 @given(shape=st.sampled_from(SHAPES), density=st.sampled_from([0, 0.4, 1]))
-def test_codes_come_back(bits, shape, density):
-    kept, codes = kept_and_codes(shape, bits, density)
-    stream = pack_codes(codes, kept, bits)
-    assert len(stream) == stream_bytes(kept, bits) and stream.dtype == torch.uint8
-    assert torch.equal(unpack_codes(stream, kept, bits), codes)
+def test_codes_come_back(shape, density):
+    for bits in [2, 3, 4, 8]:
+        kept, codes = kept_and_codes(shape, bits, density)
+        stream = pack_codes(codes, kept, bits)
+        assert len(stream) == stream_bytes(kept, bits) and stream.dtype == torch.uint8
+        assert torch.equal(unpack_codes(stream, kept, bits), codes)
 
 
 def test_codes_come_back_in_pieces():

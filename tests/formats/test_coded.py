@@ -123,15 +123,15 @@ def test_what_is_not_finite_or_no_matrix_is_refused():
             CodedWeight.nearest(weight, 4)
 
 
-@pytest.mark.parametrize("bits", [8, 3])
-def test_the_largest_and_smallest_numbers(bits):
-    for dtype in DTYPES:
-        limits = torch.finfo(dtype)
-        small = limits.smallest_normal
-        weight = torch.tensor([[limits.max, -limits.max / 2], [small, -small / 4]], dtype=dtype)
-        rounded = CodedWeight.nearest(weight, bits).unpack()
-        assert rounded.isfinite().all() and (rounded != 0).all() and torch.equal(rounded.sign(), weight.sign())
-        assert torch.equal(CodedWeight.exact(rounded, bits).unpack(), rounded)
+def test_the_largest_and_smallest_numbers():
+    for bits in [8, 3]:
+        for dtype in DTYPES:
+            limits = torch.finfo(dtype)
+            small = limits.smallest_normal
+            weight = torch.tensor([[limits.max, -limits.max / 2], [small, -small / 4]], dtype=dtype)
+            rounded = CodedWeight.nearest(weight, bits).unpack()
+            assert rounded.isfinite().all() and (rounded != 0).all() and torch.equal(rounded.sign(), weight.sign())
+            assert torch.equal(CodedWeight.exact(rounded, bits).unpack(), rounded)
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -3,6 +3,7 @@
 import re
 
 import triton
+from profiles import NIGHT
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -14,8 +15,11 @@ SIZES = ("count", "columns", "rows", "words")
 
 
 def kernels():
-    """Every kernel with its arguments' types, None and sizes of 1 being constants, as at a call."""
-    for dtype in ("bf16", "fp16", "fp32"):
+    """Every kernel with its arguments' types, None and sizes of 1 being constants, as at a call.
+
+    By day one floating-point and one integer dtype, and values of 3 bits.
+    """
+    for dtype in ("bf16", "fp16", "fp32") if NIGHT else ("fp32",):
         linear = {"x": dtype, "values": dtype, "y": dtype, "bias": dtype}
         yield triton_kernels._multiply, linear, {"COUNT": 1, "TOGETHER": 4}
     yield triton_kernels._multiply, dict.fromkeys(("x", "values", "y", "bias"), "bf16"), {"COUNT": 8, "TOGETHER": 1}
@@ -25,11 +29,11 @@ def kernels():
         linear,
         {"bias": None, "COUNT": 1, "TOGETHER": 4, "count": 1, "columns": 1, "rows": 1},
     )
-    for dtype in ("i16", "i32"):
+    for dtype in ("i16", "i32") if NIGHT else ("i32",):
         yield triton_kernels._unpack, {"values": dtype, "dense": dtype}, {"TOGETHER": triton_kernels.UNPACKED}
     yield triton_kernels._unpack, {"values": "i16", "dense": "i16"}, {"TOGETHER": 4, "rows": 1, "columns": 1}
 
-    for bits in (2, 3, 4, 8):
+    for bits in (2, 3, 4, 8) if NIGHT else (3,):
         own = {"BITS": bits, "WORDS": triton_coded.WORDS}
         linear = {"x": "bf16", "y": "bf16", "bias": "bf16"}
         yield triton_coded._multiply, linear, {"COUNT": 1, "TOGETHER": 4, **own}

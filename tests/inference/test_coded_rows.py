@@ -92,18 +92,18 @@ def test_damage_is_found():
             dataclasses.replace(rows, **damage(rows)).check()
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_as_a_tensor(transposed):
-    stack = torch.stack([make_coded(6, 70, 4, seed=seed).unpack() for seed in range(3)])
-    coded = CodedWeight.rounded(stack, 4)
-    tensor = PackedTensor.of(coded, transposed)
-    expected = coded.unpack().mT if transposed else coded.unpack()
-    assert tensor.shape == expected.shape and torch.equal(tensor.unpack(), expected) and tensor.packed() is None
-    again, swapped = tensor.coded()
-    assert swapped == transposed and torch.equal(again.unpack(), coded.unpack())
-    if not transposed:
-        assert isinstance(tensor[1], PackedTensor) and torch.equal(tensor[1].unpack(), expected[1])
-        both = torch.cat([tensor, tensor.clone()])
-        assert isinstance(both, PackedTensor) and torch.equal(both.unpack(), torch.cat([expected, expected]))
-        other = PackedTensor.of(CodedWeight.rounded(stack, 3))
-        assert type(torch.cat([tensor, other])) is torch.Tensor, "of another table: not packed"
+def test_as_a_tensor():
+    for transposed in [False, True]:
+        stack = torch.stack([make_coded(6, 70, 4, seed=seed).unpack() for seed in range(3)])
+        coded = CodedWeight.rounded(stack, 4)
+        tensor = PackedTensor.of(coded, transposed)
+        expected = coded.unpack().mT if transposed else coded.unpack()
+        assert tensor.shape == expected.shape and torch.equal(tensor.unpack(), expected) and tensor.packed() is None
+        again, swapped = tensor.coded()
+        assert swapped == transposed and torch.equal(again.unpack(), coded.unpack())
+        if not transposed:
+            assert isinstance(tensor[1], PackedTensor) and torch.equal(tensor[1].unpack(), expected[1])
+            both = torch.cat([tensor, tensor.clone()])
+            assert isinstance(both, PackedTensor) and torch.equal(both.unpack(), torch.cat([expected, expected]))
+            other = PackedTensor.of(CodedWeight.rounded(stack, 3))
+            assert type(torch.cat([tensor, other])) is torch.Tensor, "of another table: not packed"

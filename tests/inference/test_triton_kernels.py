@@ -15,15 +15,20 @@ HERE = Path(__file__).parent
 
 
 def run(arguments, tmp_path, **environment):
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), **environment}
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **environment,
+    }
     command = [sys.executable, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE.parent.parent)
 
 
 @needs_triton
-@pytest.mark.parametrize("file", ["interpreted_triton.py", "interpreted_triton_coded.py"])
-def test_in_the_interpreter(file, tmp_path):
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file)]
+def test_in_the_interpreter(tmp_path):
+    files = [str(HERE / name) for name in ("interpreted_triton.py", "interpreted_triton_coded.py")]
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     result = run(tests, tmp_path, TRITON_INTERPRET="1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert " passed" in result.stdout

@@ -1,6 +1,7 @@
 """Kernels for values of few bits, against the same arithmetic in torch."""
 
 import os
+from itertools import product
 
 import pytest
 import torch
@@ -53,35 +54,34 @@ def test_products(out, columns, count, value_bits, dtype, density, with_bias, se
         assert torch.equal(kernel.coded_linear(x, *tensors, bias, True), by_bytes), kernel.name
 
 
-@pytest.mark.parametrize("value_bits", BITS)
-def test_what_rounding_inputs_costs(value_bits):
+def test_what_rounding_inputs_costs():
     """Of inputs without outliers: one in a hundred, since 8 bits hold 127 steps on each side."""
-    coded = make_coded(64, 1500, value_bits)
-    x = torch.randn(3, 1500, generator=torch.Generator().manual_seed(2))
-    exact = x.double() @ coded.unpack().double().T
-    for kernel in kernels():
-        y = kernel.coded_linear(x, *coded_tensors(coded), None, True).double()
-        assert 1e-4 < (y - exact).norm() / exact.norm() < 1.2e-2, kernel.name
-        y = kernel.coded_linear(x, *coded_tensors(coded), None, False).double()
-        assert (y - exact).norm() / exact.norm() < 1e-6, kernel.name
+    for value_bits in BITS:
+        coded = make_coded(64, 1500, value_bits)
+        x = torch.randn(3, 1500, generator=torch.Generator().manual_seed(2))
+        exact = x.double() @ coded.unpack().double().T
+        for kernel in kernels():
+            y = kernel.coded_linear(x, *coded_tensors(coded), None, True).double()
+            assert 1e-4 < (y - exact).norm() / exact.norm() < 1.2e-2, kernel.name
+            y = kernel.coded_linear(x, *coded_tensors(coded), None, False).double()
+            assert (y - exact).norm() / exact.norm() < 1e-6, kernel.name
 
 
-@pytest.mark.parametrize("value_bits", BITS)
-@pytest.mark.parametrize("int8", [False, True])
-def test_neither_threads_nor_other_rows_change_a_bit(value_bits, int8):
-    tensors, x = coded_tensors(make_coded(701, 1000, value_bits)), make_x(8, 1000)
-    before = torch.get_num_threads()
-    for kernel in kernels():
-        results = []
-        try:
-            for threads in (1, 2, (os.cpu_count() or 1) + 3):
-                torch.set_num_threads(threads)
-                results.append(kernel.coded_linear(x, *tensors, None, int8))
-        finally:
-            torch.set_num_threads(before)
-        assert all(torch.equal(result, results[0]) for result in results), kernel.name
-        alone = torch.cat([kernel.coded_linear(row[None], *tensors, None, int8) for row in x])
-        assert torch.equal(alone, results[0]), kernel.name
+def test_neither_threads_nor_other_rows_change_a_bit():
+    for value_bits, int8 in product(BITS, [False, True]):
+        tensors, x = coded_tensors(make_coded(701, 1000, value_bits)), make_x(8, 1000)
+        before = torch.get_num_threads()
+        for kernel in kernels():
+            results = []
+            try:
+                for threads in (1, 2, (os.cpu_count() or 1) + 3):
+                    torch.set_num_threads(threads)
+                    results.append(kernel.coded_linear(x, *tensors, None, int8))
+            finally:
+                torch.set_num_threads(before)
+            assert all(torch.equal(result, results[0]) for result in results), kernel.name
+            alone = torch.cat([kernel.coded_linear(row[None], *tensors, None, int8) for row in x])
+            assert torch.equal(alone, results[0]), kernel.name
 
 
 @FUZZ
@@ -103,15 +103,15 @@ def test_dense_copies_are_bit_equal(out, columns, value_bits, dtype, density, se
         assert torch.equal(dense, expected), kernel.name
 
 
-@pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_in_its_row(special):
-    tensors, x = coded_tensors(make_coded(7, 300, 4)), make_x(3, 300)
-    plain = torch_fallback.coded_linear(x, *tensors, None, True)
-    x[1, 200] = special
-    for kernel in kernels():
-        y = kernel.coded_linear(x, *tensors, None, True)
-        assert y[1].isnan().all() and torch.equal(y[[0, 2]], plain[[0, 2]]), kernel.name
-        assert kernel.coded_linear(x, *tensors, None, False)[[0, 2]].isfinite().all(), kernel.name
+def test_what_is_not_finite_stays_in_its_row():
+    for special in [float("nan"), float("inf"), -float("inf")]:
+        tensors, x = coded_tensors(make_coded(7, 300, 4)), make_x(3, 300)
+        plain = torch_fallback.coded_linear(x, *tensors, None, True)
+        x[1, 200] = special
+        for kernel in kernels():
+            y = kernel.coded_linear(x, *tensors, None, True)
+            assert y[1].isnan().all() and torch.equal(y[[0, 2]], plain[[0, 2]]), kernel.name
+            assert kernel.coded_linear(x, *tensors, None, False)[[0, 2]].isfinite().all(), kernel.name
 
 
 def test_inputs_that_are_nearly_zero():
