@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from profiles import NIGHT
 
 from optimum_neuronal.native.build import SOURCES, BuildError, find_compiler
 from optimum_neuronal.native.library import KERNELS, find_library
@@ -15,6 +16,7 @@ PROGRAM = Path(__file__).parent / "exact_ends.c"
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 EMULATED, SIMDE = PROGRAM.with_name("emulated_vnni.c"), Path("/usr/include/simde/x86/avx512.h")
 CPUINFO = Path("/proc/cpuinfo")
+TRIALS = "40" if NIGHT else "12"
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 
 
@@ -62,7 +64,7 @@ def test_under_sanitizers(flags, tmp_path):
     ).returncode:
         pytest.skip(f"{compiler[0]} has no address sanitizer")
     compile_program(compiler, tmp_path / "program", *SANITIZE, *flags)
-    assert "portable" in kernels_of(run([str(tmp_path / "program"), "40"]))
+    assert "portable" in kernels_of(run([str(tmp_path / "program"), TRIALS]))
 
 
 @pytest.mark.skipif(
@@ -72,7 +74,7 @@ def test_under_sanitizers(flags, tmp_path):
 @pytest.mark.parametrize("flags", [(), ("-DNEURONAL_NO_DOT",)])
 def test_neon_in_an_emulator(flags, tmp_path):
     compile_program([CROSS], tmp_path / "program", "-static", *flags)
-    assert kernels_of(run([EMULATOR, str(tmp_path / "program"), "40"])) == {"portable", "neon"}
+    assert kernels_of(run([EMULATOR, str(tmp_path / "program"), TRIALS])) == {"portable", "neon"}
 
 
 @pytest.mark.skipif(
