@@ -109,7 +109,7 @@ def test_what_reads_text_in_a_model_of_two_towers_is_not_known():
     towers = transformers.CLIPModel(
         transformers.CLIPConfig(text_config=ENCODERS["BertModel"][1], vision_config=VISION)
     )
-    with pytest.raises(ValueError, match="CLIPModel has no table of token embeddings of its own"):
+    with pytest.raises(ValueError, match="CLIPModel has no table of token embeddings"):
         NeuronALPruner(config()).prune(towers)
 
 
