@@ -13,8 +13,8 @@ from sparse import same_zeros, zeros_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.config_fields import EFFORTS
 from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
-from optimum_neuronal.efforts import EFFORTS
 
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
