@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from profiles import NIGHT
+from profiles import NIGHT, by_day
 
 from optimum_neuronal.native.build import SOURCES, BuildError, find_compiler
 from optimum_neuronal.native.library import KERNELS, find_library
@@ -49,7 +49,7 @@ def compile_program(compiler: list[str], target: Path, *flags: str, program: Pat
     )
 
 
-@pytest.mark.parametrize("flags", [(), ("-DNEURONAL_NO_DOT",)])
+@pytest.mark.parametrize("flags", by_day([(), ("-DNEURONAL_NO_DOT",)], ()))
 def test_under_sanitizers(flags, tmp_path):
     if flags and not (CPUINFO.exists() and "avx_vnni" in CPUINFO.read_text()):
         pytest.skip("the same without AVX-VNNI")
