@@ -13,7 +13,7 @@ from ..methods import Methods
 from ..model.projections import Decoder
 from ..sparsity.plan import SparsityPlan
 from ..topup import Allocation, TopUp
-from ..topup.choosing import index_of_smallest
+from ..topup.allocation import index_of_smallest
 from ..trials.engine import Engine
 from ..trials.levels import LevelsPass
 from ..trials.output_errors import OutputPass, output_errors

@@ -1,4 +1,4 @@
-"""AlphaPruning: blocks whose weights have light-tailed spectra, hence learned less, are pruned more."""
+"""AlphaPruning: blocks whose weights have light-tailed spectra, a sign of less learning, are pruned more."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,10 +7,8 @@ import torch
 
 from ..trials.sweep import Sweep
 from ..validation import check_count, check_number
+from .allocation import LARGEST, bisect, block_sizes, plan_of_blocks, pruned_blocks
 from .base import Allocation, TopUp, register_topup
-from .by_block import block_sizes, plan_of_blocks, pruned_blocks
-from .choosing import bisect
-from .spreading import LARGEST
 
 
 @register_topup("alpha_pruning")
@@ -18,14 +16,10 @@ from .spreading import LARGEST
 class AlphaPruning(TopUp):
     """Sparsity by the heavy-tailed self-regularisation of the weights (Lu et al., AlphaPruning, NeurIPS 2024).
 
-    Every projection has a spectrum, the eigenvalues of `W^T W`, whose tail follows a power law; a block's alpha is the
-    mean of its projections' exponents. The smallest and the largest alpha get `1 - epsilon` and `1 + epsilon` times
-    the same sparsity, the others what lies linearly between. Needs no calibration data.
-
-    This follows the paper, where its code and the copy of it in NeuronAL's differ: the tail begins at the spectrum's
-    peak. There, the lower bound of the search for its beginning is a logarithm compared with an eigenvalue, so that
-    most of the bulk may count as tail, and sparsities above 1 fall back to an unintended mask; here none exceeds 0.99,
-    and what that cuts off goes to the other blocks.
+    The tail of a projection's spectrum, the eigenvalues of `W^T W`, follows a power law. A block's alpha is the mean of
+    its projections' exponents. Sparsity is linear in alpha, from `1 - epsilon` to `1 + epsilon` times a common one. No
+    sparsity exceeds 0.99; other blocks make up for the difference. The tail begins at the spectrum's peak, as in the
+    paper and unlike the authors' code. Needs no calibration data.
 
     Args:
         spread (`float`): the paper's epsilon, in [0, 1): how far sparsities may lie from the mean, relative to it.
@@ -42,7 +36,7 @@ class AlphaPruning(TopUp):
         check_count("bins", self.bins, 1)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
-        # Recorded, as the spectra of a large model take long. All blocks are visited: what is on disk is read ahead.
+        # Recorded, since the spectra of a large model take long.
         found = sweep.engine.records.recorded("spectra", lambda: (self._exponents(sweep), {}))[0]
         blocks = pruned_blocks(sweep.decoder)
         alphas = block_alphas([exponents for exponents in found if exponents])
@@ -51,7 +45,7 @@ class AlphaPruning(TopUp):
         return Allocation(plan_of_blocks(blocks, spread), {"alpha_pruning": {"alphas": alphas}})
 
     def _exponents(self, sweep: Sweep) -> list[list[float | None]]:
-        """The exponent of every pruned projection, block by block."""
+        """Return the exponent of every pruned projection, block by block."""
         found = []
         for index in range(len(sweep.decoder.blocks)):
             with sweep.engine.runner.loader.loaded(index) as block:
@@ -61,21 +55,20 @@ class AlphaPruning(TopUp):
 
 
 def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
-    """The Hill estimator of a spectrum's power-law exponent, its tail beginning at the peak.
+    """Return the Hill estimate of a spectrum's power-law exponent, its tail beginning at the peak ("Fix-finger").
 
-    `alpha = 1 + k / sum of ln(lambda_i / lambda_min)` over the k eigenvalues above `lambda_min`, the smallest one in
-    the fullest bin of a histogram of their logarithms ("Fix-finger"); of equally full bins, that of the smallest
-    eigenvalues.
+    `alpha = 1 + k / sum of ln(lambda_i / lambda_min)` over the k eigenvalues above `lambda_min`, the smallest in the
+    fullest bin of a histogram of their logarithms (the first of equally full bins).
 
     Args:
-        eigenvalues (`Tensor`, shape (n,)): non-negative, in any order; what is zero within rounding is left out.
-        bins (`int`): of the histogram.
+        eigenvalues (`Tensor`, shape (n,)): non-negative, in any order; zeros within rounding are left out.
+        bins (`int`): bins of the histogram.
 
     Returns:
-        `float`: above 1. None if no eigenvalue lies above `lambda_min`: such a spectrum has no tail.
+        `float`: above 1. None if the spectrum has no tail: no eigenvalue lies above `lambda_min`.
     """
     values = eigenvalues.double().cpu().sort().values
-    rounding = (torch.finfo(eigenvalues.dtype).eps * len(values)) ** 2  # singular values are known to this, squared
+    rounding = (torch.finfo(eigenvalues.dtype).eps * len(values)) ** 2  # relative accuracy of singular values, squared
     values = values[values > rounding * values[-1:]]
     if not len(values):
         return None
@@ -89,7 +82,7 @@ def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:
 
 
 def block_alphas(exponents: list[list[float | None]]) -> list[float]:
-    """The mean of every block's exponents that are known; where none is, the mean of the other blocks."""
+    """Return the mean of every block's known exponents; where none is known, the mean of the other blocks."""
     known = [[exponent for exponent in block if exponent is not None] for block in exponents]
     means = [sum(block) / len(block) for block in known if block]
     others = sum(means) / len(means) if means else 1.0
@@ -97,7 +90,7 @@ def block_alphas(exponents: list[list[float | None]]) -> list[float]:
 
 
 def scale_factors(alphas: torch.Tensor, spread: float) -> torch.Tensor:
-    """What a common sparsity is multiplied with: linear in alpha, in [1 - spread, 1 + spread].
+    """Return factors of a common sparsity: linear in alpha, in [1 - spread, 1 + spread].
 
     Args:
         alphas (`Tensor` of float64, shape (blocks,)): exponents.
@@ -109,12 +102,12 @@ def scale_factors(alphas: torch.Tensor, spread: float) -> torch.Tensor:
 
 
 def scaled_sparsities(sparsity: float, factors: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """Sparsities in proportion to their factors, except where that exceeds 0.99, with the wanted weighted mean.
+    """Return sparsities in proportion to their factors, at most 0.99, with the given weighted mean.
 
     Args:
         sparsity (`float`): the mean, in [0, 1).
         factors (`Tensor` of float64, shape (blocks,)): above 0.
-        sizes (`Tensor` of float64, shape (blocks,)): how many weights each stands for.
+        sizes (`Tensor` of float64, shape (blocks,)): number of weights of each block.
     """
     if sparsity > LARGEST:
         return torch.full_like(factors, sparsity)
@@ -123,7 +116,7 @@ def scaled_sparsities(sparsity: float, factors: torch.Tensor, sizes: torch.Tenso
     if plain.max() <= LARGEST:
         return plain
 
-    def is_too_small(scale: float) -> bool:  # what is cut off at the top raises the common scale
+    def is_too_small(scale: float) -> bool:  # clipping raises the common scale
         return bool(((factors * scale).clamp(max=LARGEST) * weights).sum() < sparsity)
 
     _, scale = bisect(is_too_small, 0.0, LARGEST / factors.min().item(), 60)

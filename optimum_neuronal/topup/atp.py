@@ -12,26 +12,22 @@ from ..sparsity.plan import SparsityPlan
 from ..trials.output_errors import OutputPass
 from ..trials.sweep import Sweep
 from ..validation import check_count
+from .allocation import LARGEST, SMALLEST, block_sizes, get_dist, index_of_smallest, plan_of_blocks, pruned_blocks
 from .base import Allocation, TopUp, register_topup
-from .by_block import block_sizes, plan_of_blocks, pruned_blocks
-from .choosing import index_of_smallest
-from .spreading import LARGEST, SMALLEST, get_dist
 
 
 LABEL = "ATP"
-METRIC = "nll"  # what candidates are compared by
+METRIC = "nll"  # the error of candidates
 
 
 @register_topup("atp")
 @dataclass(frozen=True)
 class ATP(TopUp):
-    """Sparsity rises by `beta` from block to block, since errors of early blocks are amplified by later ones
-    (Huang et al., Determining Layer-wise Sparsity for LLMs Through a Theoretical Perspective, ICML 2025).
+    """Arithmetic progression of sparsities, since later blocks amplify the errors of early ones.
 
-    `s_l = S - beta (L - 1) / 2 + beta l`. The paper prunes the model with every `beta = 0.002, 0.004, ...` up to the
-    largest that keeps sparsities in [0, 1], and keeps the one of the lowest perplexity on WikiText2's test set. Here
-    candidates are spread evenly over the betas that keep sparsities in [0.01, 0.99], uniform sparsity being the first,
-    and the one of the lowest negative log-likelihood on the alignment sequences is kept.
+    `s_l = S - beta (L - 1) / 2 + beta l` (Huang et al., Determining Layer-wise Sparsity for LLMs Through a Theoretical
+    Perspective, ICML 2025). Candidates are spread evenly over the betas that keep sparsities in [0.01, 0.99]. The beta
+    of the lowest negative log-likelihood on the alignment sequences wins.
 
     Args:
         trials (`int`): how many betas are tried, at least 2. With the 15 of the default and 8 alignment sequences of
@@ -62,12 +58,12 @@ class ATP(TopUp):
 
 
 def beta_grid(blocks: int, sparsity: float, trials: int) -> list[float]:
-    """Evenly spaced betas from 0 to the largest that keeps all sparsities in [0.01, 0.99]; 0 alone if there is none.
+    """Return evenly spaced betas from 0 to the largest with all sparsities in [0.01, 0.99]; only 0 if there is none.
 
     Args:
         blocks (`int`): the paper's L.
         sparsity (`float`): the paper's S, in [0, 1).
-        trials (`int`): how many betas are wanted, at least 2.
+        trials (`int`): number of betas, at least 2.
     """
     room = min(sparsity - SMALLEST, LARGEST - sparsity)
     if blocks < 2 or room <= 0:
@@ -77,8 +73,8 @@ def beta_grid(blocks: int, sparsity: float, trials: int) -> list[float]:
 
 
 def progression(decoder: Decoder, sparsity: float, beta: float) -> SparsityPlan:
-    """The plan whose sparsity rises by `beta` from block to block and hits the target, whatever the blocks' sizes."""
+    """Return the plan whose sparsity rises by `beta` from block to block, its mean on target for any block sizes."""
     blocks = pruned_blocks(decoder)
     half_width = beta * (len(blocks) - 1) / 2
-    from_last = torch.arange(len(blocks), 0, -1)  # large values are spared: the first blocks
+    from_last = torch.arange(len(blocks), 0, -1)  # large values are pruned less: the first blocks
     return plan_of_blocks(blocks, get_dist(sparsity, half_width, from_last, block_sizes(blocks)))

@@ -1,4 +1,4 @@
-"""What a top-up is. To add one, add a file beside this one with a registered subclass of [`TopUp`]."""
+"""Base class of top-ups. To add a top-up, add a file beside this one with a registered subclass of [`TopUp`]."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from ..trials.sweep import Sweep
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a top-up decided.
+    """Decision of a top-up.
 
     Args:
-        plan ([`SparsityPlan`]): where the sparsity goes.
-        decisions (`dict`): how it was found, for the report; JSON-serialisable.
-        levels ([`Levels`], *optional*): solved weights that the plan was found by.
+        plan ([`SparsityPlan`]): sparsity of every projection or row.
+        decisions (`dict`): how the plan was found, for the report; JSON-serialisable.
+        levels ([`Levels`], *optional*): solved weights that the candidates were made of.
     """
 
     plan: SparsityPlan
@@ -34,19 +34,19 @@ class Allocation:
 
 @dataclass(frozen=True)
 class TopUp(ABC):
-    """Decides where the sparsity goes, on top of any saliency. The fields of a subclass are its hyper-parameters: the
-    config gives it its `topup_args` and nothing else, in which sequences are lists, as JSON has them.
+    """Base class of methods that decide the sparsity of every projection or row, on top of any saliency.
+
+    The fields of a subclass are its hyper-parameters. They come from the config's `topup_args`, sequences as lists.
 
     Class attributes:
-        decides (`bool`): False if every weight matrix gets the sparsity that was asked for, as an N:M pattern demands.
-        uses_calibration (`bool`): False if `allocate` never asks the sweep for anything.
-        rows_are_optional (`bool`): True if `allocate` leaves rows alone where the saliency cannot tell them apart.
-        without_rows (`Mapping[str, Any]`): hyper-parameters with which rows are left alone; none if there are none.
-        needs_fixed_weights (`bool`): True if it cannot serve a saliency that updates the weights that stay.
-        compares_outputs (`bool`): True if `allocate` asks for next-token distributions: without a language-model head, it
-            cannot.
+        decides (`bool`): False if every weight matrix gets the config's sparsity, as an N:M pattern demands.
+        uses_calibration (`bool`): False if `allocate` never uses the sweep's measurements.
+        rows_are_optional (`bool`): True if `allocate` gives rows one sparsity where the saliency does not know rows.
+        without_rows (`Mapping[str, Any]`): hyper-parameters that give all rows of a projection one sparsity, if any.
+        needs_fixed_weights (`bool`): True if it cannot serve a saliency that updates the kept weights.
+        compares_outputs (`bool`): True if `allocate` needs a language-model head, to compare next-token distributions.
         refines (`bool`): True if `refine` edits masks.
-        statistic (`type[SquaredNorms]`): what `refine` wants to know of the inputs of every projection.
+        statistic (`type[SquaredNorms]`): statistic of every projection's inputs that `refine` needs.
     """
 
     name: ClassVar[str]
@@ -61,14 +61,14 @@ class TopUp(ABC):
 
     @property
     def by_row(self) -> bool:
-        """Whether rows of one projection may get different sparsities."""
+        """True if rows of one projection may get different sparsities."""
         return False
 
     def check(self, decoder: Decoder) -> None:
-        """Raises `ValueError` if this top-up cannot serve the model. Called before any long work."""
+        """Raise `ValueError` if this top-up cannot serve the model. Called before any long work."""
 
     def suited_to(self, decoder: Decoder) -> "TopUp":
-        """This top-up as it can serve the model: itself, or one with other hyper-parameters.
+        """Return a top-up that can serve the model: this one, or a copy with other hyper-parameters.
 
         Raises:
             `ValueError`: it cannot serve the model.
@@ -85,7 +85,7 @@ class TopUp(ABC):
         return ()
 
     def uses_levels(self, saliency: Saliency) -> bool:
-        """Whether `allocate` has weights solved at a few sparsities for its candidates, see [`Levels`]."""
+        """Return True if `allocate` has weights solved at a few sparsities for its candidates, see [`Levels`]."""
         return False
 
     def passes_with(self, saliency: Saliency) -> tuple[Pass, ...]:
@@ -94,22 +94,22 @@ class TopUp(ABC):
 
     @abstractmethod
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
-        """Decides the sparsity of every projection or row.
+        """Decide the sparsity of every projection or row.
 
         Args:
-            sweep ([`Sweep`]): the decoder, and what may be asked of it: dense activations, errors of trial plans.
+            sweep ([`Sweep`]): the decoder, and measurements on it: dense activations, errors of trial plans.
             sparsity (`float`): share of all prunable weights to prune, in [0, 1).
         """
 
     def refine(
         self, projection: Projection, mask: torch.Tensor, score: torch.Tensor, statistic: SquaredNorms | None
     ) -> torch.Tensor:
-        """Edits a final mask, if the class says that it `refines`. The default returns it unchanged.
+        """Edit a final mask, if the class `refines`. The default returns it unchanged.
 
         Args:
-            projection ([`Projection`]): whose mask it is.
+            projection ([`Projection`]): the projection of the mask.
             mask (`Tensor`): boolean, shape (out, in), True where kept.
-            score (`Tensor` of float32, shape (out, in)): the saliency that the mask was made of.
+            score (`Tensor` of float32, shape (out, in)): the saliency behind the mask.
             statistic ([`SquaredNorms`], *optional*): of the class's `statistic`; None if nothing was calibrated.
         """
         return mask

@@ -1,4 +1,4 @@
-"""BESA: learns the sparsity of every projection of a block by gradients of the block's reconstruction error."""
+"""BESA: sparsity of every projection, learned by gradients of its block's reconstruction error."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -21,13 +21,12 @@ from ..sparsity.plan import SparsityPlan, row_counts
 from ..trials.engine import Engine
 from ..trials.sweep import Sweep
 from ..validation import check_count, check_number
+from .allocation import bisect, shift_to_mean
 from .base import Allocation, TopUp, register_topup
-from .choosing import bisect
-from .spreading import shift_to_mean
 
 
 LABEL = "BESA"
-SCALE = 2.0**16  # of the loss while gradients have the weights' dtype, where small ones would vanish; exact
+SCALE = 2.0**16  # of the loss: small gradients would vanish in the weights' dtype; a power of two is exact
 
 
 class TrainingPass(Pass):
@@ -56,21 +55,15 @@ class TrainingPass(Pass):
 class BESA(TopUp):
     """Blockwise parameter-efficient sparsity allocation (Xu et al., BESA, ICLR 2024), in its variant by projection.
 
-    Blocks are visited in order. For every projection of a block a distribution over candidate pruning rates is
-    learned. Its mean is the projection's sparsity, and the share of it above a weight's rank in the row, by saliency,
-    is the probability that the weight falls. Masks are of the former, gradients go to the latter, straight through.
-    The loss is the squared difference between the outputs of the sparse block, on the hidden states that come out of
-    the sparse blocks before it, and of the dense block in the dense model, feature by feature in proportion to the
-    latter's norm; and `penalty * ((block's sparsity - s) / s)^2`. All this as in the authors' code and its commands
-    for sparsity by layer; sparsity by row, which they have too, is not offered.
+    Blocks are visited in order. Every projection learns a distribution over candidate pruning rates. Its mean is the
+    projection's sparsity, and decides the mask. Its share above a weight's rank in the row, by saliency, is the
+    probability that the weight is pruned. Gradients pass from the mask to this probability, straight through. The loss
+    is [`reconstruction_loss`] between the sparse model's block and the dense model's, plus
+    `penalty * ((block's sparsity - s) / s)^2`. At the end the projections' sparsities shift alike, within [0, 1], so
+    that the block meets its target s exactly.
 
-    Here the block meets its target s exactly at the end: the same is added to all its projections, within [0, 1].
-
-    Where this departs from the authors, who prune half of the weights: the distributions begin not with equal
-    probabilities, of mean 0.5, but with those closest to that whose mean is s. They are a softmax of the learned
-    values rather than of their sigmoid, whose mean cannot leave 0.38 to 0.62. Adam takes the place of Prodigy, whose
-    parameter they set anew for every model, from 0.05 to 50. They learn on 128 sequences of 2,048 tokens, here the
-    alignment sequences serve. Weights stay as they are, so no saliency that updates them can be served.
+    The authors begin with equal probabilities, of mean 0.5, and take a softmax of sigmoids, whose mean cannot leave
+    0.38 to 0.62. Here the distribution begins with a mean of s, and Adam takes the place of Prodigy.
 
     Args:
         epochs (`int`): how often the alignment sequences are gone through, a step of the optimiser for each.
@@ -81,7 +74,7 @@ class BESA(TopUp):
         candidate_step (`float`): distance of the candidate pruning rates 0, step, ..., 1; 1 / step is a whole number.
     """
 
-    needs_fixed_weights: ClassVar[bool] = True  # it learns which weights fall while the others stay
+    needs_fixed_weights: ClassVar[bool] = True  # it learns from kept weights that do not change
 
     epochs: int = 1
     learning_rate: float = 0.16
@@ -114,8 +107,7 @@ class BESA(TopUp):
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
             return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))
         engine = sweep.engine
-        asked = (LABEL, astuple(self), sparsity)
-        found = engine.measured([], asked, lambda: self._learn(engine, sparsity))
+        found = engine.measured([], (LABEL, astuple(self), sparsity), lambda: self._learn(engine, sparsity))
         learned = engine.processes.from_first(found[0])
         sparsities = {name: values[1] for name, values in learned.items()}
         decision = {
@@ -126,6 +118,7 @@ class BESA(TopUp):
         return Allocation(SparsityPlan(sparsities), {"besa": decision})
 
     def _learn(self, engine: Engine, sparsity: float) -> tuple[dict[str, list[float]], dict]:
+        """Return two sparsities of every projection: as learned, and after the shift to the target."""
         runner, blocks = engine.runner, engine.decoder.blocks
         found: dict[str, list[float]] = {}
 
@@ -136,8 +129,7 @@ class BESA(TopUp):
                 return [runner.output(block, stream, calls), target]
             norms = runner.inputs_of(block, stream, calls, engine.saliency.statistic)
             learned = self._learn_block(engine, block, norms, (stream, calls, target), sparsity)
-            for projection, values in zip(block.pruned, learned.T):  # as learned, and after meeting the target
-                found[projection.name] = values.tolist()
+            found.update(zip(block.pruned_names, learned.T.tolist()))
             if index == len(blocks) - 1:
                 return [stream, target]
             plan = SparsityPlan(dict(zip(block.pruned_names, learned[1].tolist())))
@@ -153,7 +145,7 @@ class BESA(TopUp):
     def _learn_block(
         self, engine: Engine, block: Block, norms: Norms, data: tuple[Stream, Sequence[Call], Stream], sparsity: float
     ) -> torch.Tensor:
-        """Sparsities of a block's projections as learned, and after meeting the target: float64, shape (2, projections)."""
+        """Return a block's sparsities as learned, and after the shift to the target: float64, shape (2, projections)."""
         activations, _ = engine.applier.activations(block, norms)
         scores = (engine.applier.score(projection, activations) for projection in block.pruned)
         rates = [LearnedRate(p, score, sparsity, self.candidate_step) for p, score in zip(block.pruned, scores)]
@@ -162,15 +154,8 @@ class BESA(TopUp):
         met = shift_to_mean(learned, sparsity, torch.tensor([rate.weights for rate in rates]), 0, 1)
         return torch.stack([learned, met])
 
-    def _train(
-        self,
-        runner: BlockRunner,
-        block: Block,
-        rates: Sequence["LearnedRate"],
-        data: tuple[Stream, Sequence[Call], Stream],
-        sparsity: float,
-    ) -> None:
-        """Learns a block's rates on every sequence in turn."""
+    def _train(self, runner: BlockRunner, block: Block, rates: Sequence["LearnedRate"], data, sparsity: float) -> None:
+        """Train a block's rates on every sequence in turn."""
         optimiser = torch.optim.Adam([rate.logits for rate in rates], lr=self.learning_rate)
         total = sum(rate.weights for rate in rates)
         for _ in range(self.epochs):
@@ -191,14 +176,14 @@ class LearnedRate:
     """The learned pruning rate of one projection.
 
     Args:
-        projection ([`Projection`]): whose weights fall.
-        score (`Tensor`, shape (out, in)): their saliency.
+        projection ([`Projection`]): the projection to prune.
+        score (`Tensor`, shape (out, in)): its saliency.
         sparsity (`float`): the mean to begin with, above 0.
         step (`float`): distance of the candidates.
 
     Attributes:
-        logits (`Tensor`, shape (candidates,)): what is learned; their softmax is the distribution.
-        weights (`int`): how many the projection has.
+        logits (`Tensor`, shape (candidates,)): the learned values; their softmax is the distribution.
+        weights (`int`): number of weights of the projection.
     """
 
     def __init__(self, projection: Projection, score: torch.Tensor, sparsity: float, step: float):
@@ -207,7 +192,7 @@ class LearnedRate:
         device, in_features = score.device, projection.shape[1]
         rates = torch.arange(round(1 / step) + 1, dtype=torch.float64) * step
         self._rates = rates.float().to(device)
-        # (candidates, in): whether a candidate prunes the weight of that rank in a row
+        # (candidates, in): 1 where a candidate prunes the weight of a rank in a row
         counts = (rates * in_features + 1e-4).floor()
         self._prunes = (torch.arange(in_features) < counts[:, None]).float().to(device)
         self.logits = tilted(rates, sparsity).float().to(device).requires_grad_()
@@ -219,7 +204,7 @@ class LearnedRate:
 
     @property
     def kept(self) -> torch.Tensor:
-        """Probability that the weight of each rank is kept, shape (in,): gradients go through it too."""
+        """Probability that the weight of each rank is kept, shape (in,), that gradients go through."""
         return 1 - self.logits.softmax(dim=0) @ self._prunes
 
     def mask(self) -> torch.Tensor:
@@ -230,14 +215,14 @@ class LearnedRate:
         return torch.zeros_like(kept).scatter_(1, self._order.long(), kept)
 
     def by_rank(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Sum over the rows of what belongs to the weights of each rank, (out, in) -> (in,)."""
+        """Return the sum over the rows of the gradients of each rank, (out, in) -> (in,)."""
         return gradient.gather(1, self._order.long()).sum(dim=0)
 
 
 def _mask_gradients(
     block: Block, rates: Sequence[LearnedRate], hidden: torch.Tensor, call: Call, target: torch.Tensor
 ) -> list[torch.Tensor]:
-    """For every projection, how the reconstruction error of one sequence changes with the mask at each rank, (in,).
+    """Return for every projection the gradient of a sequence's reconstruction error by the mask at each rank, (in,).
 
     A mask multiplies the weights, so its gradient is the sparse weight's times the dense weight.
     """
@@ -254,7 +239,7 @@ def _mask_gradients(
     gradients = []
     for rate in rates:
         gradient, weight = (found[rate.projection.owner] for found in (by_owner, dense))
-        if gradient is None:  # an expert's that no token reached
+        if gradient is None:  # an expert that no token reached
             gradients.append(torch.zeros_like(rate.kept))
             continue
         product = rate.projection.view(gradient).float() * rate.projection.view(weight).float()
@@ -264,7 +249,7 @@ def _mask_gradients(
 
 @contextmanager
 def _learning(block: Block, owners: Sequence[nn.Parameter]) -> Iterator[None]:
-    """While the context lasts, gradients are computed, and of the block's parameters only for these."""
+    """Compute gradients while the context lasts, for no parameters of the block but `owners`."""
     before = [(parameter, parameter.requires_grad) for parameter in block.module.parameters()]
     try:
         for parameter, _ in before:
@@ -279,7 +264,7 @@ def _learning(block: Block, owners: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def reconstruction_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Mean over the features of `|| target - output ||^2 / || target ||^2`, norms over the tokens (their code).
+    """Return the mean over features of `|| target - output ||^2 / || target ||^2`, norms over tokens (authors' code).
 
     Args:
         output, target (`Tensor`, shape (sequences, tokens, hidden size)): of the sparse and of the dense block.
@@ -289,7 +274,7 @@ def reconstruction_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Ten
 
 
 def tilted(rates: torch.Tensor, mean: float) -> torch.Tensor:
-    """Logits of the distribution over rates with a given mean that is closest to equal probabilities: `k * rate`.
+    """Return logits `k * rate` of the distribution with a given mean that is closest to equal probabilities.
 
     Args:
         rates (`Tensor` of float64, shape (n,)): ascending from 0 to 1.

@@ -1,4 +1,4 @@
-"""DLP: blocks whose typical weight matters little are pruned more."""
+"""DLP: blocks whose median weight has a low saliency are pruned more."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,12 @@ from ..engine.passes import Pass
 from ..model.projections import Block
 from ..trials.sweep import ScoresPass, Sweep
 from ..validation import check_number
+from .allocation import block_scores, block_sizes, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
-from .by_block import block_scores, block_sizes, plan_of_blocks, pruned_blocks, wanda_metric
-from .spreading import get_dist
 
 
 LABEL = "DLP medians"
-HALF = 2**15  # values of the upper bits of a non-negative float32; its lower bits have twice as many
+HALF = 2**15  # values of the upper 16 bits of a non-negative float32; the lower 16 have twice as many
 
 
 @register_topup("dlp")
@@ -22,9 +21,8 @@ HALF = 2**15  # values of the upper bits of a non-negative float32; its lower bi
 class DLP(TopUp):
     """Dynamic Layerwise Pruning (Chen et al., DLP, ICML 2025).
 
-    The unimportance of a block is the median U of the Wanda metric `|W_ij| a_j` over all its projections, measured in
-    the dense model over all calibration sequences; its relative importance is `1 - U / sum of U`. Importance decides
-    sparsity linearly, within a window of `2 alpha`.
+    A block's importance is `1 - U / sum of U`, with U the median of the Wanda metric `|W_ij| a_j` over its weights in
+    the dense model. It decides sparsity linearly, in a window of `2 alpha`.
 
     Args:
         half_width (`float`): the paper's alpha, in [0, 1]: half the width of the window of sparsities.
@@ -41,19 +39,19 @@ class DLP(TopUp):
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         blocks = pruned_blocks(sweep.decoder)
         medians = block_scores(sweep, median_metric, LABEL)
-        # Of the relative importance only the order and the proportions count, and those -U has too.
+        # -U has the order and the proportions of the relative importance, and no more counts.
         spread = get_dist(sparsity, self.half_width, -medians, block_sizes(blocks))
         return Allocation(plan_of_blocks(blocks, spread), {"dlp": {"medians": medians.tolist()}})
 
 
 def median_metric(block: Block, activations: dict[str, torch.Tensor]) -> float:
-    """The median, the lower one of two, of the Wanda metric of all weights of a block that are up for pruning.
+    """Return the lower median of the Wanda metric of a block's prunable weights.
 
-    Non-negative floats are ordered as their bits are. So the median's upper bits are found by counting, then its lower
-    ones among the weights with the same upper bits: exactly, and without a copy of a whole block's metric.
+    Non-negative floats are ordered as their bits are. Counting finds the median's upper bits, then its lower bits
+    among the weights with these upper bits: exactly, and without a copy of a whole block's metric.
 
     Args:
-        block ([`Block`]): with its weights at hand.
+        block ([`Block`]): its weights loaded.
         activations (`dict[str, Tensor]`): of its pruned projections, shape (in,).
     """
 
@@ -73,7 +71,7 @@ def median_metric(block: Block, activations: dict[str, torch.Tensor]) -> float:
 
 
 def _position(counts: torch.Tensor, rank: int) -> tuple[int, int]:
-    """The bin that holds the value of a rank, counted from 0, and the value's rank within the bin."""
+    """Return the bin that holds the value of a rank, counted from 0, and the value's rank in the bin."""
     ends = counts.cumsum(dim=0)
     found = int((ends <= rank).sum())
     return found, rank - int(ends[found] - counts[found])

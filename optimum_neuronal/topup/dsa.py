@@ -1,5 +1,6 @@
-"""DSA: searches the function that makes sparsities by block of the statistics of its weights' saliency."""
+"""DSA: search of a function from statistics of a block's saliency to its sparsity."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,39 +9,167 @@ from typing import ClassVar
 import torch
 
 from ..engine.passes import Pass
+from ..engine.statistics import wide_dtype
+from ..model.projections import Block, Decoder
 from ..trials.output_errors import OutputPass
 from ..trials.sweep import ScoresPass, Sweep
 from ..validation import check_count, check_number, check_numbers
+from .allocation import block_sizes, draw, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
-from .by_block import plan_of_blocks, pruned_blocks
-from .choosing import draw
-from .dsa_functions import LABEL, MOST_TRANSFORMS, PRE, REDUCE, TRANSFORM, Function, block_statistics
 
 
-SEARCH = "DSA"
-METRIC = "nll"  # what candidates are compared by
+LABEL, SEARCH = "DSA statistics", "DSA"
+METRIC = "nll"  # the error of candidates
+MOST_TRANSFORMS = 2
 ATTEMPTS = 50  # draws per wanted function before fewer than wanted are taken
+
+
+@dataclass(frozen=True)
+class ElementSums:
+    """Sums over a block's elements x, for the reductions; float64.
+
+    Args:
+        count (`int`): number of elements.
+        total, squares, absolute, logs (`float`): sums of x, x^2, |x| and log |x|.
+        positive, positive_logs (`float`): sums of x and of x log x over the elements above zero.
+        least, most (`float`): the extremes.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    absolute: float = 0.0
+    logs: float = 0.0
+    positive: float = 0.0
+    positive_logs: float = 0.0
+    least: float = math.inf
+    most: float = -math.inf
+
+    @classmethod
+    def of(cls, elements: torch.Tensor) -> "ElementSums":
+        """Return the sums of a tensor of any shape, taken in the widest type of its device."""
+        wide = wide_dtype(elements.device)
+        absolute, positive = elements.abs(), elements.clamp(min=0)
+        sums = (
+            elements.sum(dtype=wide),
+            elements.square().sum(dtype=wide),
+            absolute.sum(dtype=wide),
+            absolute.log().sum(dtype=wide),
+            positive.sum(dtype=wide),
+            torch.special.xlogy(positive, positive).sum(dtype=wide),
+            elements.min().to(wide),
+            elements.max().to(wide),
+        )
+        return cls(elements.numel(), *torch.stack(sums).tolist())
+
+    def __add__(self, other: "ElementSums") -> "ElementSums":
+        sums = (
+            getattr(self, name) + getattr(other, name)
+            for name in ("count", "total", "squares", "absolute", "logs", "positive", "positive_logs")
+        )
+        return ElementSums(*sums, min(self.least, other.least), max(self.most, other.most))
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    @property
+    def variance(self) -> float:
+        """Unbiased variance of the elements."""
+        return max(self.squares - self.total * self.mean, 0.0) / max(self.count - 1, 1)
+
+
+# The authors' tables (lib/autolayer.py of their repository). An element and its block's sums -> the element changed.
+PRE: dict[str, Callable[[torch.Tensor, ElementSums], torch.Tensor]] = {
+    "no_op": lambda x, block: x,
+    "abs": lambda x, block: x.abs(),
+    "log": lambda x, block: torch.where(x <= 0, 1, x).add(1e-6).log(),
+    "abslog": lambda x, block: torch.where(x == 0, 1, x.abs()).log(),
+    "pow": lambda x, block: x.square(),
+    "exp": lambda x, block: x.exp(),
+    "normalize": lambda x, block: (x - block.mean) / max(math.sqrt(block.variance), 1e-30),
+    "sigmoid": lambda x, block: x.sigmoid(),
+    "tanh": lambda x, block: x.tanh(),
+    "mms": lambda x, block: (x - block.least) / (block.most - block.least + 1e-9),
+}
+
+# A block's elements -> its importance.
+REDUCE: dict[str, Callable[[ElementSums], float]] = {
+    "mean": lambda m: m.mean,
+    "var": lambda m: m.variance,
+    "std": lambda m: math.sqrt(m.variance),
+    "l1_norm": lambda m: m.absolute / m.count,
+    "frobenius_norm": lambda m: math.sqrt(m.squares),
+    "geometric_mean": lambda m: math.exp(m.logs / m.count) if m.logs / m.count < 700 else math.inf,
+    # Of the elements above zero as probabilities p = x / sum x: - sum p log p.
+    "entropy": lambda m: math.log(m.positive) - m.positive_logs / m.positive if m.positive > 0 else math.nan,
+}
+
+# Importances of all blocks, float64, shape (blocks,) -> the same shape.
+TRANSFORM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "no_op": lambda v: v,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": torch.tan,
+    "asin": torch.asin,
+    "acos": torch.acos,
+    "atan": torch.atan,
+    "exp": torch.exp,
+    "log": torch.log,
+    "abs": torch.abs,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softplus": torch.nn.functional.softplus,
+}
+
+Statistics = dict[tuple[str, str], torch.Tensor]  # (pre, reduce) -> importances, float64, shape (blocks,)
+
+
+@dataclass(frozen=True)
+class Function:
+    """An allocation function: the names of its operations in order, and half the width of its window."""
+
+    pre: str
+    reduce: str
+    transforms: tuple[str, ...]
+    lam: float
+
+    def __str__(self) -> str:
+        """Return the authors' notation: `"W:(ABSLOG)-(VAR)-(ATAN,ASIN)-(7)"`."""
+        parts = (self.pre, self.reduce, ",".join(self.transforms))
+        return f"W:({')-('.join(part.upper() for part in parts)})-({self.lam * 100:g})"
+
+    def sparsities(self, decoder: Decoder, sparsity: float, statistics: Statistics) -> tuple[float, ...] | None:
+        """Return the sparsity of every block with prunable weights; None if an importance is infinite."""
+        importances = self.importances(statistics)
+        if importances is None:
+            return None
+        return tuple(get_dist(sparsity, self.lam, -importances, block_sizes(pruned_blocks(decoder))).tolist())
+
+    def importances(self, statistics: Statistics) -> torch.Tensor | None:
+        """Return one float64 per block, or None if one is infinite. NaN counts as zero, as in the authors' code."""
+        values = statistics[self.pre, self.reduce]
+        for name in self.transforms:
+            values = TRANSFORM[name](values)
+        values = torch.where(values.isnan(), 0, values)
+        return values if bool(values.isfinite().all()) else None
 
 
 @register_topup("dsa")
 @dataclass(frozen=True)
 class DSA(TopUp):
-    """Evolutionary search of an allocation function (Li et al., Discovering Sparsity Allocation for Layer-wise Pruning
-    of Large Language Models, NeurIPS 2024, Algorithm 1; operations and ranges as in the authors' repository).
+    """Evolutionary search of an allocation function.
 
-    A function takes Wanda's metric `|W_ij| a_j` of all weights of a block, changes it element by element (`PRE`),
-    reduces it to one importance (`REDUCE`), and transforms that once or twice (`TRANSFORM`). Scaled to [0, 1] over the
-    blocks and turned around, importances are the blocks' densities within a window of `2 * lam`, the mean being kept:
-    blocks of large importance are pruned more, unless a transform falls. A population of functions is ranked by the
-    perplexity of the sparse model on the alignment sequences. Each generation adds offspring, by crossover of two of
-    the better half and by mutation, and drops the worst.
+    Li et al., Discovering Sparsity Allocation for Layer-wise Pruning of Large Language Models, NeurIPS 2024, Algorithm 1;
+    operations and ranges as in the authors' repository.
 
-    The defaults cost as many evaluations as NeuronAL has candidates twice over: 10 + 6 x 8 = 58 plans. The authors
-    search for half a day on one accelerator, by the perplexity on Wikitext2; their code holds what a function is made
-    of, but not that search, so its population, generations and probabilities are ours. Where their code takes up to
-    two element-wise operations, one is taken here, since all statistics come from one pass over the calibration
-    sequences. Their reductions of matrices (Gram, rank, determinant, ...) are left out: their code passes them a
-    vector, on which they fail. Functions whose plans have been tried already are drawn again.
+    A function changes Wanda's metric `|W_ij| a_j` of a block's weights element by element (`PRE`), reduces it to one
+    importance (`REDUCE`), and transforms that once or twice (`TRANSFORM`). Importances, scaled to [0, 1] over the
+    blocks, decide sparsity linearly within a window of `2 * lam`: blocks of large importance are pruned more. Each
+    generation adds offspring, by crossover of two functions of the better half and by mutation, and drops the worst.
+
+    The authors' code applies up to two element-wise operations. One is applied here, since all statistics come from
+    one pass over the calibration sequences. Functions whose plans have been tried already are drawn again.
 
     Args:
         population (`int`): functions that are kept from one generation to the next.
@@ -109,7 +238,7 @@ class DSA(TopUp):
         return Function(one(PRE), one(REDUCE), transforms, one(self.lambdas))
 
     def _child(self, generator: torch.Generator, parents: Sequence[Function]) -> Function:
-        """Takes each part from one of two parents, and draws it anew with the probability of a mutation."""
+        """Return a function with each part from one of two parents, or drawn anew if it mutates."""
         mother, father = (parents[draw(generator, len(parents))] for _ in range(2))
         fresh = self._random(generator)
         parts = {}
@@ -125,7 +254,7 @@ def _different(
     sparsities: Callable[[Function], tuple[float, ...] | None],
     tried: set[tuple[float, ...]],
 ) -> dict[Function, tuple[float, ...]]:
-    """So many functions, or fewer where they are hard to find, whose sparsities are valid and have not been tried."""
+    """Return up to `count` functions whose sparsities are finite and untried, fewer where they are hard to find."""
     found: dict[Function, tuple[float, ...]] = {}
     for _ in range(ATTEMPTS * count):
         function = make()
@@ -136,3 +265,26 @@ def _different(
         if len(found) == count:
             break
     return found
+
+
+def block_statistics(sweep: Sweep) -> Statistics:
+    """Return the importance of every block by every pair of element-wise operation and reduction."""
+    found = [scores for scores in sweep.dense_scores(_scores, LABEL) if scores]
+    pairs = [(pre, reduce) for pre in PRE for reduce in REDUCE]
+    return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(pairs, zip(*found))}
+
+
+def _scores(block: Block, activations: dict[str, torch.Tensor]) -> list[float]:
+    """Return the importance of a block by every pair of operations; nothing if it has no prunable weights."""
+    if not block.pruned:
+        return []
+
+    def metrics():  # computed twice rather than stored: a block's metrics take twice the memory of its weights
+        return (wanda_metric(projection, activations) for projection in block.pruned)
+
+    whole = sum((ElementSums.of(metric) for metric in metrics()), ElementSums())
+    sums = dict.fromkeys(PRE, ElementSums())
+    for metric in metrics():
+        for name, operation in PRE.items():
+            sums[name] += ElementSums.of(operation(metric, whole))
+    return [reduce(sums[name]) for name in PRE for reduce in REDUCE.values()]

@@ -1,4 +1,4 @@
-"""DSnoT: exchanges pruned weights of a finished mask for kept ones, so that outputs keep their mean."""
+"""DSnoT: exchange of pruned weights of a finished mask for kept ones, so that outputs keep their mean."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +13,7 @@ from ..validation import check_count, check_number
 from .base import Allocation, TopUp, register_topup
 
 
-ROWS_AT_A_TIME = 1024  # bounds the memory that sorting takes; rows do not depend on each other
+ROWS_AT_A_TIME = 1024  # bounds the memory of sorting; rows are independent of each other
 
 
 @register_topup("dsnot")
@@ -22,13 +22,9 @@ class DSnoT(TopUp):
     """Dynamic Sparse no Training (Zhang et al., DSnoT, ICLR 2024), on top of uniform sparsity.
 
     Pruning shifts the expected output of a row by `eps = sum over pruned j of W_j E[x_j]`. In every cycle a row takes
-    one weight back, that of the largest `|W_j E[x_j]| / Var[x_j]` among those that reduce `|eps|`, and gives up one of
-    the kept weights that reduces it too, that of the smallest Wanda metric. It stops when `|eps|` is at most
-    `threshold`, before `eps` would change its sign, and when it has no more weights to exchange.
-
-    The authors' code differs: it sums `eps` over the tokens of a sequence, so that the threshold hardly ever stops a
-    row; its check of the sign is off; its examples leave the MLP out; and a row that has run out of weights of one
-    sign fails, or takes back weights that it never gave up.
+    one weight back, with the largest `|W_j E[x_j]| / Var[x_j]` of the weights that reduce `|eps|`. It prunes the kept
+    weight with the smallest Wanda metric of the weights that reduce `|eps|`. It stops when `|eps|` is at most
+    `threshold`, before `eps` changes its sign, and when it has no more weights to exchange.
 
     Args:
         cycles (`int`): the paper's T: weights that a row exchanges at most.
@@ -36,8 +32,8 @@ class DSnoT(TopUp):
             alone, at least 0.
     """
 
-    uses_calibration: ClassVar[bool] = False  # by `allocate`; `refine` is given the statistic
-    needs_fixed_weights: ClassVar[bool] = True  # an exchange would undo what the update has made up for
+    uses_calibration: ClassVar[bool] = False  # in `allocate`; `refine` gets the statistic
+    needs_fixed_weights: ClassVar[bool] = True  # an exchange would undo an update's compensation
     refines: ClassVar[bool] = True
     statistic: ClassVar[type[SquaredNorms]] = InputSums
 
@@ -56,25 +52,20 @@ class DSnoT(TopUp):
     ) -> torch.Tensor:
         if statistic is None or not statistic.tokens or not self.cycles:
             return mask
-        mean, variance = moments(statistic)
+        mean, variance = mean_and_variance(statistic)
         norm = activation(statistic.value)
         parts = zip(projection.weight.split(ROWS_AT_A_TIME), mask.split(ROWS_AT_A_TIME))
         return torch.cat([self._exchange(weight.float(), part, mean, variance, norm) for weight, part in parts])
 
     def _exchange(
-        self,
-        weight: torch.Tensor,
-        mask: torch.Tensor,
-        mean: torch.Tensor,
-        variance: torch.Tensor,
-        norm: torch.Tensor,
+        self, weight: torch.Tensor, mask: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, norm: torch.Tensor
     ) -> torch.Tensor:
-        """The refined mask of a few rows.
+        """Return the refined mask of a few rows: boolean, shape (rows, in).
 
-        A row never changes the sign of its shift, so in which order it takes weights back and gives them up is known
-        from the start, and all cycles of all rows are one cumulative sum.
+        A row never changes the sign of its shift. So the order of its exchanges is known from the start, and all
+        cycles of all rows are one cumulative sum.
         """
-        output = weight * mean  # what every weight adds to its row's expected output
+        output = weight * mean  # share of every weight in its row's expected output
         shift = (output * ~mask).sum(dim=1, keepdim=True)
         sign = shift.sign()
         grown, may_grow = _ranked(output.abs() / variance, ~mask & (output.sign() == sign), self.cycles, True)
@@ -87,21 +78,21 @@ class DSnoT(TopUp):
         return refined.scatter(1, fallen, refined.gather(1, fallen) & ~exchanged)
 
 
-def moments(statistic: InputSums) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and variance of every input over all calibration tokens: float32, shape (in,), variances above 0."""
+def mean_and_variance(statistic: InputSums) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and variance of every input over all calibration tokens: float32, shape (in,), variances above 0."""
     wide = wide_dtype(statistic.value.device)
     mean = statistic.sums.to(wide).sum(dim=0) / statistic.tokens
     variance = statistic.value.to(wide).sum(dim=0) / statistic.tokens - mean.square()
-    tiny = torch.finfo(torch.float32).tiny  # of inputs that never vary: surest of all to be worth their weight
+    tiny = torch.finfo(torch.float32).tiny  # inputs that never vary come back first
     return mean.float(), variance.float().clamp(min=tiny)
 
 
 def _ranked(
     values: torch.Tensor, candidates: torch.Tensor, count: int, largest: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The columns of every row's first candidates by value, equal ones in column order, and which of them are such.
+    """Return the columns of every row's first `count` candidates by value, and True for the columns that are candidates.
 
-    Both have shape (rows, min(count, columns)): where a row runs out of candidates, other columns follow.
+    Both have shape (rows, min(count, columns)). Equal values keep column order; other columns follow the candidates.
     """
     last = -torch.inf if largest else torch.inf
     order = torch.where(candidates, values, last).sort(dim=1, descending=largest, stable=True).indices[:, :count]

@@ -1,4 +1,4 @@
-"""EvoPress: an evolutionary search that moves sparsity between blocks, judged by the whole model's output."""
+"""EvoPress: evolutionary search that moves sparsity between blocks, by the error of the whole model's output."""
 
 import time
 from collections.abc import Sequence
@@ -13,35 +13,30 @@ from ..sparsity.plan import SparsityPlan
 from ..trials.output_errors import OutputPass
 from ..trials.sweep import Sweep
 from ..validation import check_choice, check_count, check_number, check_several
+from .allocation import draw, index_of_smallest, pruned_blocks
 from .base import Allocation, TopUp, register_topup
-from .by_block import pruned_blocks
-from .choosing import draw, index_of_smallest
 
 
 UNITS = ("block", "projection")
 LABEL = "EvoPress"
-SWITCHES = 3  # an offspring makes the smaller of two draws from 1 to so many, hence mostly one
-ATTEMPTS = 20  # draws per wanted offspring before fewer than wanted are taken: small models have few neighbours
+SWITCHES = 3  # an offspring makes the smaller of two draws from 1 to 3 of them, hence mostly one
+ATTEMPTS = 20  # draws per offspring before fewer are taken: small models have few neighbours
 
-Levels = tuple[int, ...]
+Offsets = tuple[int, ...]  # steps of every unit above or below the target
 
 
 @register_topup("evopress")
 @dataclass(frozen=True)
 class EvoPress(TopUp):
-    """(1 + lambda) search with level-switch mutation and multi-step selection (Sieberling et al., EvoPress: Accurate
-    Dynamic Model Compression via Evolutionary Search, 2025, Algorithm 1).
+    """(1 + lambda) search with level-switch mutation and multi-step selection.
 
-    The search begins with uniform sparsity. An offspring raises the sparsity of some unit by a level and lowers that
-    of another, one to three times. A level is the same number of weights in every unit, so the target stays. Offspring
-    are compared by the KL divergence from the dense model's next-token distributions, first all of them on few
-    alignment sequences, the survivors on more, and the last ones, and the parent, on all.
+    Sieberling et al., EvoPress: Accurate Dynamic Model Compression via Evolutionary Search, 2025, Algorithm 1.
 
-    The defaults cost what NeuronAL's do, 58 forwards over the 8 alignment sequences, or 464 over one: 14 generations
-    of 8 x 2 + 2 x 8, and 8 for uniform sparsity. The authors' example searches 400 generations of 64 offspring, of
-    which 8, 2 and 1 survive on 2,048, 16,384 and 65,536 tokens, drawn anew from half a million every time, so that the
-    parent is measured again and again. Here the sequences stay, and its error is known. Their units are single
-    projections, whose levels SparseGPT makes beforehand.
+    The search begins with uniform sparsity. An offspring raises the sparsity of a unit by a step and lowers that of
+    another, one to three times. A step is the same number of weights in every unit, so the mean stays. Offspring are
+    compared by the KL divergence from the dense model's next-token distributions: all of them on few alignment
+    sequences, the survivors on more, and the last survivors on all. The authors draw new tokens in every generation
+    and measure the parent again; here the sequences stay.
 
     Args:
         generations (`int`): how often the parent may be replaced.
@@ -49,11 +44,11 @@ class EvoPress(TopUp):
         survivors (`tuple[int, ...]`): how many candidates survive each step of a selection but the last, whose is 1.
         sequences (`tuple[int, ...]`):
             Alignment sequences that each of these steps measures on; the last step measures on all.
-        unit (`str`): what has a level: `"block"`, or `"projection"` (the authors'), which takes longer to search.
+        unit (`str`): `"block"`, or `"projection"` (the authors'), which takes longer to search.
         step (`float`):
-            Size of a level: this share of `min(s, 1 - s)` times the weights of the smallest unit, s being the target.
+            A step's weights, as a share of `min(s, 1 - s)` times the weights of the smallest unit, s being the target.
             The authors': 1/16 of a square projection.
-        levels (`int`): how many levels a unit may be above or below the target; `step * levels` is at most 1.
+        levels (`int`): how many steps a unit may be above or below the target; `step * levels` is at most 1.
         search_seed (`int`): seed of the mutations; has nothing to do with the draw of calibration sequences.
     """
 
@@ -100,73 +95,73 @@ class EvoPress(TopUp):
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()
         units = units_of(sweep.decoder, self.unit)
-        parent = (0,) * len(units)
+        parent: Offsets = (0,) * len(units)
         if len(units) < 2 or sparsity == 0:  # nothing to exchange
             return Allocation(self.plan(units, parent, sparsity))
         generator = torch.Generator().manual_seed(self.search_seed)
-        (error,) = self._errors(sweep, units, [parent], sparsity, None)
+
+        def measure(candidates: Sequence[Offsets], sequences: int | None = None) -> list[float]:
+            plans = [self.plan(units, offsets, sparsity) for offsets in candidates]
+            return sweep.output_errors(plans, "kl", label=LABEL, reference="dense", sequences=sequences)
+
+        (error,) = measure([parent])
         history = [error]
         for _ in range(self.generations):
             candidates = mutants(generator, parent, self.offspring, self.levels)
             for count, sequences in zip(self.survivors, self.sequences):
-                errors = self._errors(sweep, units, candidates, sparsity, sequences)
+                errors = measure(candidates, sequences)
                 best = sorted(range(len(errors)), key=errors.__getitem__)[:count]
                 candidates = [candidates[index] for index in best]
-            errors = self._errors(sweep, units, candidates, sparsity, None)
+            errors = measure(candidates)
             if errors and min(errors) < error:
                 error, parent = min(errors), candidates[index_of_smallest(errors)]
             history.append(error)
         plan = self.plan(units, parent, sparsity)
-        return Allocation(plan, {"evopress": _decision(sweep.decoder, self.unit, units, plan, history, start)})
+        names = [block.name for block in pruned_blocks(sweep.decoder)] if self.unit == "block" else plan.sparsity
+        decision = {
+            "sparsity": {name: plan.sparsity[members[0].name] for name, members in zip(names, units)},
+            "errors": history,  # of uniform sparsity, then of the parent after every generation
+            "seconds": time.perf_counter() - start,
+        }
+        return Allocation(plan, {"evopress": decision})
 
-    def plan(self, units: Sequence[Sequence[Projection]], levels: Levels, sparsity: float) -> SparsityPlan:
-        """The plan that levels stand for: in every unit so many times the same number of weights more or less."""
-        sizes = [_size(unit) for unit in units]
+    def plan(self, units: Sequence[Sequence[Projection]], offsets: Offsets, sparsity: float) -> SparsityPlan:
+        """Return the plan that prunes `offset` steps more in every unit, one offset for each."""
+        sizes = [sum(projection.numel for projection in unit) for unit in units]
         weights = self.step * min(sparsity, 1 - sparsity) * min(sizes)
-        shares = [sparsity + level * weights / size for level, size in zip(levels, sizes)]
-        # Rounding may lead out of [0, 1] by a bit, where step * levels is 1.
+        shares = [sparsity + offset * weights / size for offset, size in zip(offsets, sizes)]
+        # Rounding may lead out of [0, 1] by a bit where step * levels is 1.
         return SparsityPlan(
             {projection.name: min(max(share, 0.0), 1.0) for unit, share in zip(units, shares) for projection in unit}
         )
 
-    def _errors(
-        self,
-        sweep: Sweep,
-        units: Sequence[Sequence[Projection]],
-        candidates: Sequence[Levels],
-        sparsity: float,
-        sequences: int | None,
-    ) -> list[float]:
-        plans = [self.plan(units, levels, sparsity) for levels in candidates]
-        return sweep.output_errors(plans, "kl", label=LABEL, reference="dense", sequences=sequences)
-
 
 def units_of(decoder: Decoder, unit: str) -> list[list[Projection]]:
-    """What is given a level: the pruned projections of every block, or each projection alone."""
+    """Return the units that exchange sparsity: the pruned projections of every block, or each projection alone."""
     if unit == "block":
         return [block.pruned for block in pruned_blocks(decoder)]
     return [[projection] for projection in decoder.projections.values()]
 
 
-def mutants(generator: torch.Generator, parent: Levels, count: int, most: int) -> list[Levels]:
-    """Different offspring by level-switch mutation, none of them the parent; fewer if so many are hard to find.
+def mutants(generator: torch.Generator, parent: Offsets, count: int, most: int) -> list[Offsets]:
+    """Return different offspring by level-switch mutation, none of them the parent; fewer if they are hard to find.
 
     Args:
         generator (`torch.Generator`): draws the switches.
-        parent (`tuple[int, ...]`): a level for each of at least two units.
-        count (`int`): how many are wanted.
-        most (`int`): the largest level, and minus the smallest.
+        parent (`tuple[int, ...]`): an offset for each of at least two units.
+        count (`int`): number of offspring.
+        most (`int`): the largest offset, and minus the smallest.
     """
-    found: dict[Levels, None] = {}
+    found: dict[Offsets, None] = {}
     for _ in range(ATTEMPTS * count):
-        levels = list(parent)
+        offsets = list(parent)
         for _ in range(1 + min(draw(generator, SWITCHES), draw(generator, SWITCHES))):
-            lowered = draw(generator, len(levels))
-            raised = (lowered + 1 + draw(generator, len(levels) - 1)) % len(levels)  # another one
-            levels[lowered] -= 1
-            levels[raised] += 1
-        if tuple(levels) != parent and max(map(abs, levels)) <= most:
-            found[tuple(levels)] = None
+            lowered = draw(generator, len(offsets))
+            raised = (lowered + 1 + draw(generator, len(offsets) - 1)) % len(offsets)  # another one
+            offsets[lowered] -= 1
+            offsets[raised] += 1
+        if tuple(offsets) != parent and max(map(abs, offsets)) <= most:
+            found[tuple(offsets)] = None
         if len(found) == count:
             break
     return list(found)
@@ -177,24 +172,3 @@ def _checked_sizes(name: str, values) -> tuple[int, ...]:
     for size in sizes:
         check_count(name, size, 1)
     return tuple(sizes)
-
-
-def _size(unit: Sequence[Projection]) -> int:
-    return sum(projection.numel for projection in unit)
-
-
-def _decision(
-    decoder: Decoder,
-    unit: str,
-    units: Sequence[Sequence[Projection]],
-    plan: SparsityPlan,
-    history: list[float],
-    start: float,
-) -> dict:
-    blocks = [block.name for block in pruned_blocks(decoder)]
-    names = blocks if unit == "block" else list(decoder.projections)
-    return {
-        "sparsity": {name: plan.sparsity[members[0].name] for name, members in zip(names, units)},
-        "errors": history,  # of uniform sparsity, then of the parent after every generation
-        "seconds": time.perf_counter() - start,
-    }

@@ -15,19 +15,17 @@ from ..trials.alignment import METRICS, SCOPES, AlignmentPass, Deviation, Deviat
 from ..trials.engine import REFERENCES
 from ..trials.sweep import Sweep
 from ..validation import check_choice, check_numbers
+from .allocation import block_sizes, get_dist, index_of_smallest, plan_of_blocks
 from .base import Allocation, TopUp, register_topup
-from .by_block import block_sizes, plan_of_blocks
-from .choosing import index_of_smallest
 from .reconstruction import ReconstructionPass, reconstruction_errors
-from .spreading import get_dist
 
 
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
 STEPS = ("both", "block", "row")
 RECONSTRUCTION = "reconstruction"
 
-# Position of a block from 0 (first) to 1 (last) -> how far its sparsity has risen, from 0 to 1. The paper names the
-# schedules and gives no formula for the last two: here they are each other's mirror image on the diagonal.
+# Position of a block from 0 (first) to 1 (last) -> rise of its sparsity, from 0 to 1. The paper has no formula for the
+# last two: here they mirror each other on the diagonal.
 SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "linear": lambda position: position,
     "exponential": lambda position: position.exp().sub(1) / (math.e - 1),
@@ -38,7 +36,7 @@ SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @register_topup("neuronal")
 @dataclass(frozen=True)
 class NeuronAL(TopUp):
-    """The paper's algorithm: for each step, of all lambdas the one with the lowest alignment error is kept.
+    """The paper's algorithm: in each step the lambda with the lowest alignment error wins.
 
     Args:
         steps (`str`): `"both"` (block, then row), `"block"`, or `"row"` (from uniform sparsity).
@@ -47,9 +45,9 @@ class NeuronAL(TopUp):
         block_lambdas, row_lambdas (`tuple[float, ...]`): half-widths of the sparsity window to try, in [0, 1].
         metric (`str`):
             Distance between normalised activations: `"l2"`, the paper's, or `"cosine"` or `"kl"`, of its ablation
-            ("NeuronAL vs. Reconstruction Error and Distance Metrics"). Or `"reconstruction"`, the error that it
-            compares with: how far the outputs of each projection move when its own weights fall, its input being the
-            same, see [`reconstruction_errors`]; the row step's directions stay those of the activations.
+            ("NeuronAL vs. Reconstruction Error and Distance Metrics"). Or `"reconstruction"`, the change of each
+            projection's outputs for equal inputs, see [`reconstruction_errors`]; the row step still takes its
+            directions from the activations.
         schedule (`str`):
             How sparsity rises from the first block to the last: `"linear"`, or `"exponential"` (late) or
             `"logarithmic"` (early), of the paper's "Non-Uniform Block-Wise Sparsity Distribution". The mean is kept.
@@ -122,7 +120,7 @@ class NeuronAL(TopUp):
         return Allocation(plan, decisions)
 
     def _block_step(self, sweep: Sweep, sparsity: float) -> tuple[SparsityPlan, dict]:
-        """Sparsity rises from the first block to the last (paper, section 3.1.1)."""
+        """Choose how far sparsity rises from the first block to the last (paper, section 3.1.1)."""
         start = time.perf_counter()
         plans = [block_plan(sweep.decoder, sparsity, lam, self.schedule) for lam in self.block_lambdas]
         errors = self._block_errors(sweep, plans)
@@ -130,7 +128,7 @@ class NeuronAL(TopUp):
         return plans[best], _decision(self.block_lambdas, errors, best, start)
 
     def _block_errors(self, sweep: Sweep, plans: Sequence[SparsityPlan]) -> list[float]:
-        """Errors of the candidates; those that cannot beat the middle one, which runs first, need not finish."""
+        """Return errors of the candidates. The middle one runs first; others may stop once they cannot beat it."""
         label, middle = "Block step", len(plans) // 2
         if self._reconstructs:
             return reconstruction_errors(sweep, plans, self.reference, label)
@@ -142,7 +140,7 @@ class NeuronAL(TopUp):
         return [*errors[:middle], first, *errors[middle:]]
 
     def _row_step(self, sweep: Sweep, base: SparsityPlan) -> tuple[SparsityPlan, dict]:
-        """Rows whose features deviate more from the dense model's get less sparsity (paper, section 3.1.2)."""
+        """Choose how much less to prune rows that deviate more from the dense model (paper, section 3.1.2)."""
         start = time.perf_counter()
         deviation = sweep.deviation(base, *self._measured_on, label="Row deviations")
         trials = [lam for lam in self.row_lambdas if lam != 0]
@@ -156,8 +154,10 @@ class NeuronAL(TopUp):
     def _row_errors(
         self, sweep: Sweep, base: SparsityPlan, plans: list[SparsityPlan], aligned: float
     ) -> tuple[float, list[float]]:
-        """Errors of the base plan, whose alignment error is known, and of the candidates. Lambda 0.0 stands for the
-        base plan: if it takes part, the others must beat it."""
+        """Return errors of the base plan, whose alignment error is known, and of the candidates.
+
+        Lambda 0.0 stands for the base plan: if it is a candidate, the others must beat it.
+        """
         zero = 0.0 in self.row_lambdas
         if self._reconstructs:
             errors = reconstruction_errors(sweep, [base] * zero + plans, self.reference, "Row step")
@@ -168,17 +168,17 @@ class NeuronAL(TopUp):
 
 
 def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "linear") -> SparsityPlan:
-    """The same sparsity in a whole block, rising by `2 * lam` from the first block to the last, its mean kept.
+    """Return a plan with one sparsity for each block, which rises by `2 * lam` from the first to the last.
 
     Args:
-        decoder ([`Decoder`]): whose blocks share the sparsity.
+        decoder ([`Decoder`]): the blocks.
         sparsity (`float`): the mean over all weights, in [0, 1).
-        lam (`float`): half the window's width. If linear, it goes from `sparsity - lam` to `sparsity + lam`.
+        lam (`float`): half the window's width.
         schedule (`str`): a name in `SCHEDULES`.
     """
     blocks = decoder.blocks
     position = torch.arange(len(blocks), dtype=torch.float64) / max(len(blocks) - 1, 1)
-    # Turned around, since large values are spared: early blocks are.
+    # Negative, since large values are pruned less.
     spread = get_dist(sparsity, lam, -SCHEDULES[schedule](position), block_sizes(blocks))
     return plan_of_blocks(blocks, spread)
 
@@ -186,7 +186,7 @@ def block_plan(decoder: Decoder, sparsity: float, lam: float, schedule: str = "l
 def row_plans(
     decoder: Decoder, base: SparsityPlan, lambdas: Sequence[float], deviation: Deviation
 ) -> list[SparsityPlan]:
-    """Spread the base plan's sparsity of every projection over its rows, by the deviation of what they feed."""
+    """Spread the base plan's sparsity of every projection over its rows, by the deviation at the place they feed."""
     plans: list[dict[str, torch.Tensor]] = [{} for _ in lambdas]
     for block in decoder.blocks:
         for projection in block.pruned:
@@ -204,7 +204,7 @@ def row_plans(
 def _decision(lambdas: Sequence[float], errors: Sequence[float], best: int, start: float) -> dict:
     return {
         "lambda": lambdas[best],
-        "candidates": [  # no error: abandoned, since it could not win any more
+        "candidates": [  # no error: stopped, since it could not win any more
             {"lambda": lam, "error": None if error == math.inf else error} for lam, error in zip(lambdas, errors)
         ],
         "seconds": time.perf_counter() - start,

@@ -1,4 +1,4 @@
-"""OWL: blocks with many outlying weights are spared."""
+"""OWL: blocks with many outlying weights are pruned less."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -9,9 +9,8 @@ from ..engine.passes import Pass
 from ..model.projections import Block
 from ..trials.sweep import ScoresPass, Sweep
 from ..validation import check_number
+from .allocation import block_scores, block_sizes, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
-from .by_block import block_scores, block_sizes, plan_of_blocks, pruned_blocks, wanda_metric
-from .spreading import get_dist
 
 
 LABEL = "OWL outliers"
@@ -22,9 +21,9 @@ LABEL = "OWL outliers"
 class OWL(TopUp):
     """Outlier Weighed Layerwise sparsity (Yin et al., OWL, ICML 2024).
 
-    A weight is an outlier if its Wanda metric `|W_ij| a_j` exceeds M times the mean metric of its block, all
-    projections taken together (as in the authors' code). The share of outliers of a block, measured in the dense
-    model over all calibration sequences, decides its sparsity: linearly, within a window of `2 lambda`.
+    A weight is an outlier if its Wanda metric `|W_ij| a_j` exceeds M times the mean metric of its block, as in the
+    authors' code. A block's share of outliers in the dense model decides its sparsity linearly, in a window of
+    `2 lambda`.
 
     Args:
         outlier_factor (`float`): the paper's M, above 0: how many times the mean an outlier exceeds.
@@ -49,12 +48,12 @@ class OWL(TopUp):
 
 
 def outlier_ratio(block: Block, activations: dict[str, torch.Tensor], factor: float) -> float:
-    """The share of a block's weights up for pruning whose Wanda metric exceeds `factor` times their mean, in [0, 1].
+    """Return the share of a block's prunable weights whose Wanda metric exceeds `factor` times their mean, in [0, 1].
 
-    The mean is summed up projection by projection: the metric of a whole block may not fit beside the model.
+    Projections take turns: the metric of a whole block may not fit in memory beside the model.
 
     Args:
-        block ([`Block`]): with its weights at hand.
+        block ([`Block`]): its weights loaded.
         activations (`dict[str, Tensor]`): of its pruned projections, shape (in,).
         factor (`float`): the paper's M.
     """

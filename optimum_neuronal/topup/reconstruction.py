@@ -1,7 +1,6 @@
-"""Reconstruction error of sparsity plans: what the paper compares its alignment error with.
+"""Reconstruction error of sparsity plans, the paper's comparison for its alignment error.
 
-Its appendix "Comparison with Reconstruction Error-Based Pruning" gives the formula for one projection and a mask; how
-the projections' errors come together to choose a lambda, it does not tell. Here they are added up.
+Its appendix "Comparison with Reconstruction Error-Based Pruning" has the error of one projection. Here errors are summed.
 """
 
 from collections.abc import Sequence
@@ -35,22 +34,20 @@ class ReconstructionPass(Pass):
 
 
 def reconstruction_errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:
-    """`sum over projections of || W X - (M * W) X ||_2^2` of every plan over the alignment sequences.
+    """Return `sum over projections of || W X - (M * W) X ||_2^2` of every plan over the alignment sequences.
 
-    Both outputs are of the same input X, so that the error is one of each projection alone. It is computed exactly, as
-    `sum of (D H) * D` with `D = W - M * W` and the Hessian `H = X X^T`, since the outputs themselves would not fit.
+    It is computed exactly, without the outputs: as `sum of (D H) * D`, with `D = W - M * W` and the Hessian `H = X X^T`.
 
     Args:
         sweep ([`Sweep`]): the decoder and its alignment sequences.
-        plans (`Sequence[SparsityPlan]`): what to try; no plan is applied.
+        plans (`Sequence[SparsityPlan]`): the candidates; no plan is applied.
         reference (`str`):
-            Where X and saliency come from. `"sparse-stream"`: the dense block run on the plan's own hidden states;
-            `"dense"`: the dense model's own stream, so that one run of it serves all plans.
-        label (`str`): what the progress bar calls the sweep.
+            Source of X and saliency. `"sparse-stream"`: the dense block run on the plan's own hidden states;
+            `"dense"`: the dense model's own stream, so that one run serves all plans.
+        label (`str`): name of the sweep in the progress bar.
 
     Returns:
-        `list[float]`: one error per plan, not normalised: wide projections with large inputs count most. Lower is
-        better.
+        `list[float]`: one error per plan, not normalised: wide projections with large inputs count most.
     """
 
     engine = sweep.engine
@@ -83,7 +80,7 @@ def _errors(engine: Engine, plans: Sequence[SparsityPlan], reference: str, label
         for members in grouped(streams, shared=False):
             norms = runner.inputs_of(block, streams[members[0]], calls, statistic)
             changes = compare(block, norms, members)
-            if index < last:  # nobody reads what the last block puts out
+            if index < last:  # the last block's outputs are not needed
                 for member, change_of in zip(members, changes):
                     with trial_weights(block.pruned, change_of):
                         outputs[member] = runner.output(block, streams[member], calls)

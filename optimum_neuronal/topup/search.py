@@ -1,4 +1,4 @@
-"""Search: where the sparsity goes, by a zeroth-order search over blocks, kinds of projections, and rows."""
+"""Search: zeroth-order search over blocks, kinds of projections, and rows."""
 
 import math
 import time
@@ -19,21 +19,20 @@ from ..trials.levels import Levels, LevelsPass
 from ..trials.output_errors import OUTPUT_METRICS, OutputPass
 from ..trials.sweep import Sweep
 from ..validation import check_choice, check_count, check_flag, check_numbers
+from .allocation import LARGEST, SMALLEST, get_dist, index_of_smallest
 from .base import Allocation, TopUp, register_topup
-from .choosing import index_of_smallest
 from .search_space import Space
-from .spreading import LARGEST, SMALLEST, get_dist
 
 
 LABEL = "Search"
-FIRST_STEP, LAST_STEP = 0.1, 0.015  # how far probes go: of the first rounds, and at the least
-# How far the candidates of a round's line go, in steps -> what the step is multiplied by if that one is best.
+FIRST_STEP, LAST_STEP = 0.1, 0.015  # change of sparsity by a probe: in the first rounds, and at least
+# Length of a candidate on a round's line, in steps -> factor of the next step if this candidate is best.
 LENGTHS = {0.6: 0.7, 1.2: 1.0, 2.1: 1.4}
-NOTHING_FOUND = 0.4  # the same if none of the line is better than the plan so far
+NOTHING_FOUND = 0.4  # factor of the next step if no candidate on the line is better than the plan so far
 BLOCK_WIDTHS = (0.05, 0.1, 0.2)
 ROW_WIDTHS = (0.05, 0.1)  # wider ones gain on the calibration sequences and lose on others
-BUDGET = 58  # what NeuronAL's two steps take: 29 candidates, each run dense and sparse
-LEVELS_BUDGET = 2 * BUDGET  # with solved weights candidates need no dense runs, and more of them still pay
+BUDGET = 58  # the passes of NeuronAL's two steps: 29 candidates, each run dense and sparse
+LEVELS_BUDGET = 2 * BUDGET  # candidates of solved weights need no dense runs, and more of them still pay
 STREAM_COST = 2  # a plan's own stream: every block dense, then sparse
 ALIGNMENT = "alignment"
 OBJECTIVES = (*OUTPUT_METRICS, ALIGNMENT)
@@ -42,34 +41,30 @@ OBJECTIVES = (*OUTPUT_METRICS, ALIGNMENT)
 @register_topup("search")
 @dataclass(frozen=True)
 class Search(TopUp):
-    """Goes beyond NeuronAL within its frame: candidates, forwards of a few sequences, no gradients, no training.
+    """Search with forwards of a few sequences, without gradients or training; see docs/search.md.
 
-    1. *Blocks*: sparsity rises linearly with depth; of a few slopes the best one is kept.
-    2. *Rounds*: every direction is probed with one candidate: a kind of projections gets more sparsity, all others
-       less, in all blocks (odd rounds), or in the late half of them alone (even rounds, with slope and curvature over
-       depth and the outermost blocks). The probes tell a slope for every direction; three candidates on the line of
-       steepest descent are tried, and the best of all is kept if it is better than the plan so far. How far the next
-       round of the same directions goes follows from which of the three was best.
-    3. *Rows*: rows with little saliency in all get more sparsity than others of their projection.
+    1. *Blocks*: sparsity rises linearly with depth; the best of a few slopes wins.
+    2. *Rounds*: a candidate probes each direction. Odd rounds give a kind of projections more sparsity and all others
+       less. Even rounds do so in the late half of the blocks, and probe slope and curvature over depth and the
+       outermost blocks. Three candidates on the line of steepest descent follow. The best of all replaces the plan so
+       far if it is better. The best of the three decides the next step along these directions.
+    3. *Rows*: rows with a small sum of saliency get more sparsity than others of their projection.
 
-    A candidate's error is how far its next-token distributions are from the dense model's on the alignment sequences.
-    Its saliency is measured on the stream of the plan that the round began with: nearly as good as measuring it for
-    every candidate, at half the cost. Candidates share the blocks up to where they differ. With a saliency that updates
-    weights, candidates compute with reconstructed weights, see [`Levels`], and there is no third stage, since such a
-    saliency moves weights between rows by itself. All is deterministic; docs/search.md tells what was tried.
+    Saliency is measured on the stream of the plan that the round began with. With a saliency that updates weights,
+    candidates are made of solved weights, see [`Levels`], and the third stage is left out.
 
     Args:
         budget (`int`, *optional*):
-            How many times the alignment sequences may pass through the model. None: 58, what NeuronAL's two steps take,
-            29 candidates, each run dense and sparse; with `levels` twice that, since there it still pays.
+            Passes of the alignment sequences through the model, at most. None: 58, as NeuronAL's two steps take; 116
+            with `levels`.
         objective (`str`):
-            What candidates are compared by: `"kl"`, from the dense model's next-token distributions; `"nll"`, of the
-            text; or `"alignment"`, NeuronAL's error (paper, Eq. 3) against the dense model's own activations, with the
-            saliency measured on these too. A model without a language-model head is always searched with the latter.
-        rows (`bool`): whether to take the third stage.
+            Error of a candidate: `"kl"`, from the dense model's next-token distributions; `"nll"`, of the text; or
+            `"alignment"`, NeuronAL's (paper, Eq. 3) against the dense model's own activations, with the saliency
+            measured on these too. A model without a language-model head always takes the latter.
+        rows (`bool`): True to take the third stage.
         levels (`bool`):
-            Whether a saliency that updates weights solves every projection at a few sparsities first, so that
-            candidates compute with reconstructed weights, see [`Levels`]; else with those that its score leaves.
+            True to solve every projection at a few sparsities first if the saliency updates weights, see [`Levels`].
+            Otherwise candidates are made of the saliency's score.
         widths (`tuple[float, ...]`): half-widths of the block stage's sparsity windows, in [0, 1].
     """
 
@@ -111,7 +106,7 @@ class Search(TopUp):
         return tuple(step for step in (solve, search, last) if step is not None)
 
     def _passes(self, levels: bool) -> int:
-        """How many passes it may take."""
+        """Return the budget in passes."""
         return self.budget or (LEVELS_BUDGET if levels else BUDGET)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
@@ -122,7 +117,7 @@ class Search(TopUp):
         run = self._begin(sweep, space)
         rows = 0
         if self.rows and sweep.saliency.knows_rows and not self.uses_levels(sweep.saliency):
-            # Alignment does not run the plan's own stream, which the rows' saliency is measured on.
+            # Alignment does not run the plan's own stream, which the rows' saliency needs.
             rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
         while run.skips_to_a_round_within(run.budget - rows):
             run.take_round()
@@ -138,7 +133,7 @@ class Search(TopUp):
         return Allocation(run.best_plan, decisions, run.levels)
 
     def _begin(self, sweep: Sweep, space: Space) -> "_Run":
-        """The search behind its first stage."""
+        """Return the search after its first stage."""
         levels = self.uses_levels(sweep.saliency)
         solved = sweep.solve_levels(space.target) if levels else None
         # Solved weights depend on no plan's stream, so that errors of all rounds can be compared.
@@ -151,7 +146,7 @@ class Search(TopUp):
 
 @dataclass
 class _Run:
-    """A search under way: the best sparsities so far, their error, and the passes that were spent."""
+    """State of a search: the best sparsities so far, their error, and the passes spent."""
 
     sweep: Sweep
     space: Space
@@ -169,10 +164,11 @@ class _Run:
     stages: list[dict] = field(default_factory=list)
 
     def can_afford(self, cost: float) -> bool:
+        """Return True if the budget has `cost` more passes."""
         return self.spent + cost <= self.budget
 
     def skips_to_a_round_within(self, budget: float) -> bool:
-        """Makes the next round the one of its turn, or the other kind if only that is affordable."""
+        """Make the next round odd or even, in turn if affordable. Return False if neither is."""
         for number in (self.rounds, self.rounds + 1):
             if self.space.directions(number) and self.spent + self.cost_of_round(number) <= budget:
                 self.rounds = number
@@ -180,14 +176,15 @@ class _Run:
         return False
 
     def cost_of_round(self, number: int) -> float:
-        """Passes of the alignment sequences that a round takes."""
+        """Return the passes of the alignment sequences that a round takes."""
         return self.stream_cost + self.cost(list(self.space.directions(number).values())) + len(LENGTHS)
 
     def cost(self, candidates: Sequence[torch.Tensor]) -> float:
-        """Passes that candidates take together."""
+        """Return the passes that candidates take together."""
         return len(candidates) if self.objective == ALIGNMENT else self.space.cost(torch.stack(list(candidates)))
 
     def measure(self, plans: Sequence[SparsityPlan], reference, cost: float) -> list[float]:
+        """Return errors of plans, and spend the passes."""
         self.spent += cost
         self.without_sharing += max(len(plans), math.ceil(cost))
         if self.objective == ALIGNMENT:
@@ -195,18 +192,18 @@ class _Run:
         return self.sweep.output_errors(plans, self.objective, LABEL, self.levels or reference)
 
     def begin(self, candidates: Sequence[torch.Tensor]) -> None:
-        """The first stage: the best of a few, with the dense model's saliency."""
+        """Take the first stage: the best of a few candidates, with the dense model's saliency."""
         errors = self.try_out(candidates, "dense")
         self.stages.append({"stage": "blocks", "errors": errors, "chosen": index_of_smallest(errors)})
 
     def restart(self) -> None:
-        """The error of the best plan with saliency from its own stream, which its rivals are measured with too."""
+        """Measure the best plan with saliency from its own stream, as its rivals in this round."""
         if not self.stream_cost:
             return
         (self.error,) = self.measure([self.best_plan], self.best_plan, self.stream_cost)
 
     def take_round(self) -> None:
-        """Probes every direction, then tries the line of steepest descent."""
+        """Probe every direction, then try the line of steepest descent."""
         self.restart()
         directions, step = self.space.directions(self.rounds), self.steps[self.rounds % 2]
         began, base, start = self.error, self.best, self.best_plan
@@ -228,13 +225,13 @@ class _Run:
         self.rounds += 1
 
     def adapt_step(self, line: Sequence[float], before: float) -> None:
-        """How far the next round of the same directions goes: further if the longest of the line was best."""
+        """Set the next step along these directions: longer if the longest candidate of the line was best."""
         best = index_of_smallest(line)
         factor = list(LENGTHS.values())[best] if line[best] < before else NOTHING_FOUND
         self.steps[self.rounds % 2] = max(LAST_STEP, factor * self.steps[self.rounds % 2])
 
     def try_out(self, candidates: Sequence[torch.Tensor], reference: str | SparsityPlan) -> list[float]:
-        """Errors of candidates; the best of them becomes the best so far, if it is."""
+        """Return errors of candidates. The best replaces the best so far if its error is lower."""
         moved = [self.space.on_target(candidate) for candidate in candidates]
         plans = [self.space.plan(sparsities) for sparsities in moved]
         errors = self.measure(plans, reference, self.cost(moved))
@@ -244,7 +241,7 @@ class _Run:
         return errors
 
     def spread_rows(self) -> None:
-        """The third stage."""
+        """Take the third stage."""
         self.restart()
         saliency = self.sweep.row_saliency(self.best_plan, LABEL)
         sparsities = dict(zip(self.space.names, self.best.tolist()))
@@ -260,6 +257,6 @@ class _Run:
 
 
 def _descent(rises: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
-    """The direction of steepest descent, its largest coefficient being 1, from the errors' rises along directions."""
+    """Return the direction of steepest descent, its largest coefficient 1, from the errors' rises along directions."""
     largest = rises.abs().max()
     return torch.zeros_like(directions[0]) if largest == 0 else (-(rises / largest)[:, None] * directions).sum(dim=0)

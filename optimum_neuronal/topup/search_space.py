@@ -1,4 +1,4 @@
-"""What [`Search`] moves: sparsities by projection that hit the target, and directions that leave the target as it is."""
+"""Space of [`Search`]: sparsities by projection that hit the target, and directions that keep it."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 
 from ..model.projections import Decoder, Projection
 from ..sparsity.plan import SparsityPlan
-from .spreading import LARGEST, SMALLEST, shift_to_mean
+from .allocation import LARGEST, SMALLEST, shift_to_mean
 
 
 NEGLIGIBLE = 1e-9
@@ -14,14 +14,14 @@ NEGLIGIBLE = 1e-9
 
 @dataclass(frozen=True)
 class Space:
-    """All tensors but `blocks` are float64, all have one entry per projection.
+    """Sparsities and directions with one float64 entry per projection.
 
     Args:
         names (`list[str]`): of the projections.
-        sizes (`Tensor`): weights of each.
+        sizes (`Tensor`): their numbers of weights.
         blocks (`Tensor` of int64): number of its block, among those with pruned projections.
-        depth (`Tensor`): where its block lies, from -1 (first) to 1 (last); 0 if there is only one.
-        kinds (`dict[str, Tensor]`): kind of projection -> 1 for those of it, else 0.
+        depth (`Tensor`): position of its block, from -1 (first) to 1 (last); 0 if there is only one.
+        kinds (`dict[str, Tensor]`): kind -> 1 for the projections of this kind, else 0.
         target (`float`): mean sparsity of all weights.
     """
 
@@ -34,6 +34,7 @@ class Space:
 
     @classmethod
     def of(cls, decoder: Decoder, target: float) -> "Space":
+        """Return the space of a decoder's pruned projections."""
         pruned = [block.pruned for block in decoder.blocks if block.pruned]
         found = [(index, projection) for index, projections in enumerate(pruned) for projection in projections]
         blocks = torch.tensor([index for index, _ in found])
@@ -50,14 +51,14 @@ class Space:
 
     @property
     def uniform(self) -> torch.Tensor:
-        """The target everywhere."""
+        """Sparsities that equal the target everywhere."""
         return torch.full_like(self.sizes, self.target)
 
     def directions(self, number: int) -> dict[str, torch.Tensor]:
-        """What the round of a number, from 0, probes, name -> direction; those that move nothing are left out.
+        """Return the directions that round `number` (from 0) probes, name -> direction of weighted mean 0.
 
-        The weighted mean of each is 0. One of the late half of the blocks leaves the early half as it is, so that
-        candidates along it share the work up to there.
+        A direction of the late half of the blocks leaves the early half unchanged, so that candidates along it share
+        the work up to there. Directions that move nothing are left out.
         """
         everywhere = torch.ones_like(self.depth)
         found = {kind: self._centred(mask, everywhere) for kind, mask in self.kinds.items()}
@@ -74,24 +75,24 @@ class Space:
         return {name: direction for name, direction in found.items() if direction.abs().max() > NEGLIGIBLE}
 
     def _centred(self, direction: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-        """Takes the weighted mean off, in that part of the model where `where` is 1 and not 0."""
+        """Subtract the weighted mean in the part of the model where `where` is 1 and not 0."""
         weights = self.sizes * where
         return direction - where * (direction * weights).sum() / weights.sum()
 
     def cost(self, candidates: torch.Tensor) -> float:
-        """Passes through the model that candidates take together, since they share the blocks up to where they differ.
+        """Return the passes that candidates take together: they share the blocks before the first difference.
 
         Args:
-            candidates (`Tensor`, shape (candidates, projections)): sparsities, or the directions that they lie in.
+            candidates (`Tensor`, shape (candidates, projections)): sparsities, or their directions.
         """
         count = int(self.blocks.max()) + 1
-        shared = [{row.numpy().tobytes() for row in candidates[:, self.blocks <= index]} for index in range(count)]
-        return sum(map(len, shared)) / count
+        distinct = [{row.numpy().tobytes() for row in candidates[:, self.blocks <= index]} for index in range(count)]
+        return sum(map(len, distinct)) / count
 
     def on_target(self, sparsities: torch.Tensor) -> torch.Tensor:
-        """Shifts all sparsities alike, clipped to [0.01, 0.99], so that their weighted mean is the target.
+        """Shift all sparsities alike, clipped to [0.01, 0.99], so that their weighted mean is the target.
 
-        Where nothing need be changed nothing is, not by a bit: candidates are to share what they agree on.
+        Sparsities that meet this already stay the same to the bit, so that candidates share equal blocks.
         """
         mean = (sparsities * self.sizes).sum() / self.sizes.sum()
         within = sparsities.min() >= SMALLEST and sparsities.max() <= LARGEST
@@ -100,12 +101,12 @@ class Space:
         return shift_to_mean(sparsities, self.target, self.sizes)
 
     def plan(self, sparsities: torch.Tensor) -> SparsityPlan:
-        """The plan of these sparsities."""
+        """Return the plan of these sparsities."""
         return SparsityPlan(dict(zip(self.names, sparsities.tolist())))
 
 
 def kind_moved(projection: Projection) -> str:
-    """What projections have in common that are moved together: their role; queries and keys are of one kind."""
+    """Return the kind of projections that move together: its role, with queries and keys as one kind."""
     role = projection.role or projection.name.rpartition(".")[2]
     role = "query and key" if role in ("query", "key") else role
     return role if projection.expert is None else f"experts' {role}"

@@ -1,4 +1,4 @@
-"""Uniform: every row of every projection gets the same sparsity."""
+"""Uniform: one sparsity for every row of every projection."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from .base import Allocation, TopUp, register_topup
 @register_topup("uniform")
 @dataclass(frozen=True)
 class Uniform(TopUp):
-    """The baseline that the literature compares with; costs nothing."""
+    """The baseline of the literature; costs nothing."""
 
     decides: ClassVar[bool] = False
     uses_calibration: ClassVar[bool] = False

@@ -5,7 +5,7 @@ from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.statistics import InputSums
-from optimum_neuronal.topup.dsnot import DSnoT, moments
+from optimum_neuronal.topup.dsnot import DSnoT, mean_and_variance
 
 
 def measured(*features):
@@ -34,7 +34,7 @@ def test_moments_are_over_all_tokens():
     statistic = InputSums()
     tokens = torch.tensor([[[1.0], [3.0]], [[5.0], [7.0]]])  # two sequences of two tokens
     statistic.update(tokens, sequences=2)
-    mean, variance = moments(statistic)
+    mean, variance = mean_and_variance(statistic)
     assert mean.tolist() == [4.0] and variance.tolist() == pytest.approx([5.0])
 
 
@@ -139,7 +139,7 @@ def test_all_rows_at_once_are_a_loop_over_cycles(cycles, threshold, monkeypatch)
     projection = make_projection(torch.randn(20, 40, generator=generator))
     mask = torch.rand(20, 40, generator=generator) >= torch.linspace(0, 1, 20)[:, None]
     found = DSnoT(cycles, threshold).refine(projection, mask, projection.weight.abs(), statistic)
-    mean, variance = moments(statistic)
+    mean, variance = mean_and_variance(statistic)
     norm = statistic.value.mean(dim=0).sqrt()
     expected = [
         one_by_one(row, own, mean, variance, norm, cycles, threshold) for row, own in zip(projection.weight, mask)

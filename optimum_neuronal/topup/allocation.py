@@ -1,0 +1,128 @@
+"""Helpers of several top-ups: one sparsity for each block, sparsity spread around its mean, choosing a number."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..model.projections import Block, Decoder, Projection
+from ..saliency.wanda import Wanda
+from ..sparsity.plan import SparsityPlan
+from ..trials.sweep import Sweep
+
+
+SMALLEST, LARGEST = 0.01, 0.99  # bounds of spread sparsities
+
+
+def pruned_blocks(decoder: Decoder) -> list[Block]:
+    """Return the blocks with prunable weights, in order: the user may ignore all projections of a block."""
+    return [block for block in decoder.blocks if block.pruned]
+
+
+def block_sizes(blocks: Sequence[Block]) -> torch.Tensor:
+    """Return the number of prunable weights of every block: float64, shape (blocks,)."""
+    sizes = [block.numel for block in blocks]
+    return torch.tensor(sizes, dtype=torch.float64)
+
+
+def plan_of_blocks(blocks: Sequence[Block], sparsities: torch.Tensor) -> SparsityPlan:
+    """Return the plan that gives every projection the sparsity of its block, shape (blocks,)."""
+    return SparsityPlan(
+        {name: value for block, value in zip(blocks, sparsities.tolist()) for name in block.pruned_names}
+    )
+
+
+def block_scores(sweep: Sweep, score: Callable[[Block, dict[str, torch.Tensor]], float], label: str) -> torch.Tensor:
+    """Return a score of every block with prunable weights, from the dense model: float64, shape (blocks,).
+
+    Args:
+        sweep ([`Sweep`]): makes one pass over all calibration sequences, see [`Sweep.dense_scores`].
+        score: a block, its weights loaded, and the activations of its pruned projections -> the score.
+        label (`str`): name of the pass in the progress bar.
+    """
+
+    def visit(block: Block, activations: dict[str, torch.Tensor]) -> list[float]:
+        return [score(block, activations)] if block.pruned else []
+
+    return torch.tensor([value for found in sweep.dense_scores(visit, label) for value in found], dtype=torch.float64)
+
+
+def wanda_metric(projection: Projection, activations: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return `|W_ij| a_j` of a projection, whatever the prune's own saliency: float32, shape (out, in), >= 0."""
+    return Wanda().score(projection.weight.float(), activations[projection.name])
+
+
+def get_dist(sparsity: float, lam: float, values: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Spread sparsity around its mean, in a window of `2 * lam`: entries with large values are pruned less (Eq. 4).
+
+    `density = 2 lam (v - min v) / (max v - min v)`, shifted to the mean density `1 - sparsity`. Sparsities are clipped
+    to [0.01, 0.99] without moving their mean. Constant values give `sparsity` everywhere.
+
+    Args:
+        sparsity (`float`): the mean, in [0, 1).
+        lam (`float`): half the window's width, in [0, 1].
+        values (`Tensor`, shape (n,)): the direction v.
+        weights (`Tensor`, shape (n,), *optional*): number of weights of each entry; equal by default.
+
+    Returns:
+        `Tensor`: float64 on the CPU, shape (n,).
+    """
+    values = values.double().cpu()
+    weights = torch.ones_like(values) if weights is None else weights.double()
+    weights = weights / weights.sum()
+    span = values.max() - values.min()
+    if span == 0 or lam == 0 or not SMALLEST <= sparsity <= LARGEST:
+        return torch.full_like(values, sparsity)
+    density = 2 * lam * (values - values.min()) / span
+    spread = (density * weights).sum() - density + sparsity
+    return spread if spread.min() >= SMALLEST and spread.max() <= LARGEST else shift_to_mean(spread, sparsity, weights)
+
+
+def shift_to_mean(
+    values: torch.Tensor, mean: float, weights: torch.Tensor, least: float = SMALLEST, most: float = LARGEST
+) -> torch.Tensor:
+    """Add one number to all values, and clip them, so that their weighted mean is `mean`.
+
+    Args:
+        values (`Tensor` of float64, shape (n,)): within [-1, 2].
+        mean (`float`): within the bounds.
+        weights (`Tensor`, shape (n,)): number of weights of each entry.
+        least, most (`float`): the bounds, within [0, 1].
+    """
+    weights = weights.double() / weights.sum()
+    _, shift = bisect(lambda shift: bool(((values + shift).clamp(least, most) * weights).sum() < mean), -2.0, 2.0, 60)
+    return (values + shift).clamp(least, most)
+
+
+def index_of_smallest(values: Sequence[float]) -> int:
+    """Return the index of the smallest value, the first of equal ones.
+
+    Raises:
+        `ValueError`: there is no value.
+    """
+    return min(range(len(values)), key=values.__getitem__)
+
+
+def bisect(is_too_small: Callable[[float], bool], low: float, high: float, steps: int) -> tuple[float, float]:
+    """Halve an interval around the smallest number that is not too small.
+
+    Args:
+        is_too_small: called with the middle of the interval, never with its ends. Where it is False everywhere, `low`
+            stays; where it is True everywhere, `high`.
+        low, high (`float`): the interval.
+        steps (`int`): number of halvings. Beyond a float's digits, the ends become neighbours or equal.
+
+    Returns:
+        `tuple`: the last interval's ends. Use `high` where a number must not be too small.
+    """
+    for _ in range(steps):
+        middle = (low + high) / 2
+        if is_too_small(middle):
+            low = middle
+        else:
+            high = middle
+    return low, high
+
+
+def draw(generator: torch.Generator, below: int) -> int:
+    """Return a random whole number from 0 to `below - 1`, all equally likely."""
+    return int(torch.randint(below, (), generator=generator))
