@@ -215,5 +215,5 @@ def test_it_costs_what_it_tells(layers, tmp_path, ids, monkeypatch):
     ],
 )
 def test_bad_hyper_parameters(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         BESA(**arguments)

@@ -44,5 +44,5 @@ def test_defaults_and_what_is_asked():
 
 @pytest.mark.parametrize("half_width", [-0.1, 2, "0.1", True])
 def test_bad_values(half_width):
-    with pytest.raises(ValueError, match="half_width is .*: expected a number from 0 to 1"):
+    with pytest.raises((TypeError, ValueError), match="half_width is .*: expected a number from 0 to 1"):
         DLP(half_width=half_width)

@@ -189,5 +189,5 @@ def test_the_default_costs_what_neuronal_does():
     ],
 )
 def test_bad_hyper_parameters(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         EvoPress(**arguments)

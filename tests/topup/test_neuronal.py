@@ -130,13 +130,13 @@ def test_shapes_that_do_not_map_are_refused_before_any_work(llama):
         ({"metric": "l1"}, "metric is 'l1'.*'reconstruction'"),
         ({"schedule": "exp"}, "schedule is 'exp'.*'exponential'"),
         ({"block_lambdas": ()}, "block_lambdas is"),
-        ({"row_lambdas": (0.1, 0.1)}, "each once"),
+        ({"row_lambdas": (0.1, 0.1)}, "expected each number once"),
         ({"block_lambdas": (1.5,)}, "from 0 to 1"),
-        ({"block_lambdas": "abc"}, "expected numbers"),
+        ({"block_lambdas": "abc"}, "expected several"),
     ],
 )
 def test_bad_hyper_parameters(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         NeuronAL(**arguments)
 
 
