@@ -97,7 +97,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 "ids in memory to NeuronALPruner(config).prune(model, dataset=...)."
             )
         for name in ("targets", "ignore"):
-            for pattern in check_texts(name, getattr(self, name) or [], "['q_proj']"):
+            patterns = getattr(self, name)
+            for pattern in [] if patterns is None else check_texts(name, patterns, "['q_proj']"):
                 try:
                     re.compile(pattern)
                 except re.error as error:

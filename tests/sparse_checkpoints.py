@@ -17,13 +17,14 @@ def save_pruned(
     tokenizer=None,
     overrides: dict | None = None,
     dtype: torch.dtype = torch.float32,
+    format: str = "dense",
     **fields,
 ) -> Any:
-    """Saves a pruned model dense, and returns it with its pruner."""
+    """Saves a pruned model, and returns it with its pruner."""
     model = make_model(family, **(overrides or {})).to(dtype)
     pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform", **fields), tokenizer)
     pruner.prune(model)
-    pruner.save(model, directory)
+    pruner.save(model, directory, format)
     return pruner, model
 
 

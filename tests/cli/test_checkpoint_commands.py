@@ -62,9 +62,7 @@ def test_convert_there_and_back(run, sparse, tmp_path):
 
 
 def test_convert_rounds_to_few_bits(run, sparse, tmp_path):
-    with pytest.raises(
-        SystemExit, match="value_bits is 5: values of 5 bits are not known: expected one of 8, 4, 3, 2"
-    ):
+    with pytest.raises(SystemExit, match="value_bits is 5: expected one of 8, 4, 3, 2"):
         run("convert", sparse, "--format", "packed", "--value-bits", 5, "--output", tmp_path / "packed")
     with pytest.raises(SystemExit, match="value_bits is 4, but the format 'dense'"):
         run("convert", sparse, "--format", "dense", "--value-bits", 4, "--output", tmp_path / "packed")

@@ -55,7 +55,7 @@ def test_an_interrupted_prune_goes_on(run, dense, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("optimum_neuronal.pruner.apply_changes", interrupt)
+        patch.setattr("optimum_neuronal.pruning.prune.apply_changes", interrupt)
         with pytest.raises(SystemExit, match="interrupted: the same command goes on from here; .*delete .*unfinished"):
             run(*arguments, "--output", tmp_path / "sparse")
     assert (tmp_path / ".sparse.unfinished").exists() and not (tmp_path / "sparse").exists()
