@@ -32,7 +32,8 @@ FAST = {
 
 
 def config(sparsity=0.7, **fields):
-    return NeuronALConfig(sparsity, **{"saliency": "wanda", **FAST, **fields})
+    own = {} if fields.get("topup", "neuronal") == "neuronal" else {"topup_args": {}}
+    return NeuronALConfig(sparsity, **{"saliency": "wanda", **FAST, **own, **fields})
 
 
 def state(model):

@@ -42,12 +42,12 @@ def _memory_rows(plan: "PrunePlan") -> Rows:
     parts = {"solving": solving.solver_bytes, "levels": solving.levels_bytes, "kept weights": solving.waiting_bytes}
     return [
         ["memory", f"about {format_bytes(plan.memory_bytes)}, of which"],
-        ["  model", f"{format_bytes(plan.model_bytes)} (largest block {format_bytes(plan.block_bytes)})"],
-        ["  trial weights", format_bytes(plan.trial_bytes)],
-        ["  hidden states", format_bytes(plan.hidden_bytes)],
-        ["  masks", format_bytes(plan.mask_bytes)],
-        ["  for a moment", format_bytes(plan.working_bytes)],
-        *([f"  {name}", format_bytes(size)] for name, size in parts.items() if size),
+        ["- model", f"{format_bytes(plan.model_bytes)} (largest block {format_bytes(plan.block_bytes)})"],
+        ["- trial weights", format_bytes(plan.trial_bytes)],
+        ["- hidden states", format_bytes(plan.hidden_bytes)],
+        ["- masks", format_bytes(plan.mask_bytes)],
+        ["- for a moment", format_bytes(plan.working_bytes)],
+        *([f"- {name}", format_bytes(size)] for name, size in parts.items() if size),
         ["to run it", f"{format_bytes(plan.model_bytes)}, packed {format_bytes(plan.packed_model_bytes)} (sparsify)"],
         ["memory, blocks on disk", f"about {format_bytes(plan.streamed_bytes)} (--stream)"],
     ]
@@ -67,7 +67,7 @@ def _work_rows(plan: "PrunePlan") -> Rows:
         count = sum(sweep.plans for sweep in alike)
         plans = f", {count} plan{'s' if count > 1 else ''}" if count else ""
         forwards = format_count(sum(sweep.block_forwards for sweep in alike))
-        rows.append([f"  {label.lower()}", f"{forwards} block forwards{plans}"])
+        rows.append([f"- {label.lower()}", f"{forwards} block forwards{plans}"])
     if solving.operations:
         times = f"at {solving.sparsities} sparsities" if solving.sparsities > 1 else "once"
         rate = f"{solving.operations:.2e} operations at {plan.rates.solved:.2e} per second"

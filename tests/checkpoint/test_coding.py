@@ -126,8 +126,15 @@ def test_a_packed_checkpoint_can_be_rounded_in_place_and_to_other_bits(tmp_path)
 
 def test_bits_that_nothing_has_are_refused_and_nothing_is_written(tmp_path):
     save_pruned(tmp_path / "model")
-    for bits in (5, 1, 16, True, "4", 4.0):
-        with pytest.raises(ValueError, match="expected one of 8, 4, 3, 2"):
+    for bits, error in [
+        (5, ValueError),
+        (1, ValueError),
+        (16, ValueError),
+        (True, TypeError),
+        ("4", TypeError),
+        (4.0, TypeError),
+    ]:
+        with pytest.raises(error, match="expected one of 8, 4, 3, 2"):
             convert_checkpoint(tmp_path / "model", "packed", tmp_path / "new", value_bits=bits)
     with pytest.raises(ValueError, match="value_bits is 4, but the format 'dense': convert to 'packed'"):
         convert_checkpoint(tmp_path / "model", "dense", tmp_path / "new", value_bits=4)

@@ -112,7 +112,7 @@ def test_a_tokenizers_folder_out_of_the_hubs_cache(tmp_path):
     "change, arguments, message",
     [
         (None, ("dense",), "is dense already"),
-        (None, ("sparse",), "format is 'sparse': expected 'dense' or 'packed'"),
+        (None, ("sparse",), "format is 'sparse': expected one of 'dense', 'packed'"),
         (None, ("packed", None, "many"), "max_shard_size is 'many': expected bytes, or text such as '500MB'"),
         (None, ("packed", None, 0), "max_shard_size is 0: expected bytes"),
         (lambda config: config.pop("sparsity_config"), ("packed",), "is not pruned .* prune it first"),

@@ -176,7 +176,7 @@ def test_a_model_on_disk(tmp_path):
 def test_what_has_no_packed_format(tmp_path):
     model = pruned()
     for options, message in [
-        ({"format": "sparse"}, "format is 'sparse': expected 'dense' or 'packed'"),
+        ({"format": "sparse"}, "format is 'sparse': expected one of 'dense', 'packed'"),
         ({"format": "packed", "state_dict": {"a": 1}}, r"save_pretrained\(state_dict=...\) has no packed format"),
         ({"variant": "fp16"}, r"save_pretrained\(variant=...\) has no packed format: save with format='dense'"),
         ({"push_to_hub": True}, "call push_to_hub"),

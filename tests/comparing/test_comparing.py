@@ -38,8 +38,8 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not comparison.failed and getattr(model.config, "sparsity_config", None) is None
     for result in comparison.results:
-        steps = {"steps": "block"} if saliency == "sparsegpt" and result.topup == "neuronal" else {}
-        config = NeuronALConfig(sparsity=0.5, saliency=saliency, topup=result.topup, **SMALL, **steps)
+        topup = "neuronal:steps=block" if (saliency, result.topup) == ("sparsegpt", "neuronal") else result.topup
+        config = NeuronALConfig(sparsity=0.5, saliency=saliency, topup=topup, **SMALL)
         pruner, alone = NeuronALPruner(config), make_model(family)
         pruner.prune(alone, ids[:6])
         assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
@@ -80,9 +80,9 @@ def test_bits_are_a_dimension(ids, others, tmp_path):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert comparison.dense.bits_per_weight == 32.0
     for result in comparison.results:
-        own = {"saliency": "alps", "topup": "uniform", "value_bits": result.value_bits, "format": "packed"}
+        own = {"saliency": "alps", "topup": "uniform", "value_bits": result.value_bits}
         pruner, alone = NeuronALPruner(NeuronALConfig(0.5, **own, **SMALL)), make_model("llama")
-        pruner.save(pruner.prune(alone, ids[:6]), tmp_path / f"{result.value_bits}")
+        pruner.save(pruner.prune(alone, ids[:6]), tmp_path / f"{result.value_bits}", format="packed")
         assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
         stored = inspect_checkpoint(tmp_path / f"{result.value_bits}").bits_per_weight
         assert result.bits_per_weight == pytest.approx(stored, rel=0.05), "padding is estimated"

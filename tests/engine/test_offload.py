@@ -68,7 +68,7 @@ def test_a_model_on_disk_is_pruned_like_one_in_memory(family, ids, tmp_path):
 
 def test_magnitude_needs_no_forward(tmp_path):
     model = on_disk(tmp_path, "llama")
-    fields = {"saliency": "magnitude", "topup": "uniform"}
+    fields = {"saliency": "magnitude", "topup": "uniform", "topup_args": {}}
     pruner, reference = NeuronALPruner(config(**fields)), NeuronALPruner(config(**fields))
     pruner.prune(model)
     expected = reference.prune(make_model("llama"))
@@ -164,7 +164,7 @@ def test_masked_weights(ids):
 @pytest.mark.parametrize("limit", [0, 10**6])
 def test_hidden_states_may_wait_in_cpu_memory(ids, limit):
     expected = NeuronALPruner(config()).prune(make_model("mixtral"), ids)
-    model = NeuronALPruner(config(max_hidden_bytes=limit)).prune(make_model("mixtral"), ids)
+    model = NeuronALPruner(config()).prune(make_model("mixtral"), ids, max_hidden_bytes=limit)
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in expected.state_dict().items())
 
 
@@ -172,7 +172,7 @@ def test_an_unfinished_prune_goes_on_wherever_the_weights_are(tmp_path, ids, mon
     model = on_disk(tmp_path, "mixtral")
     expected = NeuronALPruner(config()).prune(make_model("mixtral"), ids)
     with monkeypatch.context() as patch:
-        patch.setattr("optimum_neuronal.pruner.apply_changes", lambda *_args: 1 / 0)
+        patch.setattr("optimum_neuronal.pruning.prune.apply_changes", lambda *_args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             NeuronALPruner(config()).prune(make_model("mixtral"), ids, tmp_path / "work")
     pruner = NeuronALPruner(config())

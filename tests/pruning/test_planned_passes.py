@@ -24,7 +24,7 @@ def stages_of(**fields):
 
 
 def test_every_stage_has_its_passes_and_its_share_of_the_work():
-    plain = stages_of(topup="neuronal", topup_args={"steps": "block"})
+    plain = stages_of(topup="neuronal", steps="block")
     assert {label: stage.passes for label, stage in plain.items()} == {"Check": 1, "Block step": 2, "Pruning": 1}
     assert all(stage.work > 0 for stage in plain.values())
 

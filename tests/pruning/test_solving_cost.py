@@ -120,7 +120,7 @@ def test_the_plan_counts_all_of_it(llama, tmp_path):
     moment = max(solving.solver_bytes, plan.working_bytes)
     assert plan.memory_bytes == rest + moment + max(solving.levels_bytes, solving.waiting_bytes)
     text = str(plan)
-    assert "at 8 sparsities" in text and all(f"  {name} " in text for name in ("solving", "levels", "kept weights"))
+    assert "at 8 sparsities" in text and all(f"- {name} " in text for name in ("solving", "levels", "kept weights"))
     assert plan.to_dict()["solving"]["levels_bytes"] == solving.levels_bytes
 
 

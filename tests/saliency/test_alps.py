@@ -320,7 +320,8 @@ def test_bad_hyper_parameters():
         ({"iterations": 0}, "iterations is 0"),
         ({"refinements": -1}, "refinements is -1"),
         ({"dampening": 0}, "dampening is 0"),
-        ({"dampening": "a"}, "dampening is 'a'"),
     ]:
         with pytest.raises(ValueError, match=message):
             ALPS(**arguments)
+    with pytest.raises(TypeError, match="dampening is 'a'"):
+        ALPS(dampening="a")
