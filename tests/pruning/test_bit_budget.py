@@ -123,7 +123,7 @@ class TestByUniformSparsity:
         found = [CodedWeight.exact(owner, report.config["value_bits"]) for owner in owners(model)]
         bits = 8 * sum(coded.nbytes for coded in found) / sum(owner.numel() for owner in owners(model))
         assert bits == pytest.approx(report.bits_per_weight, abs=0.01) and bits < BITS + 0.01
-        assert f"{report.bits_per_weight:.3f} (at most 3; chosen of" in str(report)
+        assert f"{report.bits_per_weight:.3f} (at most 3; candidates:" in str(report)
 
     def test_the_error_is_that_of_the_models_outputs(self, ids):
         """Against the divergence of one block that is pruned with each pair, on all sequences as the choice is then."""
