@@ -17,6 +17,7 @@ from optimum_neuronal.engine import progress as progress_module
 from optimum_neuronal.engine import runner as engine_module
 from optimum_neuronal.formats.packed import PackedMask
 from optimum_neuronal.inference.sparsify import sparsify
+from optimum_neuronal.pruning import prune as prune_module
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.trials.sweep import Sweep
 
@@ -228,7 +229,7 @@ def test_trial_weights_and_masks(family, tmp_path, ids, monkeypatch):
     """What a prune really makes anew: the weights of a trial, and the masks at the end."""
     model, config = make_model(family), config_of(ignore=["o_proj"])
     plan = plan_prune(saved(tmp_path, model)[0], config)
-    made, masks, replay, apply = [], [], engine_module.replay, NeuronALPruner.prune.__globals__["apply_changes"]
+    made, masks, replay, apply = [], [], engine_module.replay, prune_module.apply_changes
     original = {id(p): p.data_ptr() for p in model.parameters()}
 
     def noted(block, *args, **kwargs):
@@ -241,7 +242,7 @@ def test_trial_weights_and_masks(family, tmp_path, ids, monkeypatch):
         return apply(decoder, final, *args, **kwargs)
 
     monkeypatch.setattr(engine_module, "replay", noted)
-    monkeypatch.setitem(NeuronALPruner.prune.__globals__, "apply_changes", kept)
+    monkeypatch.setattr(prune_module, "apply_changes", kept)
     NeuronALPruner(config).prune(model, dataset=ids[:6])
     assert plan.trial_bytes == max(made) > 0
     assert plan.mask_bytes == sum(mask.bits.numel() for mask in masks) > 0
