@@ -215,5 +215,6 @@ def test_it_costs_what_it_tells(layers, tmp_path, ids, monkeypatch):
     ],
 )
 def test_bad_hyper_parameters(arguments, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+    error = TypeError if "learning_rate" in arguments else ValueError
+    with pytest.raises(error, match=message):
         BESA(**arguments)

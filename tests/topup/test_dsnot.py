@@ -174,5 +174,6 @@ def test_defaults():
 
 @pytest.mark.parametrize("fields", [{"cycles": -1}, {"cycles": 1.5}, {"threshold": -0.1}, {"threshold": "a"}])
 def test_bad_values(fields):
-    with pytest.raises((TypeError, ValueError), match=f"{next(iter(fields))} is .*: expected a"):
+    error = TypeError if fields in ({"cycles": 1.5}, {"threshold": "a"}) else ValueError
+    with pytest.raises(error, match=f"{next(iter(fields))} is .*: expected a"):
         DSnoT(**fields)

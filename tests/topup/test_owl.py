@@ -84,5 +84,6 @@ def test_defaults_and_what_is_asked():
     "fields", [{"outlier_factor": 0}, {"outlier_factor": "5"}, {"half_width": 1.1}, {"half_width": math.nan}]
 )
 def test_bad_values(fields):
-    with pytest.raises((TypeError, ValueError), match=f"{next(iter(fields))} is .*: expected a number "):
+    error = TypeError if fields == {"outlier_factor": "5"} else ValueError
+    with pytest.raises(error, match=f"{next(iter(fields))} is .*: expected a number "):
         OWL(**fields)
