@@ -28,7 +28,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.display import format_table
 from optimum_neuronal.pruning import rates
 from optimum_neuronal.pruning.dry_run import plan_prune
-from optimum_neuronal.system.memory import reset_peak_memory
+from optimum_neuronal.system.machine import reset_peak_memory
 from optimum_neuronal.topup import TOPUPS
 
 

@@ -25,7 +25,7 @@ from optimum_neuronal.display import format_markdown
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.evaluation.quantized import has_torchao, quantize
 from optimum_neuronal.evaluation.speed import decode_seconds
-from optimum_neuronal.system.memory import hand_back_freed, resident_memory
+from optimum_neuronal.system.machine import hand_back_freed, resident_memory
 
 
 def one_block(shape: str, sparsity: float = 0.0) -> LlamaForCausalLM:

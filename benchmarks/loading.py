@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 import optimum_neuronal
 from optimum_neuronal.display import format_table
-from optimum_neuronal.system.memory import peak_memory, reset_peak_memory
+from optimum_neuronal.system.machine import peak_memory, reset_peak_memory
 
 
 TIMES, PAGE = ("load", "read", "use"), 4096

@@ -18,7 +18,7 @@ from optimum_neuronal.pruning.rates import measure_matmul_rate
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.system.memory import peak_memory, reset_peak_memory
+from optimum_neuronal.system.machine import peak_memory, reset_peak_memory
 
 
 def problem(rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,13 +25,11 @@ from .files.records import WorkDirectory, work_directory
 from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
-from .pruning.context import PruneContext, alone_with, check, check_memory, open_records
+from .pruning.context import Clock, PruneContext, alone_with, check, check_memory, open_records
 from .pruning.prune import prune_model
 from .pruning.reporting import expected_size, pruned_size
 from .report import PruningReport
-from .system.clock import Clock
-from .system.compute import default_device
-from .system.memory import reset_peak_memory
+from .system.machine import default_device, reset_peak_memory
 from .system.processes import Processes
 from .validation import check_path
 

@@ -1,12 +1,17 @@
 """Report of a prune: its decisions and costs, as JSON and as a table."""
 
 import json
+import platform
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
 from .display import format_html, format_table
+from .version import __version__
 
 
 REPORT_NAME = "neuronal_report.json"
@@ -32,7 +37,7 @@ class PruningReport:
         block_forwards (`int`): number of forwards of a block on one sequence.
         starved_experts (`list[str]`):
             Projections of experts that received fewer than `min_expert_tokens` calibration tokens.
-        peak_memory (`dict`): bytes by device, from `system.memory`.
+        peak_memory (`dict`): bytes by device, from `system.machine`.
         versions (`dict`): of this package, transformers, torch and Python.
         evaluation (`dict`):
             Dataset -> perplexity of the model, `dense` and `pruned`, if measured. You may fill it in by hand; the model
@@ -147,3 +152,13 @@ def _worst(roundings: dict[str, dict[str, float]], digits: int) -> str:
     """Return the largest error, in per cent, with its name."""
     worst = max(roundings, key=lambda name: roundings[name]["error"])
     return f"{roundings[worst]['error']:.{digits}%} ({worst})"
+
+
+def versions() -> dict[str, str]:
+    """Return package -> version: of this package and of the libraries that decide its results."""
+    return {
+        "optimum_neuronal": __version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

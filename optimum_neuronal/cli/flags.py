@@ -69,7 +69,7 @@ def device_of(args: argparse.Namespace):
     """Where to compute. Raises `ValueError` for a device that this machine, or this build of torch, does not have."""
     import torch
 
-    from ..system.compute import default_device
+    from ..system.machine import default_device
 
     if not args.device:
         return default_device()

@@ -91,7 +91,7 @@ class SpeedCommand(Command):
         """The model in its forms, what the process grew by with each, and which forms there are not, and why."""
         from ..evaluation.quantized import FORMS, MISSING, NotQuantized, has_torchao
         from ..evaluation.speed import prefill_seconds
-        from ..system.memory import resident_memory
+        from ..system.machine import resident_memory
 
         args, models, resident, left_out = self.args, {}, {}, {}
         loads = {"dense": self._load_dense, "packed": self._load_packed}

@@ -12,15 +12,14 @@ from ..compat.accelerate import is_offloaded
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
 from ..evaluation.tasks import evaluate_tasks
-from ..model.identity import identity, versions
-from ..model.projections import Decoder
-from ..model.trial import trial_weights
+from ..model.projections import Decoder, trial_weights
 from ..pruning.calibrating import draw_calibration, own_tokenizer
-from ..pruning.context import PruneContext, check
+from ..pruning.context import PruneContext, check, identity
 from ..pruning.prune import default_batch_size, find_changes
 from ..pruning.reporting import make_report
+from ..report import versions
 from ..sparsity.plan import row_sparsity
-from ..system.memory import reset_peak_memory
+from ..system.machine import reset_peak_memory
 from ..trials.engine import Cache
 from .results import DENSE, Result
 from .settings import Combination, ComparisonSettings

@@ -11,8 +11,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from ..model.projections import Block, Projection
-from ..model.trial import TrialWeights
+from ..model.projections import Block, Projection, TrialWeights
 from .calls import Call, Stream, replaced_forward, restore_shared, shared_containers, to_device
 from .runner import BlockRunner
 from .statistics import Hessian, Norms, SquaredNorms

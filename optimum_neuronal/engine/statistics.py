@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..system.compute import full_precision
+from ..system.machine import full_precision
 
 
 class SquaredNorms:

@@ -18,7 +18,7 @@ from ..checkpoint.sparsity_config import record_embedding_bits, record_value_bit
 from ..compat import transformers as internals
 from ..model.find_blocks import find_decoder
 from ..model.packed_modules import packed_modules
-from ..system.memory import hand_back_freed
+from ..system.machine import hand_back_freed
 from ..validation import check_embedding_bits
 from .coded_rows import check_activations
 from .head_packing import pack_head, unpack_head

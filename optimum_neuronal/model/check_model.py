@@ -4,12 +4,13 @@ import re
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..compat import transformers as internals
 from ..compat.accelerate import is_offloaded
 from ..sparsity.masks import ColumnPattern
-from .packed_modules import check_dense
+from .packed_modules import PackedModule
 from .projections import Projection
 
 
@@ -37,6 +38,16 @@ def check_model(model: PreTrainedModel) -> None:
             f"{type(model).__name__} has no table of token embeddings, so the part that reads text is not known: load that "
             "part as a model, and prune it."
         ) from error
+
+
+def check_dense(model: nn.Module, purpose: str) -> None:
+    """Raise `ValueError` if a model holds packed modules, which only compute; `purpose` is the work: `"to prune it"`."""
+    count = sum(isinstance(module, PackedModule) for module in model.modules())
+    if count:
+        raise ValueError(
+            f"The model holds {count} packed weights, which only compute: call optimum_neuronal.densify(model) first "
+            f"{purpose}."
+        )
 
 
 def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConfig) -> None:

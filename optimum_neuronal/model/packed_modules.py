@@ -1,4 +1,4 @@
-"""Modules that hold a packed parameter, and the refusal of work that needs the dense one."""
+"""Modules that hold a packed parameter, and the state of the dense model around them."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -38,21 +38,6 @@ class PackedModule(nn.Module):
 def packed_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:
     """Return all packed modules of a model with their names."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, PackedModule))
-
-
-def check_dense(model: nn.Module, purpose: str) -> None:
-    """Raise `ValueError` if a model holds packed modules, which only compute.
-
-    Args:
-        model (`nn.Module`): any.
-        purpose (`str`): the work that needs dense weights: `"to prune it"`.
-    """
-    count = sum(1 for _ in packed_modules(model))
-    if count:
-        raise ValueError(
-            f"The model holds {count} packed weights, which only compute: call optimum_neuronal.densify(model) first "
-            f"{purpose}."
-        )
 
 
 def dense_state(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, StandIn]]:

@@ -1,8 +1,9 @@
-"""The parts of a model that pruning works on: projections, experts, blocks, and the features that rows feed."""
+"""The parts of a model that pruning works on: projections, experts, blocks; and sparse weights to try in their place."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,8 +11,12 @@ import torch
 from torch import nn
 
 from ..compat import accelerate
+from ..sparsity.masks import Change
 from .architectures import BLOCK_ENTRIES, FEEDS, MLP, MLP_ENTRIES, NEXT_BLOCK, Architecture
 from .rows import RowGroup, row_groups
+
+
+ChangeOf = Callable[["Projection"], Change]  # the change of a weight in its view of shape (out, in)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,3 +235,51 @@ class Decoder:
                 f"The row step does not understand {projection.name}: {error}. Use steps='block', or leave it out "
                 f"with ignore=[{re.escape(projection.name)!r}]."
             ) from error
+
+
+@contextmanager
+def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Iterator[None]:
+    """Let the projections compute with sparse weights while the context lasts; see [`TrialWeights`]."""
+    with TrialWeights(projections, change_of).in_place():
+        yield
+
+
+class TrialWeights:
+    """Sparse weights that are made once and put in place many times, at no cost.
+
+    Args:
+        projections (`Sequence[Projection]`): whose weights are replaced; the original tensors are put back.
+        change_of: projection -> the change of its weight; called for one at a time, so that only one exists.
+
+    Attributes:
+        tensors (`dict[Parameter, Tensor]`): parameter -> its replacement, in its own layout.
+    """
+
+    def __init__(self, projections: Sequence[Projection], change_of: ChangeOf):
+        by_owner: dict[nn.Parameter, list[Projection]] = {}
+        for projection in projections:
+            by_owner.setdefault(projection.owner, []).append(projection)
+        self.tensors = {owner: _sparse(owner.data, members, change_of) for owner, members in by_owner.items()}
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the projections compute with them while the context lasts."""
+        originals = [(parameter, parameter.data) for parameter in self.tensors]
+        try:
+            for parameter, trial in self.tensors.items():
+                parameter.data = trial
+            yield
+        finally:
+            for parameter, original in originals:
+                parameter.data = original
+
+
+def _sparse(original: torch.Tensor, members: Sequence[Projection], change_of: ChangeOf) -> torch.Tensor:
+    """Return a sparse copy of a parameter, in its own layout."""
+    first = members[0]
+    if first.expert is None and not first.transposed:
+        return change_of(first).applied(original)
+    trial = original.clone()
+    for projection in members:
+        change_of(projection).apply_to(projection.view(trial))
+    return trial

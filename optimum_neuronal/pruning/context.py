@@ -1,6 +1,9 @@
 """The context of one prune: made once by the checks that precede any long work, and passed on to every step."""
 
+import hashlib
+import json
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
+from ..compat import transformers as internals
+from ..compat.accelerate import execution_device
 from ..config import NeuronALConfig
 from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..data.documents import check_dataset
@@ -18,11 +23,10 @@ from ..files.records import Records, WorkDirectory
 from ..methods import Methods
 from ..model.check_model import check_model, check_pattern, check_weights
 from ..model.find_blocks import find_decoder
-from ..model.identity import identity, versions
 from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
+from ..report import versions
 from ..sparsity.masks import Change
-from ..system.clock import Clock
 from ..system.processes import Processes
 from ..topup import Allocation
 from ..trials.engine import Cache
@@ -33,6 +37,24 @@ from .quantising import Rounding, check_dtypes, check_head_structure, check_head
 
 _in_use: set[nn.Parameter] = set()
 _lock = threading.Lock()
+
+
+class Clock:
+    """A clock for the phases of long work, one after the other; the first begins when the clock is made.
+
+    Attributes:
+        seconds (`dict[str, float]`): phase -> its seconds of wall time, for the phases that have ended.
+    """
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """End a phase, and begin the next one."""
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +237,32 @@ def open_records(folder: WorkDirectory, decoder: Decoder, config: NeuronALConfig
     """
     begun = {**config.resolved().to_dict(), **identity(decoder.model, decoder, ids), "versions": versions()}
     return Records(folder.path, begun, Processes.current())
+
+
+def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dict[str, str]:
+    """Return checksums of a model and of its calibration data: an unfinished prune is resumed only if they are equal.
+
+    Args:
+        model (`PreTrainedModel`): dense.
+        decoder ([`Decoder`]): its blocks and projections.
+        ids (`Tensor` of int64, shape (sequences, tokens)): all calibration sequences.
+
+    Returns:
+        `dict[str, str]`: `model`: of its config, of names, shapes and dtypes, and of the first and the last row of
+            every projection that is pruned; `calibration data`: of all token ids; `device`: the kind that computes.
+    """
+    config = {key: value for key, value in model.config.to_dict().items() if key not in internals.OF_THE_FILE}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, projection in decoder.projections.items():
+        weight = projection.stored_weight
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        for row in (weight[0], weight[-1]):
+            digest.update(row.detach().float().cpu().contiguous().numpy().tobytes())
+    return {
+        "model": digest.hexdigest(),
+        "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
+        "device": execution_device(next(iter(decoder.projections.values())).module).type,
+    }
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ..engine.passes import Pass
 from ..formats.bitmask import mask_length
 from ..model.projections import Block, Decoder
 from ..sparsity.plan import row_counts
-from ..system.compute import default_device
+from ..system.machine import default_device
 from ..trials.output_errors import piece_length
 from .bit_budget import Pair, likely
 from .context import check_unloaded

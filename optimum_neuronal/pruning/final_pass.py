@@ -15,8 +15,7 @@ from ..engine.statistics import Norms, SquaredNorms, most_specific
 from ..files.records import Finding
 from ..formats.bitmask import MASK, VALUES
 from ..formats.packed import PackedMask, PackedWeight
-from ..model.projections import Block, Decoder, Projection
-from ..model.trial import TrialWeights, trial_weights
+from ..model.projections import Block, Decoder, Projection, TrialWeights, trial_weights
 from ..saliency import Saliency
 from ..sparsity.masks import Change, Zeros
 from ..sparsity.plan import SparsityPlan

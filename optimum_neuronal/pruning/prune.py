@@ -1,6 +1,9 @@
 """One prune: the top-up's search, the final pass, the report; and at the very end the weights change."""
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 from ..checkpoint.sparsity_config import make_sparsity_config, record_sparsity
@@ -13,8 +16,7 @@ from ..methods import Methods
 from ..model.projections import Projection
 from ..model.weight_names import stored_names
 from ..report import PruningReport
-from ..system.interrupts import deferred_interrupt
-from ..system.memory import with_less_memory
+from ..system.machine import with_less_memory
 from ..system.notes import get_logger
 from ..topup import Allocation
 from ..trials.applier import PlanApplier
@@ -57,6 +59,22 @@ def prune_model(context: PruneContext, remember: Callable[[PruningReport], None]
         record_sparsity(model, sparsity_config)
         remember(report)
     return report
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Hold Ctrl-C back while the context lasts, in which weights change, and raise it afterwards."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if received:
+        raise KeyboardInterrupt
 
 
 def find_changes(context: PruneContext) -> PruneOutcome:

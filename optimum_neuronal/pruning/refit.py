@@ -15,8 +15,7 @@ from ..engine.calls import Call, Stream, first_output, restore_shared, to_device
 from ..engine.paired_inputs import STAGES, stages
 from ..engine.passes import CalibrationPass, Runs
 from ..engine.statistics import Hessian
-from ..model.projections import Block
-from ..model.trial import TrialWeights
+from ..model.projections import Block, TrialWeights
 from ..sparsity.masks import Change, NewWeight
 from ..trials.engine import Engine
 

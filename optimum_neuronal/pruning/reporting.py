@@ -9,12 +9,11 @@ import torch
 
 from ..checkpoint.packed_size import PackedSize, packed_size
 from ..engine.offload import BlockLoader
-from ..model.identity import versions
 from ..model.projections import Decoder
-from ..report import PruningReport
+from ..report import PruningReport, versions
 from ..sparsity.masks import Change
 from ..sparsity.plan import row_sparsity
-from ..system.memory import peak_memory
+from ..system.machine import peak_memory
 from .bit_budget import likely
 from .context import PruneContext, PruneOutcome
 

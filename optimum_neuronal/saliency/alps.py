@@ -9,7 +9,7 @@ from transformers.utils import logging
 
 from ..sparsity.masks import ColumnPattern
 from ..sparsity.plan import row_counts
-from ..system.compute import full_precision
+from ..system.machine import full_precision
 from ..validation import check_count, check_number
 from .admm import PERIOD, Inverse, OfGroups, OfParts, OfRows, OfWhole, Support, find_support, fit_support
 from .base import DampenedHessian, WeightUpdate, check_sparsity, register_saliency

@@ -13,7 +13,7 @@ import torch
 from ..engine.statistics import Hessian, SquaredNorms
 from ..registry import Registry
 from ..sparsity.masks import ColumnPattern
-from ..system.compute import full_precision
+from ..system.machine import full_precision
 from ..system.notes import get_logger
 
 

@@ -14,7 +14,7 @@ from ..formats.code_scales import fit_scales
 from ..formats.codebooks import TABLES, magnitudes
 from ..formats.coded import GROUP
 from ..formats.scale_grid import ScaleGrid
-from ..system.compute import full_precision
+from ..system.machine import full_precision
 from .base import DAMPENING
 
 

@@ -14,8 +14,7 @@ from ..engine.passes import Pass, Runs
 from ..engine.replay import replay
 from ..engine.runner import BlockRunner
 from ..engine.statistics import Norms
-from ..model.projections import Block, Decoder, Projection
-from ..model.trial import trial_weights
+from ..model.projections import Block, Decoder, Projection, trial_weights
 from ..sparsity.masks import Zeros
 from ..sparsity.plan import SparsityPlan, row_counts
 from ..trials.engine import Engine

@@ -10,8 +10,7 @@ import torch
 from ..engine.calls import Call, Streams, grouped
 from ..engine.passes import Pass, Runs
 from ..engine.statistics import Hessian, Norms, most_specific
-from ..model.projections import Block
-from ..model.trial import ChangeOf, trial_weights
+from ..model.projections import Block, ChangeOf, trial_weights
 from ..sparsity.plan import SparsityPlan
 from ..trials.engine import Engine
 from ..trials.sweep import Sweep

@@ -16,9 +16,8 @@ from ..checkpoint.sparsity_config import read_sparsity_config
 from ..compat import peft
 from ..formats.bitmask import INTEGERS
 from ..formats.packed import PackedMask
-from ..model.check_model import check_changeable
+from ..model.check_model import check_changeable, check_dense
 from ..model.find_blocks import find_pruned_decoder
-from ..model.packed_modules import check_dense
 from ..model.projections import Block, Decoder, Projection
 from ..system.notes import get_logger
 

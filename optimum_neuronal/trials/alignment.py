@@ -13,8 +13,7 @@ import torch
 from ..engine.calls import Call, Streams, grouped
 from ..engine.passes import Pass, Runs
 from ..engine.statistics import Norms, SquaredNorms, activation, wide_dtype
-from ..model.projections import Block, Projection
-from ..model.trial import trial_weights
+from ..model.projections import Block, Projection, trial_weights
 from ..sparsity.plan import SparsityPlan
 from .engine import Engine, final_norms
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from ..engine.statistics import Norms, SquaredNorms, activation
-from ..model.projections import Block, Projection
-from ..model.trial import ChangeOf
+from ..model.projections import Block, ChangeOf, Projection
 from ..saliency import Saliency
 from ..saliency.rounding import PASSES, choose_codebook, round_kept, round_nearest
 from ..sparsity.masks import (

@@ -14,8 +14,7 @@ from ..engine.passes import Pass, Runs
 from ..engine.runner import BlockRunner
 from ..engine.statistics import Norms, SquaredNorms
 from ..files.records import Finding, Records
-from ..model.projections import Block, Decoder
-from ..model.trial import trial_weights
+from ..model.projections import Block, Decoder, trial_weights
 from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
 from ..system.processes import Processes

@@ -21,8 +21,7 @@ from ..engine.statistics import Norms
 from ..files.records import Records
 from ..formats.bitmask import packed_bytes
 from ..formats.packed import PackedWeight
-from ..model.projections import Block, Projection
-from ..model.trial import ChangeOf
+from ..model.projections import Block, ChangeOf, Projection
 from ..sparsity.masks import NewWeight
 from ..sparsity.plan import SparsityPlan
 from .applier import PlanApplier

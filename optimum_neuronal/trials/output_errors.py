@@ -11,8 +11,7 @@ from torch.nn.functional import cross_entropy
 from ..engine.calls import Call, Stream, Streams, grouped
 from ..engine.passes import Pass, Runs
 from ..engine.statistics import SquaredNorms
-from ..model.projections import Block
-from ..model.trial import ChangeOf, trial_weights
+from ..model.projections import Block, ChangeOf, trial_weights
 from ..sparsity.plan import SparsityPlan
 from .engine import Engine
 from .levels import Levels

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from optimum_neuronal.cli.flags import add_model_flags, add_task_flags, device_of, load_options
-from optimum_neuronal.system.compute import default_device
+from optimum_neuronal.system.machine import default_device
 
 
 def parse(*flags):

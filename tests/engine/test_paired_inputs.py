@@ -8,8 +8,7 @@ from optimum_neuronal.engine.calls import Call, Stream
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.paired_inputs import PairedRuns, PartOutputs, children_called_once, stages
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.projections import Block
-from optimum_neuronal.model.trial import TrialWeights, trial_weights
+from optimum_neuronal.model.projections import Block, TrialWeights, trial_weights
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.sparsity.masks import Zeros
 

@@ -1,3 +1,4 @@
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -5,7 +6,9 @@ import torch
 from torch import nn
 
 from optimum_neuronal.model.architectures import Architecture
-from optimum_neuronal.model.projections import Block, Decoder, Experts, Place, Projection
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.projections import Block, Decoder, Experts, Place, Projection, TrialWeights, trial_weights
+from optimum_neuronal.sparsity.masks import Zeros
 
 
 def linear(name, role, features=(3, 2), pruned=True):
@@ -108,3 +111,74 @@ class TestDecoder:
         ):
             decoder(whole).row_groups(whole, whole.projections["b.mlp.up"])
         assert decoder(whole).row_groups(whole, linear("b.extra", None)) == []
+
+
+def everything(projection):
+    return Zeros(torch.zeros(projection.shape, dtype=torch.bool))
+
+
+class TestTrialWeights:
+    def test_they_take_their_places_again_and_again_and_are_put_back(self, any_model):
+        decoder = find_decoder(any_model)
+        before = {name: (p.owner.data, p.owner.data.clone()) for name, p in decoder.projections.items()}
+        pruned, asked = decoder.blocks[0].pruned, []
+        made = TrialWeights(pruned, lambda p: asked.append(p.name) or everything(p))
+        assert asked == [p.name for p in pruned], "once and at once"
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt), made.in_place():
+                assert all(not p.weight.any() for p in pruned)
+                raise KeyboardInterrupt
+            for name, projection in decoder.projections.items():
+                original, copy = before[name]
+                assert projection.owner.data.data_ptr() == original.data_ptr()
+                assert torch.equal(projection.owner.data, copy)
+        assert len(asked) == len(pruned)
+
+    def test_a_failing_change_puts_the_others_back(self, llama):
+        pruned = find_decoder(llama).blocks[0].pruned
+        before = [p.weight.clone() for p in pruned]
+
+        def change_of(projection):
+            if projection is pruned[3]:
+                raise RuntimeError("no mask")
+            return everything(projection)
+
+        with pytest.raises(RuntimeError, match="no mask"), trial_weights(pruned, change_of):
+            pass
+        assert all(torch.equal(p.weight, weight) for p, weight in zip(pruned, before))
+
+    def test_only_the_experts_that_are_asked_for_change(self):
+        for transposed in (False, True):
+            module = nn.Module()
+            module.up = nn.Parameter(torch.ones(3, 2, 4))
+            experts = [Projection(f"experts.{e}.up", "up", module, True, "up", e, transposed) for e in range(3)]
+            row = torch.zeros(experts[0].shape, dtype=torch.bool)
+            row[1] = True
+            original = module.up.data
+            with trial_weights(experts[1:], lambda p, row=row: Zeros(~row if p.expert == 1 else row)):
+                assert experts[0].weight.bool().all()
+                assert torch.equal(experts[1].weight == 0, row) and torch.equal(experts[2].weight == 0, ~row)
+            assert module.up.data.data_ptr() == original.data_ptr() and original.bool().all()
+
+    def test_one_change_exists_at_a_time(self):
+        layers = [Projection(str(i), None, nn.Linear(2, 2), True) for i in range(3)]
+        made = []
+
+        def change_of(projection):
+            assert all(change() is None for change in made), "an earlier one is still alive"
+            change = everything(projection)
+            made.append(weakref.ref(change))
+            return change
+
+        with trial_weights(layers, change_of):
+            assert not any(projection.weight.any() for projection in layers)
+        assert len(made) == 3 and all(projection.weight.any() for projection in layers)
+
+    def test_they_have_the_parameters_own_layout(self):
+        layer = Projection("c_attn", None, nn.Module(), True, transposed=True)
+        layer.module.weight = nn.Parameter(torch.ones(4, 2))  # (in, out)
+        row = torch.zeros(2, 4, dtype=torch.bool)
+        row[1] = True
+        (tensor,) = TrialWeights([layer], lambda p: Zeros(~row)).tensors.values()
+        assert tensor.tolist() == [[1.0, 0.0]] * 4
+        assert layer.module.weight.bool().all()

@@ -12,7 +12,8 @@ from families import FAMILIES
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare
 from optimum_neuronal.files.records import work_directory
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.context import alone_with, check, check_structure, open_records
+from optimum_neuronal.pruning import context
+from optimum_neuronal.pruning.context import Clock, alone_with, check, check_structure, identity, open_records
 
 
 def skeleton():
@@ -125,3 +126,40 @@ def test_another_config_is_refused(tmp_path):
     assert opened(tmp_path / "work", saliency="alps").get("block-00000")[0] == 1, "which it is by default"
     with pytest.raises(ValueError, match="begun otherwise: seed was 0, is 1"):
         opened(tmp_path / "work", seed=1)
+
+
+def test_every_phase_lasts_from_the_end_of_the_one_before(monkeypatch):
+    moments = iter([100.0, 102.5, 103.0])
+    monkeypatch.setattr(context.time, "perf_counter", lambda: next(moments))
+    timed = Clock()
+    assert timed.seconds == {}, "no phase has ended"
+    timed.lap("allocation")
+    timed.lap("pruning")
+    assert timed.seconds == {"allocation": 2.5, "pruning": 0.5}
+
+
+def test_a_prune_is_known_again_by_checksums(llama):
+    ids = torch.arange(12).view(3, 4)
+
+    def checksums(model=llama, ids=ids, **selection):
+        return identity(model, find_decoder(model, **selection), ids)
+
+    def changed(after):
+        return [name for name in before if before[name] != after[name]]
+
+    before = checksums()
+    llama.config._name_or_path, llama.config.transformers_version = "elsewhere", "0.0"
+    assert checksums(make_model("llama")) == checksums() == before
+    assert before["device"] == "cpu" and {len(before[name]) for name in ("model", "calibration data")} == {64}
+    other = ids.clone()
+    other[2, 3] += 1
+    assert changed(checksums(ids=other)) == ["calibration data"]
+    assert checksums(ids=ids.T.contiguous().T) == before, "however they lie in memory"
+    for row in (0, -1):
+        model = make_model("llama")
+        model.model.layers[2].mlp.down_proj.weight.data[row, 0] += 1
+        assert changed(checksums(model)) == ["model"]
+    assert changed(checksums(ignore=["k_proj"])) == ["model"]
+    llama.config.rms_norm_eps *= 2
+    assert changed(checksums()) == ["model"]
+    assert changed(checksums(make_model("llama").bfloat16())) == ["model"]

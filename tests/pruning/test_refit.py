@@ -17,7 +17,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.calls import Stream
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.trial import trial_weights
+from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.pruning.refit import Refit, _Weights
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.masks import NewWeight

@@ -11,7 +11,7 @@ from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import Hessian
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.trial import trial_weights
+from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.pruning import refit as rounded_refit
 from optimum_neuronal.pruning.refit import Refit, all_epochs, fit_and_round
 from optimum_neuronal.saliency.sparsegpt import SparseGPT

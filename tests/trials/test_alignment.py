@@ -9,8 +9,7 @@ from sweeps import build_sweep, make_sweep, state, unchanged, uniform
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import SquaredNorms, activation
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.projections import Projection
-from optimum_neuronal.model.trial import trial_weights
+from optimum_neuronal.model.projections import Projection, trial_weights
 from optimum_neuronal.sparsity.masks import Zeros, mask_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan, row_counts
 from optimum_neuronal.topup.neuronal import block_plan

@@ -9,7 +9,9 @@ import torch
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.system.memory import (
+from optimum_neuronal.system.machine import (
+    default_device,
+    full_precision,
     hand_back_freed,
     is_out_of_memory,
     peak_memory,
@@ -150,3 +152,47 @@ def test_every_accelerator_in_use_is_told(monkeypatch):
     peaks = peak_memory()
     del peaks["host"]
     assert peaks == {"cuda:1": 5 * MB}
+
+
+def test_an_accelerator_is_the_default_device(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert default_device() == torch.device("cpu")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+    assert default_device() == torch.device("meta")
+
+
+@pytest.fixture
+def precisions():
+    """The precision of products of each backend that has its own; both are set back."""
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before, for_all = [backend.fp32_precision for backend in backends], torch.get_float32_matmul_precision()
+    yield lambda: tuple(backend.fp32_precision for backend in backends)
+    torch.set_float32_matmul_precision(for_all)
+    for backend, precision in zip(backends, before):
+        backend.fp32_precision = precision
+
+
+def test_the_precision_that_the_user_has_set_is_put_back(precisions):
+    for chosen in ("highest", "high", "medium"):
+        torch.set_float32_matmul_precision(chosen)
+        with full_precision(), full_precision():
+            assert torch.get_float32_matmul_precision() == "highest"
+        with pytest.raises(KeyboardInterrupt), full_precision():
+            raise KeyboardInterrupt
+        assert torch.get_float32_matmul_precision() == chosen
+
+
+def test_a_precision_that_was_set_for_one_backend_is_put_back(precisions):
+    """As torch has it since 2.9; it then refuses to tell what holds for all."""
+    cuda, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    for chosen in (("tf32", "ieee"), ("ieee", "bf16"), ("tf32", "bf16"), ("none", "none")):
+        cuda.fp32_precision, mkldnn.fp32_precision = chosen
+        with full_precision():
+            assert precisions() == ("ieee", "ieee")
+        assert precisions() == chosen
+    torch.set_float32_matmul_precision("high")
+    mkldnn.fp32_precision = "ieee"
+    with full_precision():
+        assert precisions() == ("ieee", "ieee")
+    assert precisions() == ("tf32", "ieee")
