@@ -4,11 +4,14 @@
     python -m benchmarks.ladder train --state DIR --until 100 climb; the same command resumes after any interruption
     python -m benchmarks.ladder export --state DIR --rung 10 --output MODEL
 
+Without --rung, `export` writes the main run as it is. `prepare --start MODEL` makes such a model the beginning of a run
+on another machine, which takes its tokenizer and its step, and warms up once more.
+
 benchmarks/ladder_text.py says how DIR gets its text. The learning rate is constant after the warm-up. For each rung a
 branch leaves the main run at nine tenths of its tokens and lets the rate fall to zero; the main run goes on from where
-the branch began. One thread trains in float32. Every ten minutes, and when the process is told to stop, the state is
+the branch began. One thread trains. Every ten minutes, and when the process is told to stop, the state is
 written to a new file that then takes the old one's place. The order of the text follows from the step alone, so a
-resumed run computes the same weights, bit by bit, as one that was never stopped.
+resumed run computes the same weights, bit by bit, as one that was never stopped, on the same kind of processor.
 """
 
 import argparse
@@ -37,19 +40,15 @@ SHAPE |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 KINDS = ("english", "languages", "code")
 
 
-def prepare(state: Path) -> None:
-    """Write the tokens, the tokenizer, the untrained model, the texts kept apart and the list of sources."""
+def prepare(state: Path, start: Path | None = None) -> None:
+    """Write the tokens, the tokenizer, the model at its start, the texts kept apart and the list of sources."""
     parts = ladder_text.read_all(state / "packages")
-    bpe = tokenizers.ByteLevelBPETokenizer()
-    texts = (document.text for document in parts["train"])
-    bpe.train_from_iterator(texts, vocab_size=SHAPE["vocab_size"], special_tokens=[END], show_progress=False)
-    names = {"bos_token": END, "eos_token": END, "pad_token": END}
-    names["model_max_length"] = SHAPE["max_position_embeddings"]
-    transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **names).save_pretrained(state / "model")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(**SHAPE)
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(state / "model")
-    tokens = {}
+    if start is None:
+        make_model(state / "model", [document.text for document in parts["train"]])
+    else:
+        transformers.AutoTokenizer.from_pretrained(start).save_pretrained(state / "model")
+        transformers.AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).save_pretrained(state / "model")
+    bpe, tokens = tokenizers.Tokenizer.from_file(str(state / "model" / "tokenizer.json")), {}
     with (state / "tokens.bin").open("wb") as file:
         for document in parts["train"]:
             ids = np.array([*bpe.encode(document.text).ids, bpe.token_to_id(END)], dtype="<u2")
@@ -63,6 +62,18 @@ def prepare(state: Path) -> None:
         (state / f"{name}.txt").write_text("\n\n".join(pieces)[:160_000], encoding="utf-8")
     sources = {"packages": ladder_text.versions(state / "packages"), "training tokens": tokens}
     (state / "sources.json").write_text(json.dumps(sources, indent=2) + "\n", encoding="utf-8")
+
+
+def make_model(folder: Path, texts: list[str]) -> None:
+    """Write the tokenizer, trained on the texts, and the untrained model."""
+    bpe = tokenizers.ByteLevelBPETokenizer()
+    bpe.train_from_iterator(texts, vocab_size=SHAPE["vocab_size"], special_tokens=[END], show_progress=False)
+    names = {"bos_token": END, "eos_token": END, "pad_token": END}
+    names["model_max_length"] = SHAPE["max_position_embeddings"]
+    transformers.PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **names).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SHAPE)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
 
 def train(state: Path, until: int, plan: Plan = Plan(), stop: Callable[[], bool] = lambda: False) -> bool:  # noqa: B008
@@ -96,10 +107,11 @@ def train_until_told(state: Path, until: int) -> bool:
             signal.signal(number, handler)
 
 
-def export(state: Path, rung: int, output: Path) -> None:
-    """Write a rung as a checkpoint in bf16, with its tokenizer and texts, and print its perplexities."""
+def export(state: Path, rung: int | None, output: Path) -> None:
+    """Write a rung, or the main run, as a checkpoint in bf16 with its tokenizer and texts; print its perplexities."""
     run = Training(state, Plan())
-    run.load(state / f"rung-{rung}.safetensors")
+    run.load(state / ("main.safetensors" if rung is None else f"rung-{rung}.safetensors"))
+    run.model.config.training_steps = run.step
     tokenizer = transformers.AutoTokenizer.from_pretrained(state / "model")
     run.model.to(torch.bfloat16).save_pretrained(output)
     tokenizer.save_pretrained(output)
@@ -118,17 +130,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("prepare", "train", "export"):
         command = commands.add_parser(name)
         command.add_argument("--state", type=Path, required=True, help="the folder of the run")
+        if name == "prepare":
+            command.add_argument("--start", type=Path, help="an exported main run to go on from")
         if name == "train":
             command.add_argument("--until", type=int, default=100, help="the last rung (default: 100)")
         if name == "export":
-            command.add_argument("--rung", type=int, required=True, help="tokens per parameter")
+            command.add_argument("--rung", type=int, help="tokens per parameter (default: the main run as it is)")
             command.add_argument("--output", type=Path, required=True, help="directory to write")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if args.command == "packages":
         print(*ladder_text.package_names())
     elif args.command == "prepare":
-        prepare(args.state)
+        prepare(args.state, args.start)
     elif args.command == "export":
         export(args.state, args.rung, args.output)
     else:

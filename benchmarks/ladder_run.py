@@ -21,19 +21,31 @@ class Plan:
     rungs: tuple[int, ...] = (10, 30, 100, 300)  # training tokens per parameter
     length: int = 256  # tokens of a sequence
     batch: int = 16  # sequences of a step
-    micro: int = 8  # sequences computed at a time
+    micro: int = 4  # sequences computed at a time
     rate: float = 2e-3
     warmup: int = 500  # steps
     minutes: float = 10  # of training between two writes of the state
     told: int = 50  # steps between two lines of the log
 
 
+def multiplies_bf16() -> bool:
+    """Return True if the processor has instructions that multiply bfloat16."""
+    information = Path("/proc/cpuinfo")
+    return information.exists() and "avx512_bf16" in information.read_text()
+
+
 class Training:
-    """A model, its optimizer and the number of steps it has made."""
+    """A model, its optimizer and the number of steps it has made.
+
+    Weights and moments are float32. Products are bfloat16 where the processor multiplies it. Eager attention is faster
+    than torch's fused one for heads of 32 dimensions.
+    """
 
     def __init__(self, state: Path, plan: Plan):
-        self.plan, self.step = plan, 0
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(state / "model", dtype=torch.float32)
+        load, kind = transformers.AutoModelForCausalLM.from_pretrained, {"dtype": torch.float32}
+        self.plan, self.model = plan, load(state / "model", attn_implementation="eager", **kind)
+        self.step = self.began = getattr(self.model.config, "training_steps", 0)
+        self.autocast = torch.autocast("cpu", torch.bfloat16, enabled=multiplies_bf16())
         self.parameters = dict(self.model.named_parameters())  # each once, though two places share the embedding
         matrices = [p for p in self.parameters.values() if p.ndim > 1]
         vectors = [p for p in self.parameters.values() if p.ndim == 1]
@@ -51,7 +63,7 @@ class Training:
     def load(self, path: Path) -> None:
         """Take weights, moments and step from a file."""
         with safe_open(path, "pt") as file:
-            self.step = int(file.metadata()["step"])
+            self.step, self.began = (int(file.metadata()[key]) for key in ("step", "began"))
             for name, parameter in self.parameters.items():
                 parameter.data.copy_(file.get_tensor(f"weight.{name}"))
                 keys = ("step", "exp_avg", "exp_avg_sq")
@@ -63,7 +75,7 @@ class Training:
         for name, parameter in self.parameters.items():
             tensors |= {f"{key}.{name}": value for key, value in self.optimizer.state[parameter].items()}
         new = path.with_suffix(".new")
-        save_file(tensors, new, {"step": str(self.step)})
+        save_file(tensors, new, {"step": str(self.step), "began": str(self.began)})
         with new.open("rb") as file:
             os.fsync(file.fileno())
         new.replace(path)
@@ -73,10 +85,8 @@ class Training:
         per_epoch = len(self.windows) // self.plan.batch
         epoch, position = divmod(self.step, per_epoch)
         if epoch != self.epoch:
-            self.epoch, self.order = (
-                epoch,
-                torch.randperm(len(self.windows), generator=torch.Generator().manual_seed(epoch)),
-            )
+            generator = torch.Generator().manual_seed(epoch)
+            self.epoch, self.order = epoch, torch.randperm(len(self.windows), generator=generator)
         chosen = self.order[position * self.plan.batch :][: self.plan.batch]
         return self.windows[chosen].long()
 
@@ -88,10 +98,12 @@ class Training:
         ids, total = self.batch(), 0.0
         predictions = len(ids) * (self.plan.length - 1)
         for rows in ids.split(self.plan.micro):
-            hidden = self.model.model(rows, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+            with self.autocast:
+                hidden = self.model.model(rows, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
             cut = hidden.detach().requires_grad_()
             for states, targets in zip(cut.split(512), rows[:, 1:].flatten().split(512)):
-                logits = self.model.lm_head(states)
+                with self.autocast:
+                    logits = self.model.lm_head(states).float()
                 loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / predictions
                 loss.backward()
                 total += loss.item()
@@ -115,7 +127,7 @@ class Training:
         written = told = time.monotonic()
         losses: list[float] = []
         while self.step < end and not stop():
-            rate = self.plan.rate * min(1, (self.step + 1) / self.plan.warmup)
+            rate = self.plan.rate * min(1, (self.step - self.began + 1) / self.plan.warmup)
             losses.append(self.learn(rate * (last - self.step) / (last - leaves) if decay else rate))
             now = time.monotonic()
             if len(losses) == self.plan.told:

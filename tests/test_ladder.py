@@ -104,6 +104,25 @@ def test_killed_while_it_writes(tmp_path, modules, expected, monkeypatch):
     assert_same(state, expected)
 
 
+def test_goes_on_elsewhere(tmp_path, modules, expected):
+    """A run that starts from an exported one takes its weights and its step, and warms up once more."""
+    _, run = modules
+    plan, state = run.Plan(**SETTINGS), prepared(tmp_path)
+    first = run.Training(expected, plan)
+    first.load(expected / "rung-1.safetensors")
+    first.model.config.training_steps = first.step
+    first.model.to(torch.bfloat16).save_pretrained(state / "model")
+    second = run.Training(state, plan)
+    assert second.step == first.step
+    assert all(torch.equal(second.parameters[name], weight.float()) for name, weight in first.parameters.items())
+    rates = []
+    learn = second.learn
+    second.learn = lambda rate: rates.append(rate) or learn(rate)
+    assert second.advance(state / "main.safetensors", 4, lambda: len(rates) == 3) is False
+    assert rates == [pytest.approx(plan.rate * step / plan.warmup) for step in (1, 2, 3)]
+    assert content(state / "main.safetensors")[1] == {"step": str(first.step + 3), "began": str(first.step)}
+
+
 def test_one_at_a_time(tmp_path, modules, capsys):
     with (prepared(tmp_path) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -129,6 +148,6 @@ def test_told_to_stop(tmp_path, modules, expected, monkeypatch):
         patch.setattr(run.Training, "learn", told)
         assert ladder.main(["train", "--state", str(state), "--until", "2"]) == 1
     assert signal.getsignal(signal.SIGTERM) is handler
-    assert content(state / "main.safetensors")[1] == {"step": "1"}
+    assert content(state / "main.safetensors")[1] == {"step": "1", "began": "0"}
     assert ladder.main(["train", "--state", str(state), "--until", "2"]) == 0
     assert_same(state, expected)
