@@ -13,7 +13,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .config_fields import EFFORTS, ConfigFields, arguments
 from .formats.codebooks import BITS
-from .methods import RECONSTRUCT, Methods, make_method
+from .methods import RECONSTRUCT, Methods
 from .registry import parse_method
 from .saliency import SALIENCIES
 from .sparsity.masks import ColumnPattern
@@ -173,8 +173,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         """
         filled = self._filled()
         return Methods(
-            make_method(SALIENCIES, filled["saliency"], "saliency_args", self.saliency_args),
-            make_method(TOPUPS, filled["topup"], "topup_args", self.topup_args),
+            SALIENCIES.make(filled["saliency"], "saliency_args", self.saliency_args),
+            TOPUPS.make(filled["topup"], "topup_args", self.topup_args),
             None if self.pattern is None else ColumnPattern.parse(self.pattern),
             self.reconstruct,
         )
@@ -259,23 +259,15 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"The recipe {str(path)!r} does not exist: check its path.")
     try:
-        found = _parse(path.read_bytes().decode("utf-8"), path.suffix.lower())
-    except ValueError as error:  # of json, of yaml, and of text that is not UTF-8
+        text = path.read_bytes().decode("utf-8")
+        found = yaml.safe_load(text) if path.suffix.lower() in YAML else json.loads(text)
+    except (ValueError, yaml.YAMLError) as error:  # a ValueError of json and of text that is not UTF-8
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if isinstance(found, dict) and isinstance(found.get("config"), dict):
         found = found["config"]
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ValueError(f"{path} holds no fields of the config: expected a mapping, such as sparsity: 0.7.")
     return found
-
-
-def _parse(text: str, suffix: str) -> Any:
-    if suffix not in YAML:
-        return json.loads(text)
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(error) from error
 
 
 def _as_arguments(name: str, values: Any) -> dict[str, Any]:

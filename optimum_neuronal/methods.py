@@ -1,15 +1,11 @@
-"""The methods that a config names: made of names and hyper-parameters in one place, and carried from there."""
+"""The methods of a prune, and the rules for which of them go together."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from .model.projections import Decoder
-from .registry import Registry
 from .saliency import Saliency
 from .sparsity.masks import ColumnPattern
 from .topup import TopUp
-from .validation import did_you_mean
 
 
 RECONSTRUCT = ("dense", "block")
@@ -23,7 +19,7 @@ class Methods:
         saliency ([`Saliency`]): scores the weights.
         topup ([`TopUp`]): decides where the sparsity goes.
         pattern ([`ColumnPattern`], *optional*): the N:M pattern. None: zeros may lie anywhere in a row.
-        reconstruct (`str`, *optional*): what outputs are brought near to, of `RECONSTRUCT`. None: as the saliency says.
+        reconstruct (`str`, *optional*): outputs that weights are fitted to, of `RECONSTRUCT`. None: as the saliency says.
     """
 
     saliency: Saliency
@@ -33,22 +29,22 @@ class Methods:
 
     @property
     def needs_dense_stream(self) -> bool:
-        """Whether weights are brought near to what the dense model computes, whose stream then runs beside."""
+        """True if weights are fitted to the outputs of the dense model, whose stream then runs beside."""
         saliency = self.saliency
         return saliency.updates_weights and (self.reconstruct or saliency.reconstruct) == "dense"
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether saliency or top-up look at activations."""
+        """True if saliency or top-up look at activations."""
         return self.saliency.uses_activations or self.topup.uses_calibration or self.topup.refines
 
     def suited_to(self, decoder: Decoder) -> "Methods":
-        """The methods as they can serve a model, see [`TopUp.suited_to`]. Raises `ValueError` if they cannot."""
+        """Return the methods that serve a model, see [`TopUp.suited_to`]. Raise `ValueError` if they cannot."""
         self.topup.check(decoder)
         return replace(self, topup=self.topup.suited_to(decoder))
 
     def check_together(self, sparsity: float | None) -> None:
-        """Raises `ValueError` if saliency, top-up, pattern and sparsity do not go together.
+        """Raise `ValueError` if saliency, top-up, pattern and sparsity do not go together.
 
         Args:
             sparsity (`float`, *optional*): share of the weights to prune, in [0, 1). None: not known yet, and no pattern's.
@@ -80,27 +76,3 @@ class Methods:
             )
         if abs(sparsity - pattern.sparsity) > 1e-6:
             raise ValueError(f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {sparsity}.")
-
-
-def make_method(registry: Registry, name: str, argument: str, values: Mapping[str, Any]) -> Any:
-    """One method with its hyper-parameters.
-
-    Args:
-        registry ([`Registry`]): of the methods of its kind.
-        name (`str`): of the method.
-        argument (`str`): what the caller calls the hyper-parameters, for messages: `"topup_args"`.
-        values (`Mapping[str, Any]`): hyper-parameter -> value; those that are absent keep their defaults.
-
-    Raises:
-        `ValueError`: there is no such method or hyper-parameter, or the method refuses a value.
-    """
-    method = registry.get(name)
-    known = [entry.name for entry in fields(method)]
-    for key in values:
-        if key not in known:
-            names = ", ".join(known) or "none"
-            raise ValueError(
-                f"{argument} holds {key!r}, which the {registry.kind} {name!r} does not have. Known: {names}."
-                f"{did_you_mean(key, known)}"
-            )
-    return method(**values)

@@ -2,20 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from optimum.quantization_base import OptimumQuantizer
-from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.own_files import check_not_own
-from .checkpoint.packed_size import PackedSize
 from .checkpoint.safe_files import load_checkpoint
 from .checkpoint.saving import check_format, check_saveable, check_space, push_pruned, save_pruned
-from .checkpoint.sparsity_config import KEY
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .evaluation.perplexity import evaluate_perplexity, load_windows
@@ -25,9 +23,9 @@ from .files.records import WorkDirectory, work_directory
 from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
-from .pruning.context import Clock, PruneContext, alone_with, check, check_memory, open_records
+from .pruning.context import Clock, PruneContext, alone_with, check, open_records
 from .pruning.prune import prune_model
-from .pruning.reporting import expected_size, pruned_size
+from .pruning.reporting import PrunedModels, expected_size
 from .report import PruningReport
 from .system.machine import default_device, reset_peak_memory
 from .system.processes import Processes
@@ -63,7 +61,7 @@ class NeuronALPruner(OptimumQuantizer):
         self._given = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self._last: PreTrainedTokenizerBase | None = None
         self._tokenizers: WeakKeyDictionary[PreTrainedModel, PreTrainedTokenizerBase] = WeakKeyDictionary()
-        self._pruned: WeakKeyDictionary[PreTrainedModel, _PrunedModel] = WeakKeyDictionary()
+        self._pruned = PrunedModels()
         self.report: PruningReport | None = None
         self.model: PreTrainedModel | None = None
 
@@ -134,7 +132,7 @@ class NeuronALPruner(OptimumQuantizer):
             work_dir (`str` or `Path`, *optional*): as for [`~NeuronALPruner.prune`]; removed when the model is saved.
             evaluate (`Sequence` or `dict`):
                 Test sets, each as for [`evaluate_perplexity`], or name -> test set: perplexities before and after the prune
-                are measured on them, and told by the report and the model card. They are read before the work starts.
+                are measured on them; report and model card show them. They are read before the work starts.
             format (`str`): as for [`~NeuronALPruner.save`].
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
         """
@@ -144,7 +142,6 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         model, tests = self.model, name_test_sets(evaluate)
         check_format(format, self.config.embedding_bits)
-        check_memory(batch_size, max_hidden_bytes)
         check_saveable(model)
         check_not_own(model, save_dir)
         if work_dir is not None:
@@ -153,9 +150,11 @@ class NeuronALPruner(OptimumQuantizer):
             context = check(model, self.config, batch_size, max_hidden_bytes)
             check_space(model, save_dir, expected_size(context), format)
             windows = {name: load_windows(model.config, self.tokenizer, test) for name, test in tests.items()}
-            before = _perplexities(model, windows)
-            report = self._prune(context, dataset, folder)
-            after = _perplexities(model, windows)
+
+            def measure() -> dict[str, float]:
+                return {name: evaluate_perplexity(model, None, ids) for name, ids in windows.items()}
+
+            before, report, after = measure(), self._prune(context, dataset, folder), measure()
             evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
             self._remember(context, replace(report, evaluation=evaluation))
             self.save(model, save_dir, format)
@@ -197,7 +196,7 @@ class NeuronALPruner(OptimumQuantizer):
                 needed; changes memory and speed, not the result. None: they stay on the device.
 
         Returns:
-            `PreTrainedModel`: the same model. `model.config.sparsity_config` tells how it was pruned.
+            `PreTrainedModel`: the same model. `model.config.sparsity_config` records how it was pruned.
 
         Raises:
             `ValueError`, `TypeError`: the model, the data and the config do not fit; the message says what to do.
@@ -205,7 +204,6 @@ class NeuronALPruner(OptimumQuantizer):
             `BlockingIOError`: another prune uses the work directory; the message says which process.
             `RuntimeError`: another thread prunes the model.
         """
-        check_memory(batch_size, max_hidden_bytes)
         with work_directory(work_dir) as folder, alone_with(model):
             self._prune(check(model, self.config, batch_size, max_hidden_bytes), dataset, folder)
         return model
@@ -217,11 +215,7 @@ class NeuronALPruner(OptimumQuantizer):
         context = replace(context, calibration=self._draw(context.model, dataset), clock=clock)
         clock.lap("calibration data")
         context = replace(context, records=open_records(folder, context.decoder, self.config, context.ids))
-
-        def remember(report: PruningReport) -> None:
-            self._remember(context, report)
-
-        return prune_model(context, remember)
+        return prune_model(context, partial(self._remember, context))
 
     def draw_calibration(
         self, model: PreTrainedModel, dataset: Any = None, revision: str | None = None
@@ -240,10 +234,8 @@ class NeuronALPruner(OptimumQuantizer):
 
     def _draw(self, model: PreTrainedModel, dataset: Any, revision: str | None = None) -> CalibrationSet | None:
         """Return the calibration sequences. Keep the tokenizer that was loaded for them, to be saved with the model."""
-        tokenizer = self._given or self._tokenizers.get(model)
-        if isinstance(dataset, CalibrationSet):
-            calibration: CalibrationSet | None = dataset
-        else:
+        tokenizer, calibration = self._given or self._tokenizers.get(model), dataset
+        if not isinstance(dataset, CalibrationSet):
             calibration = draw_calibration(model, self.config, tokenizer, dataset, revision)
         self._keep_tokenizer(model, tokenizer or (calibration.tokenizer if calibration is not None else None))
         return calibration
@@ -256,22 +248,19 @@ class NeuronALPruner(OptimumQuantizer):
     def save(self, model: PreTrainedModel, directory: str | Path, format: str | None = None) -> None:
         """Save a model that this pruner pruned, with tokenizer, report and model card. See [`save_pruned`].
 
-        Of several processes, the first one saves.
-
         Args:
             model (`PreTrainedModel`): pruned by this pruner.
-            directory (`str` or `Path`): where to; created if missing.
+            directory (`str` or `Path`): where to; created if missing. Of several processes, the first one writes.
             format (`str`, *optional*):
                 `"dense"`: ordinary safetensors with zeros; or `"packed"`: the non-zero values and bitmasks, which load in
                 processes that have imported this package (docs/format.md). None: packed if the model computes with packed
                 weights, else dense.
 
         Raises:
-            `ValueError`: this pruner did not prune the model, or another one did so since; or there is no such format, or
-                it cannot hold embeddings of 8 bits.
+            `ValueError`: this pruner did not prune the model, or another one did so since; or the format does not fit.
             `FileExistsError`: the model was read from this directory, and would take the place of its dense weights.
         """
-        pruned = self._find(model)
+        pruned = self._pruned.find(model)
         check_not_own(model, directory)
         processes = Processes.current()
         if processes.rank == 0:
@@ -280,7 +269,7 @@ class NeuronALPruner(OptimumQuantizer):
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:
         """Publish a model that this pruner pruned. Arguments and return value: see [`push_pruned`]."""
-        pruned = self._find(model)
+        pruned = self._pruned.find(model)
         return push_pruned(model, repo_id, pruned.report, pruned.size, self._given or pruned.tokenizer, **kwargs)
 
     def __repr__(self) -> str:
@@ -305,39 +294,5 @@ class NeuronALPruner(OptimumQuantizer):
 
     def _remember(self, context: PruneContext, report: PruningReport) -> None:
         """Keep the report of a model that was pruned."""
-        self.report, model = report, context.model
-        size, sparsity_config = pruned_size(context.decoder, report), getattr(model.config, KEY)
-        self._pruned[model] = _PrunedModel(report, size, sparsity_config, self._tokenizers.get(model))
-
-    def _find(self, model: PreTrainedModel) -> "_PrunedModel":
-        """Return what is known of a model that was pruned here, or of the one that it is a copy of.
-
-        Raises:
-            `ValueError`: it was not pruned here, or was pruned otherwise since.
-            `TypeError`: it is no model.
-        """
-        if self.report is None:
-            raise ValueError("This pruner has pruned nothing yet: call prune(model) first.")
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"Expected the model that prune(model) returned, got {type(model).__name__}.")
-        sparsity_config, own = getattr(getattr(model, "config", None), KEY, None), self._pruned.get(model)
-        for pruned in reversed(list(self._pruned.values())) if own is None else [own]:
-            if pruned.sparsity_config == sparsity_config:
-                return pruned
-        raise ValueError(
-            "The model is not as this pruner has left it, so that its report and model card would be wrong: save what "
-            "prune(model) returned; or use model.save_pretrained(directory), which writes the weights alone."
-        )
-
-
-class _PrunedModel(NamedTuple):
-    """A model that was pruned: its report, its size, its config's `sparsity_config`, and its own tokenizer."""
-
-    report: PruningReport
-    size: PackedSize
-    sparsity_config: Mapping[str, Any]
-    tokenizer: PreTrainedTokenizerBase | None
-
-
-def _perplexities(model: PreTrainedModel, windows: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    return {name: evaluate_perplexity(model, None, ids) for name, ids in windows.items()}
+        self.report = report
+        self._pruned.add(context, report, self._tokenizers.get(context.model))

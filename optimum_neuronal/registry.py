@@ -5,7 +5,8 @@ import importlib
 import pkgutil
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 from .validation import did_you_mean
@@ -34,7 +35,7 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _outside_brackets(text: str) -> list[str]:
-    """Parts between those commas that stand in no brackets and no quotation marks."""
+    """Return the parts between commas; a comma in brackets or quotation marks separates none."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if character in "'\"":
@@ -50,13 +51,13 @@ def _outside_brackets(text: str) -> list[str]:
 class Registry(Generic[Method]):
     """Methods of one kind, registered by a decorator and found by name.
 
-    Every module of `package` is imported at the first look-up, so a method is added by adding its file, and a user's
-    own by decorating a class anywhere before it is asked for.
+    Every module of `package` is imported at the first look-up, so a method is added by adding its file. A user adds one
+    by decorating a class before it is asked for.
 
     Args:
-        kind (`str`): what the methods are, for error messages: `"saliency"`.
+        kind (`str`): name of the kind for error messages: `"saliency"`.
         package (`str`): the dotted name of the package whose modules hold the methods.
-        base (`type`): what every method derives from.
+        base (`type`): the class that every method derives from.
     """
 
     def __init__(self, kind: str, package: str, base: type = object):
@@ -67,11 +68,11 @@ class Registry(Generic[Method]):
         self._discovered = False
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Class decorator: makes the class known as `name`. To run a class statement again replaces the class.
+        """Return a class decorator that registers a class as `name`. A class statement that runs again replaces its class.
 
         Raises:
-            `ValueError`: the name is taken, or could not be told from a hyper-parameter in `NAME:KEY=VALUE`.
-            `TypeError`: the name is no text, or what is decorated is no class of such methods.
+            `ValueError`: the name is taken, or has other characters than `NAME:KEY=VALUE` allows.
+            `TypeError`: the name is no text, or the class does not derive from `base`.
         """
         if not isinstance(name, str):
             raise TypeError(f"A {self.kind} was registered as {name!r}: expected a name, as in @register('my-own').")
@@ -95,7 +96,7 @@ class Registry(Generic[Method]):
         return decorate
 
     def names(self) -> list[str]:
-        """All registered names, sorted."""
+        """Return all registered names, sorted."""
         self._discover()
         return sorted(self._classes)
 
@@ -109,6 +110,27 @@ class Registry(Generic[Method]):
             raise ValueError(f"Unknown {self.kind} {name!r}.{hint} Known: {', '.join(known)}.")
         return self._classes[name]
 
+    def make(self, name: str, argument: str, values: Mapping[str, Any]) -> Method:
+        """Return a method with its hyper-parameters.
+
+        Args:
+            name (`str`): of the method.
+            argument (`str`): the caller's name of the hyper-parameters, for messages: `"topup_args"`.
+            values (`Mapping[str, Any]`): hyper-parameter -> value; the others keep their defaults.
+
+        Raises:
+            `ValueError`: there is no such method or hyper-parameter, or the method refuses a value.
+        """
+        method: Any = self.get(name)
+        known = [entry.name for entry in fields(method)]
+        for key in values:
+            if key not in known:
+                raise ValueError(
+                    f"{argument} holds {key!r}, which the {self.kind} {name!r} does not have. Known: "
+                    f"{', '.join(known) or 'none'}.{did_you_mean(key, known)}"
+                )
+        return method(**values)
+
     def _discover(self) -> None:
         if not self._discovered:
             for module in pkgutil.iter_modules(sys.modules[self.package].__path__):
@@ -117,5 +139,5 @@ class Registry(Generic[Method]):
 
 
 def _place(cls: type) -> tuple[str, str]:
-    """Where a class is defined: a class statement that runs again makes another class of the same place."""
+    """Return the module and name of a class: equal for all classes that one class statement makes."""
     return cls.__module__, cls.__qualname__

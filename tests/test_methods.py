@@ -1,7 +1,7 @@
 import pytest
 
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.methods import Methods, make_method
+from optimum_neuronal.methods import Methods
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.ria import RIA
@@ -118,6 +118,6 @@ def test_an_unknown_hyper_parameter_is_told_with_those_that_are_known():
     with pytest.raises(
         ValueError, match=r"saliency_args holds 'powr', .* 'ria' does not .* Known: power\. Did you mean"
     ):
-        make_method(SALIENCIES, "ria", "saliency_args", {"powr": 1.0})
+        SALIENCIES.make("ria", "saliency_args", {"powr": 1.0})
     with pytest.raises(ValueError, match=r"the top-up 'uniform' does not have\. Known: none\.$"):
-        make_method(TOPUPS, "uniform", "topup_args", {"lam": 1.0})
+        TOPUPS.make("uniform", "topup_args", {"lam": 1.0})

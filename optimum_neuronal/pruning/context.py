@@ -148,6 +148,7 @@ def check(
     Raises:
         `ValueError`, `TypeError`: this model cannot be pruned as the config says; the message says what to do.
     """
+    check_memory(batch_size, max_hidden_bytes)
     context = check_structure(model, config)
     check_weights(context.decoder.projections)
     if config.embedding_bits is not None:

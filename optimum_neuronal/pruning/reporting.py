@@ -4,10 +4,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoint.packed_size import PackedSize, packed_size
+from ..checkpoint.sparsity_config import KEY
 from ..engine.offload import BlockLoader
 from ..model.projections import Decoder
 from ..report import PruningReport, versions
@@ -54,6 +59,49 @@ def make_report(
         roundings={name: asdict(rounding) for name, rounding in outcome.roundings.items()},
         head_roundings=dict(head_roundings or {}),
     )
+
+
+class PrunedModel(NamedTuple):
+    """A model that was pruned: its report, its size, its config's `sparsity_config`, and its own tokenizer."""
+
+    report: PruningReport
+    size: PackedSize
+    sparsity_config: Mapping[str, Any]
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+class PrunedModels:
+    """The models that a pruner has pruned, as long as they exist."""
+
+    def __init__(self) -> None:
+        self._found: WeakKeyDictionary[PreTrainedModel, PrunedModel] = WeakKeyDictionary()
+        self._pruned_any = False
+
+    def add(self, context: PruneContext, report: PruningReport, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Add the model of a context, or replace its entry."""
+        model, size = context.model, pruned_size(context.decoder, report)
+        self._pruned_any = True
+        self._found[model] = PrunedModel(report, size, getattr(model.config, KEY), tokenizer)
+
+    def find(self, model: nn.Module) -> PrunedModel:
+        """Return the entry of a model, or of the model that it is a copy of.
+
+        Raises:
+            `ValueError`: it was not pruned by this pruner, or was pruned otherwise since.
+            `TypeError`: it is no model.
+        """
+        if not self._pruned_any:
+            raise ValueError("This pruner has pruned nothing yet: call prune(model) first.")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Expected the model that prune(model) returned, got {type(model).__name__}.")
+        sparsity_config, own = getattr(getattr(model, "config", None), KEY, None), self._found.get(model)
+        for pruned in reversed(list(self._found.values())) if own is None else [own]:
+            if pruned.sparsity_config == sparsity_config:
+                return pruned
+        raise ValueError(
+            "The model is not as this pruner has left it, so that its report and model card would be wrong: save what "
+            "prune(model) returned; or use model.save_pretrained(directory), which writes the weights alone."
+        )
 
 
 def expected_size(context: PruneContext) -> PackedSize:
