@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import linear
 
 from ..compat import transformers as internals
-from ..model.architectures import MLP_ENTRIES, is_gated
+from ..model.architectures import MLP_ENTRIES
 from ..model.projections import Block, Experts, Projection
 from .calls import Call, first_output, keep_shared, replaced_forward, restore_shared, to_device
 from .statistics import SquaredNorms, record_inputs
@@ -151,7 +151,7 @@ class RecordingExperts:
         """Return an expert's output for its inputs, (n, hidden size), the tokens `rows` of a sequence of `tokens`."""
         self._record(self.up[expert], inputs, rows, tokens)
         inner = self._project(self.up[expert], inputs)
-        inner = internals.activate(self.module, inner, gated=is_gated(self.up[expert].role))
+        inner = internals.activate(self.module, inner, gated=self.up[expert].role != "up")
         self._record(self.down[expert], inner, rows, tokens)
         if self.skips_down or not len(rows):
             return None

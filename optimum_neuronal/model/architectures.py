@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..validation import check_flag
+
 
 NEXT_BLOCK, MLP = "next block", "mlp"  # fed by rows that feed no projection of the same module
 
@@ -75,20 +77,6 @@ _NAMES: dict[str | None, tuple[str, ...]] = {
 DEFAULT_ROLES: dict[str, str | None] = {name: role for role, names in _NAMES.items() for name in names}
 
 
-def _check_types(architecture: "Architecture") -> None:
-    """Raise `TypeError` for fields of a wrong type."""
-    roles, parallel = architecture.roles, architecture.parallel
-    if not isinstance(roles, Mapping) or not all(isinstance(name, str) for name in roles):
-        raise TypeError(f"roles is {roles!r}: expected names of projections -> roles, such as {{'q_proj': 'query'}}.")
-    names = isinstance(parallel, tuple) and all(isinstance(name, str) for name in parallel)
-    if not (isinstance(parallel, bool) or names):
-        raise TypeError(f"parallel is {parallel!r}: expected True, False, or a tuple of names of config fields.")
-    if not isinstance(architecture.stacked_experts, bool):
-        raise TypeError(f"stacked_experts is {architecture.stacked_experts!r}: expected True or False.")
-    if architecture.blocks is not None and not (isinstance(architecture.blocks, str) and architecture.blocks):
-        raise TypeError(f"blocks is {architecture.blocks!r}: expected the name of a module, such as 'model.layers'.")
-
-
 @dataclass(frozen=True)
 class Architecture:
     """The differences of a model family from the default.
@@ -113,8 +101,16 @@ class Architecture:
     blocks: str | None = None
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        for name, role in self.roles.items():
+        roles, parallel, blocks = self.roles, self.parallel, self.blocks
+        if not isinstance(roles, Mapping) or not all(isinstance(name, str) for name in roles):
+            raise TypeError(f"roles is {roles!r}: expected projection -> role, such as {{'q_proj': 'query'}}.")
+        names = isinstance(parallel, tuple) and all(isinstance(name, str) for name in parallel)
+        if not (isinstance(parallel, bool) or names):
+            raise TypeError(f"parallel is {parallel!r}: expected True, False, or a tuple of names of config fields.")
+        check_flag("stacked_experts", self.stacked_experts)
+        if blocks is not None and not (isinstance(blocks, str) and blocks):
+            raise TypeError(f"blocks is {blocks!r}: expected the name of a module, such as 'model.layers'.")
+        for name, role in roles.items():
             if role is not None and role not in FEEDS:
                 raise ValueError(f"Projection {name!r} has the role {role!r}: expected one of {', '.join(FEEDS)}.")
 
@@ -156,16 +152,6 @@ _ARCHITECTURES = {
 def is_of_experts(role: str | None, ndim: int) -> bool:
     """Return True if a weight of this role and number of dimensions holds all experts of a layer: (experts, ., .)."""
     return ndim == 3 and (role == "down" or role in MLP_ENTRIES)
-
-
-def with_gates_in_turns(role: str) -> str:
-    """Return the role of an experts' weight in which the rows of gate and up, if it holds both, take turns."""
-    return "interleaved_gate_up" if role == "gate_up" else role
-
-
-def is_gated(role: str) -> bool:
-    """Return True if an expert's first weight, of this role, also makes the gates."""
-    return role != "up"
 
 
 def experts_per_token(config: Any) -> int | None:

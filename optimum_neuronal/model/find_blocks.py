@@ -8,7 +8,7 @@ from torch import nn
 from transformers import Conv1D, PreTrainedModel
 
 from ..compat import transformers as internals
-from .architectures import Architecture, find_architecture, is_of_experts, with_gates_in_turns
+from .architectures import Architecture, find_architecture, is_of_experts
 from .projections import Block, Decoder, Experts, Projection
 from .weight_names import with_stars
 
@@ -85,9 +85,7 @@ class Recorded:
         self._unseen["projections"].discard(kind)
         return place not in self._left_out
 
-    def targets_it(self, name: str) -> bool:
-        """Return True if the projection is named."""
-        return self.takes(name)
+    targets_it = takes
 
     def ignores(self, name: str) -> bool:
         """Return True if the projection was left out."""
@@ -220,7 +218,7 @@ def _find_projections(
     if isinstance(module, (nn.Linear, Conv1D)) and (role or (not known and wanted.targets_it(named))):
         return [Projection(full, role, module, wanted.takes(full), transposed=isinstance(module, Conv1D))]
     if is_of_experts(role, weight.ndim):
-        role = with_gates_in_turns(role) if internals.gates_in_turns(module) else role
+        role = "interleaved_gate_up" if role == "gate_up" and internals.gates_in_turns(module) else role
         transposed = internals.is_transposed(module, default=architecture.stacked_experts)
         names = [f"{full}.{index}.{key}" for index in range(len(weight))]
         return [

@@ -36,17 +36,18 @@ def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> Pr
     Raises:
         `ValueError`: a kind of model that cannot be pruned, or a class that transformers does not have; no weight is read.
     """
-    loader, _ = _find_loader(model_or_path, model_kwargs)
+    loader, _ = _checked_loader(model_or_path, model_kwargs)
     return loader.from_pretrained(model_or_path, **model_kwargs)
 
 
-def _find_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tuple[type, PreTrainedConfig]:
-    """Return the class that loads a checkpoint's model, and its config."""
+def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tuple[type, PreTrainedConfig]:
+    """Return the class that loads a checkpoint's model, and its config. Raise `ValueError` if it cannot be pruned."""
     config = kwargs.get("config")
     if config is None:
         config = AutoConfig.from_pretrained(model_or_path, **_for_configs(kwargs))
     loader = find_loader(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
-    check_kind(model_class(loader, config), config)
+    own = issubclass(loader, PreTrainedModel)
+    check_kind(loader if own else _made_by(loader.__name__, config), config)
     return loader, config
 
 
@@ -66,15 +67,17 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
     Raises:
         `ValueError`: no floating dtype; and the errors of [`load_model`].
     """
-    loader, config = _find_loader(model_or_path, config_kwargs)
+    loader, config = _checked_loader(model_or_path, config_kwargs)
     if dtype == "auto":
         dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
     known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(known, torch.dtype) or not known.is_floating_point:
         raise ValueError(f"dtype is {dtype!r}: expected 'auto', 'float32', 'bfloat16' or 'float16'.")
-    trust_remote_code = config_kwargs.get("trust_remote_code", False)
     with torch.device("meta"):
-        return build(loader, config, dtype=known, trust_remote_code=trust_remote_code)
+        if issubclass(loader, PreTrainedModel):
+            return internals.from_config(loader, config, dtype=known)
+        trusted = config_kwargs.get("trust_remote_code", False)
+        return loader.from_config(config, dtype=known, trust_remote_code=trusted)
 
 
 def load_streamed(
@@ -171,7 +174,7 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
         trust_remote_code (`bool`): True to prefer a class that comes with the model.
 
     Returns:
-        `type`: with `from_pretrained`; see [`build`] for a model without weights.
+        `type`: an Auto class or a `PreTrainedModel`.
 
     Raises:
         `ValueError`: the config names a class that transformers does not have.
@@ -179,8 +182,10 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
     architecture = architecture or next(iter(config.architectures or []), None)
     if trust_remote_code and (remote := _remote_loader(config, architecture)):
         return remote
-    for name in _auto_classes(config):
-        if architecture is not None and getattr(_made_by(name, config), "__name__", None) == architecture:
+    is_text = config.get_text_config(decoder=True) is config
+    for name in PIPELINE_TAGS:
+        suits = architecture is not None and not (is_text and name in OF_SEVERAL_MODALITIES)
+        if suits and getattr(_made_by(name, config), "__name__", None) == architecture:
             return getattr(transformers, name)
     own = _class_named(architecture)
     if own is not None and isinstance(config, own.config_class or ()):
@@ -205,28 +210,8 @@ def loading_code(model: PreTrainedModel) -> LoadingCode:
     return LoadingCode(loader, TRUSTING if remote else "")
 
 
-def model_class(loader: type, config: PreTrainedConfig) -> type | None:
-    """Return the class that a loader makes of a config; None if it comes with the model."""
-    if issubclass(loader, PreTrainedModel):
-        return loader
-    return _made_by(loader.__name__, config)
-
-
-def build(loader: type, config: PreTrainedConfig, **kwargs) -> PreTrainedModel:
-    """Return a model of a config, without weights of a checkpoint; `kwargs` are `dtype` and `trust_remote_code`."""
-    if issubclass(loader, PreTrainedModel):
-        kwargs.pop("trust_remote_code", None)
-        return internals.from_config(loader, config, **kwargs)
-    return loader.from_config(config, **kwargs)
-
-
-def _auto_classes(config: PreTrainedConfig) -> list[str]:
-    """Return the Auto classes to try; classes of several modalities only if text is one part of the model."""
-    is_text = config.get_text_config(decoder=True) is config
-    return [name for name in PIPELINE_TAGS if not (is_text and name in OF_SEVERAL_MODALITIES)]
-
-
 def _made_by(auto_class: str, config: PreTrainedConfig) -> type | None:
+    """Return the class of models that an Auto class makes of a config; None if it makes none."""
     return internals.made_by(getattr(transformers, auto_class), type(config))
 
 

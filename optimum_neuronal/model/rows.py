@@ -4,7 +4,7 @@ Each role of `architectures.FEEDS` whose rows do not feed features one to one ha
 number of heads follow from two shapes: of the projection, and of the projection that reads its output.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +46,11 @@ def row_groups(role: str, out_features: int, fed_features: int, config) -> list[
         `ValueError`: the shapes do not fit each other.
     """
     try:
-        groups = _LAYOUTS.get(role, _one_to_one)(out_features, fed_features, config)
+        groups = (
+            _LAYOUTS[role](out_features, fed_features, config)
+            if role in _LAYOUTS
+            else _one_to_one_in([torch.arange(out_features)])
+        )
         rows = torch.cat([group.rows for group in groups]).sort().values
         fits = torch.equal(rows, torch.arange(out_features))
         fits = fits and torch.cat([group.features.flatten() for group in groups]).max() + 1 == fed_features
@@ -62,10 +66,6 @@ def row_groups(role: str, out_features: int, fed_features: int, config) -> list[
 
 def _group(rows: torch.Tensor, features: torch.Tensor) -> RowGroup:
     return RowGroup(rows.flatten(), features.reshape(rows.numel(), -1))
-
-
-def _one_to_one(rows: int, fed: int, config) -> list[RowGroup]:
-    return [_group(torch.arange(rows), torch.arange(rows))]
 
 
 def _low_rank(rows: int, fed: int, config) -> list[RowGroup]:
@@ -135,9 +135,9 @@ def _interleaved(rows: int, fed: int, config) -> list[RowGroup]:
     return [_group(groups[:, :-2], heads), _group(groups[:, -2], served), _group(groups[:, -1], served)]
 
 
-def _partitioned(rows: int, fed: int, config) -> list[RowGroup]:
-    parts = torch.arange(rows).view(4, 3, -1)
-    return [_group(parts[:, part], torch.arange(fed)) for part in range(3)]
+def _one_to_one_in(parts: Iterable[torch.Tensor]) -> list[RowGroup]:
+    """Return the groups of parts, each with a row for every feature."""
+    return [_group(part, torch.arange(part.numel())) for part in parts]
 
 
 def _key_and_value(rows: int, fed: int, config) -> list[RowGroup]:
@@ -163,18 +163,6 @@ def _linear_qkv(rows: int, fed: int, config) -> list[RowGroup]:
     return [_group(query, every), _group(key, every), _group(value, values)]
 
 
-def _gated_conv(rows: int, fed: int, config) -> list[RowGroup]:
-    return [_group(part, torch.arange(fed)) for part in torch.arange(rows).view(3, -1)]
-
-
-def _gate_up(rows: int, fed: int, config) -> list[RowGroup]:
-    return [_group(part, torch.arange(len(part))) for part in torch.arange(rows).chunk(2)]
-
-
-def _interleaved_gate_up(rows: int, fed: int, config) -> list[RowGroup]:
-    return [_group(part, torch.arange(len(part))) for part in torch.arange(rows).view(-1, 2).unbind(1)]
-
-
 _LAYOUTS: dict[str, Callable[[int, int, object], list[RowGroup]]] = {
     "query": _query,
     "gated_query": _gated_query,
@@ -182,14 +170,14 @@ _LAYOUTS: dict[str, Callable[[int, int, object], list[RowGroup]]] = {
     "value": _key_or_value,
     "qkv": _contiguous,
     "interleaved_qkv": _interleaved,
-    "partitioned_qvk": _partitioned,
+    "partitioned_qvk": lambda rows, fed, config: _one_to_one_in(torch.arange(rows).view(4, 3, -1).unbind(1)),
     "query_a": _low_rank,
     "kv_a": _low_rank,
     "kv": _key_and_value,
     "mixer": _mixer,
     "qkvz": _qkvz,
     "linear_qkv": _linear_qkv,
-    "gated_conv": _gated_conv,
-    "gate_up": _gate_up,
-    "interleaved_gate_up": _interleaved_gate_up,
+    "gated_conv": lambda rows, fed, config: _one_to_one_in(torch.arange(rows).view(3, -1)),
+    "gate_up": lambda rows, fed, config: _one_to_one_in(torch.arange(rows).chunk(2)),
+    "interleaved_gate_up": lambda rows, fed, config: _one_to_one_in(torch.arange(rows).view(-1, 2).unbind(1)),
 }

@@ -10,10 +10,8 @@ from optimum_neuronal.model.architectures import (
     Architecture,
     experts_per_token,
     find_architecture,
-    is_gated,
     is_of_experts,
     register_architecture,
-    with_gates_in_turns,
 )
 from optimum_neuronal.model.find_blocks import find_decoder
 
@@ -67,11 +65,6 @@ def test_weights_of_experts_are_told_by_role_and_shape():
         projections = [p for block in decoder.blocks for p in block.projections.values() if p.expert is not None]
         assert weights == {p.group for p in projections}
         assert bool(weights) == (family not in ("llama", "lfm2"))
-
-
-def test_gates_of_experts():
-    assert with_gates_in_turns("gate_up") == "interleaved_gate_up" and with_gates_in_turns("up") == "up"
-    assert is_gated("gate_up") and is_gated("interleaved_gate_up") and not is_gated("up")
 
 
 def test_experts_per_token():
