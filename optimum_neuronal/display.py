@@ -5,8 +5,6 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tabulate import tabulate
-
 
 Cell = tuple[int, int]  # row and column, from 0, the header not counted
 
@@ -58,6 +56,8 @@ def _tabulated(
     mark: str = "{}",
     bold: Collection[Cell] = (),
 ) -> str:
+    from tabulate import tabulate  # a start of `optimum-cli` makes no table
+
     cells = [[escape(cell) for cell in row] for row in rows]
     for row, column in bold:
         cells[row][column] = mark.format(cells[row][column])

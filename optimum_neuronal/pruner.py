@@ -16,8 +16,7 @@ from .checkpoint.safe_files import load_checkpoint
 from .checkpoint.saving import check_format, check_saveable, check_space, push_pruned, save_pruned
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
-from .evaluation.perplexity import evaluate_perplexity, load_windows
-from .evaluation.test_sets import name_test_sets
+from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_apart
 from .files.records import WorkDirectory, work_directory
 from .model.check_model import check_model

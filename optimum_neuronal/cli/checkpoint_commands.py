@@ -1,4 +1,4 @@
-"""`optimum-cli neuronal inspect` and `convert`: what they do to checkpoints needs no model. Imports nothing heavy."""
+"""`optimum-cli neuronal inspect` and `convert`, which read and write checkpoints without a model."""
 
 import argparse
 import json
@@ -9,18 +9,20 @@ from optimum.commands.base import CommandInfo
 
 from ..validation import check_embedding_bits
 from .command import Command, write
-from .flags import add_overwrite_flag
+from .flags import add_config_flags, add_json_flag, add_overwrite_flag, given_fields
 
 
 def _add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
-    """Which checkpoint."""
+    """Add the flags that say which checkpoint."""
     parser.add_argument("model", metavar="DIR_OR_ID", help="directory or Hub id of the checkpoint (required)")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub (default: main)")
 
 
 class InspectCommand(Command):
+    """Command that shows how a checkpoint was pruned; its status is 1 if the zeros are not as recorded."""
+
     COMMAND = CommandInfo(
-        name="inspect", help="Tell how a checkpoint was pruned, and verify that its zeros are there."
+        name="inspect", help="Show how a checkpoint was pruned, and verify that its zeros are there."
     )
     USAGE = "DIR_OR_ID [flags]"
     EXAMPLES = ("qwen-sparse", "me/qwen-sparse --revision main --json")
@@ -28,7 +30,7 @@ class InspectCommand(Command):
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
         _add_checkpoint_flags(parser)
-        parser.add_argument("--json", action="store_true", help="print JSON instead of tables (default: no)")
+        add_json_flag(parser)
 
     def work(self) -> None:
         from ..checkpoint.inspecting import inspect_checkpoint
@@ -40,6 +42,8 @@ class InspectCommand(Command):
 
 
 class ConvertCommand(Command):
+    """Command that writes a pruned checkpoint in another format."""
+
     COMMAND = CommandInfo(
         name="convert",
         help="Write a pruned checkpoint packed or dense, the same weights to the bit, or rounded to few.",
@@ -62,22 +66,13 @@ class ConvertCommand(Command):
             "(required)",
         )
         parser.add_argument(
-            "--value-bits",
-            type=int,
-            help="with --format packed: round the kept values to so many bits, 8, 4, 3 or 2 (default: values stay as they are)",
-        )
-        parser.add_argument(
-            "--embedding-bits",
-            type=int,
-            help="with --format packed: round token embeddings and head to so many bits, 8 (default: they stay as they are)",
-        )
-        parser.add_argument(
             "--output", help="directory to write, required with a Hub id (default: it takes DIR's place)"
         )
         add_overwrite_flag(parser)
         parser.add_argument(
             "--max-shard-size", default="2GB", help="largest file of weights, which is held in memory (default: 2GB)"
         )
+        add_config_flags(parser, ("value_bits", "embedding_bits"))
 
     def work(self) -> None:
         from ..checkpoint.converting import check_value_bits, convert_checkpoint, find_source
@@ -85,16 +80,16 @@ class ConvertCommand(Command):
         from ..checkpoint.own_files import check_output
         from ..files.directories import is_same
 
-        check_value_bits(self.args.value_bits, self.args.format)
-        check_embedding_bits(self.args.embedding_bits, self.args.format)
-        source = find_source(self.args.model, self.args.output, self.args.revision)
-        if self.args.output is not None and not is_same(self.args.output, source):
-            check_output(self.args.output, self.args.overwrite, own=os.listdir(source))
+        args, bits = self.args, given_fields(self.args)
+        check_value_bits(bits.get("value_bits"), args.format)
+        check_embedding_bits(bits.get("embedding_bits"), args.format)
+        source = find_source(args.model, args.output, args.revision)
+        if args.output is not None and not is_same(args.output, source):
+            check_output(args.output, args.overwrite, own=os.listdir(source))
         before = stored_size(source)
-        bits = {"value_bits": self.args.value_bits, "embedding_bits": self.args.embedding_bits}
-        written = convert_checkpoint(source, self.args.format, self.args.output, self.args.max_shard_size, **bits)
+        written = convert_checkpoint(source, args.format, args.output, args.max_shard_size, **bits)
         after = stored_size(written)
-        write(f"Written to {written}, {self.args.format}: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB.")
+        write(f"Written to {written}, {args.format}: {before / 1e6:.1f} MB became {after / 1e6:.1f} MB.")
 
     def after_interrupt(self) -> str:
         return ": nothing was changed"

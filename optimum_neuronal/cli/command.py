@@ -1,4 +1,4 @@
-"""What all commands of `optimum-cli neuronal` share.
+"""The base of all commands of `optimum-cli neuronal`, and their parser: help with examples, errors in one line.
 
 `optimum-cli` builds the parsers of all plug-ins at every start, so no module here imports anything heavy: what a command
 needs is imported when it runs.
@@ -6,21 +6,21 @@ needs is imported when it runs.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
 from optimum.commands.base import BaseOptimumCLICommand
 
 from ..display import escaped
-from .parser import add_verbosity_flags, describe
+from ..validation import did_you_mean
 
 
 EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError)
 
 
 def write(text: str) -> None:
-    """Writes lines to the terminal. What would steer it, or what its encoding does not know, is escaped."""
+    """Write lines to the terminal. What would steer it, or what its encoding does not know, is escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     lines = "\n".join(map(escaped, text.split("\n")))
     sys.stdout.write(lines.encode(encoding, "backslashreplace").decode(encoding) + "\n")
@@ -28,62 +28,79 @@ def write(text: str) -> None:
 
 
 class Command(BaseOptimumCLICommand):
-    """A command whose expected errors are told in one line.
+    """A command whose expected errors are one line.
 
     Attributes:
         USAGE (`str`): the arguments that it needs, in a line.
-        DESCRIPTION (`str`): what it does, for its own help; without it, what the list of commands says.
         EXAMPLES (`tuple[str, ...]`): arguments, as they are typed.
     """
 
     USAGE: ClassVar[str] = "[flags]"
-    DESCRIPTION: ClassVar[str] = ""
     EXAMPLES: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, subparsers, args=None, command=None, from_defaults_factory=False, parser=None):
         super().__init__(subparsers, args, command, from_defaults_factory, parser)
         if not from_defaults_factory:
-            add_verbosity_flags(self.parser)
-            describe(self.parser, self.USAGE, self.DESCRIPTION or self.COMMAND.help, self.EXAMPLES)
+            add = self.parser.add_argument
+            add("--quiet", action="store_true", help="show no progress bars and no notes (default: no)")
+            add("--debug", action="store_true", help="show where an error comes from (default: no)")
+            describe(self.parser, self.USAGE, self.COMMAND.help, self.EXAMPLES)
 
     def run(self) -> None:
-        args = self.args or argparse.Namespace(debug=False, quiet=False)
+        """Do the work. End the process with a line on an expected error, or on Ctrl-C."""
         try:
-            with _quiet(args.quiet):
+            with _quiet(self.args.quiet):
                 self.work()
         except EXPECTED as error:
-            if args.debug:
+            if self.args.debug:
                 raise
             message = escaped(" ".join(str(error).split())) or type(error).__name__
-            sys.exit(f"{self.COMMAND.name}: error: {message}{_where_to_look(error)}")
+            explained = isinstance(error, (ValueError, TypeError, OSError))  # bad input explains itself
+            sys.exit(f"{self.COMMAND.name}: error: {message}{'' if explained else ' (--debug shows where)'}")
         except KeyboardInterrupt:
             sys.exit(f"{self.COMMAND.name}: interrupted{self.after_interrupt()}")
 
     work: Callable[[], None]
 
     def after_interrupt(self) -> str:
-        """What to tell who pressed Ctrl-C."""
+        """Return the end of the line on Ctrl-C: what becomes of the work."""
         return ""
 
 
-def _where_to_look(error: Exception) -> str:
-    """Bad input explains itself; of what failed on the way one may want to know where."""
-    return "" if isinstance(error, (ValueError, TypeError, OSError)) else " (--debug shows where)"
+class CommandParser(argparse.ArgumentParser):
+    """A parser that shows its own usage for an unknown flag; `argparse` leaves that to the parser of all commands."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parse as `argparse` does, but raise for unknown arguments, with the closest flag."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flag = next((word for word in unknown if word.startswith("-")), unknown[0])
+            known = [option for option in self._option_string_actions if option.startswith("--")]
+            self.error(f"unrecognized argument: {flag}.{did_you_mean(flag.partition('=')[0], known)}")
+        return namespace, unknown
+
+
+def describe(parser: argparse.ArgumentParser, usage: str, description: str, examples: Sequence[str]) -> None:
+    """Give the help of a command a usage of one line, a description, and examples, which follow the command's name."""
+    parser.usage = f"{parser.prog} {usage}"
+    parser.description = description
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(["examples:", *(f"  {parser.prog} {example}".rstrip() for example in examples)])
 
 
 @contextmanager
 def _quiet(wanted: bool) -> Iterator[None]:
-    """While the context lasts, transformers and this package show no progress bars, and of notes errors only."""
+    """Show no progress bars of transformers, the Hub and this package, and errors alone of notes, if that is wanted."""
     if not wanted:
         yield
         return
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging
 
-    verbosity, bars, hub_bars = (
+    verbosity, had_bars, had_hub_bars = (
         logging.get_verbosity(),
         logging.is_progress_bar_enabled(),
-        are_progress_bars_disabled(),
+        not are_progress_bars_disabled(),
     )
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -92,7 +109,7 @@ def _quiet(wanted: bool) -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
+        if had_bars:
             logging.enable_progress_bar()
-        if not hub_bars:
+        if had_hub_bars:
             enable_progress_bars()

@@ -1,13 +1,112 @@
-"""Flags that commands of `optimum-cli neuronal` share beside the config's. Imports nothing heavy, see `command`."""
+"""Flags of the commands of `optimum-cli neuronal`, and how they are read. Flags of the config come from `config_fields`."""
 
 import argparse
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
 
-from .parser import count, dtype
+from ..config_fields import ConfigFields, kind_of
+from ..validation import check_sparsity, did_you_mean
+
+
+DTYPES = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+KNOWN_DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def share(text: str) -> float:
+    """Return a sparsity in [0, 1), or raise `ArgumentTypeError`."""
+    with suppress(ValueError):
+        text = float(text)
+    try:
+        return check_sparsity(text)
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def count(text: str) -> int:
+    """Return a whole number of at least 1, or raise `ArgumentTypeError`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1.")
+    return int(text)
+
+
+def value_bits(text: str) -> int | None:
+    """Return bits of kept values, None for `none`, or raise `ArgumentTypeError`. The config decides which are allowed."""
+    if text.lower() != "none" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of bits, such as 4, or none.")
+    return int(text) if text.isdecimal() else None
+
+
+def dtype(text: str) -> str:
+    """Return the name of a dtype, which may be given by its usual short name, or raise `ArgumentTypeError`."""
+    name = DTYPES.get(text.lower(), text.lower()).removeprefix("torch.")
+    if name not in KNOWN_DTYPES:
+        expected = f"expected one of {', '.join(KNOWN_DTYPES)}.{did_you_mean(text, [*KNOWN_DTYPES, *DTYPES])}"
+        raise argparse.ArgumentTypeError(f"{text!r}: {expected}")
+    return name
+
+
+CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.metadata.get("flag", True)}
+READ_BY = {"sparsity": share, "value_bits": value_bits}  # field -> function that reads its text
+
+
+@cache
+def methods(room: str) -> str:
+    """Return the names of the package's methods, in order, with commas. They are read off files; none is imported.
+
+    Args:
+        room (`str`): the folder of the methods: `"saliency"` or `"topup"`.
+    """
+    files = (Path(__file__).parents[1] / room).glob("*.py")
+    found = (re.findall(r'^@register_\w+\("(\w+)"\)', file.read_text(encoding="utf-8"), re.M) for file in files)
+    return ", ".join(sorted(name for names in found for name in names))
+
+
+def add_config_flags(
+    parser: argparse.ArgumentParser, names: Iterable[str] = CONFIG_FLAGS, several: Mapping[str, str] | None = None
+) -> None:
+    """Add flags of fields of the config. A flag that is not given is left to the config.
+
+    Args:
+        parser (`ArgumentParser`): of the command.
+        names (`Iterable[str]`): of the fields.
+        several (`Mapping[str, str]`, *optional*): field that takes several values -> its default in words.
+    """
+    several = several or {}
+    for name in names:
+        entry = CONFIG_FLAGS[name]
+        kind, meaning = kind_of(entry), entry.metadata["help"]
+        unset = several.get(name, entry.metadata.get("unset", entry.default))
+        options: dict[str, Any] = {"type": READ_BY.get(name, kind)}
+        if name in several or get_args(kind):
+            options = {"type": READ_BY.get(name, next(iter(get_args(kind)), kind)), "nargs": "+"}
+        if "metavar" in entry.metadata:
+            options["metavar"] = entry.metadata["metavar"]
+        if "room" in entry.metadata:
+            example = entry.metadata["example"]
+            meaning += f": {methods(entry.metadata['room'])}; with hyper-parameters: {example}"
+        shown = unset if str(unset).startswith("required") else f"default: {unset}"
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)
+
+
+def given_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the config's fields among the flags that were given; hyper-parameters apart from methods' names."""
+    from ..registry import parse_method
+
+    values = {name: value for name, value in vars(args).items() if name in CONFIG_FLAGS}
+    for kind in ("saliency", "topup"):
+        if isinstance(values.get(kind), str):
+            values[kind], values[f"{kind}_args"] = parse_method(values[kind])
+    return values
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Which model, and how to load it."""
+    """Add the flags that say which model to load, and how."""
     parser.add_argument("--model", required=True, help="Hub id or directory of the model (required)")
     parser.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
     parser.add_argument(
@@ -39,7 +138,7 @@ def add_memory_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_overwrite_flag(parser: argparse.ArgumentParser) -> None:
-    """For commands that write a checkpoint."""
+    """Add the flag of commands that write a checkpoint."""
     parser.add_argument(
         "--overwrite",
         action="store_true",
@@ -48,8 +147,14 @@ def add_overwrite_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_task_flags(parser: argparse.ArgumentParser) -> None:
-    """Which zero-shot tasks."""
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of commands that print tables."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables (default: no)")
+
+
+def add_test_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how much text to measure on, and which zero-shot tasks."""
+    parser.add_argument("--max-windows", type=count, help="measure on the first so many windows (default: all)")
     parser.add_argument(
         "--tasks",
         nargs="+",
@@ -61,12 +166,24 @@ def add_task_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def load_options(args: argparse.Namespace) -> dict[str, Any]:
-    """For `from_pretrained`."""
+    """Return the arguments of `from_pretrained` for a model."""
     return {"dtype": args.dtype, "revision": args.revision or "main", "trust_remote_code": args.trust_remote_code}
 
 
+def load(args: argparse.Namespace, device) -> tuple[Any, Any]:
+    """Return the model on a device, and its tokenizer."""
+    from transformers import AutoTokenizer
+
+    from ..checkpoint.safe_files import load_checkpoint
+
+    options = load_options(args)
+    model = load_checkpoint(args.model, **options).to(device)
+    del options["dtype"]
+    return model, AutoTokenizer.from_pretrained(args.model, **options)
+
+
 def device_of(args: argparse.Namespace):
-    """Where to compute. Raises `ValueError` for a device that this machine, or this build of torch, does not have."""
+    """Return the device to compute on. Raise `ValueError` if this machine, or this build of torch, does not have it."""
     import torch
 
     from ..system.machine import default_device

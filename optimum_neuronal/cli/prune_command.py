@@ -1,9 +1,8 @@
-"""`optimum-cli neuronal prune`: from a dense model to a saved sparse one. Imports nothing heavy, see `command`."""
+"""`optimum-cli neuronal prune`, from a dense model to a saved sparse one."""
 
 import argparse
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,15 @@ from optimum.commands.base import CommandInfo
 
 from ..validation import check_embedding_bits
 from .command import Command, write
-from .config_flags import add_config_flags, add_recipe_flag, read_fields
-from .flags import add_memory_flags, add_model_flags, add_overwrite_flag, device_of, load_options
+from .flags import (
+    add_config_flags,
+    add_memory_flags,
+    add_model_flags,
+    add_overwrite_flag,
+    device_of,
+    given_fields,
+    load_options,
+)
 
 
 if TYPE_CHECKING:
@@ -22,34 +28,14 @@ if TYPE_CHECKING:
     from ..data.calibration import CalibrationSet
 
 
-@contextmanager
-def _offload_folder(args: argparse.Namespace) -> Iterator[str | None]:
-    """With --stream, a folder on the output's disk for weights that have to be rewritten; removed at the end."""
-    if not args.stream:
-        yield None
-        return
-    from ..files.scratch import scratch_directory
-
-    beside = _beside(args.output, "weights")
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_directory(beside.parent, beside.name) as folder:
-        yield str(folder)
-
-
-def _work_dir(args: argparse.Namespace) -> str | Path:
-    return _beside(args.output, "unfinished") if args.work_dir is None else args.work_dir
-
-
-def _beside(output: str, purpose: str) -> Path:
-    """A hidden name on the same disk as the output directory."""
-    path = Path(os.path.abspath(output))
-    return path.parent / f".{path.name}.{purpose}"
-
-
 class PruneCommand(Command):
-    COMMAND = CommandInfo(name="prune", help="Prune a model and save it.")
+    """Command that prunes a model, or with `--dry-run` says what that costs."""
+
+    COMMAND = CommandInfo(
+        name="prune",
+        help="Set most weights of a model's linear projections to zero, so that it loses little, and save it.",
+    )
     USAGE = "--model MODEL --sparsity SHARE --output DIR [flags]"
-    DESCRIPTION = "Sets most weights of a model's linear projections to zero, so that it loses little, and saves it."
     EXAMPLES = (
         "--model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-sparse --evaluate wikitext2",
         "--model Qwen/Qwen3-0.6B --sparsity 0.7 --dry-run",
@@ -70,7 +56,7 @@ class PruneCommand(Command):
         parser.add_argument(
             "--dry-run",
             action="store_true",
-            help="only tell what would be pruned and what it would cost; checks all that can be checked without a weight "
+            help="only show what would be pruned and what it would cost; checks all that can be checked without a weight "
             "or a download (default: no)",
         )
         parser.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
@@ -94,19 +80,22 @@ class PruneCommand(Command):
             "(default: no)",
         )
         add_memory_flags(parser)
-        add_recipe_flag(parser)
+        parser.add_argument(
+            "--config",
+            metavar="FILE",
+            help="a recipe, which flags override: fields of the config as .json or .yaml, or the neuronal_report.json of a "
+            "pruned model, whose prune is repeated (default: none)",
+        )
         add_config_flags(parser)
 
     def work(self) -> None:
-        recipe, given = read_fields(self.args)
-        from ..config import NeuronALConfig
-        from ..pruning.context import check_memory
-
-        args = self.args
+        args, config = self.args, self._config()
         if args.output is None and not args.dry_run:
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
         self._check_places()
-        config, device = NeuronALConfig.from_dict(recipe, **given), device_of(args)
+        from ..pruning.context import check_memory
+
+        device = device_of(args)
         check_embedding_bits(config.embedding_bits, args.format)
         check_memory(args.batch_size, args.max_hidden_bytes)
         if args.dry_run:
@@ -114,8 +103,21 @@ class PruneCommand(Command):
         else:
             self._prune(config, device)
 
+    def _config(self) -> "NeuronALConfig":
+        """Return the config of the recipe and the flags. Raise `ValueError` if they hold no sparsity."""
+        from ..config import NeuronALConfig, read_config_file
+
+        recipe = read_config_file(self.args.config) if self.args.config else {}
+        given = given_fields(self.args)
+        if not {"sparsity", "bits_per_weight"} & (recipe | given).keys():
+            raise ValueError(
+                "--sparsity is missing: give a share of the weights, such as 0.7, or --bits-per-weight, such as 2.4, or a "
+                "recipe by --config."
+            )
+        return NeuronALConfig.from_dict(recipe, **given)
+
     def _check_places(self) -> None:
-        """Finds out where the result may not be written, on this machine or on the Hub."""
+        """Raise if the result may not be written, on this machine or on the Hub."""
         from ..checkpoint.hub import check_push
         from ..checkpoint.own_files import check_output
         from ..files.directories import check_apart, check_writable
@@ -123,12 +125,13 @@ class PruneCommand(Command):
         args = self.args
         if args.output is not None:
             check_output(args.output, args.overwrite, args.model)
-            check_writable(_work_dir(args), "record in --work-dir")
-            check_apart(_work_dir(args), args.output)
+            check_writable(self._work_dir, "record in --work-dir")
+            check_apart(self._work_dir, args.output)
         if args.push_to_hub:
             check_push(args.push_to_hub)
 
     def _plan(self, config: "NeuronALConfig", device: "torch.device") -> None:
+        """Write what a prune would do and cost."""
         from ..pruning.context import check_texts
         from ..pruning.dry_run import plan_prune
 
@@ -138,13 +141,20 @@ class PruneCommand(Command):
         write(f"\n{plan}")
 
     def _prune(self, config: "NeuronALConfig", device: "torch.device") -> None:
+        """Prune the model, save it, and write the report."""
+        from ..files.scratch import scratch_directory
         from ..model.load_model import loading_code
         from ..pruner import NeuronALPruner
         from ..system.processes import process_group
 
         args = self.args
         tokenizer, calibration, tests = self._read(config)
-        with process_group() as processes, _offload_folder(args) as folder:
+        with process_group() as processes, ExitStack() as stack:
+            folder = None
+            if args.stream:  # for weights that have to be rewritten, on the output's disk
+                beside = self._beside("weights")
+                beside.parent.mkdir(parents=True, exist_ok=True)
+                folder = str(stack.enter_context(scratch_directory(beside.parent, beside.name)))
             options = {**load_options(args), "tokenizer": tokenizer, "stream_to": folder, "device": device}
             pruner = NeuronALPruner.from_pretrained(args.model, config=config, **options)
             if folder is None:
@@ -152,7 +162,7 @@ class PruneCommand(Command):
             model = pruner.quantize(
                 args.output,
                 dataset=calibration,
-                work_dir=_work_dir(args),
+                work_dir=self._work_dir,
                 evaluate=tests,
                 format=args.format,
                 batch_size=args.batch_size,
@@ -168,25 +178,30 @@ class PruneCommand(Command):
                 write(f"Published: {pruner.push_to_hub(model, args.push_to_hub, private=args.private)}")
 
     def _read(self, config: "NeuronALConfig") -> tuple[Any, "CalibrationSet | None", dict[str, "torch.Tensor"]]:
-        """Tokenizer, calibration sequences and test windows; finds what can be wrong before the weights are loaded."""
-        from ..evaluation.perplexity import load_windows
-        from ..evaluation.test_sets import name_test_sets
+        """Return tokenizer, calibration sequences and test windows, with their errors before weights are loaded."""
+        from ..evaluation.perplexity import load_windows, name_test_sets
         from ..pruner import NeuronALPruner
         from ..pruning.calibrating import find_tokenizer
         from ..pruning.context import check_unloaded
 
         options = load_options(self.args)
         model = check_unloaded(self.args.model, config, **options).model
-        options.pop("dtype")
+        del options["dtype"]
         tokenizer, tests = find_tokenizer(self.args.model, **options), name_test_sets(self.args.evaluate)
         windows = {name: load_windows(model.config, tokenizer, test) for name, test in tests.items()}
-        return (
-            tokenizer,
-            NeuronALPruner(config, tokenizer).draw_calibration(model, revision=options["revision"]),
-            windows,
-        )
+        calibration = NeuronALPruner(config, tokenizer).draw_calibration(model, revision=options["revision"])
+        return tokenizer, calibration, windows
+
+    @property
+    def _work_dir(self) -> str | Path:
+        return self._beside("unfinished") if self.args.work_dir is None else self.args.work_dir
+
+    def _beside(self, purpose: str) -> Path:
+        """Return a hidden name on the same disk as the output directory."""
+        path = Path(os.path.abspath(self.args.output))
+        return path.parent / f".{path.name}.{purpose}"
 
     def after_interrupt(self) -> str:
-        if not self.args.output or not Path(work_dir := _work_dir(self.args)).exists():
+        if not self.args.output or not Path(self._work_dir).exists():
             return ""
-        return f": the same command goes on from here; to begin anew, delete {work_dir}"
+        return f": the same command goes on from here; to begin anew, delete {self._work_dir}"

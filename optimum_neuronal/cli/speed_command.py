@@ -1,4 +1,4 @@
-"""`optimum-cli neuronal speed`: what packed weights bring on this machine. Imports nothing heavy, see `command`."""
+"""`optimum-cli neuronal speed` and `env`, which show what packed weights bring on this machine, and what computes here."""
 
 import argparse
 import json
@@ -8,11 +8,12 @@ from pathlib import Path
 from optimum.commands.base import CommandInfo
 
 from .command import Command, write
-from .flags import add_model_flags, device_of, load_options
-from .parser import count
+from .flags import add_json_flag, add_model_flags, count, device_of, load_options
 
 
 class SpeedCommand(Command):
+    """Command that times a sparse model with dense weights, packed ones, and others."""
+
     COMMAND = CommandInfo(name="speed", help="Measure a sparse model with dense and with packed weights, in turns.")
     USAGE = "--model MODEL [flags]"
     EXAMPLES = (
@@ -40,19 +41,17 @@ class SpeedCommand(Command):
         )  # fmt: skip
         parser.add_argument(
             "--activations", choices=("int8", "bf16"), default="int8",
-            help="what inputs become that meet values of few bits (default: int8)",
+            help="dtype of the inputs that meet quantised values (default: int8)",
         )  # fmt: skip
         parser.add_argument(
             "--no-torchao", action="store_true",
             help="leave out int8 and int4 weight-only by torchao, which are timed where it is installed (default: no)",
         )  # fmt: skip
         parser.add_argument("--threads", type=count, help="of torch (default: as torch decides)")
-        parser.add_argument("--json", action="store_true", help="print JSON instead of tables (default: no)")
+        add_json_flag(parser)
         parser.add_argument(
-            "--plots",
-            metavar="FILE",
-            help="draw a figure, FILE.png and FILE.svg; needs the extra [report] (default: no)",
-        )
+            "--plots", metavar="FILE", help="draw a figure, FILE.png and FILE.svg; needs the extra [report] (default: no)"
+        )  # fmt: skip
 
     def work(self) -> None:
         import torch
@@ -81,27 +80,40 @@ class SpeedCommand(Command):
             for suffix, content in plot_speed(report).items():
                 Path(args.plots + suffix).write_bytes(content)
 
-    @property
-    def few_bits(self) -> list[str]:
-        """What has few bits in the form that is timed beside; none if there is no such form."""
-        values, head = self.args.value_bits, self.args.embedding_bits
-        return [f"{values} bits"] * bool(values) + [f"{head}-bit head"] * bool(head)
-
     def _load(self):
-        """The model in its forms, what the process grew by with each, and which forms there are not, and why."""
-        from ..evaluation.quantized import FORMS, MISSING, NotQuantized, has_torchao
+        """Return the model in its forms, the growth of the process with each, and the reasons why some are missing."""
+        from .. import SparseModelForCausalLM, sparsify
+        from ..checkpoint.safe_files import load_checkpoint
+        from ..evaluation.quantized import FORMS, MISSING, NotQuantized, has_torchao, quantize
         from ..evaluation.speed import prefill_seconds
+        from ..model.packed_modules import packed_modules
         from ..system.machine import resident_memory
 
         args, models, resident, left_out = self.args, {}, {}, {}
-        loads = {"dense": self._load_dense, "packed": self._load_packed}
-        if self.few_bits:
-            loads[", ".join([*self.few_bits, args.activations])] = self._load_coded
+        device, before = device_of(args), resident_memory()
+        load_dense = partial(load_checkpoint, args.model, **load_options(args))
+        values, head = args.value_bits, args.embedding_bits
+        few_bits = [f"{values} bits"] * bool(values) + [f"{head}-bit head"] * bool(head)
+
+        def load_packed():
+            # values as they are also where the checkpoint holds codes, which are timed beside
+            if few_bits:
+                return sparsify(load_dense())
+            return SparseModelForCausalLM.from_pretrained(args.model, **load_options(args))
+
+        def load_quantized(form: str):
+            names = [name for name, _ in packed_modules(models["packed"])]  # torchao quantises what is packed
+            return quantize(load_dense().to(device), names, form)
+
+        loads = {"dense": load_dense, "packed": load_packed}
+        if few_bits:
+            loads[", ".join([*few_bits, args.activations])] = lambda: sparsify(
+                load_dense(), values, args.activations, head
+            )
         if has_torchao() and not args.no_torchao:
-            loads |= {form: partial(self._load_quantized, form, models) for form in FORMS}
+            loads |= {form: partial(load_quantized, form) for form in FORMS}
         elif not args.no_torchao:
             left_out[" and ".join(FORMS)] = MISSING
-        device, before = device_of(args), resident_memory()
         for name, load in loads.items():
             try:
                 models[name] = load().to(device)
@@ -115,28 +127,21 @@ class SpeedCommand(Command):
                 before = now
         return models, resident, left_out
 
-    def _load_dense(self):
-        from ..checkpoint.safe_files import load_checkpoint
 
-        return load_checkpoint(self.args.model, **load_options(self.args))
+class EnvCommand(Command):
+    """Command that shows what computes here."""
 
-    def _load_packed(self):
-        """The model with packed values as they are, also where the checkpoint holds codes that are to be timed beside."""
-        from .. import SparseModelForCausalLM, sparsify
+    COMMAND = CommandInfo(name="env", help="Show versions, processor, accelerators and the kernels in use.")
+    EXAMPLES = ("", "--json")
 
-        if self.few_bits:
-            return sparsify(self._load_dense())
-        return SparseModelForCausalLM.from_pretrained(self.args.model, **load_options(self.args))
+    @staticmethod
+    def parse_args(parser: argparse.ArgumentParser) -> None:
+        add_json_flag(parser)
 
-    def _load_coded(self):
-        from .. import sparsify
+    def work(self) -> None:
+        from ..display import format_table
+        from ..inference.environment import describe_environment
 
-        return sparsify(self._load_dense(), self.args.value_bits, self.args.activations, self.args.embedding_bits)
-
-    def _load_quantized(self, form: str, models: dict):
-        """The dense model, of which torchao quantised what the packed one has packed."""
-        from ..evaluation.quantized import quantize
-        from ..model.packed_modules import packed_modules
-
-        names = [name for name, _ in packed_modules(models["packed"])]
-        return quantize(self._load_dense().to(device_of(self.args)), names, form)
+        found = describe_environment()
+        rows = [[name, str(value)] for name, value in found.items()]
+        write(json.dumps(found, indent=2) if self.args.json else "\n" + format_table(["", "here"], rows))

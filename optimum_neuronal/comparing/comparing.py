@@ -78,21 +78,11 @@ def compare(
         `RuntimeError`: another thread prunes the model.
         `FileExistsError`: the directory holds a file with the name of a table, and no comparison wrote it.
     """
-    settings = ComparisonSettings(
-        dataset,
-        evaluate,
-        saliencies,
-        topups,
-        sparsities,
-        value_bits,
-        config,
-        max_windows,
-        tasks,
-        limit,
-        include_path,
-        batch_size,
-        max_hidden_bytes,
-    )
+    chosen: dict[str, Any] = {"saliencies": saliencies, "topups": topups, "sparsities": sparsities}
+    chosen |= {"value_bits": value_bits, "dataset": dataset, "evaluate": evaluate, "max_windows": max_windows}
+    chosen |= {"tasks": tasks, "limit": limit, "include_path": include_path}
+    chosen |= {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
+    settings = ComparisonSettings(**chosen, config=config)
     if output is not None:
         check_output(output, overwrite)
     return run_comparison(*as_model(model, tokenizer), settings, output, overwrite)

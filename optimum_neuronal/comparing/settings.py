@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ..config import NeuronALConfig, as_json
 from ..data.documents import check_dataset
+from ..evaluation.perplexity import name_test_sets
 from ..evaluation.tasks import check_tasks
-from ..evaluation.test_sets import name_test_sets
 from ..formats.codebooks import BITS
 from ..pruning.context import check_memory
 from ..registry import parse_method

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -59,7 +59,6 @@ def take_sequences(ids: torch.Tensor, num_samples: int, vocab_size: int) -> Cali
     Raises:
         `ValueError`: fewer than `num_samples` rows, or ids outside the vocabulary.
     """
-    _check_count(num_samples)
     if len(ids) < num_samples:
         raise ValueError(
             f"The token ids hold {len(ids)} sequences, but num_samples={num_samples}: set num_samples={len(ids)}."
@@ -70,7 +69,7 @@ def take_sequences(ids: torch.Tensor, num_samples: int, vocab_size: int) -> Cali
 
 
 def draw_windows(
-    dataset, tokenizer, *, num_samples: int, seq_length: int | None, seed: int, vocab_size: int
+    dataset, tokenizer, *, num_samples: int, seq_length: int, seed: int, vocab_size: int
 ) -> CalibrationSet:
     """Draw calibration sequences from text as Wanda and SparseGPT do: random windows of random documents.
 
@@ -88,25 +87,10 @@ def draw_windows(
         vocab_size (`int`): rows of the model's input embeddings; every id is below it.
 
     Raises:
-        `ValueError`: too little text (the message says what would work), ids outside the vocabulary, no tokenizer or no
-            `seq_length`; and what [`load_documents`] raises.
+        `ValueError`: too little text (the message says what would work), or ids outside the vocabulary; and what
+            [`load_documents`] raises.
     """
-    _check_count(num_samples, seq_length)
-    if tokenizer is None or seq_length is None:
-        missing = "a tokenizer" if tokenizer is None else "seq_length"
-        raise ValueError(f"Calibrating with text needs {missing}: pass it, or token ids of shape (N, L).")
-    calibration = _draw(load_documents(dataset, tokenizer=tokenizer), tokenizer, num_samples, seq_length, seed)
-    check_vocabulary(calibration.ids, vocab_size)
-    return replace(calibration, tokenizer=tokenizer)
-
-
-def _check_count(num_samples: int, seq_length: int | None = None) -> None:
-    if num_samples < 1 or (seq_length is not None and seq_length < 1):
-        raise ValueError(f"num_samples={num_samples} and seq_length={seq_length} have to be at least 1.")
-
-
-def _draw(documents: Documents, tokenizer, num_samples: int, seq_length: int, seed: int) -> CalibrationSet:
-    windows = None
+    documents, windows = load_documents(dataset, tokenizer=tokenizer), None
     if not documents.joined:
         windows = _draw_from_documents(documents, tokenizer, num_samples, seq_length, random.Random(seed))
     route = "documents" if windows else "stream"
@@ -121,10 +105,15 @@ def _draw(documents: Documents, tokenizer, num_samples: int, seq_length: int, se
             )
         rng = random.Random(seed)
         windows = [_random_window(stream, seq_length, rng) for _ in range(num_samples)]
-    return CalibrationSet(torch.tensor(windows, dtype=torch.int64), documents.source, route, seed)
+    calibration = CalibrationSet(torch.tensor(windows), documents.source, route, seed, tokenizer)
+    check_vocabulary(calibration.ids, vocab_size)
+    return calibration
 
 
-def _draw_from_documents(documents, tokenizer, num_samples, seq_length, rng) -> list[list[int]] | None:
+def _draw_from_documents(
+    documents: Documents, tokenizer, num_samples: int, seq_length: int, rng: random.Random
+) -> list[list[int]] | None:
+    """Return random windows of the documents that are long enough, None if these hold too little text."""
     windows, long = [], []
     with logging.tqdm(total=num_samples, desc="Drawing calibration sequences", leave=False) as progress:
         for index in rng.sample(range(len(documents)), len(documents)):

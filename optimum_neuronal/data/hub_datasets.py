@@ -1,11 +1,11 @@
 """Text datasets of the Hub: the names of the usual ones, and how any is loaded."""
 
-import difflib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from ..validation import did_you_mean
 from .texts import ALTERNATIVES, Documents, from_dataset
 
 
@@ -64,9 +64,9 @@ CALIBRATION_DATASETS: dict[str, HubDataset] = {
 def parse_hub_name(name: str) -> HubDataset:
     """Return the dataset of a name that is neither in `CALIBRATION_DATASETS` nor a path, or raise `ValueError`."""
     hub_id, *parts = name.split(":")
-    close = difflib.get_close_matches(hub_id.lower(), CALIBRATION_DATASETS, n=1)
-    if close and "/" not in hub_id:
-        raise ValueError(f"Unknown dataset {name!r}. Did you mean {close[0]!r}? Write a Hub id with its owner.")
+    hint = did_you_mean(hub_id.lower(), CALIBRATION_DATASETS)
+    if hint and "/" not in hub_id:
+        raise ValueError(f"Unknown dataset {name!r}.{hint} Write a Hub id with its owner.")
     if len(parts) > 3 or not all(parts) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", hub_id):
         raise ValueError(
             f"The dataset {name[:80]!r} is neither a known name ({', '.join(CALIBRATION_DATASETS)}), a file that "

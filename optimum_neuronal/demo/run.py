@@ -1,4 +1,4 @@
-"""The demonstration: prunes the small model that comes with the package and tells what was gained."""
+"""The demonstration, which prunes the small model that comes with the package and shows what was gained."""
 
 import copy
 import subprocess
@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoint.own_files import check_directory
 from ..config import NeuronALConfig
 from ..evaluation.perplexity import evaluate_perplexity
 from ..pruner import NeuronALPruner
@@ -28,11 +27,11 @@ METHODS = {  # what is compared -> fields of the config
     "default": {"effort": "default"},
 }
 BASELINE, PAPER, OURS = "Wanda, uniform", "Wanda, NeuronAL", "default"
-BEST = {"best": {"effort": "best"}}  # for the model that is saved: it takes minutes
+BEST = {"best": {"effort": "best"}}  # takes minutes
 
 ROW = "{:>8}  {:<17}  {:>10}  {:>7}  {}"  # a line of the table, written as soon as its prune is finished
 HEADER = ROW.format("sparsity", "method", "perplexity", "seconds", "lambda block / row")
-DURATION = "six to eight minutes on two cores, longer while they are busy; a third of it is the row best"
+DURATIONS = {False: "one or two minutes", True: "six to eight minutes"}  # on two cores: of SAVED alone, of all rows
 
 # Run in a process of its own, which never imports this package: what a user of plain transformers sees.
 RELOAD = """
@@ -56,41 +55,42 @@ def load_tiny_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model, AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
-def run_demo(output: str | Path, write: Callable[[str], None]) -> None:
-    """Compare the methods at three sparsities on held-out text, save the 70 % model, and reload it elsewhere.
+def run_demo(output: str | Path, write: Callable[[str], None], all_rows: bool = False) -> None:
+    """Compare the methods on held-out text, save the last 70 % model, and reload it elsewhere.
 
     Args:
         output (`str` or `Path`): directory for the saved model.
         write: receives every line of text.
+        all_rows (`bool`): True compares at 60, 70 and 80 %, with effort best too; False at 70 % alone.
     """
-    check_directory(output)
     start = time.perf_counter()
+    methods_at = dict.fromkeys(SPARSITIES, METHODS) | {SAVED: METHODS | BEST} if all_rows else {SAVED: METHODS}
     dense, tokenizer = load_tiny_model()
     write(
         f"A Llama of {dense.num_parameters() / 1e6:.1f} M parameters, trained on the Python standard library's source. "
         "Perplexity is measured on modules that it never saw."
     )
     reference = _perplexity(dense, tokenizer)
-    write(f"Dense perplexity: {reference:.2f}. What follows takes {DURATION}.\n")
+    write(f"Dense perplexity: {reference:.2f}. What follows takes {DURATIONS[all_rows]} on two cores.\n")
     write(HEADER)
     write(ROW.format("-" * 8, "-" * 17, "-" * 10, "-" * 7, "-" * 18))
     perplexities = {}
-    for sparsity in SPARSITIES:
-        for label, fields in (METHODS | BEST if sparsity == SAVED else METHODS).items():
+    for sparsity, methods in methods_at.items():
+        for label, fields in methods.items():
             model, pruner, seconds = _prune(dense, tokenizer, sparsity, fields)
             perplexity = perplexities[sparsity, label] = _perplexity(model, tokenizer)
             report = pruner.report
             lambdas = [f"{lam:g}" for lam in (report.block_lambda, report.row_lambda) if lam is not None]
             figures = f"{report.achieved_sparsity:.2%}", label, f"{perplexity:.2f}", f"{seconds:.1f}"
             write(ROW.format(*figures, " / ".join(lambdas)).rstrip())
-            if label in BEST:
+            if sparsity == SAVED and label == list(methods)[-1]:
                 pruner.save(model.to(torch.bfloat16), output)
     write("\n" + _verdict(perplexities, reference))
-    write(
-        f"\nThe {SAVED:.0%} sparse model ({next(iter(BEST))}) is saved in {output}. Plain transformers, in a new process:\n"
-    )
+    saved = list(methods_at[SAVED])[-1]
+    write(f"\nThe {SAVED:.0%} sparse model ({saved}) is saved in {output}. Plain transformers, in a new process:\n")
     write(_reload(output))
-    write(f"\n{time.perf_counter() - start:.0f} seconds in all.")
+    more = "" if all_rows else " With --all there are rows for 60 and 80 % and the effort best, too."
+    write(f"\n{time.perf_counter() - start:.0f} seconds in all.{more}")
 
 
 def _prune(dense: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sparsity: float, fields: dict):
@@ -111,11 +111,11 @@ def _perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> f
 def _verdict(perplexities: dict[tuple[float, str], float], dense: float) -> str:
     """Return sentences about the figures."""
     lines = []
-    for sparsity in SPARSITIES:
+    for sparsity in dict.fromkeys(sparsity for sparsity, _ in perplexities):
         factors = {label: perplexities[sparsity, label] / dense for label in (BASELINE, PAPER, OURS)}
-        told = "; ".join(f"{factor:.2f} with {label}" for label, factor in factors.items())
+        shown = "; ".join(f"{factor:.2f} with {label}" for label, factor in factors.items())
         best = min(factors, key=factors.__getitem__)
-        lines.append(f"At {sparsity:.0%} {best} loses least. Perplexity, in multiples of the dense model's: {told}.")
+        lines.append(f"At {sparsity:.0%} {best} loses least. Perplexity, in multiples of the dense model's: {shown}.")
     return "\n".join(lines)
 
 

@@ -1,6 +1,8 @@
 """Perplexity of a language model, by the protocol that the papers of this field share."""
 
 import math
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from transformers.utils import logging
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents
 from ..engine.capture import inference
+from ..pruning.reporting import without_folders
 from ..validation import check_count
 from .evaluated_model import as_model, check_language_model
 
@@ -94,6 +97,34 @@ def load_windows(
         )
     windows = stream[: count * seq_length].view(count, seq_length)
     return windows[: documents.max_windows if max_windows is None else max_windows]
+
+
+def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return name -> test set, in their order.
+
+    A file is called by its name without its folder, data in memory `"test 1"` by its place. A second test set of the
+    same name is called `"NAME (2)"`.
+
+    Args:
+        evaluate (`Iterable` or `Mapping`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
+
+    Raises:
+        `TypeError`: a text, or an object that is not iterable.
+    """
+    if isinstance(evaluate, Mapping):
+        return dict(evaluate)
+    if isinstance(evaluate, (str, os.PathLike)) or not isinstance(evaluate, Iterable):
+        raise TypeError(f"evaluate is {evaluate!r}: expected a list of test sets, such as ['wikitext2'].")
+    named: dict[str, Any] = {}
+    for number, entry in enumerate(evaluate, start=1):
+        is_name = isinstance(entry, (str, os.PathLike))
+        first = name = without_folders(os.fspath(entry)) if is_name else f"test {number}"
+        copies = 1
+        while name in named:
+            copies += 1
+            name = f"{first} ({copies})"
+        named[name] = entry
+    return named
 
 
 def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, device: torch.device | str) -> float:

@@ -7,7 +7,7 @@ from huggingface_hub.utils import are_progress_bars_disabled
 from optimum.commands.base import CommandInfo
 from transformers.utils import logging
 
-from optimum_neuronal.cli.command import Command, write
+from optimum_neuronal.cli.command import Command, CommandParser, describe, write
 from optimum_neuronal.system.notes import get_logger
 
 
@@ -18,84 +18,73 @@ class Sample(Command):
         return ": nothing is lost"
 
 
-def run_with(work, debug=False, quiet=False):
-    args = argparse.Namespace(debug=debug, quiet=quiet)
+def run(work, **flags):
+    args = argparse.Namespace(**{"debug": False, "quiet": False, **flags})
     command = Sample(argparse.ArgumentParser().add_subparsers(), args)
     command.work = work
     command.run()
 
 
-def run(raises, **flags):
+def raising(error):
     def work():
-        raise raises
+        raise error
 
-    run_with(work, **flags)
-
-
-@pytest.mark.parametrize("error", [RuntimeError, MemoryError, ImportError])
-def test_an_expected_error_is_told_in_one_line(error):
-    with pytest.raises(SystemExit) as stop:
-        run(error("first line\n  second line"))
-    assert stop.value.code == "sample: error: first line second line (--debug shows where)"
+    return work
 
 
-@pytest.mark.parametrize("error", [ValueError, TypeError, FileNotFoundError])
-def test_bad_input_explains_itself(error):
-    with pytest.raises(SystemExit) as stop:
-        run(error("x is 1: expected 2."))
-    assert stop.value.code == "sample: error: x is 1: expected 2."
-
-
-def test_an_error_without_words_is_named():
-    with pytest.raises(SystemExit) as stop:
-        run(MemoryError())
-    assert stop.value.code == "sample: error: MemoryError (--debug shows where)"
-
-
-def test_its_origin_is_shown_to_who_asks():
+def test_expected_errors_are_one_line():
+    """Bad input explains itself; what failed on the way may be looked into."""
+    for error, line in (
+        (RuntimeError("first line\n  second line"), "error: first line second line (--debug shows where)"),
+        (ImportError("no"), "error: no (--debug shows where)"),
+        (MemoryError(), "error: MemoryError (--debug shows where)"),
+        (ValueError("x is 1: expected 2."), "error: x is 1: expected 2."),
+        (TypeError("x is 1: expected 2."), "error: x is 1: expected 2."),
+        (FileNotFoundError("x is 1: expected 2."), "error: x is 1: expected 2."),
+        (ValueError("\x1b[2Jmodel.layers\u202e"), r"error: \x1b[2Jmodel.layers\u202e"),
+        (KeyboardInterrupt(), "interrupted: nothing is lost"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            run(raising(error))
+        assert stop.value.code == f"sample: {line}"
     with pytest.raises(ValueError, match="bad"):
-        run(ValueError("bad"), debug=True)
+        run(raising(ValueError("bad")), debug=True)
+    with pytest.raises(KeyError, match="unforeseen"):
+        run(raising(KeyError("unforeseen")))
 
 
 def test_quiet_silences_notes_and_bars_for_the_time_being():
     def look():
-        return (
-            logging.get_verbosity(),
-            logging.is_progress_bar_enabled(),
-            are_progress_bars_disabled(),
-            get_logger("optimum_neuronal.sample").getEffectiveLevel(),
-        )
+        own = get_logger("optimum_neuronal.sample").getEffectiveLevel()
+        return logging.get_verbosity(), logging.is_progress_bar_enabled(), are_progress_bars_disabled(), own
 
     before, seen = look(), []
-    run_with(lambda: seen.append(look()), quiet=True)
-    assert seen == [(logging.ERROR, False, True, logging.ERROR)]
-    assert look() == before
+    run(lambda: seen.append(look()), quiet=True)
+    assert seen == [(logging.ERROR, False, True, logging.ERROR)] and look() == before
 
 
-def test_an_error_steers_no_terminal():
-    with pytest.raises(SystemExit) as stop:
-        run(ValueError("\x1b[2Jmodel.layers\u202e"))
-    assert stop.value.code.startswith(r"sample: error: \x1b[2Jmodel.layers\u202e")
-
-
-def test_a_fault_of_the_program_is_shown_whole():
-    with pytest.raises(KeyError, match="unforeseen"):
-        run(KeyError("unforeseen"))
-
-
-def test_an_interrupt_says_what_becomes_of_the_work():
-    with pytest.raises(SystemExit) as stop:
-        run(KeyboardInterrupt())
-    assert stop.value.code == "sample: interrupted: nothing is lost"
-
-
-def test_a_line_is_written_at_once(capsys):
+def test_lines_are_written_at_once_in_any_encoding_and_steer_nothing(capsys, monkeypatch):
     write("two\nlines")
     assert capsys.readouterr().out == "two\nlines\n"
-
-
-def test_lines_are_shown_in_any_encoding_and_steer_nothing(monkeypatch):
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
     write("Saved to Modèle.\n  \x1b[2J\udcc3")
     assert shown.getvalue() == b"Saved to Mod\\xe8le.\n  \\x1b[2J\\udcc3\n"
+
+
+def test_help_and_unknown_flags(capsys):
+    parser = CommandParser("tool")
+    parser.add_argument("--dataset")
+    for words, message in (
+        (["--datset", "c4"], "Did you mean '--dataset'?"),
+        (["--datset=c4"], "Did you mean '--dataset'?"),
+        (["--dataset", "c4", "more"], "unrecognized argument: more."),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            parser.parse_known_args(words)
+        shown = capsys.readouterr().err
+        assert stop.value.code == 2 and shown.startswith("usage: tool") and message in shown
+    describe(parser, "--dataset NAME", "What it does.", ("--dataset c4", ""))
+    shown = parser.format_help()
+    assert shown.startswith("usage: tool --dataset NAME\n\nWhat it does.")
+    assert shown.endswith("examples:\n  tool --dataset c4\n  tool\n")

@@ -1,48 +1,111 @@
 import argparse
+from dataclasses import fields
 
 import pytest
 import torch
 
-from optimum_neuronal.cli.flags import add_model_flags, add_task_flags, device_of, load_options
+from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.cli.flags import (
+    CONFIG_FLAGS,
+    add_config_flags,
+    add_model_flags,
+    add_test_flags,
+    count,
+    device_of,
+    dtype,
+    given_fields,
+    load_options,
+    methods,
+    share,
+    value_bits,
+)
+from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.system.machine import default_device
+from optimum_neuronal.topup import TOPUPS
 
 
 def parse(*flags):
     parser = argparse.ArgumentParser()
     add_model_flags(parser)
-    add_task_flags(parser)
+    add_test_flags(parser)
     return parser.parse_args(["--model", "me/llama", *flags])
 
 
-def test_what_is_handed_to_from_pretrained():
+def test_words_are_read():
+    for read, text, value in (
+        (share, "0.7", 0.7),
+        (share, "0", 0),
+        (count, "3", 3),
+        (value_bits, "none", None),
+        (value_bits, "4", 4),
+        (dtype, "fp32", "float32"),
+        (dtype, "BF16", "bfloat16"),
+        (dtype, "half", "float16"),
+        (dtype, "torch.float32", "float32"),
+        (dtype, "auto", "auto"),
+    ):
+        assert read(text) == value, text
+    for read, text, message in (
+        (share, "70", "Did you mean 0.7?"),
+        (share, "1", "expected a share"),
+        (share, "much", "'much'"),
+        (share, "nan", "nan"),
+        (count, "0", "'0': expected a whole number of at least 1"),
+        (value_bits, "four", "'four': expected a number of bits, such as 4, or none"),
+        (dtype, "flaot32", "Did you mean 'float32'"),
+    ):
+        with pytest.raises(argparse.ArgumentTypeError, match=message):
+            read(text)
+
+
+def test_flags_of_the_config_are_read_as_the_types_of_their_fields():
+    parser, several = argparse.ArgumentParser(), argparse.ArgumentParser()
+    add_config_flags(parser)
+    for flag, values in (
+        ("--seed 3", {"seed": 3}),
+        ("--seq-length 16", {"seq_length": 16}),
+        ("--targets q_proj mlp", {"targets": ["q_proj", "mlp"]}),
+        ("--pattern 2:4", {"pattern": "2:4"}),
+        ("--topup owl:m=7", {"topup": "owl", "topup_args": {"m": 7}}),
+    ):
+        given = given_fields(parser.parse_args(["--sparsity", "0.7", *flag.split()]))
+        assert given == {"sparsity": 0.7, **values}
+    add_config_flags(
+        several, ("sparsity", "topup", "value_bits"), {"sparsity": "0.6", "topup": "owl", "value_bits": "4"}
+    )
+    given = several.parse_args(["--sparsity", "0.5", "0.6", "--topup", "owl:m=7", "--value-bits", "none", "3"])
+    assert (
+        vars(given) == {"sparsity": [0.5, 0.6], "topup": ["owl:m=7"], "value_bits": [None, 3]} == given_fields(given)
+    )
+
+
+def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
+    assert methods("saliency").split(", ") == SALIENCIES.names()
+    assert methods("topup").split(", ") == TOPUPS.names()
+    without = [entry.name for entry in fields(NeuronALConfig) if entry.name not in CONFIG_FLAGS]
+    assert without == ["saliency_args", "topup_args"]
+    for name, entry in CONFIG_FLAGS.items():
+        assert (entry.default is None) == ("unset" in entry.metadata), f"{name}: None is explained in words"
+    for command in ("prune", "compare"):
+        with pytest.raises(SystemExit) as stop:
+            run(command, "--help")
+        assert stop.value.code == 0
+        for line in capsys.readouterr().out.split("\n  --")[1:]:
+            assert "(default:" in line or "(required" in line, line
+
+
+def test_how_a_model_is_loaded():
     assert load_options(parse()) == {"dtype": "auto", "revision": "main", "trust_remote_code": False}
     given = parse("--dtype", "bfloat16", "--revision", "v2", "--trust-remote-code")
     assert load_options(given) == {"dtype": "bfloat16", "revision": "v2", "trust_remote_code": True}
-
-
-def test_a_device_is_the_one_that_was_named_or_the_default():
-    assert device_of(parse("--device", "meta")) == torch.device("meta")
-    assert device_of(parse()) == default_device()
+    assert device_of(parse("--device", "meta")) == torch.device("meta") and device_of(parse()) == default_device()
+    given = parse("--tasks", "boolq", "rte", "--limit", "40")
+    assert (given.tasks, given.limit, given.include_path) == (["boolq", "rte"], 40, None)
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="one of them is there")
-@pytest.mark.parametrize("device", ["cuda", "cuda:99", "mps", "xpu", "no-such-device", "cpu:x"])
-def test_a_device_that_is_not_there(device):
-    with pytest.raises(
-        ValueError, match=f"--device {device}: torch .* cannot compute there .*Leave --device out for cpu"
-    ):
-        device_of(parse("--device", device))
-
-
-def test_tasks_are_several_and_their_limit_a_number():
-    given = parse("--tasks", "boolq", "rte", "--limit", "40")
-    assert (given.tasks, given.limit, given.include_path) == (["boolq", "rte"], 40, None)
-    assert parse().tasks == []
-
-
-def test_the_model_has_to_be_named(capsys):
-    parser = argparse.ArgumentParser()
-    add_model_flags(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args([])
-    assert "required: --model" in capsys.readouterr().err
+def test_a_device_that_is_not_there():
+    for device in ("cuda", "cuda:99", "mps", "xpu", "no-such-device", "cpu:x"):
+        message = f"--device {device}: torch .* cannot compute there .*Leave --device out for cpu"
+        with pytest.raises(ValueError, match=message):
+            device_of(parse("--device", device))
