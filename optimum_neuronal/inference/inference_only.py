@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 
 ADVICE = "call optimum_neuronal.densify(model) first"
@@ -15,7 +16,13 @@ REFUSAL = f"The model's weights are packed, and packed weights compute no gradie
 
 
 def watched(module: nn.Module, x: torch.Tensor) -> bool:
-    """Whether autograd waits for a gradient of `x`. Raises `RuntimeError` if the module is being trained."""
+    """Return True if autograd waits for a gradient of `x`.
+
+    Raises:
+        `RuntimeError`: the module is being trained, or `x` carries a tangent (`torch.func.jvp`, forward-mode AD).
+    """
+    if not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None:
+        raise RuntimeError(REFUSAL)
     if not (torch.is_grad_enabled() and x.requires_grad):
         return False
     if module.training:

@@ -1,5 +1,10 @@
-"""What modules with packed weights have in common: buffers, conversion, what a state dict may hold, and refusals."""
+"""What modules with packed weights have in common: buffers, conversion, what a state dict may hold, and refusals.
 
+Kernels believe what offsets and masks say. So parts that came in any other way than from a packed weight, or from a state
+dict that was checked, are checked before they are computed with.
+"""
+
+import os
 from abc import abstractmethod
 from typing import NoReturn
 
@@ -30,11 +35,27 @@ class PackedBuffers(PackedModule):
         self.kind, self.owned = rows.kind, rows.names
         for name in rows.names:
             self.register_buffer(name, getattr(rows, name).detach())
+        self.checked = True
 
     @property
     def rows(self) -> Rows:
-        """What it holds, shared."""
-        return rows_of(self.kind, [getattr(self, name) for name in self.owned], self.columns)
+        """Return the rows, which share the buffers. Raise `RuntimeError` if parts were set since and do not agree."""
+        rows = rows_of(self.kind, [getattr(self, name) for name in self.owned], self.columns)
+        if not self.checked and not self.held.is_meta:
+            try:
+                rows.check()
+            except ValueError as error:
+                raise RuntimeError(
+                    f"A packed weight is damaged: {error}. Its buffers were set or emptied: load_state_dict() with those "
+                    "of a packed model, or load the model again."
+                ) from error
+            self.checked = True
+        return rows
+
+    def __setattr__(self, name: str, value) -> None:
+        if name in self.__dict__.get("owned", ()):
+            self.checked = False
+        super().__setattr__(name, value)
 
     @property
     def held(self) -> torch.Tensor:
@@ -75,25 +96,54 @@ class PackedBuffers(PackedModule):
         dtype = function(self.held[:0]).dtype
         if dtype not in DTYPES:
             raise TypeError(f"Packed weights cannot be {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
-        return super()._apply(function, recurse)
+        checked = self.checked and _keeps_content(function, self.held.device)
+        super()._apply(function, recurse)
+        self.checked = checked
+        return self
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors):
-        """Takes packed weights with any number of values or codes, and refuses damaged ones."""
-        for name in set(self.owned) & {"values", "codes"}:
-            given, own = state_dict.get(f"{prefix}{name}"), getattr(self, name)
-            if given is not None and given.ndim == 1 and len(given) != len(own):
-                setattr(self, name, own.new_empty(len(given)))
-        known = len(errors)
+        """Take packed weights with any number of values or codes. Refuse damaged ones before any buffer is set."""
+        given = {name: state_dict[f"{prefix}{name}"] for name in self.owned if f"{prefix}{name}" in state_dict}
+        if f"{prefix}weight" in state_dict:
+            errors.append(f"{prefix}weight is dense, but the model's is packed: {ADVICE}.")
+            return
+        if given:
+            try:
+                self._check_parts(given, converted=not local_metadata.get("assign_to_params_buffers", False))
+            except ValueError as error:
+                errors.append(f"{prefix}{self.owned[1]} is damaged: {error}.")
+                return
+        for name in given.keys() & {"values", "codes"}:
+            if len(given[name]) != len(getattr(self, name)):
+                setattr(self, name, getattr(self, name).new_empty(len(given[name])))
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors
         )
-        if f"{prefix}weight" in state_dict:
-            errors.append(f"{prefix}weight is dense, but the model's is packed: {ADVICE}.")
-        elif len(errors) == known and not self.held.is_meta:
-            try:
-                self.rows.check()
-            except ValueError as error:
-                errors.append(f"{prefix}{self.owned[1]} is damaged: {error}.")
+        if given:
+            self.checked = not self.held.is_meta
+
+    def _check_parts(self, parts: dict[str, torch.Tensor], converted: bool) -> None:
+        """Raise `ValueError` unless parts, by their buffers' names, make a packed weight of this shape.
+
+        `converted`: they will take this weight's dtype.
+        """
+        missing = [name for name in self.owned if name not in parts]
+        if missing:
+            raise ValueError(
+                f"it comes without {', '.join(missing)}, and parts of a packed weight are loaded together"
+            )
+        tensors = [parts[name] for name in self.owned]
+        if any(tensor.is_meta for tensor in tensors):
+            return
+        for name, tensor in parts.items():
+            own = getattr(self, name)
+            if tensor.ndim != own.ndim or (name == self.owned[0] and len(tensor) != len(own)):
+                raise ValueError(f"its {name} have shape {list(tensor.shape)}: expected {list(own.shape)}")
+        held = next(name for name in self.owned if getattr(self, name) is self.held)
+        if parts[held].dtype not in DTYPES and not (converted and parts[held].is_floating_point()):
+            raise ValueError(f"its {held} have dtype {parts[held].dtype}: expected {', '.join(map(str, DTYPES))}")
+        tensors[self.owned.index(held)] = parts[held].to(self.held.dtype) if converted else parts[held]
+        rows_of(self.kind, tensors, self.columns).check()
 
     def extra_repr(self) -> str:
         rows = self.rows
@@ -115,6 +165,9 @@ class WeightFacts:
     is_cuda = property(lambda self: self.device.type == "cuda")
     is_meta = property(lambda self: self.device.type == "meta")
     requires_grad = False
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def dim(self) -> int:
         return self.ndim
@@ -155,3 +208,12 @@ def take_place(new: nn.Module, old: nn.Module) -> nn.Module:
     for name in HOOKS:
         setattr(new, name, getattr(old, name))
     return new
+
+
+def _keeps_content(function, device: torch.device) -> bool:
+    """Return True unless a function that modules apply to their tensors leaves them empty, as `to_empty` does."""
+    if device.type == "meta":
+        return False
+    probe = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8).to(device)
+    result = function(probe)
+    return not result.is_meta and result.dtype == probe.dtype and torch.equal(result.to(device), probe)

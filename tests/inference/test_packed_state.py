@@ -1,0 +1,111 @@
+"""What packed modules hold after their buffers were loaded, set or emptied: checked parts, or an error."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from optimum_neuronal.formats.int8_weight import Int8Weight
+from optimum_neuronal.inference.coded_rows import CodedRows
+from optimum_neuronal.inference.layouts import lay_out
+from optimum_neuronal.inference.packed_embedding import PackedEmbedding
+from optimum_neuronal.inference.packed_linear import PackedLinear
+from optimum_neuronal.inference.packing import ValueFormat, pack_rows
+
+
+def sparse(rows=8, columns=192):
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).bfloat16()
+    weight[weight.abs() < 0.8] = 0
+    return weight
+
+
+def modules():
+    linear = nn.Linear(192, 8, bias=False).bfloat16().requires_grad_(False)
+    linear.weight.copy_(sparse())
+    yield PackedLinear.from_linear(linear).eval()
+    yield PackedLinear(pack_rows(sparse(), False, ValueFormat(3, "int8"))).eval()
+    yield PackedEmbedding(lay_out(Int8Weight.rounded(sparse())), nn.Embedding(8, 192)).eval()
+
+
+@pytest.fixture(params=range(3), ids=["values", "codes", "levels"])
+def module(request):
+    return list(modules())[request.param]
+
+
+def compute(module):
+    if isinstance(module, PackedEmbedding):
+        return module(torch.arange(8))
+    return module(torch.ones(2, 192, dtype=torch.bfloat16))
+
+
+def damages(module):
+    """State dicts that do not fit the module, by what is wrong with them."""
+    for name in module.owned:
+        good = dict(module.state_dict())
+        part = good.pop(name)
+        yield f"without {name}", good
+        yield f"{name} as complex numbers", {**good, name: part.to(torch.complex64)}
+        yield f"{name} without dimensions", {**good, name: part.new_zeros(())}
+        if name == "offsets":
+            yield "offsets far behind", {**good, name: part + 10**9}
+        if name in ("values", "codes", "levels", "bits", "scales"):
+            yield f"three of {name}", {**good, name: part[:3]}
+
+
+def test_a_refused_state_dict_changes_nothing(module):
+    expected, before = compute(module), copy.deepcopy(module.state_dict())
+    tried = list(damages(module))
+    assert len(tried) >= 8
+    for why, damaged in tried:
+        for assign in (False, True):
+            with pytest.raises(RuntimeError, match="is damaged"):
+                module.load_state_dict(damaged, strict=False, assign=assign)
+            assert all(torch.equal(before[name], part) for name, part in module.state_dict().items()), why
+            assert torch.equal(compute(module), expected), why
+    module.load_state_dict(before, assign=True)
+    assert torch.equal(compute(module), expected)
+
+
+def test_an_emptied_module_computes_nothing_until_it_is_loaded(module):
+    expected, state = compute(module), copy.deepcopy(module.state_dict())
+    for device in ("cpu", "meta"):
+        module.to("meta") if device == "meta" else None
+        module.to_empty(device="cpu")
+        assert not module.checked
+        if "offsets" in module.owned:
+            module.offsets.fill_(10**9)  # what such memory may hold
+            with pytest.raises(RuntimeError, match=r"load_state_dict\(\)"):
+                compute(module)
+        module.load_state_dict(state)
+        assert module.checked and torch.equal(compute(module), expected)
+    assert module.float().bfloat16().checked, "conversions keep what was checked"
+
+
+def test_buffers_that_are_set_are_checked_before_they_are_used():
+    module = next(modules())
+    expected = compute(module)
+    module.values = module.values[:3].clone()
+    with pytest.raises(RuntimeError, match="its offsets go from 0 to"):
+        compute(module)
+    module = next(modules())
+    module.values = module.values.clone()
+    assert torch.equal(compute(module), expected) and module.checked
+
+
+def test_forward_mode_derivatives_are_refused(module):
+    if isinstance(module, PackedEmbedding):
+        pytest.skip("its inputs have no derivatives")
+    x = torch.ones(2, 192, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="compute no gradients"):
+        torch.func.jvp(module, (x,), (x,))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="compute no gradients"):
+        module(forward_ad.make_dual(x, x))
+    assert torch.equal(module(x), compute(module))
+
+
+def test_the_length_of_a_packed_weight_is_that_of_the_dense_one():
+    for module in modules():
+        assert len(module.weight) == 8
+        assert not isinstance(module.rows, CodedRows) or module.rows.check() is None
