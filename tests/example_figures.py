@@ -76,7 +76,7 @@ LAYER = {
     for name in ("self_attn.q_proj", "mlp.down_proj")
 }
 DRAWN = {
-    "seconds": lambda: by_seconds(results()),
+    "seconds": lambda: by_seconds(results((0.6, 0.7))),
     "bits": lambda: by_bits(results_with_bits()),
     "lambda": lambda: figures.plot_by_lambda("llama", {0.1: 15.1, 0.05: 20.0, 0.2: 17}, 0.1),
     "blocks": lambda: by_block({"uniform": [0.7] * 40, "neuronal": np.linspace(0.6, 0.8, 40)}),

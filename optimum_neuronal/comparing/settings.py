@@ -16,7 +16,7 @@ from ..registry import parse_method
 from ..saliency import SALIENCIES
 from ..system.processes import Processes
 from ..topup import TOPUPS
-from ..validation import check_several, check_texts
+from ..validation import check_bits, check_several, check_texts
 
 
 class Combination(NamedTuple):
@@ -87,10 +87,8 @@ class ComparisonSettings:
         one = self.value_bits is None or isinstance(self.value_bits, int)
         value_bits = check_several("value_bits", [self.value_bits] if one else self.value_bits, "[None, 4, 3]")
         for bits in value_bits:
-            if bits is not None and bits not in BITS:
-                raise ValueError(f"value_bits holds {bits!r}: expected {', '.join(map(str, BITS))}, or None.")
-        found = product(sparsities, saliencies, topups, value_bits)
-        combinations = [Combination(*combination) for combination in found]
+            check_bits("value_bits", bits, BITS)
+        combinations = [Combination(*found) for found in product(sparsities, saliencies, topups, value_bits)]
         if not combinations:
             raise ValueError(
                 "There is nothing to compare: name at least one saliency, top-up, sparsity and number of bits."

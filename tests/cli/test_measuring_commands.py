@@ -47,7 +47,7 @@ class TestCompare:
         results = json.loads((tmp_path / "out" / "comparison.json").read_text())["results"]
         assert [result["value_bits"] for result in results] == [None, 4]
         assert results[1]["bits_per_weight"] < results[0]["bits_per_weight"] / 4
-        with pytest.raises(SystemExit, match="value_bits holds 5: expected 8, 4, 3, 2, or None"):
+        with pytest.raises(SystemExit, match="value_bits is 5: expected one of 8, 4, 3, 2, or None"):
             run(*arguments, *methods[:-2], 5)
 
     def test_figures(self, run, arguments, tmp_path):

@@ -16,10 +16,9 @@ from optimum_neuronal.saliency import SALIENCIES
 from .conftest import SMALL
 
 
-METHODS = {
-    "saliencies": ["wanda", "magnitude"],
-    "topups": ["uniform", "neuronal:block_lambdas=[0.1],row_lambdas=[0.1]"],
-}
+TUNED = "neuronal:block_lambdas=[0.05,0.1],row_lambdas=[0.0,0.1]"
+METHODS = {"saliencies": ["wanda", "magnitude"], "topups": ["uniform", TUNED]}
+ONE = {"saliencies": ["magnitude"], "topups": ["uniform"]}
 
 
 def state(model):
@@ -33,18 +32,20 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
     model = make_model(family)
     before = state(model)
     dense = evaluate_perplexity(model, None, ids[6:])
-    comparison = compare(model, saliencies=[saliency], topups=["uniform", "neuronal"], **others)
+    comparison = compare(model, saliencies=[saliency], topups=["uniform", TUNED], **others)
     assert comparison.dense.perplexity["test"] == pytest.approx(dense, rel=1e-5)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not comparison.failed and getattr(model.config, "sparsity_config", None) is None
     for result in comparison.results:
-        topup = "neuronal:steps=block" if (saliency, result.topup) == ("sparsegpt", "neuronal") else result.topup
+        no_rows = (saliency, result.topup) == ("sparsegpt", TUNED)  # it knows none: the block step alone
+        topup = f"{TUNED},steps=block" if no_rows else result.topup
         config = NeuronALConfig(sparsity=0.5, saliency=saliency, topup=topup, **SMALL)
         pruner, alone = NeuronALPruner(config), make_model(family)
         pruner.prune(alone, ids[:6])
         assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
         assert result.achieved_sparsity == pruner.report.achieved_sparsity
         assert result.block_lambda == pruner.report.block_lambda and result.row_lambda == pruner.report.row_lambda
+        assert (result.row_lambda is None) == (result.topup == "uniform" or no_rows)
         assert result.block_sparsity == list(pruner.report.blocks.values())
 
 
@@ -115,32 +116,19 @@ def test_impossible_combinations_are_rows_too(llama, others):
     assert "updates all rows of a weight together" in comparison.failed[0].error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_input_is_refused_before_work(llama, others, monkeypatch):
+    monkeypatch.setattr(measuring, "find_changes", lambda *args: pytest.fail("work began"))
+    monkeypatch.setattr(measuring, "evaluate_perplexity", lambda *args, **kwargs: pytest.fail("work began"))
+    for arguments, message in (
         ({"saliencies": ["wandq"]}, "Did you mean 'wanda'"),
         ({"topups": ["uniforn:x=1"]}, "Did you mean 'uniform'"),
         ({"topups": ["uniform:x"]}, "expected NAME or NAME:KEY=VALUE"),
         ({"topups": []}, "nothing to compare"),
         ({"sparsities": [1.5]}, "No combination is possible: sparsity is 1.5"),
         ({"num_samples": 100}, "The token ids hold 6 sequences"),
-    ],
-)
-def test_bad_input_is_refused_before_work(arguments, message, llama, others, monkeypatch):
-    monkeypatch.setattr(measuring, "find_changes", lambda *args: pytest.fail("work began"))
-    monkeypatch.setattr(measuring, "evaluate_perplexity", lambda *args, **kwargs: pytest.fail("work began"))
-    with pytest.raises(ValueError, match=message):
-        compare(llama, **{"saliencies": ["wanda"], "topups": ["uniform"], **others, **arguments})
-
-
-@pytest.mark.usefixtures("quick_alps")
-def test_rows_by_alps_and_none_by_sparsegpt(llama, others):
-    """NeuronAL's two steps, where the saliency knows rows; the block step alone where it does not."""
-    comparison = compare(llama, saliencies=["alps", "sparsegpt"], topups=["neuronal"], **others)
-    assert not comparison.failed
-    by_name = {result.saliency: result for result in comparison.results}
-    assert by_name["alps"].row_lambda is not None and by_name["sparsegpt"].row_lambda is None
-    assert all(result.block_lambda is not None for result in comparison.results)
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare(llama, **{"saliencies": ["wanda"], "topups": ["uniform"], **others, **arguments})
 
 
 def test_test_files_of_the_same_name_and_counts(llama, ids, tokenizer, tmp_path):
@@ -149,7 +137,7 @@ def test_test_files_of_the_same_name_and_counts(llama, ids, tokenizer, tmp_path)
         (tmp_path / folder / "test.txt").write_text(" ".join(f"w{i * step % 60}" for i in range(64)))
     model = make_model("llama", vocab_size=256)
     files = [tmp_path / folder / "test.txt" for folder in ("a", "b")]
-    fields = {"saliencies": ["magnitude"], "topups": ["uniform"], "sparsities": [0.5], "seq_length": 16}
+    fields = {**ONE, "sparsities": [0.5], "seq_length": 16}
     comparison = compare(model, tokenizer, **fields, evaluate=(file for file in files))
     expected = [evaluate_perplexity(model, tokenizer, file, 16) for file in files]
     assert comparison.dense.perplexity == pytest.approx(dict(zip(("test.txt", "test.txt (2)"), expected)), rel=1e-5)
@@ -190,30 +178,30 @@ def test_out_of_memory_is_a_row_too(llama, others, monkeypatch):
     assert comparison.failed[0].error == "MemoryError"
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"what": 1}', "[1, 2]"])
-def test_a_damaged_record_is_made_anew(content, llama, others, tmp_path):
-    first = compare(llama, saliencies=["magnitude"], topups=["uniform"], **others, output=tmp_path)
-    for record in (tmp_path / "results").iterdir():
-        record.write_text(content)
-    second = compare(llama, saliencies=["magnitude"], topups=["uniform"], **others, output=tmp_path)
-    assert second.results[0].perplexity == first.results[0].perplexity
+def test_a_damaged_record_is_made_anew(llama, others, tmp_path):
+    first = compare(llama, **ONE, **others, output=tmp_path)
+    for content in ("", "{}", '{"what": 1}', "[1, 2]"):
+        for record in (tmp_path / "results").iterdir():
+            record.write_text(content)
+        second = compare(llama, **ONE, **others, output=tmp_path)
+        assert second.results[0].perplexity == first.results[0].perplexity
 
 
-@pytest.mark.parametrize("change", ["seed", "calibration", "test", "model"])
-def test_what_depends_on_something_else_is_run_again(change, llama, ids, others, tmp_path):
-    first = compare(llama, saliencies=["wanda"], topups=["uniform"], **others, output=tmp_path)
-    if change == "seed":
-        others["seed"] = 1
-    elif change == "calibration":
-        others["dataset"] = ids[1:7]
-    elif change == "test":
-        others["evaluate"] = {"test": ids[5:]}
-    else:
-        llama = make_model("llama", seed=1)
-    second = compare(llama, saliencies=["wanda"], topups=["uniform"], **others, output=tmp_path)
-    expected = 4 if change != "seed" else 3  # the dense model's figures do not depend on the config
-    assert len(list((tmp_path / "results").iterdir())) == expected
-    assert change == "seed" or first.results[0].perplexity != second.results[0].perplexity
+def test_what_depends_on_something_else_is_run_again(llama, ids, others, tmp_path):
+    methods = {"saliencies": ["wanda"], "topups": ["uniform"]}
+    first = compare(llama, **methods, **others, output=tmp_path)
+    records = len(list((tmp_path / "results").iterdir()))
+    for model, change in (
+        (llama, {"seed": 1}),
+        (llama, {"dataset": ids[1:7]}),
+        (llama, {"evaluate": {"test": ids[5:]}}),
+        (make_model("llama", seed=1), {}),
+    ):
+        second = compare(model, **methods, **{**others, **change}, output=tmp_path)
+        more = len(list((tmp_path / "results").iterdir())) - records
+        assert more == (1 if "seed" in change else 2), "the dense model's figures do not depend on the config"
+        assert "seed" in change or first.results[0].perplexity != second.results[0].perplexity
+        records += more
 
 
 class Make:

@@ -71,21 +71,18 @@ def test_tables(comparison):
         "±",
         "1.00%",
         "80.00%",
-        *["0.0", "0.0", "2.00", "0.1"],
+        "0.0",
+        "0.0",
+        "2.00",
+        "0.1",
     ]
     assert "failed: out of | luck" in text
     markdown = comparison.to_markdown()
+    assert "bits" not in markdown and "| 0.00% | dense | - | 10.00 |" in squeezed(markdown)
+    assert text.splitlines()[2].split()[:4] == ["0.00%", "dense", "-", "10.00"]
     assert "Calibration: 8 x 16 tokens of c4." in markdown and "out of \\| luck" in markdown
-    assert (
-        len(
-            {
-                line.replace("\\|", "").count("|")
-                for line in markdown.splitlines()
-                if "wanda" in line or "failed" in line
-            }
-        )
-        == 1
-    )
+    rows = [line for line in markdown.splitlines() if "wanda" in line or "failed" in line]
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
 
 
 def squeezed(table):
@@ -117,20 +114,13 @@ def test_bits_have_columns_and_groups_of_their_own(with_bits):
     without, rounded = with_bits.aggregates()
     assert (without.value_bits, rounded.value_bits, rounded.saliencies) == (None, 4, 2)
     assert without.perplexity_factor == pytest.approx(2)
-    assert with_bits.aggregate_table().header == [
-        "top-up",
-        "perplexity x dense, 50%",
-        "perplexity x dense, 50%, 4 bits",
-    ]
+    header = ["top-up", "perplexity x dense, 50%", "perplexity x dense, 50%, 4 bits"]
+    assert with_bits.aggregate_table().header == header
     assert repr(with_bits.results[1]).startswith("Result(wanda + uniform, 50.00%, 4 bits, perplexity a 30.00")
     assert "value bits" in with_bits._repr_html_()
     rows = list(csv.DictReader(io.StringIO(with_bits.to_csv())))
     assert [row["value_bits"] for row in rows] == ["", "", "4", "4", "4"] and rows[2]["bits_per_weight"] == "3.125"
     assert json.loads(json.dumps(with_bits.to_dict()))["results"][1]["value_bits"] == 4
-
-
-def test_without_bits_there_are_no_columns_of_them(comparison):
-    assert "bits" not in comparison.to_markdown()
 
 
 def test_files(comparison, tmp_path):
@@ -144,28 +134,24 @@ def test_files(comparison, tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.parametrize("name", ["comparison.md", "comparison.json", "lambda-mine.svg"])
-def test_files_of_others_are_not_replaced(plotted, tmp_path, name):
-    """Neither a table nor a figure, unless asked."""
-    write = plotted.plot if "lambda" in name else plotted.save
-    for content in ("mine", "[]", '{"model": 1}'):
-        (tmp_path / name).write_text(content)
-        with pytest.raises(FileExistsError, match=f"{name} was not written by a comparison.*--overwrite"):
-            write(tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == content
-    write(tmp_path, overwrite=True)
-    assert len(list(tmp_path.iterdir())) > 1
-
-
-def test_a_folder_with_a_comparison_is_continued(plotted, tmp_path):
-    for _ in range(2):
-        plotted.save(tmp_path)
-        assert len(plotted.plot(tmp_path).paths) == 4
-
-
-def test_checking_creates_nothing(tmp_path):
+def test_files_of_others_are_not_replaced(plotted, tmp_path):
+    """Neither a table nor a figure, unless asked; checking creates nothing."""
     check_output(tmp_path / "new", False)
     assert not list(tmp_path.iterdir())
+    for name, write in (
+        ("comparison.md", plotted.save),
+        ("comparison.json", plotted.save),
+        ("lambda-mine.svg", plotted.plot),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        for content in ("mine", "[]", '{"model": 1}'):
+            (folder / name).write_text(content)
+            with pytest.raises(FileExistsError, match=f"{name} was not written by a comparison.*--overwrite"):
+                write(folder)
+            assert [path.name for path in folder.iterdir()] == [name] and (folder / name).read_text() == content
+        write(folder, overwrite=True)
+        assert len(list(folder.iterdir())) > 1
 
 
 def test_the_best_of_every_sparsity_is_bold(comparison):
@@ -180,11 +166,6 @@ def test_the_best_of_every_sparsity_is_bold(comparison):
     aggregates = squeezed(comparison.to_markdown()).split("geometric mean")[1]
     assert "| owl | **" in aggregates and aggregates.count("**") == 4, "at 70 % there is nothing to choose from"
     assert comparison._repr_html_().count("<b>") == 1 + len(comparison.table().bold) + 2
-
-
-def test_the_dense_model_has_one_name(comparison):
-    assert "| 0.00% | dense | - | 10.00 |" in squeezed(comparison.to_markdown())
-    assert str(comparison).splitlines()[2].split()[:4] == ["0.00%", "dense", "-", "10.00"]
 
 
 def test_short_and_in_notebooks(comparison):
@@ -208,9 +189,11 @@ def plotted(comparison):
 
 
 def test_figures_are_embedded_in_the_page_beside_them(plotted, tmp_path):
-    plotted.save(tmp_path)
-    figures = plotted.plot(tmp_path)
-    assert list(figures.images) == ["perplexity-by-seconds", "block-sparsity-wanda-50"]
+    """A folder with a comparison is continued."""
+    for _ in range(2):
+        plotted.save(tmp_path)
+        figures = plotted.plot(tmp_path)
+    assert list(figures.images) == ["perplexity-by-seconds", "block-sparsity-wanda-50"] and len(figures.paths) == 4
     page = (tmp_path / "comparison.md").read_text()
     assert page.startswith(plotted.to_markdown()) and page.endswith("](block-sparsity-wanda-50.png)\n")
     assert all((tmp_path / name).is_file() for name in re.findall(r"!\[.*\]\((.*)\)", page))
@@ -218,15 +201,12 @@ def test_figures_are_embedded_in_the_page_beside_them(plotted, tmp_path):
     assert (tmp_path / "comparison.md").read_text() == page, "once each"
 
 
-def test_figures_leave_other_pages_alone(plotted, tmp_path):
-    (tmp_path / "comparison.md").write_text("# My notes\n")
-    assert len(plotted.plot(tmp_path).paths) == 4
-    assert (tmp_path / "comparison.md").read_text() == "# My notes\n"
-
-
-def test_figures_are_shown_without_a_directory(plotted, tmp_path, monkeypatch):
+def test_figures_leave_other_pages_alone_and_need_no_directory(plotted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     figures = plotted.plot()
     assert repr(figures) == "Figures(perplexity-by-seconds, block-sparsity-wanda-50)"
     assert figures._repr_html_().count('src="data:image/png;base64,iVBOR') == 2
     assert figures.paths == [] and not list(tmp_path.iterdir())
+    (tmp_path / "comparison.md").write_text("# My notes\n")
+    assert len(plotted.plot(tmp_path).paths) == 4
+    assert (tmp_path / "comparison.md").read_text() == "# My notes\n"

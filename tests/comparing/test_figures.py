@@ -22,9 +22,6 @@ def test_infinite_perplexities_are_named():
     found = [run(), run("magnitude", perplexity=(math.inf, 50.0))]
     assert "70 % sparsity (infinite: magnitude + uniform)" in texts(by_seconds(found))
     by_bits([run(perplexity=(math.inf, 30.0), bits_per_weight=3.0), run(bits_per_weight=5.0)])
-
-
-def test_one_data_set():
     assert "model: perplexity on wikitext2" in texts(by_seconds([run(perplexity=(20.0,))], "model"))
 
 
@@ -40,12 +37,8 @@ def test_blocks():
     assert set(names) < set(texts(by_block({name: [0.5, 0.6] for name in names})))
 
 
-def test_rows():
-    written = texts(DRAWN["rows"]())
-    assert {"0.self_attn.q_proj", "3.mlp.down_proj", "Row sparsity", "50 %", "51 %"} < set(written)
-
-
-def test_lambdas():
+def test_rows_and_lambdas():
+    assert {"0.self_attn.q_proj", "3.mlp.down_proj", "Row sparsity", "50 %", "51 %"} < set(texts(DRAWN["rows"]()))
     assert {"candidate", "chosen: 0.1", "0.05", "Perplexity (lower is better)"} < set(texts(DRAWN["lambda"]()))
 
 
@@ -65,30 +58,33 @@ def drawn(found):
     return draw_figures("model", Result(0, "dense", "dense", {"c4": 20.0}), found)
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """The functions that draw are only called; figure's function -> its arguments, by call."""
+    seen = {}
+    for name in ("plot_by_seconds", "plot_by_bits", "plot_by_block", "plot_by_row", "plot_by_lambda"):
+        seen[name] = []
+        monkeypatch.setattr(figures, name, lambda *given, name=name: seen[name].append(given))
+    return seen
+
+
 ROWS = {"0.q_proj": [0.6, 0.8]}
+FAILED = Result(0.7, "ria", "uniform", error="no memory")
 
 
-def test_a_comparison_gets_the_figures_that_it_allows():
-    failed = Result(0.7, "ria", "uniform", error="no memory")
-    found = drawn([result("uniform"), result("neuronal:steps=row", row_sparsity=ROWS), failed])
-    assert list(found) == [
-        "perplexity-by-seconds",
-        "block-sparsity-wanda-70",
-        "row-sparsity-wanda-70-neuronal_steps_row",
-    ]
-    assert drawn([failed]) == {}
-
-
-def test_bits_are_drawn_if_there_are_several():
+def test_a_comparison_gets_the_figures_that_it_allows(calls):
+    found = drawn([result("uniform"), result("neuronal:steps=row", row_sparsity=ROWS), FAILED])
+    both = ["perplexity-by-seconds", "block-sparsity-wanda-70"]
+    assert list(found) == [*both, "row-sparsity-wanda-70-neuronal_steps_row"] and drawn([FAILED]) == {}
     found = drawn([result("uniform", bits_per_weight=6.0), result("uniform", value_bits=4, bits_per_weight=2.4)])
-    expected = ["perplexity-by-seconds", "perplexity-by-bits", "block-sparsity-wanda-70"]
-    assert list(found) == [*expected, "block-sparsity-wanda-70-4bits"]
-    assert "model, wanda, 70 % sparsity, 4 bits" in texts(found["block-sparsity-wanda-70-4bits"])
-    assert "70 % sparsity, 4 bits" in texts(found["perplexity-by-seconds"])
+    assert list(found) == [both[0], "perplexity-by-bits", both[1], "block-sparsity-wanda-70-4bits"]
     assert "perplexity-by-bits" not in drawn([result("uniform"), result("uniform", value_bits=4)])
+    tuned = [f"neuronal:block_lambdas=[{'0.05,' * 100}{last}]" for last in (0.3, 0.4)]
+    found = drawn([result(topup, row_sparsity=ROWS) for topup in tuned])
+    assert len(found) == 4 and max(map(len, found)) < 150, "a method of many words has a file"
 
 
-def test_lambdas_are_drawn_if_there_are_three_and_a_choice_among_several():
+def test_lambdas_are_drawn_if_there_are_three_and_a_choice_among_several(calls):
     def single(lam, tried=1):
         return result(f"neuronal:{lam}-{tried}", block_lambda=lam, decisions={"block": {"candidates": [{}] * tried}})
 
@@ -99,30 +95,19 @@ def test_lambdas_are_drawn_if_there_are_three_and_a_choice_among_several():
 def test_titles_name_the_model_the_saliency_and_the_target():
     """So that no two figures are the same."""
     found = drawn([result("owl", saliency, row_sparsity=ROWS) for saliency in ("wanda", "ria")])
-    assert len({files[".png"] for files in found.values()}) == len(found) == 5
+    assert len({files[".svg"] for files in found.values()}) == len(found) == 5
     assert "model, ria, 70 % sparsity" in texts(found["block-sparsity-ria-70"])
     assert "model, ria + owl, 70 % sparsity" in texts(found["row-sparsity-ria-70-owl"])
     assert "model: perplexity on c4" in texts(found["perplexity-by-seconds"])
+    found = drawn([result("uniform", value_bits=4)])
+    assert "model, wanda, 70 % sparsity, 4 bits" in texts(found["block-sparsity-wanda-70-4bits"])
+    assert "70 % sparsity, 4 bits" in texts(found["perplexity-by-seconds"])
 
 
-def test_one_colour_per_method_and_one_scale_of_all_heat_maps(monkeypatch):
-    styles, scales = [], []
-    for name in ("plot_by_seconds", "plot_by_block"):
-        monkeypatch.setattr(figures, name, lambda *given: styles.append(given[-1]))
-    monkeypatch.setattr(figures, "plot_by_row", lambda *given: scales.append(given[2:]))
-    failed = Result(0.7, "ria", "uniform", error="no memory")
+def test_one_colour_per_method_and_one_scale_of_all_heat_maps(calls):
     found = [result("owl", "ria", row_sparsity=ROWS), result("owl", row_sparsity={"0.q": [0.3, 0.7], "1.q": [0.9]})]
-    drawn([failed, *found, result("uniform")])
+    drawn([FAILED, *found, result("uniform")])
+    styles = [given[-1] for given in calls["plot_by_seconds"] + calls["plot_by_block"]]
     assert len(styles) == 3 and all(style == styles[0] for style in styles) and list(styles[0]) == ["uniform", "owl"]
-    assert scales == [(0.3, 0.9)] * 2
-
-
-def test_a_method_of_many_words_has_a_file():
-    lambdas = ",".join(f"0.{index}" for index in range(100))
-    tuned = [f"neuronal:block_lambdas=[{lambdas},{last}]" for last in (0.3, 0.4)]
-    found = drawn([result(topup, row_sparsity=ROWS) for topup in tuned])
-    assert len(found) == 4 and max(map(len, found)) < 150
-
-
-def test_the_mean_of_the_dense_model():
+    assert [given[2:] for given in calls["plot_by_row"]] == [(0.3, 0.9)] * 2
     assert DENSE.mean_perplexity == pytest.approx(10)

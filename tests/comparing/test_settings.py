@@ -26,9 +26,9 @@ def test_bits_are_a_dimension():
 
 def test_mistakes():
     for changes, error, message in (
-        ({"value_bits": [4, 5]}, ValueError, "value_bits holds 5: expected 8, 4, 3, 2, or None"),
-        ({"value_bits": True}, ValueError, "value_bits holds True"),
-        ({"value_bits": ["4"]}, ValueError, "value_bits holds '4'"),
+        ({"value_bits": [4, 5]}, ValueError, "value_bits is 5: expected one of 8, 4, 3, 2, or None"),
+        ({"value_bits": True}, TypeError, "value_bits is True"),
+        ({"value_bits": ["4"]}, TypeError, "value_bits is '4'"),
         ({"value_bits": "4"}, TypeError, "value_bits is '4': expected several, such as .None, 4, 3."),
         ({"value_bits": []}, ValueError, "nothing to compare"),
         ({"tasks": ["boolq"], "limit": 0}, ValueError, "limit is 0: expected a whole number"),
