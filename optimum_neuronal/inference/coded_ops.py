@@ -124,7 +124,7 @@ def _fake_unpack_coded(bits, codes, offsets, scales, table, columns, dtype):
 
 def _coded_linear(x, bits, codes, offsets, scales, table, bias, int8):
     check_coded_linear(x, bits, codes, offsets, scales, table, bias)
-    flat = x.reshape(-1, x.shape[-1]).contiguous() if x.shape[-1] else x.reshape(x.shape[:-1].numel(), 0)
+    flat = x.reshape(x.shape[:-1].numel(), x.shape[-1]).contiguous()  # -1 would be any number where in is 0
     bias = None if bias is None else bias.contiguous()
     coded, kernel = (bits, codes, offsets, scales, table), find_kernel()
     if kernel is None:

@@ -154,7 +154,7 @@ def _packed_linear(x, bits, values, offsets, bias):
     if kernel is None:
         warn_without_kernel()
         return torch_fallback.packed_linear(x, bits, values, offsets, bias)
-    flat = x.reshape(-1, x.shape[-1]).contiguous()
+    flat = x.reshape(x.shape[:-1].numel(), x.shape[-1]).contiguous()  # -1 would be any number where in is 0
     max_fused = MAX_FUSED_ROWS_BY_KERNEL.get(kernel.name, MAX_FUSED_ROWS)
     multiply = _multiply_packed if len(flat) <= max_fused else _multiply_unpacked
     bias = None if bias is None else bias.contiguous()

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from optimum_neuronal import densify, evaluate_perplexity, sparsify
 from optimum_neuronal.formats.int8_weight import Int8Weight
 from optimum_neuronal.inference.coded_rows import CodedRows
 from optimum_neuronal.inference.layouts import lay_out
@@ -109,3 +111,23 @@ def test_the_length_of_a_packed_weight_is_that_of_the_dense_one():
     for module in modules():
         assert len(module.weight) == 8
         assert not isinstance(module.rows, CodedRows) or module.rows.check() is None
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (0, 4)])
+def test_weights_without_rows_or_columns(shape):
+    rows, columns = shape
+    for value in (None, ValueFormat(3, "int8")):
+        packed = PackedLinear(pack_rows(torch.zeros(shape), False, value), torch.arange(4.0)[:rows]).eval()
+        assert torch.equal(packed(torch.ones(2, 3, columns)), torch.arange(4.0)[:rows].expand(2, 3, rows))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_perplexity_with_a_head_in_8_bits(tied):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).eval()
+    ids = torch.randint(0, 64, (2, 16))
+    model = sparsify(model, embedding_bits=8)
+    rounded = evaluate_perplexity(densify(copy.deepcopy(model)), None, ids)
+    assert evaluate_perplexity(model, None, ids) == pytest.approx(rounded, rel=1e-2)
