@@ -5,6 +5,8 @@ the row step; sparsities are clipped without moving the mean back; the rows of q
 of o the input of gate, those of gate and up the input of down; down projections and the last block stay uniform.
 """
 
+import copy
+import functools
 import json
 import lzma
 from pathlib import Path
@@ -34,6 +36,12 @@ ROWS_FOLLOW = {
 
 
 def load_model() -> LlamaForCausalLM:
+    """Return a copy of the reference model, which is read once for a session."""
+    return copy.deepcopy(_read_model())
+
+
+@functools.cache
+def _read_model() -> LlamaForCausalLM:
     model = LlamaForCausalLM(LlamaConfig.from_pretrained(REFERENCE))
     model.load_state_dict(load(lzma.decompress((REFERENCE / "model.safetensors.xz").read_bytes())))
     return model.eval()

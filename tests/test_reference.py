@@ -227,14 +227,8 @@ class TestSparseGPT:
 
         monkeypatch.setattr(SparseGPT, "prune", prune)
 
-    @pytest.mark.parametrize(
-        "sparsity, topup",
-        [
-            pytest.param(0.6, "neuroal_block", marks=at_night),
-            pytest.param(0.7, "uniform", marks=at_night),
-            (0.8, "neuroal_block"),
-        ],
-    )
+    @at_night
+    @pytest.mark.parametrize("sparsity, topup", [(0.6, "neuroal_block"), (0.7, "uniform"), (0.8, "neuroal_block")])
     def test_perplexities(self, sparsity, topup, one_more):
         reference = Reference("sparsegpt")
         figures = run("sparsegpt", sparsity, topup)

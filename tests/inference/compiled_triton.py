@@ -14,11 +14,16 @@ TARGETS = (GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64))
 SIZES = ("count", "columns", "rows", "words")
 
 
-def kernels():
+def kernels(backend):
     """Every kernel with its arguments' types, None and sizes of 1 being constants, as at a call.
 
-    By day one floating-point and one integer dtype, and values of 3 bits.
+    By day one floating-point and one integer dtype, values of 3 bits, and for HIP one kernel of each module.
     """
+    if backend == "hip" and not NIGHT:
+        linear = dict.fromkeys(("x", "y", "bias"), "bf16")
+        yield triton_kernels._multiply, {"values": "bf16", **linear}, {"COUNT": 8, "TOGETHER": 1}
+        yield triton_coded._multiply, linear, {"COUNT": 1, "TOGETHER": 4, "BITS": 3, "WORDS": triton_coded.WORDS}
+        return
     for dtype in ("bf16", "fp16", "fp32") if NIGHT else ("fp32",):
         linear = {"x": dtype, "values": dtype, "y": dtype, "bias": dtype}
         yield triton_kernels._multiply, linear, {"COUNT": 1, "TOGETHER": 4}
@@ -61,7 +66,7 @@ def compiled(kernel, pointers, constants, target):
 
 
 for target in TARGETS:
-    for kernel, pointers, constants in kernels():
+    for kernel, pointers, constants in kernels(target.backend):
         assembly = compiled(kernel, pointers, constants, target).asm
         # Everything in memory is found with 64 bits, which a row of values behind 2**31 needs.
         widths = re.findall(r"tt\.addptr .* : \S+, (?:tensor<\S*x)?(i\d+)", assembly["ttir"])

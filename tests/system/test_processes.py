@@ -11,6 +11,7 @@ from conftest import make_model, memory_of
 from safetensors.torch import load_file, save_file
 from several_processes import in_processes
 
+from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.system import processes
 from optimum_neuronal.system.processes import Processes
@@ -136,7 +137,7 @@ def test_the_same_masks_for_any_number_of_processes(tmp_path, family, fields, id
     assert all((tmp_path / f"saved{count}" / "model.safetensors").exists() for count in (1, 2, 4))
 
 
-def test_torchrun(tmp_path, tokenizer):
+def test_torchrun(tmp_path, tokenizer, monkeypatch, capsys):
     """The command, started as its users start it, saves what one process saves."""
     dense, text = tmp_path / "dense", tmp_path / "text.txt"
     make_model("llama", vocab_size=256).save_pretrained(dense)
@@ -147,13 +148,14 @@ def test_torchrun(tmp_path, tokenizer):
         port = probe.getsockname()[1]
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m"]
     arguments = ["--sparsity", "0.7", "--num-samples", "8", "--num-alignment-samples", "4", "--seq-length", "16"]
-    arguments += ["--model", dense, "--dataset", text, "--device", "cpu"]
+    arguments += ["--model", str(dense), "--dataset", str(text), "--device", "cpu", "--effort", "fast"]
+    monkeypatch.setattr(sys, "argv", ["optimum-cli", "neuronal", "prune", *arguments, "--output", f"{tmp_path}/one"])
+    optimum_cli.main()
+    assert capsys.readouterr().out.count("Saved to") == 1
+    command = [sys.executable, *launch, "optimum_neuronal", "prune", *arguments, "--output", f"{tmp_path}/two"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for name, start in (("one", ["-m"]), ("two", launch)):
-        command = [sys.executable, *start, "optimum_neuronal", "prune", *arguments, "--output", tmp_path / name]
-        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment, cwd=tmp_path)
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.count("Saved to") == 1
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert result.returncode == 0 and result.stdout.count("Saved to") == 1, result.stderr
     one, two = (load_file(Path(tmp_path) / name / "model.safetensors") for name in ("one", "two"))
     assert all(torch.equal(value, two[key]) for key, value in one.items())
     assert not list(tmp_path.glob(".*")), "the record of the unfinished prune is gone"
