@@ -2,21 +2,16 @@ from itertools import combinations
 
 import pytest
 import torch
+from random_layers import inputs, weights
 
 from optimum_neuronal.saliency import admm as module
 from optimum_neuronal.saliency.admm import Inverse, OfGroups, OfParts, OfRows, OfWhole, find_support, fit_support
 from optimum_neuronal.sparsity.masks import ColumnPattern
 
 
-def correlation(features: int, tokens: int = 300, seed: int = 0) -> torch.Tensor:
+def correlation(features: int, seed: int = 0) -> torch.Tensor:
     """A Hessian whose diagonal is 1."""
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(tokens, features, generator=generator) @ torch.randn(features, features, generator=generator)
-    return torch.corrcoef(inputs.T) * 0.99 + 0.01 * torch.eye(features)
-
-
-def weights(rows: int, features: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(rows, features, generator=torch.Generator().manual_seed(seed))
+    return torch.corrcoef(inputs(features, 300, seed).T) * 0.99 + 0.01 * torch.eye(features)
 
 
 def error(weight: torch.Tensor, sparse: torch.Tensor, matrix: torch.Tensor) -> float:
@@ -32,6 +27,8 @@ class TestInverse:
             product = inverse.at(rho) @ (matrix + rho * torch.eye(12))
             torch.testing.assert_close(product, torch.eye(12), atol=1e-4, rtol=0)
         assert torch.equal(matrix, copy)
+        with pytest.raises(torch.linalg.LinAlgError):
+            Inverse(-torch.eye(3)).at(0.1)
 
     def test_it_is_computed_when_the_penalty_changes_alone(self, monkeypatch):
         calls, original = [], torch.linalg.cholesky_ex
@@ -41,15 +38,20 @@ class TestInverse:
             inverse.at(rho)
         assert len(calls) == 2
 
-    def test_a_matrix_without_one_is_an_error(self):
-        with pytest.raises(torch.linalg.LinAlgError):
-            Inverse(-torch.eye(3)).at(0.1)
+
+class Counted:
+    """Iterations up to a limit, of which those that were run are known."""
+
+    def __init__(self, limit=300):
+        self.limit, self.seen = limit, []
+
+    def __iter__(self):
+        return (self.seen.append(number) or number for number in range(1, self.limit + 1))
 
 
 class TestFindSupport:
     def test_uncorrelated_inputs_keep_the_largest(self):
-        weight, matrix = weights(5, 8), torch.eye(8)
-        support = OfWhole(12)
+        weight, matrix, support = weights(5, 8), torch.eye(8), OfWhole(12)
         found = find_support(Inverse(matrix), weight @ matrix, weight, support, range(1, 301))
         assert torch.equal(support.exactly(found), support.exactly(weight))
 
@@ -57,55 +59,45 @@ class TestFindSupport:
         """By trying them all, of a row of eight weights of which three stay."""
         total, by_size, hits = 0.0, 0.0, 0
         for seed in range(10):
-            weight, matrix = weights(1, 8, seed), correlation(8, seed=seed)
+            weight, matrix = weights(1, 8, seed), correlation(8, seed)
             target, support = weight @ matrix, OfWhole(3)
-            found = find_support(Inverse(matrix), target, weight, support, range(1, 301))
-            mask = support.exactly(found)
-            errors = {}
-            for kept in combinations(range(8), 3):
-                own = torch.zeros(1, 8, dtype=torch.bool)
-                own[0, list(kept)] = True
-                errors[kept] = error(weight, fit_support(matrix, target, weight, own, 8), matrix)
-            mine = error(weight, fit_support(matrix, target, weight, mask, 8), matrix)
-            assert sum(other < 0.999 * mine for other in errors.values()) <= 3, "of 56"
-            hits += mine <= 1.001 * min(errors.values())
-            largest = fit_support(matrix, target, weight, support.exactly(weight), 8)
-            total, by_size = total + mine, by_size + error(weight, largest, matrix)
+
+            def fitted(mask, weight=weight, matrix=matrix, target=target):
+                return error(weight, fit_support(matrix, target, weight, mask, 8), matrix)
+
+            masks = (torch.isin(torch.arange(8), torch.tensor(kept))[None] for kept in combinations(range(8), 3))
+            errors = [fitted(mask) for mask in masks]
+            mine = fitted(support.exactly(find_support(Inverse(matrix), target, weight, support, range(1, 301))))
+            assert sum(other < 0.999 * mine for other in errors) <= 3, "of 56"
+            hits += mine <= 1.001 * min(errors)
+            total, by_size = total + mine, by_size + fitted(support.exactly(weight))
         assert hits >= 5 and total < 0.9 * by_size, (total, by_size)
 
-    def test_it_ends_when_the_support_has_settled(self):
+    def test_it_ends_when_the_support_has_settled_or_at_the_limit(self):
         weight, matrix = weights(4, 6), torch.eye(6)
         for count, last in ((24, 3), (10, 60)):
-            seen = []
-            counted = (seen.append(number) or number for number in range(1, 301))
+            counted = Counted()
             find_support(Inverse(matrix), weight @ matrix, weight, OfWhole(count), counted)
-            assert seen[-1] % 3 == 0 and seen[-1] <= last, "where all stay, the first look finds no change"
-
-    def test_the_number_of_iterations_is_a_limit(self):
-        weight, matrix, seen = weights(40, 30), correlation(30), []
-        counted = (seen.append(number) or number for number in range(1, 8))
+            assert counted.seen[-1] % 3 == 0 and counted.seen[-1] <= last, "where all stay, no change is found"
+        weight, matrix, counted = weights(40, 30), correlation(30), Counted(7)
         found = find_support(Inverse(matrix), weight @ matrix, weight, OfWhole(300), counted)
-        assert seen == [1, 2, 3, 4, 5, 6, 7] and torch.isfinite(found).all()
+        assert counted.seen == [1, 2, 3, 4, 5, 6, 7] and torch.isfinite(found).all()
 
-    def test_nothing_and_everything_may_stay(self):
+    def test_nothing_and_everything_may_stay_and_arguments_are_left_alone(self):
         weight, matrix = weights(4, 6), correlation(6)
-        for count in (0, 24):
-            found = find_support(Inverse(matrix), weight @ matrix, weight, OfWhole(count), range(1, 301))
-            assert torch.isfinite(found).all() and found.shape == weight.shape
-        torch.testing.assert_close(found, weight, atol=1e-3, rtol=1e-3)
-
-    def test_arguments_are_left_alone(self):
-        weight, matrix = weights(6, 9), correlation(9)
         target = weight @ matrix
         copies = weight.clone(), target.clone()
-        find_support(Inverse(matrix), target, weight, OfWhole(20), range(1, 31))
+        for count in (0, 24):
+            found = find_support(Inverse(matrix), target, weight, OfWhole(count), range(1, 301))
+            assert torch.isfinite(found).all() and found.shape == weight.shape
+        torch.testing.assert_close(found, weight, atol=1e-3, rtol=1e-3)
         assert torch.equal(weight, copies[0]) and torch.equal(target, copies[1])
 
 
 class TestFitSupport:
     def test_as_many_steps_as_unknowns_solve_it_exactly(self):
-        weight, matrix = weights(5, 12), correlation(12)
-        target, mask = weight @ matrix, weights(5, 12, seed=2) > 0.3
+        weight, matrix, mask = weights(5, 12), correlation(12), weights(5, 12, seed=2) > 0.3
+        target = weight @ matrix
         found = fit_support(matrix, target, weight, mask, 14)
         assert (found[~mask] == 0).all()
         for row, kept in enumerate(mask):
@@ -113,21 +105,20 @@ class TestFitSupport:
             torch.testing.assert_close(found[row, kept].double(), exact, atol=1e-3, rtol=1e-3)
 
     def test_every_step_comes_nearer(self):
-        weight, matrix = weights(5, 30), correlation(30)
-        target, mask = weight @ matrix, weights(5, 30, seed=2) > 0.3
-        errors = [error(weight, fit_support(matrix, target, weight, mask, steps), matrix) for steps in range(8)]
+        weight, matrix, mask = weights(5, 30), correlation(30), weights(5, 30, seed=2) > 0.3
+        steps = [fit_support(matrix, weight @ matrix, weight, mask, count) for count in range(8)]
+        errors = [error(weight, found, matrix) for found in steps]
         assert all(after < before for before, after in zip(errors, errors[1:]))
-        torch.testing.assert_close(fit_support(matrix, target, weight, mask, 0), weight * mask)
+        torch.testing.assert_close(steps[0], weight * mask)
 
     def test_rows_without_weights_or_with_nothing_to_gain_stay_finite(self):
         weight, mask = weights(3, 6), torch.ones(3, 6, dtype=torch.bool)
         mask[1] = False
-        found = fit_support(torch.eye(6), weight, weight, mask, 10)
-        assert torch.equal(found, weight * mask)
+        assert torch.equal(fit_support(torch.eye(6), weight, weight, mask, 10), weight * mask)
 
     def test_a_row_does_not_depend_on_the_others(self):
-        weight, matrix = weights(5, 12), correlation(12)
-        target, mask = weight @ matrix, weights(5, 12, seed=2) > 0
+        weight, matrix, mask = weights(5, 12), correlation(12), weights(5, 12, seed=2) > 0
+        target = weight @ matrix
         whole = fit_support(matrix, target, weight, mask, 6)
         alone = fit_support(matrix, target[2:3], weight[2:3], mask[2:3], 6)
         torch.testing.assert_close(whole[2:3], alone, atol=1e-4, rtol=1e-4)
@@ -136,49 +127,41 @@ class TestFitSupport:
 VALUES = torch.tensor([[1.0, -5.0, 2.0, 0.5], [-3.0, 0.1, 4.0, -0.2]])
 
 
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+class TestOfWhole:
+    def test_the_largest_by_their_size(self):
+        assert OfWhole(3).kept(VALUES).int().tolist() == [[0, 1, 0, 0], [1, 0, 1, 0]]
+        for count, all_or_none in ((0, False), (8, True)):
+            for kept in (OfWhole(count).kept(VALUES), OfWhole(count).exactly(VALUES)):
+                assert (kept == all_or_none).all()
 
+    def test_of_equal_ones_the_later_stay_where_it_has_to_be_exact(self):
+        support, values = OfWhole(3), torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.0, 2.0]])
+        assert support.kept(values).sum() == 5, "no fewer than allowed"
+        assert support.exactly(values).int().tolist() == [[0, 0], [1, 1], [0, 1]]
+        assert support.exactly(torch.zeros(2, 4)).sum() == 3, "zeros are counted too"
 
-def test_the_largest_of_a_whole_weight_by_their_size():
-    assert OfWhole(3).kept(VALUES).int().tolist() == [[0, 1, 0, 0], [1, 0, 1, 0]]
-    assert not OfWhole(0).kept(VALUES).any() and OfWhole(8).kept(VALUES).all()
-    assert not OfWhole(0).exactly(VALUES).any() and OfWhole(8).exactly(VALUES).all()
+    @pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
+    def test_a_threshold_that_moves_is_found_as_from_scratch(self, share, monkeypatch):
+        """A few sizes are sorted around the last threshold, or all where the new one lies elsewhere."""
+        monkeypatch.setattr(module, "SMALL", 1000)
+        values = weights(50, 80, seed=0)
+        count = int(share * values.numel())
+        support = OfWhole(count)
+        for step in (0.0, 0.01, 0.01, 0.5, -0.02, 3.0, 0.01):
+            values = values * (1 + step) + 0.01 * weights(50, 80, seed=1)
+            kept = support.kept(values)
+            assert kept.sum() == count and values.abs()[kept].min() > values.abs()[~kept].max()
 
-
-def test_of_equal_ones_the_later_stay_where_it_has_to_be_exact():
-    support, values = OfWhole(3), torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.0, 2.0]])
-    assert support.kept(values).sum() == 5, "no fewer than allowed"
-    assert support.exactly(values).int().tolist() == [[0, 0], [1, 1], [0, 1]]
-
-
-def test_zeros_are_counted_too():
-    assert OfWhole(3).exactly(torch.zeros(2, 4)).sum() == 3
-
-
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
-def test_a_threshold_that_moves_is_found_as_from_scratch(share, monkeypatch):
-    """A few sizes are sorted around the last threshold, or all where the new one lies elsewhere."""
-    monkeypatch.setattr(module, "SMALL", 1000)
-    values = randn(50, 80)
-    count = int(share * values.numel())
-    support = OfWhole(count)
-    for step in (0.0, 0.01, 0.01, 0.5, -0.02, 3.0, 0.01):
-        values = values * (1 + step) + 0.01 * randn(50, 80, seed=1)
-        kept = support.kept(values)
-        assert kept.sum() == count and values.abs()[kept].min() > values.abs()[~kept].max()
-
-
-def test_the_window_spares_sorting_all(monkeypatch):
-    monkeypatch.setattr(module, "SMALL", 1000)
-    sorted_sizes, original = [], torch.Tensor.kthvalue
-    monkeypatch.setattr(
-        torch.Tensor, "kthvalue", lambda self, *args: sorted_sizes.append(len(self)) or original(self, *args)
-    )
-    support, values = OfWhole(2000), randn(50, 80)
-    support.kept(values)
-    support.kept(values * 1.001)
-    assert sorted_sizes[0] == 4000 and sorted_sizes[1] < 1000
+    def test_the_window_spares_sorting_all(self, monkeypatch):
+        monkeypatch.setattr(module, "SMALL", 1000)
+        sizes, original = [], torch.Tensor.kthvalue
+        monkeypatch.setattr(
+            torch.Tensor, "kthvalue", lambda self, *args: sizes.append(len(self)) or original(self, *args)
+        )
+        support, values = OfWhole(2000), weights(50, 80, seed=0)
+        support.kept(values)
+        support.kept(values * 1.001)
+        assert sizes[0] == 4000 and sizes[1] < 1000
 
 
 def test_so_many_of_every_row():
@@ -199,12 +182,7 @@ def test_so_many_of_every_group():
 def test_every_part_has_a_rule_of_its_own():
     parts = OfParts([OfWhole(1), OfRows(torch.tensor([2, 0])), OfGroups(ColumnPattern(1, 2))], [1, 2, 1])
     values = torch.cat([VALUES, VALUES.flip(0)])
-    expected = torch.tensor([[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]])
     for kept in (parts.kept(values), parts.exactly(values)):
-        assert torch.equal(kept.int(), expected.int())
-
-
-def test_exactness_holds_in_every_part():
-    parts = OfParts([OfWhole(3), OfWhole(5)], [2, 2])
-    kept = parts.exactly(torch.ones(4, 4))
-    assert [kept[:2].sum().item(), kept[2:].sum().item()] == [3, 5]
+        assert kept.int().tolist() == [[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 0]]
+    exactly = OfParts([OfWhole(3), OfWhole(5)], [2, 2]).exactly(torch.ones(4, 4))
+    assert [exactly[:2].sum().item(), exactly[2:].sum().item()] == [3, 5]

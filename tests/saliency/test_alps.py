@@ -1,7 +1,10 @@
 """ALPS against a plain loop in float64, an exact least-squares solver, SparseGPT, and counts by hand."""
 
+from functools import lru_cache
+
 import pytest
 import torch
+from random_layers import dampened, hessian_of, weights
 from trained import demo_layers, loss, reference_layers
 
 from optimum_neuronal.saliency import admm, alps
@@ -15,16 +18,6 @@ TRAINED = {"reference": reference_layers, "demo": demo_layers}
 NAMES = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
 
 
-def weights(rows: int, features: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(rows, features, generator=torch.Generator().manual_seed(seed))
-
-
-def hessian_of(features: int, tokens: int = 400, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(tokens, features, generator=generator) @ torch.randn(features, features, generator=generator)
-    return inputs.T @ inputs
-
-
 def random_layers() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     shapes = [(48, 32), (32, 80), (7, 100)]
     return {str(shape): (weights(*shape), hessian_of(shape[1])) for shape in shapes}
@@ -32,8 +25,7 @@ def random_layers() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 def plain(weight: torch.Tensor, hessian: torch.Tensor, sparsity: float) -> torch.Tensor:
     """The formulas as they stand in the paper's notation, in float64, unknowns of shape (in, out)."""
-    hessian = hessian.double()
-    hessian = hessian + 0.01 * hessian.diag().mean() * torch.eye(len(hessian), dtype=torch.float64)
+    hessian = dampened(hessian)
     scale = hessian.diag().sqrt()
     matrix = hessian / torch.outer(scale, scale)
     start = (weight.double() * scale).T
@@ -81,9 +73,10 @@ def least_squares(weight: torch.Tensor, hessian: torch.Tensor, mask: torch.Tenso
     return best
 
 
-def dampened(hessian: torch.Tensor) -> torch.Tensor:
-    hessian = hessian.double()
-    return hessian + 0.01 * hessian.diag().mean() * torch.eye(len(hessian), dtype=torch.float64)
+@lru_cache
+def solved(model: str, name: str) -> torch.Tensor:
+    """A projection of a trained model, pruned to 70 %."""
+    return ALPS().prune(*TRAINED[model]()[name], 0.7)
 
 
 def test_it_is_as_good_as_a_plain_loop_in_float64():
@@ -96,35 +89,33 @@ def test_it_is_as_good_as_a_plain_loop_in_float64():
 def test_it_is_as_good_as_a_plain_loop_on_a_trained_layer():
     for name in ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"]:
         weight, hessian = reference_layers()[name]
-        expected = plain(weight, hessian, 0.7)
-        found = ALPS().prune(weight, hessian, 0.7)
+        expected, found = plain(weight, hessian, 0.7), solved("reference", name)
         assert loss(weight, found, hessian) == pytest.approx(loss(weight, expected, hessian), rel=0.01)
         assert ((found != 0) == (expected != 0)).float().mean() > 0.95, "nearly the same support"
 
 
 def test_it_loses_a_fifth_less_than_sparsegpt():
-    for model in TRAINED:
+    for model, layers in TRAINED.items():
         for name in NAMES:
-            weight, hessian = TRAINED[model]()[name]
-            found, other = (method.prune(weight, hessian, 0.7) for method in (ALPS(), SparseGPT()))
-            assert loss(weight, found, hessian) < 0.8 * loss(weight, other, hessian)
+            weight, hessian = layers()[name]
+            other = SparseGPT().prune(weight, hessian, 0.7)
+            assert loss(weight, solved(model, name), hessian) < 0.8 * loss(weight, other, hessian)
 
 
 def test_weights_that_stay_have_their_best_values():
     """Conjugate gradients come within a thousandth of an exact solver on the same support."""
     for name in NAMES:
         weight, hessian = reference_layers()[name]
-        found = ALPS().prune(weight, hessian, 0.7)
-        hessian = dampened(hessian)
+        found, hessian = solved("reference", name), dampened(hessian)
         best = least_squares(weight, hessian, found != 0)
         assert loss(weight, found, hessian) <= 1.001 * loss(weight, best, hessian)
 
 
 def test_the_target_is_hit_within_one_weight():
     for shape in [(5, 7), (16, 60), (600, 128)]:
+        weight, hessian = weights(*shape), hessian_of(shape[1])
         for sparsity in [0.0, 0.01, 0.6, 0.7, 0.99, 1.0]:
-            weight = weights(*shape)
-            found = ALPS(iterations=12).prune(weight, hessian_of(shape[1]), sparsity)
+            found = ALPS(iterations=12).prune(weight, hessian, sparsity)
             assert abs((found == 0).sum().item() - sparsity * weight.numel()) <= 1
             assert torch.isfinite(found).all()
             if sparsity == 0:
@@ -138,15 +129,14 @@ def test_equal_weights_are_counted_exactly():
 
 
 def test_every_row_hits_its_own_sparsity():
-    weight = weights(9, 40)
-    sparsity = torch.linspace(0.0, 1.0, 9, dtype=torch.float64)
+    weight, sparsity = weights(9, 40), torch.linspace(0.0, 1.0, 9, dtype=torch.float64)
     found = ALPS().prune(weight, hessian_of(40), sparsity)
     assert torch.equal((found == 0).sum(dim=1), row_counts(sparsity, weight.shape))
     torch.testing.assert_close(found[0], weight[0], atol=1e-3, rtol=1e-3)
 
 
 def test_rows_of_unequal_share_beat_equal_ones():
-    """What rows are given is where the weights go, or it would be the same as a sparsity for all."""
+    """The weights go to the rows that are given more, or it would be the same as one sparsity for all."""
     weight, hessian = weights(12, 40), hessian_of(40)
     weight[6:] *= 0.1
     equal = ALPS().prune(weight, hessian, torch.full((12,), 0.7, dtype=torch.float64))
@@ -156,11 +146,10 @@ def test_rows_of_unequal_share_beat_equal_ones():
 
 
 def test_patterns_are_kept_in_every_group():
+    weight, hessian = weights(8, 48), hessian_of(48)
     for pattern in [ColumnPattern(2, 4), ColumnPattern(4, 8), ColumnPattern(1, 4)]:
-        weight, hessian = weights(8, 48), hessian_of(48)
-        found = ALPS().prune(weight, hessian, pattern.sparsity, pattern)
+        found, other = (own.prune(weight, hessian, pattern.sparsity, pattern) for own in (ALPS(), SparseGPT()))
         assert ((found.view(8, -1, pattern.group) != 0).sum(dim=-1) == pattern.kept).all()
-        other = SparseGPT().prune(weight, hessian, pattern.sparsity, pattern)
         assert loss(weight, found, hessian) < loss(weight, other, hessian)
 
 
@@ -172,33 +161,19 @@ def test_dead_inputs_lose_their_weights_first():
     assert (found[:, 3] == 0).all() and (found == 0).sum() == 6
     alive = [column for column in range(10) if column != 3]
     torch.testing.assert_close(found[:, alive], weight[:, alive], atol=1e-3, rtol=1e-3)
+    nothing = ALPS().prune(weights(3, 8), torch.zeros(8, 8), 0.5)
+    assert (nothing == 0).sum() >= 12 and torch.isfinite(nothing).all()
 
 
-def test_inputs_that_are_all_zero():
-    found = ALPS().prune(weights(3, 8), torch.zeros(8, 8), 0.5)
-    assert (found == 0).sum() >= 12 and torch.isfinite(found).all()
-
-
-def test_duplicated_inputs():
-    """A singular Hessian: one of two equal inputs takes over from the other."""
+def test_one_of_two_equal_inputs_takes_over_from_the_other():
+    """The Hessian is singular."""
+    found = ALPS(dampening=1e-4).prune(torch.tensor([[1.0, 3.0]]), 100 * torch.ones(2, 2), 0.5)
+    torch.testing.assert_close(found, torch.tensor([[0.0, 4.0]]), atol=1e-2, rtol=0)
     hessian, weight = hessian_of(20), weights(10, 40)
     hessian = torch.cat([torch.cat([hessian, hessian], dim=1)] * 2)
     found = ALPS().prune(weight, hessian, 0.5)
     assert (found == 0).sum() == 200 and loss(weight, found, hessian) < 0.01
     assert loss(weight, found, hessian) < loss(weight, SparseGPT().prune(weight, hessian, 0.5), hessian)
-
-
-def test_two_weights_by_hand():
-    hessian = torch.tensor([[1.0, 1.0], [1.0, 1.0]]) * 100
-    found = ALPS(dampening=1e-4).prune(torch.tensor([[1.0, 3.0]]), hessian, 0.5)
-    torch.testing.assert_close(found, torch.tensor([[0.0, 4.0]]), atol=1e-2, rtol=0)
-
-
-@pytest.fixture
-def said(monkeypatch):
-    messages = []
-    monkeypatch.setattr("optimum_neuronal.saliency.base.logger.warning", messages.append)
-    return messages
 
 
 def test_a_hessian_that_is_not_positive_definite_raises_the_dampening_and_says_so(said):
@@ -266,42 +241,28 @@ def test_progress_is_shown_where_a_projection_takes_longer_than_a_second(monkeyp
     assert len(closed) == len(shown) > 1
 
 
-def test_it_computes_in_float32_whatever_the_user_allows():
+def test_it_computes_in_float32_whatever_the_user_allows(monkeypatch):
+    """The user's precision is put back, after an error too."""
     weight, hessian = random_layers()["(32, 80)"]
-    expected = ALPS().prune(weight, hessian, 0.7)
-    before = torch.get_float32_matmul_precision()
-    try:
-        for precision in ("medium", "high", "highest"):
-            torch.set_float32_matmul_precision(precision)
-            assert torch.equal(ALPS().prune(weight, hessian, 0.7), expected)
-            assert torch.get_float32_matmul_precision() == precision
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def test_the_precision_is_put_back_after_an_error(monkeypatch):
-    seen = []
+    copies = weight.clone(), hessian.clone()
+    expected, seen = ALPS().prune(weight, hessian, 0.7), []
 
     def fails(*_args):
         seen.append(torch.get_float32_matmul_precision())
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr("optimum_neuronal.saliency.alps.find_support", fails)
     before = torch.get_float32_matmul_precision()
     try:
-        torch.set_float32_matmul_precision("medium")
+        for precision in ("highest", "high", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            assert torch.equal(ALPS().prune(weight, hessian, 0.7), expected)
+            assert torch.get_float32_matmul_precision() == precision
+        monkeypatch.setattr(alps, "find_support", fails)
         with pytest.raises(RuntimeError, match="no memory"):
-            ALPS().prune(weights(3, 4), torch.eye(4), 0.5)
+            ALPS().prune(weight, hessian, 0.7)
         assert seen == ["highest"] and torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def test_the_same_again_and_arguments_left_alone():
-    weight, hessian = random_layers()["(48, 32)"]
-    copies = weight.clone(), hessian.clone()
-    first, second = (ALPS().prune(weight, hessian, 0.7) for _ in range(2))
-    assert torch.equal(first, second)
     assert torch.equal(weight, copies[0]) and torch.equal(hessian, copies[1])
 
 
@@ -311,17 +272,13 @@ def test_quick_takes_fewer_iterations_and_nothing_else():
 
 
 def test_its_score_is_the_loss_of_one_weight():
-    found = ALPS().score(torch.tensor([[1.0, -2.0]]), torch.tensor([3.0, 0.5]))
-    assert found.tolist() == [[9.0, 1.0]]
+    assert ALPS().score(torch.tensor([[1.0, -2.0]]), torch.tensor([3.0, 0.5])).tolist() == [[9.0, 1.0]]
 
 
 def test_bad_hyper_parameters():
-    for arguments, message in [
-        ({"iterations": 0}, "iterations is 0"),
-        ({"refinements": -1}, "refinements is -1"),
-        ({"dampening": 0}, "dampening is 0"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            ALPS(**arguments)
-    with pytest.raises(TypeError, match="dampening is 'a'"):
-        ALPS(dampening="a")
+    for name, value, error in [
+        ("iterations", 0, ValueError), ("refinements", -1, ValueError), ("dampening", 0, ValueError),
+        ("dampening", "a", TypeError),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=f"{name} is {value!r}"):
+            ALPS(**{name: value})
