@@ -31,12 +31,8 @@ class TestCompare:
         ]
         assert "perplexity text.txt" in shown and "perplexity x dense, 70%" in shown
         out = tmp_path / "out"
-        assert sorted(path.name for path in out.iterdir()) == [
-            "comparison.csv",
-            "comparison.json",
-            "comparison.md",
-            "results",
-        ]
+        names = ["comparison.csv", "comparison.json", "comparison.md", "results"]
+        assert sorted(path.name for path in out.iterdir()) == names
         assert len(json.loads((out / "comparison.json").read_text())["results"]) == 8
         assert run(*arguments, *methods, "--sparsity", 0.5, 0.7) == shown, "seconds included"
 
@@ -108,42 +104,33 @@ def test_the_mean_of_tasks_comes_last():
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the device may be there")
-@pytest.mark.parametrize("command", ["evaluate", "compare", "speed", "prune"])
-def test_a_device_that_is_not_there_is_told_before_any_work(run, tmp_path, command):
+def test_a_device_that_is_not_there_is_told_before_any_work(run, tmp_path):
     """Before the model is looked for, which is not there either."""
-    output = ("--output", tmp_path / "out", "--sparsity", 0.5) if command == "prune" else ()
-    with pytest.raises(SystemExit, match=f"{command}: error: --device cuda: torch .* cannot compute there"):
-        run(command, "--model", tmp_path / "absent", "--device", "cuda", *output)
-    assert not list(tmp_path.iterdir())
+    for command in ("evaluate", "compare", "speed", "prune"):
+        output = ("--output", tmp_path / "out", "--sparsity", 0.5) if command == "prune" else ()
+        with pytest.raises(SystemExit, match=f"{command}: error: --device cuda: torch .* cannot compute there"):
+            run(command, "--model", "me/absent", "--device", "cuda", *output)
+        assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
+def test_what_can_be_checked_is_checked_before_a_model_is_loaded(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "figures").mkdir()
+    for name in ("README.md", "comparison.md", "figures/lambda-mine.svg"):
+        (tmp_path / name).write_text("mine")
+    for arguments, message in (
         (("evaluate", "--dataset", "missing.txt"), "'missing.txt' does not exist"),
         (("compare", "--dataset", "missing.txt"), "'missing.txt' does not exist"),
         (("compare", "--dataset", "README.md", "--evaluate", "c4"), "file of an unknown kind"),
         (("compare", "--topup", "owl:half_widht=1"), "No combination is possible: .*Did you mean 'half_width'"),
         (("compare", "--output", "README.md"), "README.md is a file"),
-        (
-            ("compare", "--output", ".", "--evaluate", "README.md"),
-            "comparison.md was not written by a comp.* --overwrite",
-        ),
+        (("compare", "--output", "."), "comparison.md was not written by a comp.* --overwrite"),
         (("compare", "--output", "figures", "--plots"), "lambda-mine.svg was not written by a comp.* --overwrite"),
         (("compare", "--saliency", "magnitude", "--topup", "uniform", "--evaluate", "no.txt"), "'no.txt' does not"),
-    ],
-)
-def test_what_can_be_checked_is_checked_before_a_model_is_loaded(run, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "figures").mkdir()
-    for name in ("README.md", "comparison.md", "figures/lambda-mine.svg"):
-        (tmp_path / name).write_text("mine")
-    with pytest.raises(SystemExit, match=message):
-        run(*arguments, "--model", "./never-looked-at")
-
-
-@pytest.mark.parametrize("flag", ["--max-windows", "--batch-size", "--limit", "--seq-length"])
-def test_counts_are_checked_at_once(run, capsys, flag):
-    with pytest.raises(SystemExit):
-        run("evaluate", "--model", "./never-looked-at", flag, 0)
-    assert f"argument {flag}: '0': expected a whole number of at least 1" in capsys.readouterr().err
+    ):
+        with pytest.raises(SystemExit, match=message):
+            run(*arguments, "--model", "me/never-looked-at")
+    for flag in ("--max-windows", "--batch-size", "--limit", "--seq-length"):
+        with pytest.raises(SystemExit):
+            run("evaluate", "--model", "me/never-looked-at", flag, 0)
+        assert f"argument {flag}: '0': expected a whole number of at least 1" in capsys.readouterr().err

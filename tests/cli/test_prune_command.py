@@ -11,14 +11,16 @@ from optimum_neuronal.evaluation import perplexity
 
 
 SMALL = ("--num-samples", 8, "--num-alignment-samples", 2, "--seq-length", 16)
-SMALL += ("--topup", "neuronal:block_lambdas=[0.05,0.1]", "--saliency", "wanda")
+SMALL += ("--topup", "neuronal:block_lambdas=[0.05,0.1],row_lambdas=[0.0,0.1]", "--saliency", "wanda")
+PLAIN = ("--saliency", "magnitude", "--topup", "uniform")
+FEW_WINDOWS = ("--seq-length", 16, "--max-windows", 3)
 
 
 def test_streaming_gives_the_same_model(run, dense, tmp_path):
     for name, flags in (("whole", ()), ("streamed", ("--stream", "--device", "cpu"))):
         run("prune", "--model", dense, "--output", tmp_path / name, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt",
             *SMALL, *flags)  # fmt: skip
-    whole, streamed = ({}, {})
+    whole, streamed = {}, {}
     for name, weights in (("whole", whole), ("streamed", streamed)):
         for file in (tmp_path / name).glob("*.safetensors"):
             weights.update(load_file(file))
@@ -26,25 +28,19 @@ def test_streaming_gives_the_same_model(run, dense, tmp_path):
     assert not list(tmp_path.glob(".*")), "the folder for rewritten weights is gone"
 
 
-def test_the_packed_format_on_the_command_line(run, dense, tmp_path):
-    printed = run("prune", "--model", dense, "--output", tmp_path / "packed", "--sparsity", 0.7, "--saliency", "magnitude",
-                  "--topup", "uniform", "--format", "packed")  # fmt: skip
-    assert "import optimum_neuronal" in printed
+def test_the_packed_format_and_quantised_values(run, dense, tmp_path):
+    arguments = ["prune", "--model", dense, "--sparsity", 0.7, *PLAIN, "--format", "packed", "--output"]
+    shown = run(*arguments, tmp_path / "packed")
+    assert "import optimum_neuronal" in shown
     assert (tmp_path / "packed" / "packed-00001-of-00001.safetensors").exists()
     assert not (tmp_path / "packed" / "model.safetensors").exists()
-    (tmp_path / "text.txt").write_text(" ".join(f"w{(i * 7) % 60}" for i in range(200)))
-    printed = run("evaluate", "--model", tmp_path / "packed", "--dataset", tmp_path / "text.txt", "--seq-length", 16)
-    assert "perplexity" in printed
-
-
-def test_values_of_few_bits_on_the_command_line(run, dense, tmp_path):
-    arguments = ["prune", "--model", dense, "--output", tmp_path / "packed", "--sparsity", 0.7, "--saliency", "magnitude",
-                 "--topup", "uniform", "--format", "packed", "--value-bits"]  # fmt: skip
+    shown = run("evaluate", "--model", tmp_path / "packed", "--dataset", tmp_path / "text.txt", *FEW_WINDOWS)
+    assert "perplexity" in shown
     with pytest.raises(SystemExit, match="value_bits is 5: expected one of 8, 4, 3, 2"):
-        run(*arguments, 5)
-    assert not (tmp_path / "packed").exists()
-    assert "4 bits; squared error of rounding" in run(*arguments, 4)
-    assert "bits a weight" in run("inspect", tmp_path / "packed")
+        run(*arguments, tmp_path / "bits", "--value-bits", 5)
+    assert not (tmp_path / "bits").exists()
+    assert "4 bits; squared error of rounding" in run(*arguments, tmp_path / "bits", "--value-bits", 4)
+    assert "bits a weight" in run("inspect", tmp_path / "bits")
 
 
 def test_an_interrupted_prune_goes_on(run, dense, tmp_path, monkeypatch):
@@ -97,37 +93,34 @@ def test_prune_saves_a_model_that_evaluate_reads(run, dense, tmp_path, monkeypat
         "sparsity" in printed and "lambda of the block step" in printed and f'from_pretrained("{output}")' in printed
     )
     assert (output / "tokenizer.json").exists()
-    lines = run("evaluate", "--model", output, "--dataset", text, "--seq-length", 16, "--max-windows", 3).split("\n")
+    lines = run("evaluate", "--model", output, "--dataset", text, *FEW_WINDOWS).split("\n")
     assert lines[1].split() == ["dataset", "perplexity"] and float(lines[3].split()[1]) > 1
 
 
-@pytest.mark.parametrize(
-    "changed, message",
-    [
-        (("--saliency", "wnada"), "Did you mean 'wanda'"),
-        (("--dataset", "missing.txt"), "missing.txt"),
-        (("--model", "./nowhere"), "nowhere"),
-        (("--targets", "qqq"), "match no projection"),
-        (("--seq-length", "1000"), "admits 1 to 64 tokens"),
-        (("--num-samples", "1000"), "holds 2000 tokens"),
-        (("--topup", "neuronal:steps=rows"), "prune: error: steps is 'rows': .* Did you mean 'row'"),
-    ],
-)
-def test_errors_are_one_line_and_leave_no_files(run, dense, tmp_path, changed, message):
-    arguments = {
-        "--model": dense,
-        "--output": tmp_path / "sparse",
-        "--sparsity": 0.7,
-        "--dataset": tmp_path / "text.txt",
-        "--num-samples": 8,
-        "--seq-length": 16,
-    }
-    arguments |= dict([changed])
+def test_errors_are_one_line_and_leave_no_files(run, dense, tmp_path):
+    """Found before a weight is loaded, in a dry run and without."""
+    (dense / "model.safetensors").write_text("never looked at")
+    given = {"--model": dense, "--sparsity": 0.7, "--dataset": tmp_path / "text.txt", "--seq-length": 16}
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(SystemExit, match=message) as stop:
-        run("prune", *(part for pair in arguments.items() for part in pair))
-    assert "\n" not in str(stop.value.code)
-    assert sorted(tmp_path.iterdir()) == before
+    for flag, value, message in (
+        ("--saliency", "wnada", "Did you mean 'wanda'"),
+        ("--dataset", "missing.txt", "'missing.txt' does not exist"),
+        ("--evaluate", "missing.txt", "'missing.txt' does not exist"),
+        ("--model", "./nowhere", "nowhere"),
+        ("--push-to-hub", "me/llama", "The Hub (refused|cannot be reached)"),
+        ("--device", "nowhere", "--device nowhere: torch"),
+        ("--targets", "qqq", "match no projection"),
+        ("--seq-length", "1000", "admits 1 to 64 tokens"),
+        ("--topup", "neuronal:steps=rows", "prune: error: steps is 'rows': .* Did you mean 'row'"),
+        ("--num-samples", 1000, "holds 2000 tokens, but 1000 sequences"),
+    ):
+        for own in ({"--dry-run": None}, {"--output": tmp_path / "sparse"}):
+            if flag == "--num-samples" and "--dry-run" in own:  # which draws none
+                continue
+            words = [word for pair in {**given, flag: value, **own}.items() for word in pair if word is not None]
+            with pytest.raises(SystemExit, match=message) as stop:
+                run("prune", *words)
+            assert "\n" not in str(stop.value.code) and sorted(tmp_path.iterdir()) == before
 
 
 def test_a_report_repeats_its_prune(run, dense, tmp_path):
@@ -143,30 +136,31 @@ def test_a_report_repeats_its_prune(run, dense, tmp_path):
     assert report["achieved_sparsity"] == pytest.approx(0.5, abs=1e-2) and report["config"]["seed"] == 3
 
 
-def test_no_sparsity_at_all(run, tmp_path):
-    with pytest.raises(SystemExit, match="--sparsity is missing: .* --config"):
-        run("prune", "--model", "./never-looked-at", "--output", tmp_path / "sparse")
-
-
 def test_quiet_prunes_without_bars(run, dense, tmp_path):
-    given = ("--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", *SMALL)
+    given = (
+        "--model",
+        dense,
+        "--sparsity",
+        0.7,
+        "--dataset",
+        tmp_path / "text.txt",
+        *SMALL[:6],
+        "--saliency",
+        "wanda",
+    )
+    given += ("--topup", "uniform")
     run("prune", *given, "--output", tmp_path / "loud")
     assert "block" in run.err
     run("prune", *given, "--output", tmp_path / "sparse", "--quiet")
     assert run.err == ""
 
 
-def test_an_output_that_is_a_file_is_refused_before_loading(run, tmp_path):
-    file = tmp_path / "file"
-    file.write_text("precious")
-    with pytest.raises(SystemExit, match="file is a file. Choose another directory"):
-        run("prune", "--model", "./never-looked-at", "--output", file, "--sparsity", 0.7)
-    assert file.read_text() == "precious"
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
+def test_places_that_cannot_be_used_are_refused_before_loading(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "taken" / "config.json").mkdir(parents=True)
+    for flags, message in (
+        (("--output", "file"), "file is a file. Choose another directory"),
         (("--output", ""), "the name is empty"),
         (("--output", "out", "--work-dir", ""), "Cannot record in --work-dir '': the name is empty"),
         (("--output", "out", "--work-dir", "out"), "The work directory out is also the output out: name another"),
@@ -174,16 +168,13 @@ def test_an_output_that_is_a_file_is_refused_before_loading(run, tmp_path):
         (("--output", "out", "--work-dir", "file"), "record in --work-dir file: .*file is a file"),
         (("--output", "taken"), "taken/config.json is a folder in the way: rename it or choose another directory"),
         (("--output", os.fsdecode(b"\xff")), "the name is not UTF-8"),
-    ],
-)
-def test_directories_that_cannot_be_used_are_refused_before_loading(run, tmp_path, monkeypatch, flags, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("precious")
-    (tmp_path / "taken" / "config.json").mkdir(parents=True)
-    with pytest.raises(SystemExit, match=message) as stop:
-        run("prune", "--model", "./never-looked-at", "--sparsity", 0.7, *flags)
-    str(stop.value.code).encode()
-    assert sorted(os.listdir(tmp_path)) == ["file", "taken"]
+    ):
+        with pytest.raises(SystemExit, match=message) as stop:
+            run("prune", "--model", "me/never-looked-at", "--sparsity", 0.7, *flags)
+        str(stop.value.code).encode()
+        assert sorted(os.listdir(tmp_path)) == ["file", "taken"] and (tmp_path / "file").read_text() == "precious"
+    with pytest.raises(SystemExit, match="--sparsity is missing: .* --config"):
+        run("prune", "--model", "me/never-looked-at", "--output", "out")
 
 
 def test_a_work_directory_whose_parent_cannot_be_written_is_refused_before_loading(run, tmp_path, monkeypatch):
@@ -199,26 +190,15 @@ def test_what_a_killed_stream_has_left_is_removed(run, dense, tmp_path):
     left = tmp_path / ".o.weights-0123abcd"
     left.mkdir()
     (left / "weights.dat").write_text("large")
-    run("prune", "--model", dense, "--output", tmp_path / "o", "--sparsity", 0.5, "--saliency", "magnitude", "--topup",
-        "uniform", "--stream", "--device", "cpu")  # fmt: skip
+    given = ("--model", dense, "--output", tmp_path / "o", "--sparsity", 0.5, *PLAIN)
+    run("prune", *given, "--stream", "--device", "cpu")
     assert not list(tmp_path.glob(".*")) and (tmp_path / "o" / "model.safetensors").exists()
 
 
 def test_methods_with_hyper_parameters_on_the_command_line(run, dense, tmp_path):
     own = ("--saliency", "ria:power=1.0", "--topup", "neuronal:steps=block,block_lambdas=[0.1]")
-    run(
-        "prune",
-        "--model",
-        dense,
-        "--dataset",
-        tmp_path / "text.txt",
-        "--sparsity",
-        0.5,
-        *SMALL[:6],
-        *own,
-        "--output",
-        tmp_path / "o",
-    )
+    given = ("--model", dense, "--dataset", tmp_path / "text.txt", "--sparsity", 0.5, *SMALL[:6])
+    run("prune", *given, *own, "--output", tmp_path / "o")
     config = json.loads((tmp_path / "o" / "config.json").read_text())["sparsity_config"]["config"]
     assert config["saliency"] == "ria" and config["saliency_args"] == {"power": 1.0}
     assert config["topup_args"] == {"steps": "block", "block_lambdas": [0.1]}
@@ -228,16 +208,13 @@ def test_methods_with_hyper_parameters_on_the_command_line(run, dense, tmp_path)
 def test_a_pattern_on_the_command_line(run, dense, tmp_path, saliency):
     own = ("--saliency", saliency, "--topup", "uniform", "--pattern", "2:4", "--sparsity", 0.5, *SMALL[:6])
     run("prune", "--model", dense, "--dataset", tmp_path / "text.txt", *own, "--output", tmp_path / "o")
-    weights = {
-        name: value for name, value in load_file(tmp_path / "o" / "model.safetensors").items() if "_proj" in name
-    }
-    for name, weight in weights.items():
-        assert ((weight.view(len(weight), -1, 4) != 0).sum(dim=-1) == 2).all(), name
+    for name, weight in load_file(tmp_path / "o" / "model.safetensors").items():
+        assert "_proj" not in name or ((weight.view(len(weight), -1, 4) != 0).sum(dim=-1) == 2).all(), name
 
 
 def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
     """The only dense copy, a project's own files, a card that was taken over; pruning again over what prune wrote is fine."""
-    given = ("--model", dense, "--sparsity", 0.5, "--saliency", "magnitude", "--topup", "uniform", "--output")
+    given = ("--model", dense, "--sparsity", 0.5, *PLAIN, "--output")
     before = (dense / "model.safetensors").read_bytes()
     with pytest.raises(SystemExit, match="is the directory that the model was read from"):
         run("prune", *given, dense, "--overwrite")
@@ -257,33 +234,6 @@ def test_nothing_of_the_users_is_overwritten(run, dense, tmp_path):
     with pytest.raises(SystemExit, match="sparse holds README.md, which this command did not write"):
         run("prune", *given, tmp_path / "sparse")
     assert "My notes." in card.read_text()
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (("--dataset", "missing.txt"), "'missing.txt' does not exist"),
-        (("--evaluate", "missing.txt"), "'missing.txt' does not exist"),
-        (("--push-to-hub", "me/llama"), "The Hub (refused|cannot be reached)"),
-        (("--device", "nowhere"), "--device nowhere: torch"),
-        (("--targets", "qqq"), "match no projection"),
-        (("--seq-length", 1000), "admits 1 to 64 tokens"),
-    ],
-)
-@pytest.mark.parametrize("dry", [True, False])
-def test_what_can_be_checked_is_checked_before_a_weight_is_loaded(run, dense, tmp_path, flags, message, dry):
-    (dense / "model.safetensors").write_text("never looked at")
-    given = {"--model": dense, "--sparsity": 0.7, "--dataset": tmp_path / "text.txt", "--seq-length": 16}
-    given |= dict([flags]) | ({} if dry else {"--output": tmp_path / "sparse"})
-    with pytest.raises(SystemExit, match=message):
-        run("prune", *(part for pair in given.items() for part in pair), *(["--dry-run"] if dry else []))
-
-
-def test_too_little_text_is_known_before_a_weight_is_loaded(run, dense, tmp_path):
-    (dense / "model.safetensors").write_text("never looked at")
-    with pytest.raises(SystemExit, match="holds 2000 tokens, but 1000 sequences"):
-        run("prune", "--model", dense, "--sparsity", 0.7, "--dataset", tmp_path / "text.txt", "--output",
-            tmp_path / "sparse", "--num-samples", 1000, "--seq-length", 16)  # fmt: skip
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])

@@ -5,6 +5,7 @@ import sys
 import pytest
 from packed import make_zeroed
 
+import optimum_neuronal
 from optimum_neuronal import SparseModelForCausalLM
 from optimum_neuronal.evaluation import quantized
 from optimum_neuronal.model.packed_modules import packed_modules
@@ -59,9 +60,6 @@ def test_torchao_beside(run, sparse, monkeypatch):
     assert asked == [("torchao int8", packed), ("torchao int4", packed)]
     found = json.loads(run("speed", "--model", sparse, *FEW, "--json"))
     assert found["other_bytes"].keys() == {"torchao int8"} and found["left_out"] == {"torchao int4": "no kernels"}
-
-
-def test_json(run, sparse):
     found = json.loads(run("speed", "--model", sparse, *FEW, "--no-torchao", "--json"))
     assert len(found["timings"]) == 3 and found["packed_bytes"] < found["dense_bytes"]
     if sys.platform == "linux":
@@ -71,3 +69,11 @@ def test_json(run, sparse):
 def test_mistakes_are_found_before_loading(run, tmp_path):
     with pytest.raises(SystemExit, match="speed: error: The folder of --plots"):
         run("speed", "--model", tmp_path, "--plots", tmp_path / "none" / "figure")
+
+
+def test_env_shows_what_computes_here(run):
+    found = json.loads(run("env", "--json"))
+    assert found["optimum_neuronal"] == optimum_neuronal.__version__ and found["threads"] >= 1
+    assert found["kernel in use"].partition(":")[0] in ("torch", *found["kernels that run here"].split(", "))
+    table = run("env")
+    assert all(name in table for name in found) and found["processor"] in table
