@@ -11,9 +11,9 @@ import torch
 from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .checkpoint.own_files import check_not_own
+from .checkpoint.own_files import check_other_directory
 from .checkpoint.safe_files import load_checkpoint
-from .checkpoint.saving import check_format, check_saveable, check_space, push_pruned, save_pruned
+from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
 from .config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
@@ -140,9 +140,9 @@ class NeuronALPruner(OptimumQuantizer):
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         model, tests = self.model, name_test_sets(evaluate)
-        check_format(format, self.config.embedding_bits)
-        check_saveable(model)
-        check_not_own(model, save_dir)
+        check_saveable(model, format, self.config.embedding_bits)
+        check_memory(batch_size, max_hidden_bytes)
+        check_other_directory(model.config.name_or_path, save_dir)
         if work_dir is not None:
             check_apart(work_dir, save_dir)
         with work_directory(work_dir) as folder, alone_with(model):
@@ -260,7 +260,7 @@ class NeuronALPruner(OptimumQuantizer):
             `FileExistsError`: the model was read from this directory, and would take the place of its dense weights.
         """
         pruned = self._pruned.find(model)
-        check_not_own(model, directory)
+        check_other_directory(model.config.name_or_path, directory)
         processes = Processes.current()
         if processes.rank == 0:
             save_pruned(model, directory, pruned.report, pruned.size, self._given or pruned.tokenizer, format)

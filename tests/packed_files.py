@@ -2,7 +2,7 @@
 
 import torch
 
-from optimum_neuronal.checkpoint.coding import Coding
+from optimum_neuronal.checkpoint.coding import find_codings
 from optimum_neuronal.checkpoint.packed_reading import open_checkpoint
 from optimum_neuronal.checkpoint.weight_writers import PackedWriter
 from optimum_neuronal.formats.coded import CodedWeight
@@ -40,8 +40,8 @@ def tensors(size: float = 1.0) -> dict[str, torch.Tensor]:
 
 def write(folder, max_shard_size="1GB", coded=False, size=1.0) -> None:
     """Writes it into a folder."""
-    with PackedWriter(folder, max_shard_size) as writer:
-        writer.coding = Coding(SPARSITY_CONFIG, tensors(size)) if coded else None
+    codings = find_codings(SPARSITY_CONFIG, tensors(size)) if coded else ()
+    with PackedWriter(folder, max_shard_size, codings) as writer:
         for name, tensor in tensors(size).items():
             writer.add(name, tensor)
 

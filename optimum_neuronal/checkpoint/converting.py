@@ -2,11 +2,11 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers.utils import logging
 
 from ..compat import transformers as internals
@@ -14,28 +14,18 @@ from ..files.directories import is_same
 from ..formats.codebooks import BITS
 from ..model.load_model import load_skeleton
 from ..model.weight_names import token_weights
-from ..system.notes import get_logger
 from ..validation import check_bits, check_choice, check_embedding_bits, check_path
 from .card import with_format
-from .coding import Coding, HeadCoding
-from .names import (
-    CONFIG,
-    FORMATS,
-    MODEL_CARD,
-    TOKENIZER_FOLDERS,
-    WEIGHT_SUFFIXES,
-    is_of_weights,
-)
-from .opening import Checkpoint, Weight, find_checkpoint
+from .coding import find_codings, head_names
+from .names import CONFIG, FORMATS, MODEL_CARD, TOKENIZER_FOLDERS, WEIGHT_SUFFIXES, is_of_weights
+from .opening import Checkpoint, find_checkpoint
 from .own_files import check_directory, is_our_card, may_write_card
-from .safe_files import check_file, read_bytes, read_json
-from .saving import check_free, replaced_checkpoint
+from .safe_files import check_file, read_bytes
+from .save_pretrained import replaced_checkpoint
+from .saving import check_free
 from .sparsity_config import about_head
 from .stored_format import add_hint, dense_config, packed_config
 from .weight_writers import SHARD_SIZE, DenseWriter, PackedWriter, write_json
-
-
-logger = get_logger(__name__)
 
 
 def convert_checkpoint(
@@ -78,24 +68,34 @@ def convert_checkpoint(
     check_value_bits(value_bits, format)
     check_embedding_bits(embedding_bits, format)
     size, source = internals.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
-    with Checkpoint(source) as checkpoint:
-        target = check_directory(source if output is None else output)
-        in_place = is_same(target, source)
-        _check(checkpoint, format, in_place, value_bits, embedding_bits)
-        coding = _coding(checkpoint, value_bits) if format == "packed" else None
-        head = _head(checkpoint, embedding_bits) if format == "packed" else None
-        others = [] if in_place else _others(source)
-        check_free(target, _needed(checkpoint, format))
-        with replaced_checkpoint(target, is_of_weights) as staging:
-            _write_weights(checkpoint, staging, format, size, coding, head)
-            for name in others:
-                (staging / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(check_file(source, name), staging / name)
-            _write_config(checkpoint, staging, format, coding, head)
-            if may_write_card(target):
-                _write_card(source, staging, format)
-            else:
-                (staging / MODEL_CARD).unlink(missing_ok=True)
+    checkpoint = Checkpoint(source)
+    target = check_directory(source if output is None else output)
+    in_place = is_same(target, source)
+    bits = {"value_bits": value_bits, "embedding_bits": embedding_bits}
+    asked = {name: count for name, count in bits.items() if count is not None}
+    _check(checkpoint, format, in_place, asked)
+    names = [weight.name for weight in checkpoint.weights]
+    sparsity_config = {**checkpoint.sparsity_config, **asked}
+    if embedding_bits is not None:
+        sparsity_config |= about_head(_find_head(checkpoint, names))
+    others = [] if in_place else _others(source)
+    check_free(target, _needed(checkpoint, format))
+    with replaced_checkpoint(target, is_of_weights) as staging:
+        codings = find_codings(sparsity_config, names, asked)
+        with PackedWriter(staging, size, codings) if format == "packed" else DenseWriter(staging, size) as writer:
+            for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
+                writer.add(weight.name, weight[...])
+        for name in others:
+            (staging / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(check_file(source, name), staging / name)
+        change = packed_config if format == "packed" else dense_config
+        write_json(staging / CONFIG, change(checkpoint.config | {"sparsity_config": sparsity_config}))
+        if format == "packed":
+            add_hint(staging)
+        if may_write_card(target):
+            _write_card(source, staging, format, sparsity_config)
+        else:
+            (staging / MODEL_CARD).unlink(missing_ok=True)
     return target
 
 
@@ -127,54 +127,29 @@ def check_value_bits(value_bits: int | None, format: str) -> None:
         )
 
 
-def _coding(checkpoint: Checkpoint, value_bits: int | None) -> Coding | None:
-    """Return the coding of pruned weights, None if their values have not been rounded and are not to be."""
-    sparsity_config = _how_pruned(checkpoint)
-    bits = sparsity_config.get("value_bits") if value_bits is None else value_bits
-    if bits is None:
-        return None
-    names = [weight.name for weight in checkpoint.weights]
-    return Coding({**sparsity_config, "value_bits": bits}, names, rounds=value_bits is not None)
-
-
-def _head(checkpoint: Checkpoint, embedding_bits: int | None) -> HeadCoding | None:
-    """Return the coding of embeddings and head, None if they have not been rounded and are not to be.
-
-    Raises:
-        `ValueError`: they are to be rounded, and the checkpoint holds none.
-    """
-    sparsity_config, names = _how_pruned(checkpoint), {weight.name for weight in checkpoint.weights}
-    if sparsity_config.get("embedding_bits") is None:
-        if embedding_bits is None:
-            return None
-        sparsity_config = about_head(token_weights(load_skeleton(checkpoint.directory)))
-    head = HeadCoding(sparsity_config, names, rounds=embedding_bits is not None)
-    if embedding_bits is not None and not head.names:
-        known = ", ".join(sparsity_config.get("head_weights", ())) or "none are known"
+def _find_head(checkpoint: Checkpoint, names: list[str]) -> set[str]:
+    """Return the names of embeddings and head in a checkpoint whose weights have these names. Raise `ValueError` if it holds none."""
+    known = checkpoint.sparsity_config.get("head_weights") or token_weights(load_skeleton(checkpoint.directory))
+    found = head_names(known, names)
+    if not found:
         raise ValueError(
-            f"{checkpoint.directory} holds no token embeddings and no head ({known}): leave embedding_bits out."
+            f"{checkpoint.directory} holds no token embeddings and no head ({', '.join(known) or 'none are known'}): leave "
+            "embedding_bits out."
         )
-    return head
+    return found
 
 
-def _how_pruned(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the checkpoint's `sparsity_config`. Raise `ValueError` if it has none."""
+def _check(checkpoint: Checkpoint, format: str, in_place: bool, asked: Mapping[str, int]) -> None:
+    """Raise `ValueError` if a checkpoint cannot be converted to a format, with these bits by the names of their fields."""
     if checkpoint.sparsity_config is None:
         raise ValueError(
             f"{checkpoint.directory} is not pruned (its config.json has no sparsity_config): prune it first, with "
             "optimum-cli neuronal prune."
         )
-    return checkpoint.sparsity_config
-
-
-def _check(
-    checkpoint: Checkpoint, format: str, in_place: bool, value_bits: int | None, embedding_bits: int | None
-) -> None:
-    about = _how_pruned(checkpoint)
-    asked = {"values": (value_bits, about.get("value_bits")), "a head": (embedding_bits, about.get("embedding_bits"))}
-    if checkpoint.format == format and all(bits in (None, recorded) for bits, recorded in asked.values()):
-        told = "".join(f", with {what} of {bits} bits" for what, (bits, _) in asked.items() if bits is not None)
-        raise ValueError(f"{checkpoint.directory} is {format} already{told}.")
+    if checkpoint.format == format and asked.items() <= checkpoint.sparsity_config.items():
+        parts = {"value_bits": "values", "embedding_bits": "a head"}
+        bits = "".join(f", with {parts[name]} of {bits} bits" for name, bits in asked.items())
+        raise ValueError(f"{checkpoint.directory} is {format} already{bits}.")
     names = [weight.name for weight in checkpoint.weights]
     if len(names) != len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
@@ -186,35 +161,7 @@ def _check(
 def _needed(checkpoint: Checkpoint, format: str) -> int:
     """Return the bytes that the weights take at least."""
     dense = sum(weight.dense_bytes for weight in checkpoint.weights)
-    return dense if format == "dense" else int(dense * (1 - _how_pruned(checkpoint)["achieved_sparsity"]))
-
-
-def _write_weights(
-    checkpoint: Checkpoint,
-    folder: Path,
-    format: str,
-    max_shard_size: int,
-    coding: Coding | None,
-    head: HeadCoding | None,
-) -> None:
-    """Write all weights in a format, one after the other."""
-    writer = PackedWriter(folder, max_shard_size) if format == "packed" else DenseWriter(folder, max_shard_size)
-    if isinstance(writer, PackedWriter):
-        writer.coding, writer.head = coding, head
-    with writer:
-        for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
-            writer.add(weight.name, _read(weight))
-    if isinstance(writer, PackedWriter):
-        writer.warn()
-
-
-def _read(weight: Weight) -> torch.Tensor:
-    try:
-        return weight.read()
-    except OSError:
-        raise
-    except Exception as error:  # what safetensors raises is no common class
-        raise ValueError(f"{weight.name} cannot be read: {error}") from error
+    return dense if format == "dense" else int(dense * (1 - checkpoint.sparsity_config["achieved_sparsity"]))
 
 
 def _others(source: Path) -> list[str]:
@@ -237,26 +184,15 @@ def _files(folder: str | Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir() and not entry.name.startswith("."))
 
 
-def _write_config(
-    checkpoint: Checkpoint, staging: Path, format: str, coding: Coding | None, head: HeadCoding | None
-) -> None:
-    """Write config.json as it is to be in the format."""
-    rounded = {"value_bits": coding.bits} if coding and coding.rounds else {}
-    rounded |= about_head(head.names) if head and head.rounds else {}
-    change = packed_config if format == "packed" else dense_config
-    sparsity_config = {**_how_pruned(checkpoint), **rounded}
-    write_json(staging / CONFIG, change(checkpoint.config | {"sparsity_config": sparsity_config}))
-    if format == "packed":
-        add_hint(staging)
-
-
-def _write_card(source: Path, staging: Path, format: str) -> None:
+def _write_card(source: Path, staging: Path, format: str, sparsity_config: Mapping[str, Any]) -> None:
     """Write the README.md of the source, if there is one; a card of this package says how to load the format."""
     if not (source / MODEL_CARD).exists():
         return
-    card, config = read_bytes(source, MODEL_CARD), read_json(staging, CONFIG)["sparsity_config"]
+    card, bits = (
+        read_bytes(source, MODEL_CARD),
+        (sparsity_config.get(f"{part}_bits") for part in ("value", "embedding")),
+    )
     with suppress(UnicodeDecodeError):
         if is_our_card(card):
-            text = with_format(card.decode("utf-8"), format, config.get("value_bits"), config.get("embedding_bits"))
-            card = text.encode("utf-8")
+            card = with_format(card.decode("utf-8"), format, *bits).encode("utf-8")
     (staging / MODEL_CARD).write_bytes(card)

@@ -14,7 +14,8 @@ from ..display import escaped, format_bytes, format_html, format_table
 from ..formats.bitmask import packed_bytes
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
 from ..system.notes import get_logger
-from .opening import Checkpoint, Weight, find_checkpoint
+from .opening import Checkpoint, find_checkpoint
+from .stored_weights import StoredCodedWeight, StoredInt8Weight, StoredWeight
 
 
 logger = get_logger(__name__)
@@ -155,32 +156,32 @@ def inspect_checkpoint(
         `ValueError`: the files or the sparsity_config are damaged.
         `OSError`: there is no such checkpoint.
     """
-    with Checkpoint(find_checkpoint(directory_or_id, revision, token)) as checkpoint:
-        about = checkpoint.sparsity_config
-        result = Inspection(
-            source=str(directory_or_id),
-            model_type=escaped(checkpoint.config.get("model_type", "unknown"), LONGEST),
-            pruned=about is not None,
-            sparsity_config=about or {},
-            format=checkpoint.format,
-            files=len(checkpoint.files),
-        )
-        if about is not None:
-            result.total.recorded = about["achieved_sparsity"]
-            blocks = sorted(about.get("block_sparsity", {}).items(), key=lambda pair: natural_order(pair[0]))
-            result.blocks = {name: Share(recorded=share) for name, share in blocks}
-            kinds = about.get("projections", {})
-            result.kinds = {kind: Share(recorded=found["sparsity"]) for kind, found in kinds.items()}
-        places = PrunedWeights(about, [weight.name for weight in checkpoint.weights]) if about else None
-        progress = logging.tqdm(checkpoint.weights, desc="Counting zeros", unit="weight", leave=False)
-        for weight in progress:
-            _count(weight, places.find(weight.name) if places else guess(weight), result)
+    checkpoint = Checkpoint(find_checkpoint(directory_or_id, revision, token))
+    about = checkpoint.sparsity_config
+    result = Inspection(
+        source=str(directory_or_id),
+        model_type=escaped(checkpoint.config.get("model_type", "unknown"), LONGEST),
+        pruned=about is not None,
+        sparsity_config=about or {},
+        format=checkpoint.format,
+        files=len(checkpoint.files),
+    )
+    if about is not None:
+        result.total.recorded = about["achieved_sparsity"]
+        blocks = sorted(about.get("block_sparsity", {}).items(), key=lambda pair: natural_order(pair[0]))
+        result.blocks = {name: Share(recorded=share) for name, share in blocks}
+        kinds = about.get("projections", {})
+        result.kinds = {kind: Share(recorded=found["sparsity"]) for kind, found in kinds.items()}
+    places = PrunedWeights(about, [weight.name for weight in checkpoint.weights]) if about else None
+    progress = logging.tqdm(checkpoint.weights, desc="Counting zeros", unit="weight", leave=False)
+    for weight in progress:
+        _count(weight, places.find(weight.name) if places else guess(weight), result)
     if about is not None:
         result.problems = _problems(result)
     return result
 
 
-def guess(weight: Weight) -> StoredProjection | None:
+def guess(weight: StoredWeight) -> StoredProjection | None:
     """Return the place of a matrix in a model that was not pruned; the first number in its name is its block's."""
     parts = weight.name.split(".")
     number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
@@ -190,7 +191,7 @@ def guess(weight: Weight) -> StoredProjection | None:
     return StoredProjection(".".join(parts[: number + 1]), kind.removesuffix(".weight"))
 
 
-def _count(weight: Weight, place: StoredProjection | None, result: Inspection) -> None:
+def _count(weight: StoredWeight, place: StoredProjection | None, result: Inspection) -> None:
     """Add the counts of one weight to the result."""
     zeros = counted = all_zeros = row = 0
     for piece in weight.pieces():
@@ -206,7 +207,7 @@ def _count(weight: Weight, place: StoredProjection | None, result: Inspection) -
     result.dense_bytes += weight.dense_bytes
     matrix = len(weight.shape) >= 2 and weight.dtype.is_floating_point
     packed = packed_bytes(weight.numel, weight.numel - all_zeros, weight.dtype.itemsize)
-    packed = weight.stored_bytes if weight.is_coded else packed
+    packed = weight.stored_bytes if isinstance(weight, (StoredCodedWeight, StoredInt8Weight)) else packed
     result.packed_bytes += min(packed, weight.dense_bytes) if matrix else weight.dense_bytes
     if place is not None:
         result.pruned_bytes += weight.stored_bytes

@@ -5,8 +5,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
 from ..files.atomic import STAGING
 from ..files.directories import check_writable, is_same
 from .names import CONFIG, FILES, MODEL_CARD, REPORT_NAME, TOKENIZER_FOLDERS, is_of_weights
@@ -62,8 +60,7 @@ def check_output(
             of the user's among them, and `overwrite` is False.
     """
     path = check_directory(directory)
-    if source is not None:
-        check_other_directory(source, path)
+    check_other_directory(source, path)
     if overwrite or not path.is_dir():
         return path
     if foreign := find_foreign(path, own):
@@ -76,19 +73,13 @@ def check_output(
     return path
 
 
-def check_other_directory(source: str | Path, output: str | Path) -> None:
-    """Raise `FileExistsError` if a model would be saved over the files that it was read from."""
-    if os.path.isdir(source) and is_same(source, output):
+def check_other_directory(source: str | Path | None, output: str | Path) -> None:
+    """Raise `FileExistsError` if a model would be saved over the files that it was read from: its `config.name_or_path`."""
+    if source and os.path.isdir(source) and is_same(source, output):
         raise FileExistsError(
             f"{output} is the directory that the model was read from, and would be replaced by the pruned one: choose "
             "another."
         )
-
-
-def check_not_own(model: PreTrainedModel, output: str | Path) -> None:
-    """Raise `FileExistsError` if a model would be saved to the directory that its config names as its origin."""
-    if model.config.name_or_path:
-        check_other_directory(model.config.name_or_path, output)
 
 
 def find_foreign(directory: Path, own: Collection[str] = ()) -> list[str]:
@@ -98,18 +89,12 @@ def find_foreign(directory: Path, own: Collection[str] = ()) -> list[str]:
     weights.
     """
     names = sorted(name for name in os.listdir(directory) if not name.startswith(STAGING))
-    written = _written(directory)
-    if not written:
+    try:
+        if not read_json(directory, CONFIG).get("sparsity_config"):
+            return names
+        files = read_json(directory, REPORT_NAME).get("files")
+    except (ValueError, OSError):
         return names
-    ours = {*written, *own} - (set() if may_write_card(directory) else {MODEL_CARD})
+    named = [name for name in files if isinstance(name, str)] if isinstance(files, list) else []
+    ours = {*FILES, *TOKENIZER_FOLDERS, *named, *own} - (set() if may_write_card(directory) else {MODEL_CARD})
     return [name for name in names if name not in ours and not is_of_weights(name)]
-
-
-def _written(directory: Path) -> set[str]:
-    """Return the names that the files of a pruned model in a directory have or may have; none if it holds no such model."""
-    with suppress(ValueError, OSError):
-        if read_json(directory, CONFIG).get("sparsity_config"):
-            files = read_json(directory, REPORT_NAME).get("files")
-            named = files if isinstance(files, list) else []
-            return {*FILES, *TOKENIZER_FOLDERS, *(name for name in named if isinstance(name, str))}
-    return set()

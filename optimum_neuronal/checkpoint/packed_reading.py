@@ -5,7 +5,6 @@ the file and the tensor.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any
 
 import torch
 
-from .names import PACKED, PACKED_INDEX, PACKED_SHARD, shard
-from .safe_files import check_file, check_names, open_safetensors, read_json
+from .names import PACKED, PACKED_INDEX, shard
+from .safe_files import check_file, check_names, read_index
 from .schema import short
 from .stored_format import VERSION
-from .stored_tensors import DTYPES, Stored
+from .stored_tensors import Stored, read_header
 from .stored_weights import StoredCodedWeight, StoredInt8Weight, StoredPackedWeight, StoredWeight
 
 
@@ -27,42 +26,31 @@ METADATA = "neuronal"  # key in a shard's metadata
 class PackedFile:
     """A file of a packed checkpoint, with the names, shapes and whole weights of a dense one.
 
-    Opening it reads and checks the header alone. It offers what transformers uses of `safetensors.safe_open`.
+    It offers what transformers uses of `safetensors.safe_open`.
 
     Args:
-        path (`str` or `Path`): of the file.
-
-    Attributes:
-        weights (`dict[str, StoredWeight]`): by their names in the dense checkpoint.
-
-    Raises:
-        `ValueError`: it is no such file, or it is damaged.
+        path (`Path`): of the file.
+        weights (`Mapping[str, Any]`): by their names in the dense checkpoint; indexing one reads it.
     """
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        stored, about = _read_header(self.path)
-        self.weights = {name: self._weight(name, facts, stored) for name, facts in about.items()}
+    def __init__(self, path: Path, weights: Mapping[str, Any]):
+        self.path, self.weights = path, weights
+
+    @classmethod
+    def open(cls, path: str | Path) -> "PackedFile":
+        """Read and check a file's header alone: its weights are [`StoredWeight`]s.
+
+        Raises:
+            `ValueError`: it is no such file, or it is damaged.
+        """
+        path = Path(path)
+        stored, metadata = read_header(path)
+        facts = _read_facts(path, metadata)
+        check_names(path, facts)
+        weights = {name: _take_weight(path, name, facts[name], stored) for name in facts}
         if stored:
             raise ValueError(f"{path} holds the tensor {min(stored)!r}, which its metadata does not know.")
-
-    def _weight(self, name: str, facts: Any, stored: dict[str, Stored]) -> StoredWeight:
-        """Return a weight, and take its tensors out of `stored`."""
-        if not isinstance(facts, dict) or not re.fullmatch("[0-9a-f]{8}", str(facts.get("crc32"))):
-            raise ValueError(
-                f"{self.path}: the metadata of {name!r} is {short(facts)}: expected a 'crc32' of 8 hex digits."
-            )
-        kind: type[StoredWeight] = StoredPackedWeight if "shape" in facts else StoredWeight
-        if "bits" in facts:
-            kind = StoredInt8Weight if "mask" in facts else StoredCodedWeight
-        for end in kind.ends:
-            if name + end not in stored:
-                raise ValueError(f"{self.path} has no tensor {name + end!r}, which its metadata names: it is damaged.")
-        parts = [stored.pop(name + end) for end in kind.ends]
-        try:
-            return kind.of_header(self.path, name, facts, parts, int(facts["crc32"], 16))
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {name} cannot be unpacked: {error}.") from error
+        return cls(path, weights)
 
     @property
     def nbytes(self) -> int:
@@ -78,7 +66,7 @@ class PackedFile:
         """Return the names of the weights, as in the dense checkpoint."""
         return list(self.weights)
 
-    def get_slice(self, name: str) -> StoredWeight:
+    def get_slice(self, name: str) -> Any:
         """Return a weight that is read when it is indexed: `file.get_slice(name)[...]`."""
         return self.weights[name]
 
@@ -97,17 +85,11 @@ class PackedFile:
         """Do nothing: no file is left open between two reads."""
 
 
-def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """Return the tensors of a file by name, and its metadata of every weight."""
-    with open_safetensors(check_file(path.parent, path.name)):  # so that what follows may believe the header
-        pass
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
+def _read_facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a file's metadata say of each weight, by name."""
     try:
-        about = json.loads(header.pop("__metadata__")[METADATA])
-        version, weights = about["version"], about["tensors"]
-        names = list(weights.items())
+        about = json.loads(metadata[METADATA])
+        version, weights = about["version"], dict(about["tensors"].items())
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is no file of a packed checkpoint: its metadata lack {METADATA!r}, or it is damaged."
@@ -117,14 +99,24 @@ def _read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
             f"{path} has version {short(version)} of the packed format, but this optimum_neuronal reads {VERSION}: install "
             "another one."
         )
-    check_names(path, [*header, *weights])
-    stored = {}
-    for name, entry in header.items():
-        if entry["dtype"] not in DTYPES:
-            raise ValueError(f"{path}: {name} has the dtype {entry['dtype']}: expected one of {', '.join(DTYPES)}.")
-        first, last = entry["data_offsets"]
-        stored[name] = Stored(name, entry["dtype"], tuple(entry["shape"]), 8 + length + first, last - first)
-    return stored, dict(names)
+    return weights
+
+
+def _take_weight(path: Path, name: str, facts: Any, stored: dict[str, Stored]) -> StoredWeight:
+    """Return a weight, and take its tensors out of `stored`."""
+    if not isinstance(facts, dict) or not re.fullmatch("[0-9a-f]{8}", str(facts.get("crc32"))):
+        raise ValueError(f"{path}: the metadata of {name!r} is {short(facts)}: expected a 'crc32' of 8 hex digits.")
+    kind: type[StoredWeight] = StoredPackedWeight if "shape" in facts else StoredWeight
+    if "bits" in facts:
+        kind = StoredInt8Weight if "mask" in facts else StoredCodedWeight
+    for end in kind.ends:
+        if name + end not in stored:
+            raise ValueError(f"{path} has no tensor {name + end!r}, which its metadata names: it is damaged.")
+    parts = [stored.pop(name + end) for end in kind.ends]
+    try:
+        return kind.of_header(path, name, facts, parts, int(facts["crc32"], 16))
+    except ValueError as error:
+        raise ValueError(f"{path}: {name} cannot be unpacked: {error}.") from error
 
 
 def open_checkpoint(folder: str | Path) -> list[PackedFile]:
@@ -137,23 +129,39 @@ def open_checkpoint(folder: str | Path) -> list[PackedFile]:
         `ValueError`: the checkpoint is damaged.
         `OSError`: a file is missing or cannot be read.
     """
-    index = Path(folder) / PACKED_INDEX
-    weight_map, total = read_index(index)
-    names: dict[str, set[str]] = {}
-    for name, file_name in weight_map.items():
-        names.setdefault(file_name, set()).add(name)
-    files = [PackedFile(index.with_name(file_name)) for file_name in sorted(names)]
+    folder = Path(folder)
+    listed, total = read_packed_index(folder)
+    files = [PackedFile.open(folder / name) for name in sorted(listed)]
     for file in files:
-        if different := file.tensors ^ names[file.path.name]:
-            raise ValueError(
-                f"{index} and {file.path} do not name the same tensors: {min(different)!r} is in one of them only."
-            )
+        check_tensors(file.path, file.tensors, folder / PACKED_INDEX, listed[file.path.name])
     found = sum(file.nbytes for file in files)
     if total != found:
         raise ValueError(
-            f"{index} names {short(total)} bytes of tensors, but its files hold {found}: tensors are missing."
+            f"{folder / PACKED_INDEX} names {short(total)} bytes of tensors, but its files hold {found}: tensors are missing."
         )
     return files
+
+
+def read_packed_index(folder: Path) -> tuple[dict[str, set[str]], Any]:
+    """Read the index of a packed checkpoint, see [`read_index`]; its files are numbered without a gap."""
+    files, total = read_index(folder, PACKED_INDEX)
+    expected = {shard(PACKED, number, len(files)) for number in range(1, len(files) + 1)}
+    if different := files.keys() ^ expected:
+        raise ValueError(
+            f"{folder / PACKED_INDEX} names {len(files)} files: expected {shard(PACKED, 1, len(files))!r} and so on, but "
+            f"{min(different)!r} is in one of the two lists only."
+        )
+    for file in files:
+        check_file(folder, file)
+    return files, total
+
+
+def check_tensors(path: Path, found: set[str], index: Path, listed: set[str]) -> None:
+    """Raise `ValueError` if a file holds other tensors than the index lists for it."""
+    if different := found ^ listed:
+        raise ValueError(
+            f"{index} and {path} do not name the same tensors: {min(different)!r} is in one of them only."
+        )
 
 
 def check_shapes(files: Iterable[PackedFile], parameters: Mapping[str, torch.Tensor]) -> None:
@@ -172,38 +180,7 @@ def check_shapes(files: Iterable[PackedFile], parameters: Mapping[str, torch.Ten
                 raise ValueError(
                     f"{file.path}: {name} has the shape {weight.shape}, but the model's {tuple(parameter.shape)}."
                 )
-            if parameter is None and math.prod(weight.shape) > largest:
+            if parameter is None and weight.numel > largest:
                 raise ValueError(
                     f"{file.path}: {name} has the shape {weight.shape}, larger than any weight of the model."
                 )
-
-
-def read_index(path: str | Path) -> tuple[dict[str, str], Any]:
-    """Read the index of a packed checkpoint.
-
-    Returns:
-        `tuple`: name of every stored tensor -> name of its file, beside the index; and the bytes of all tensors that it
-        names, which are not checked.
-
-    Raises:
-        `ValueError`: it is damaged, or names files that a packed checkpoint does not have, or that are none.
-        `FileNotFoundError`: a file is missing.
-    """
-    index = read_json(Path(path).parent, Path(path).name)
-    try:
-        weight_map, total = index["weight_map"], index["metadata"]["total_size"]
-        files = set(weight_map.values())
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged: it is no index with a 'weight_map' and a 'total_size'.") from error
-    if not files:
-        raise ValueError(f"{path} is damaged: it names no tensor.")
-    check_names(Path(path), weight_map)
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or not PACKED_SHARD.fullmatch(file):
-            raise ValueError(f"{path} says that {name!r} lies in {short(file)}: expected {shard(PACKED, 1, 1)!r}.")
-    expected = {shard(PACKED, number, len(files)) for number in range(1, len(files) + 1)}
-    if files != expected:
-        raise ValueError(f"{path} names the files {sorted(files)}: expected {sorted(expected)}.")
-    for name in sorted(files):
-        check_file(Path(path).parent, name)
-    return weight_map, total

@@ -69,16 +69,18 @@ def check_names(path: Path, names: Iterable[str]) -> None:
             raise ValueError(f"{escaped(path)} is damaged: it names a tensor {escaped(name, 80)!r}.")
 
 
-def open_safetensors(path: Path) -> Any:
-    """Return a file's `safe_open`, which compares all sizes and offsets with each other and with the file's size.
+def check_header(path: Path) -> None:
+    """Compare the sizes and offsets in a safetensors file's header with each other and with the file's size.
 
     Raises:
         `ValueError`: the file is damaged.
     """
     try:
-        return safe_open(path, framework="pt")
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged, or no safetensors file: {escaped(error)}") from error
+    check_names(path, names)
 
 
 def read_bytes(directory: Path, name: str) -> bytes:
@@ -122,35 +124,38 @@ def dense_files(directory: Path) -> dict[str, set[str] | None]:
         `ValueError`: the index is damaged, or names files elsewhere.
         `FileNotFoundError`: a file is missing.
     """
-    files = _listed(directory)
-    for name in files:
-        check_file(directory, name)
+    files: dict[str, set[str] | None] = {DENSE_FILE: None}
+    if not (directory / DENSE_FILE).exists() and (directory / DENSE_INDEX).exists():
+        files = dict(read_index(directory, DENSE_INDEX)[0])
+    for file in files:
+        check_file(directory, file)
     return files
 
 
-def open_dense(path: Path) -> Any:
-    """Return a file's `safe_open` after checking its header. Raise `ValueError` if it is damaged."""
-    file = open_safetensors(path)
-    check_names(path, file.keys())
-    return file
+def read_index(directory: Path, name: str) -> tuple[dict[str, set[str]], Any]:
+    """Read the index of a checkpoint with several files of weights.
 
+    Returns:
+        `tuple`: name of each file, which belongs into the directory -> names of its tensors; and the bytes of all tensors
+        that the index names. Neither is checked further.
 
-def _listed(directory: Path) -> dict[str, set[str] | None]:
-    if (directory / DENSE_FILE).exists() or not (directory / DENSE_INDEX).exists():
-        return {DENSE_FILE: None}
-    index = directory / DENSE_INDEX
-    weight_map = read_json(directory, DENSE_INDEX).get("weight_map")
+    Raises:
+        `ValueError`: the index is damaged, or names files elsewhere.
+    """
+    index = read_json(directory, name)
+    weight_map, metadata = index.get("weight_map"), index.get("metadata")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{index} is damaged: its 'weight_map' is no object with names of tensors.")
-    check_names(index, weight_map)
-    files: dict[str, set[str] | None] = {}
-    for key, name in weight_map.items():
-        if not isinstance(name, str) or not LISTED_FILE.fullmatch(name):
+        raise ValueError(f"{directory / name} is damaged: its 'weight_map' is no object with names of tensors.")
+    check_names(directory / name, weight_map)
+    files: dict[str, set[str]] = {}
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or not LISTED_FILE.fullmatch(file):
             raise ValueError(
-                f"{index} says that {key!r} lies in {short(name)}: expected the name of a .safetensors file in the same directory."
+                f"{directory / name} says that {tensor!r} lies in {short(file)}: expected the name of a .safetensors file in "
+                "the same directory."
             )
-        files.setdefault(name, set()).add(key)
-    return files
+        files.setdefault(file, set()).add(tensor)
+    return files, metadata.get("total_size") if isinstance(metadata, dict) else None
 
 
 def check_dense(directory: str | Path) -> None:
@@ -170,8 +175,7 @@ def check_listed(paths: Sequence[str | Path]) -> None:
         check_config_file(path.parent)
         check_file(path.parent, path.name)
         if path.suffix == SUFFIX:
-            with open_dense(path):
-                pass
+            check_header(path)
 
 
 def load_checkpoint(model_or_path: str | Path, **model_kwargs) -> PreTrainedModel:

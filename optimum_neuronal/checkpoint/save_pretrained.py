@@ -1,40 +1,50 @@
 """`save_pretrained` of sparse models in either format, and models that are saved packed by default."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..compat import transformers as internals
-from ..files.scratch import scratch_directory
-from ..formats.stand_in import StandIn
+from ..files.atomic import replaced_directory
 from ..model.packed_modules import dense_state, packed_modules
 from ..model.weight_names import natural_order
-from ..validation import check_choice, check_path
-from .coding import Coding, HeadCoding
-from .names import DENSE_FILES, FORMATS, PACKED_FILES, SUFFIX
-from .sparsity_config import KEY, read_sparsity_config
+from ..validation import check_choice
+from .coding import find_codings
+from .names import CONFIG, DENSE_FILES, FORMATS, PACKED_FILES, is_of_weights
+from .opening import dense_weights
+from .own_files import check_directory
+from .sparsity_config import read_sparsity_config
 from .stored_format import add_hint, dense_config, packed_config
+from .stored_weights import StoredWeight
 from .weight_writers import SHARD_SIZE, DenseWriter, PackedWriter
 
 
+# A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
+# this many bytes.
+OFFLOADED_SHARD = 64 * 10**6
 PARAMETERS = list(inspect.signature(PreTrainedModel.save_pretrained).parameters.values())[1:]  # without self
 POSITIONAL = [parameter.name for parameter in PARAMETERS[1:]]  # behind the directory
+OF_TRANSFORMERS = ("push_to_hub", "variant", "distributed_checkpoint")  # write into the directory itself
 
 
-def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: str, **kwargs: Any) -> None:
+def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: str = "dense", **kwargs: Any) -> None:
     """Save a model as transformers' `save_pretrained` does, in either of the formats of sparse models.
 
     ```python
     model = AutoModelForCausalLM.from_pretrained("llama-70")
     save_pretrained(model, "llama-70-packed", format="packed")
     ```
+
+    A save that fails leaves the directory as it was. (A dense one with `push_to_hub`, `variant` or `distributed_checkpoint`,
+    of adapters, or of a model that is spread over processes is left to transformers, which writes file by file.)
 
     Args:
         model (`PreTrainedModel`): however it was made; of a compiled one the model inside is saved.
@@ -48,23 +58,69 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
     Raises:
         `TypeError`: no model of transformers.
         `ValueError`: another format, or an argument or a model that the packed format does not admit.
+        `OSError`: the directory cannot be written.
     """
-    check_path("save_directory", save_directory)
     model = _uncompiled(model)
     if "max_shard_size" in kwargs:
         internals.bytes_of(kwargs["max_shard_size"])
     check_choice("format", format, FORMATS)
-    if format == "dense":
-        if _is_packed(model):
-            _save_unpacked(model, Path(save_directory), **kwargs)
-        else:
-            with _config_of(model, dense_config):
-                type(model).save_pretrained(model, save_directory, **kwargs)
-        _remove(save_directory, PACKED_FILES)
-    else:
+    path, is_main = check_directory(save_directory), kwargs.get("is_main_process", True)
+    if format == "packed" or _is_packed(model):
         _check_packable(model, kwargs)
-        if kwargs.get("is_main_process", True):
-            _save_packed(model, Path(save_directory), **kwargs)
+        if not is_main:
+            return
+    elif _is_left_to_transformers(model, kwargs):
+        with _config_of(model, dense_config):
+            type(model).save_pretrained(model, path, **kwargs)
+        if is_main:
+            _remove(path, PACKED_FILES)
+        return
+    with replaced_checkpoint(path, is_of_weights) as staging:
+        write_model(model, staging, format, **kwargs)
+
+
+@contextmanager
+def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
+    """Yield the staging folder of [`replaced_directory`]; errors while it is written say that nothing was changed."""
+    with replaced_directory(path, belongs, last=CONFIG) as staging:
+        try:
+            yield staging
+        except (OSError, SafetensorError) as error:
+            raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
+
+
+def write_model(model: PreTrainedModel, folder: Path, format: str, **kwargs: Any) -> None:
+    """Write a model's config and weights into an empty folder; arguments are those of [`save_pretrained`]."""
+    is_offloaded, is_packed = any(parameter.is_meta for parameter in model.parameters()), _is_packed(model)
+    change = packed_config if format == "packed" else dense_config
+    with _config_of(model, change):
+        if is_offloaded:  # transformers alone can read the weights, shard by shard
+            kwargs.setdefault("max_shard_size", max(OFFLOADED_SHARD, _largest_block(model)))
+            with internals.known_as_offloaded(model):
+                type(model).save_pretrained(model, folder, **kwargs)
+        elif format == "dense" and not is_packed:
+            type(model).save_pretrained(model, folder, **kwargs)
+        else:
+            with _no_progress_bar():
+                type(model).save_pretrained(model, folder, **{**kwargs, "state_dict": {}})
+    size = kwargs.get("max_shard_size", SHARD_SIZE)
+    if format == "packed":
+        if is_offloaded:
+            files = dense_weights(folder)
+            names, tensors = [weight.name for weights in files.values() for weight in weights], _taken(files)
+        else:
+            found = checkpoint_tensors(model)
+            names, tensors = list(found), iter(found.items())
+        with PackedWriter(folder, size, find_codings(read_sparsity_config(model.config), names)) as writer:
+            for name, tensor in logging.tqdm(tensors, desc="Packing weights", total=len(names)):
+                writer.add(name, tensor)
+        _remove(folder, DENSE_FILES)
+        add_hint(folder)  # transformers would leave it out
+    elif is_packed:
+        _remove(folder, DENSE_FILES)  # of no weights
+        with DenseWriter(folder, size) as writer:
+            for name, tensor in logging.tqdm(checkpoint_tensors(model).items(), desc="Unpacking weights"):
+                writer.add(name, tensor)
 
 
 def save_packed_by_default(model: PreTrainedModel) -> None:
@@ -129,6 +185,12 @@ def _is_packed(model: PreTrainedModel) -> bool:
     return next(packed_modules(model), None) is not None
 
 
+def _is_left_to_transformers(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> bool:
+    """Return True for a dense save that is more than files of one process in one directory."""
+    several = not kwargs.get("is_main_process", True) or any(hasattr(p, "device_mesh") for p in model.parameters())
+    return several or internals.has_own_adapters(model) or any(kwargs.get(name) for name in OF_TRANSFORMERS)
+
+
 def _check_packable(model: PreTrainedModel, kwargs: dict) -> None:
     if kwargs.get("state_dict") and _is_packed(model):
         raise ValueError("save_pretrained(state_dict=...) of a model with packed weights: leave it out.")
@@ -141,58 +203,6 @@ def _check_packable(model: PreTrainedModel, kwargs: dict) -> None:
             raise ValueError(f"{name} is spread over processes, which has no packed format: save with format='dense'.")
 
 
-def _save_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str = SHARD_SIZE, **kwargs: Any) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with PackedWriter(folder, max_shard_size) as writer:
-        if any(parameter.is_meta for parameter in model.parameters()):
-            _pack_offloaded(model, writer, max_shard_size, **kwargs)
-        else:
-            tensors = checkpoint_tensors(model)
-            _set_codings(writer, model, tensors)
-            for name, tensor in logging.tqdm(tensors.items(), desc="Packing weights"):
-                writer.add(name, tensor)
-        writer.warn()
-        _remove(folder, PACKED_FILES)
-    _save_all_but_weights(model, folder, packed_config, **kwargs)
-    add_hint(folder)  # transformers would leave it out
-
-
-def _set_codings(writer: PackedWriter, model: PreTrainedModel, names: Iterable[str]) -> None:
-    """Give a writer the coding of weights of these names, if the model has quantised values."""
-    sparsity_config = getattr(model.config, KEY, None)
-    bits = ("value_bits", "embedding_bits")
-    if not isinstance(sparsity_config, Mapping) or all(sparsity_config.get(name) is None for name in bits):
-        return
-    recorded = read_sparsity_config(model.config) or {}
-    if recorded.get("value_bits") is not None:
-        writer.coding = Coding(recorded, names)
-    if recorded.get("embedding_bits") is not None:
-        writer.head = HeadCoding(recorded, names)
-
-
-def _save_all_but_weights(model: PreTrainedModel, folder: Path, change: Callable, **kwargs: Any) -> None:
-    """Save all but the weights, and remove dense ones: first, since the model may be mapped to them, and at last."""
-    _remove(folder, DENSE_FILES)
-    with _config_of(model, change), _no_progress_bar():
-        type(model).save_pretrained(model, folder, state_dict={}, **kwargs)
-    _remove(folder, DENSE_FILES)
-
-
-def _save_unpacked(
-    model: PreTrainedModel, folder: Path, max_shard_size: int | str = SHARD_SIZE, **kwargs: Any
-) -> None:
-    """Save a model that computes with packed weights dense, unpacking one after the other."""
-    _check_packable(model, kwargs)
-    if not kwargs.get("is_main_process", True):
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    _save_all_but_weights(model, folder, dense_config, **kwargs)
-    with DenseWriter(folder, internals.bytes_of(max_shard_size)) as writer:
-        for name, tensor in logging.tqdm(checkpoint_tensors(model).items(), desc="Unpacking weights"):
-            dense = tensor.unpack() if isinstance(tensor, StandIn) else tensor.detach()
-            writer.add(name, dense.to("cpu", copy=True, memory_format=torch.contiguous_format))
-
-
 def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Return the tensors that `save_pretrained` would write, by their names in the files, ordered.
 
@@ -202,22 +212,17 @@ def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return dict(sorted(stored.items(), key=lambda item: natural_order(item[0])))
 
 
-def _pack_offloaded(model: PreTrainedModel, writer: PackedWriter, max_shard_size: int | str, **kwargs: Any) -> None:
-    """Pack weights that are on disk by way of dense files, which transformers alone can make of them."""
-    with scratch_directory(writer.folder, ".dense") as dense, internals.known_as_offloaded(model):
-        type(model).save_pretrained(model, dense, max_shard_size=max_shard_size, **kwargs)
-        paths = sorted(dense.glob(f"*{SUFFIX}"))
-        _set_codings(writer, model, [name for path in paths for name in _names(path)])
-        for path in paths:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    writer.add(name, file.get_tensor(name))
-            path.unlink()
+def _taken(files: Mapping[Path, list[StoredWeight]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of files with their names; remove each file when all its weights were read."""
+    for path, weights in files.items():
+        yield from ((weight.name, weight[...]) for weight in weights)
+        path.unlink()
 
 
-def _names(path: Path) -> list[str]:
-    with safe_open(path, framework="pt") as file:
-        return list(file.keys())
+def _largest_block(model: PreTrainedModel) -> int:
+    """Return the bytes of the largest module in any list of modules: a decoder block."""
+    blocks = [block for modules in model.modules() if isinstance(modules, nn.ModuleList) for block in modules]
+    return max(sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks)
 
 
 @contextmanager

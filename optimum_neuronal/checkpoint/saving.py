@@ -3,18 +3,14 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
-from safetensors import SafetensorError
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..compat import transformers as internals
-from ..files.atomic import replaced_directory
 from ..files.directories import nearest_existing
 from ..model.architectures import find_architecture, is_of_experts
 from ..model.packed_modules import packed_modules
@@ -23,18 +19,14 @@ from ..system.notes import get_logger
 from ..validation import check_choice, check_embedding_bits
 from .card import make_card
 from .hub import explained
-from .names import CONFIG, FORMATS, GENERATION_CONFIG, MODEL_CARD, WEIGHT_FILES, is_of_weights
+from .names import FORMATS, GENERATION_CONFIG, MODEL_CARD, WEIGHT_FILES, is_of_weights
 from .own_files import check_directory, may_write_card
 from .packed_size import PackedSize
 from .safe_files import read_bytes
-from .save_pretrained import save_pretrained
+from .save_pretrained import replaced_checkpoint, write_model
 
 
 logger = get_logger(__name__)
-
-# A shard of an offloaded model is held in memory while it is written: at most a block, of which pruning holds several, or
-# this many bytes.
-OFFLOADED_SHARD = 64 * 10**6
 
 # The tokenizer, which is a part of a processor, is saved by itself.
 PROCESSOR_FILES = (
@@ -50,6 +42,7 @@ def save_pruned(
     size: PackedSize,
     tokenizer: PreTrainedTokenizerBase | None = None,
     format: str | None = None,
+    title: str | None = None,
 ) -> None:
     """Save model, tokenizer, report and model card.
 
@@ -64,29 +57,27 @@ def save_pruned(
         size ([`PackedSize`]): of the pruned weights, embeddings and head.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): saved along.
         format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
+        title (`str`, *optional*): of the model card. None: the directory's name.
 
     Raises:
         `ValueError`: there is no such format, or it cannot hold embeddings of 8 bits.
         `OSError`: the directory is a file or cannot be written, or the disk is too full. Its files are as they were.
     """
-    check_saveable(model)
-    format = check_format(format or default_format(model), report.config.get("embedding_bits"))
+    format = check_saveable(model, format, report.config.get("embedding_bits"))
     path = check_directory(directory)
+    title, with_card = title or path.name, may_write_card(path)
     check_space(model, path, size, format)
-    with_card = may_write_card(path)
-    _note_card(with_card, path / MODEL_CARD)
     with replaced_checkpoint(path, _is_replaced) as staging:
-        _write(model, staging, report, size, tokenizer, path.name, with_card, format)
-
-
-@contextmanager
-def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield the staging folder of [`replaced_directory`]; errors while it is written say that nothing was changed."""
-    with replaced_directory(path, belongs, last=CONFIG) as staging:
-        try:
-            yield staging
-        except (OSError, SafetensorError) as error:
-            raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
+        write_model(model, staging, format)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(staging)
+        copy_processor(model, staging)
+        if with_card:
+            card = make_card(model, report, size, title, format, with_tokenizer=tokenizer is not None)
+            card.save(staging / MODEL_CARD)
+        else:
+            logger.warning(f"{MODEL_CARD} of {title} is your own, so it stays, and no model card is written.")
+        report.save(staging, os.listdir(staging))
 
 
 def _is_replaced(name: str) -> bool:
@@ -112,9 +103,8 @@ def push_pruned(
     An upload that breaks off changes nothing in the repository; repeated, it goes on with the files that are missing.
 
     Args:
-        model, report, size, tokenizer: as for [`save_pruned`].
+        model, report, size, tokenizer, format: as for [`save_pruned`].
         repo_id (`str`): `"me/llama-70"`; created if missing.
-        format (`str`, *optional*): as for [`save_pruned`].
         private (`bool`, *optional*): True if a repository that is created is private. None: as the account has it.
         token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
         revision (`str`, *optional*): branch to push to, created if missing. None: main.
@@ -127,32 +117,17 @@ def push_pruned(
         `PermissionError`: there is no token, or it may not write there.
         `OSError`: the disk for temporary files is too full, the Hub cannot be reached, or the upload broke off.
     """
-    check_saveable(model)
-    format = check_format(format or default_format(model), report.config.get("embedding_bits"))
+    format = check_saveable(model, format, report.config.get("embedding_bits"))
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, explained(repo_id):
         check_space(model, folder, size, format)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
-        with_card = _may_write_card(api, repo_id, revision)
-        _write(model, Path(folder), report, size, tokenizer, repo_id, with_card, format)
-        return _upload(api, folder, repo_id, revision, commit_message)
-
-
-def _may_write_card(api: HfApi, repo_id: str, revision: str | None) -> bool:
-    """Return True if a repository has no README.md, or one that this package may replace."""
-    with tempfile.TemporaryDirectory() as folder:
-        with suppress(EntryNotFoundError):
+        with suppress(EntryNotFoundError):  # a README.md of the user's own stays
             api.hf_hub_download(repo_id, MODEL_CARD, revision=revision, local_dir=folder)
-        with_card = may_write_card(Path(folder))
-    _note_card(with_card, f"{MODEL_CARD} of {repo_id}")
-    return with_card
-
-
-def _note_card(with_card: bool, place: str | Path) -> None:
-    if not with_card:
-        logger.warning(f"{place} is your own, so it stays, and no model card is written.")
+        save_pruned(model, folder, report, size, tokenizer, format, title=repo_id)
+        return _upload(api, folder, repo_id, revision, commit_message)
 
 
 def _upload(api: HfApi, folder: str, repo_id: str, revision: str | None, commit_message: str) -> str:
@@ -171,30 +146,6 @@ def _upload(api: HfApi, folder: str, repo_id: str, revision: str | None, commit_
             "arrived are not sent again."
         ) from error
     return commit.commit_url
-
-
-def _write(
-    model: PreTrainedModel,
-    folder: Path,
-    report: PruningReport,
-    size: PackedSize,
-    tokenizer: PreTrainedTokenizerBase | None,
-    title: str,
-    with_card: bool,
-    format: str,
-) -> None:
-    if any(parameter.is_meta for parameter in model.parameters()):
-        with internals.known_as_offloaded(model):
-            save_pretrained(model, folder, format, max_shard_size=max(OFFLOADED_SHARD, _largest_block(model)))
-    else:
-        save_pretrained(model, folder, format)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    copy_processor(model, folder)
-    if with_card:
-        card = make_card(model, report, size, title, format, with_tokenizer=tokenizer is not None)
-        card.save(folder / MODEL_CARD)
-    report.save(folder, os.listdir(folder))
 
 
 def copy_processor(model: PreTrainedModel, folder: Path) -> None:
@@ -222,38 +173,34 @@ def copy_processor(model: PreTrainedModel, folder: Path) -> None:
             )
 
 
-def _largest_block(model: PreTrainedModel) -> int:
-    """Return the bytes of the largest module in any list of modules: a decoder block."""
-    blocks = [block for modules in model.modules() if isinstance(modules, nn.ModuleList) for block in modules]
-    return max(sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks)
+def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: int | None = None) -> str:
+    """Return the format that a model is saved in.
 
+    Args:
+        model (`PreTrainedModel`): pruned, or about to be.
+        format (`str`, *optional*): `"dense"` or `"packed"`. None: as `model.save_pretrained(directory)` writes.
+        embedding_bits (`int`, *optional*): of its embeddings and head.
 
-def check_saveable(model: PreTrainedModel) -> None:
-    """Raise `ValueError` for a model on disk that the installed transformers cannot save."""
-    offloaded = any(parameter.is_meta for parameter in model.parameters())
-    if offloaded and _has_experts(model) and not internals.saves_offloaded_experts():
+    Raises:
+        `TypeError`, `ValueError`: there is no such format, it cannot hold these bits, or the model lies on disk and the
+            installed transformers cannot save it.
+    """
+    if format is None:
+        format = getattr(model.save_pretrained, "format", "dense")
+    check_choice("format", format, FORMATS)
+    check_embedding_bits(embedding_bits, format)
+    if not internals.saves_offloaded_experts() and any(p.is_meta for p in model.parameters()) and _has_experts(model):
         raise ValueError(
             f"transformers {internals.release()} cannot save a mixture of experts whose weights are offloaded: install "
             f"{internals.SAVES_OFFLOADED_EXPERTS} or later, or load the model into memory."
         )
+    return format
 
 
 def _has_experts(model: PreTrainedModel) -> bool:
     architecture = find_architecture(model.config.get_text_config(decoder=True).model_type)
     weights = model.named_parameters()
     return any(is_of_experts(architecture.find_role(name)[1], weight.ndim) for name, weight in weights)
-
-
-def check_format(format: str, embedding_bits: int | None = None) -> str:
-    """Return a format of checkpoints. Raise `TypeError` or `ValueError` if there is none, or if it cannot hold these bits."""
-    check_choice("format", format, FORMATS)
-    check_embedding_bits(embedding_bits, format)
-    return format
-
-
-def default_format(model: PreTrainedModel) -> str:
-    """Return the format that `model.save_pretrained(directory)` writes: `"packed"` or `"dense"`."""
-    return getattr(model.save_pretrained, "format", "dense")
 
 
 def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize, format: str) -> None:

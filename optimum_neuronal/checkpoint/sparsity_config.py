@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..formats.int8_weight import BITS
-from ..model.projections import Decoder
+from ..model.projections import Decoder, Projection
 from ..model.weight_names import every_projection, kind_of
 from ..report import PruningReport
 from .schema import check
@@ -57,16 +57,17 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
 
 def record_value_bits(config: PreTrainedConfig, bits: int) -> None:
     """Note in the sparsity_config of a model, if it has one, that kept values have so many bits now."""
-    value = getattr(config, KEY, None)
-    if isinstance(value, Mapping):
-        setattr(config, KEY, {**value, "value_bits": bits})
+    _record(config, {"value_bits": bits})
 
 
 def record_embedding_bits(config: PreTrainedConfig, names: Iterable[str]) -> None:
     """Note in the sparsity_config of a model, if it has one, that these weights have 8 bits now."""
-    value = getattr(config, KEY, None)
-    if isinstance(value, Mapping):
-        setattr(config, KEY, {**value, **about_head(names)})
+    _record(config, about_head(names))
+
+
+def _record(config: PreTrainedConfig, entries: Mapping[str, Any]) -> None:
+    if isinstance(value := getattr(config, KEY, None), Mapping):
+        setattr(config, KEY, {**value, **entries})
 
 
 def about_head(names: Iterable[str]) -> dict[str, Any]:
@@ -84,8 +85,7 @@ def make_sparsity_config(
         report ([`PruningReport`]): of the prune.
         weight_names (`Mapping[str, list[str]]`): from [`stored_names`].
     """
-    kinds = _sparsity_by_kind(decoder, report)
-    transposed = {kind_of(block, p) for block, p in every_projection(decoder) if p.transposed}
+    kinds = _projections_by_kind(decoder, report, weight_names)
     return {
         "version": VERSION,
         "quant_method": "neuronal",
@@ -93,11 +93,7 @@ def make_sparsity_config(
         "sparsity": report.requested_sparsity,
         "achieved_sparsity": report.achieved_sparsity,
         "block_sparsity": dict(report.blocks),
-        "projections": {
-            kind: {"sparsity": sparsity, "weights": weight_names[kind]}
-            | ({"transposed": True} if kind in transposed else {})
-            for kind, sparsity in kinds.items()
-        },
+        "projections": kinds,
         "value_bits": report.config.get("value_bits"),
         **(about_head(report.head_roundings) if report.head_roundings else {}),
         "left_out": [
@@ -129,13 +125,18 @@ def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) 
             module.config = own
 
 
-def _sparsity_by_kind(decoder: Decoder, report: PruningReport) -> dict[str, float]:
-    """Return kind -> share of zeros in all pruned projections of that kind."""
-    counts: dict[str, tuple[int, int]] = {}
+def _projections_by_kind(
+    decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
+) -> dict[str, dict[str, Any]]:
+    """Return the entry of each kind of projection: the share of zeros in all pruned ones, and their names and layout."""
+    kinds: dict[str, list[Projection]] = {}
     for block, projection in every_projection(decoder):
-        if projection.pruned:
-            kind, size = kind_of(block, projection), projection.numel
-            zeros, weights = counts.get(kind, (0, 0))
-            own = round(report.projections[projection.name]["sparsity"] * size)
-            counts[kind] = zeros + own, weights + size
-    return {kind: zeros / weights for kind, (zeros, weights) in counts.items()}
+        kinds.setdefault(kind_of(block, projection), []).append(projection)
+    entries = {}
+    for kind, projections in kinds.items():
+        if pruned := [projection for projection in projections if projection.pruned]:
+            zeros = sum(round(report.projections[p.name]["sparsity"] * p.numel) for p in pruned)
+            entries[kind] = {"sparsity": zeros / sum(p.numel for p in pruned), "weights": weight_names[kind]}
+            if any(projection.transposed for projection in projections):
+                entries[kind]["transposed"] = True
+    return entries

@@ -1,15 +1,16 @@
-"""Tensors of a safetensors file: described by its header, and read piece by piece under a checksum."""
+"""Tensors of a safetensors file: described by its header, and read piece by piece."""
 
+import json
 import math
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
 from ..formats.bitmask import Values
+from .safe_files import check_file, check_header
 
 
 DTYPES = {
@@ -38,9 +39,9 @@ class Stored:
 
 
 class FileValues(Values):
-    """The elements of a stored tensor in their order, read piece by piece; the checksum grows with each."""
+    """The elements of a stored tensor in their order, read piece by piece. The checksum, if there is one, goes over them."""
 
-    def __init__(self, file: BinaryIO, stored: Stored, checksum: int):
+    def __init__(self, file: BinaryIO, stored: Stored, checksum: int | None):
         self.dtype = DTYPES[stored.dtype]
         self.checksum = checksum
         self._file, self._stored = file, stored
@@ -56,35 +57,27 @@ class FileValues(Values):
         self._file.seek(self._stored.offset + piece.start * tensor.element_size())
         if self._file.readinto(buffer) != len(buffer):
             raise ValueError("the file ends in the middle of it")
-        self.checksum = zlib.crc32(buffer, self.checksum)
+        if self.checksum is not None:
+            self.checksum = zlib.crc32(buffer, self.checksum)
         return tensor
 
 
-def read_parts(path: Path, parts: Iterable[Stored], seed: int, checksum: int) -> dict[str, torch.Tensor]:
-    """Return whole tensors of a file by name.
-
-    Args:
-        path (`Path`): of the file.
-        parts (`Iterable[Stored]`): the tensors, in the order in which the checksum goes over them.
-        seed (`int`): the CRC-32 that goes before them.
-        checksum (`int`): the CRC-32 of all.
+def read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
+    """Return the tensors of a checkpoint's file by name, in order, and its metadata.
 
     Raises:
-        `ValueError`: the file ends too early, or the checksum does not agree.
+        `ValueError`: the file is damaged, or no regular file in its directory; or a dtype is not known.
+        `FileNotFoundError`: there is none.
     """
-    tensors = {}
+    check_header(check_file(path.parent, path.name))  # so that what follows may believe the header
     with path.open("rb") as file:
-        for part in parts:
-            values = FileValues(file, part, seed)
-            tensors[part.name] = values[0 : len(values)].view(part.shape)
-            seed = values.checksum
-    check_checksum(seed, checksum)
-    return tensors
-
-
-def check_checksum(found: int, written: int) -> None:
-    """Raise `ValueError` if a checksum is not the one that was written."""
-    if found != written:
-        raise ValueError(
-            f"its checksum is {found:08x}, but {written:08x} was written. Download or save the checkpoint again"
-        )
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    metadata, stored = header.pop("__metadata__", {}), {}
+    for name in sorted(header):
+        entry = header[name]
+        if entry["dtype"] not in DTYPES:
+            raise ValueError(f"{path}: {name} has the dtype {entry['dtype']}: expected one of {', '.join(DTYPES)}.")
+        first, last = entry["data_offsets"]
+        stored[name] = Stored(name, entry["dtype"], tuple(entry["shape"]), 8 + length + first, last - first)
+    return stored, metadata

@@ -1,7 +1,7 @@
-"""Weights in the files of a packed checkpoint (docs/format.md): described by headers, read and checked one at a time.
+"""Weights in the files of a checkpoint: described by headers, read and checked one at a time.
 
 Nothing that a header says is believed before it was compared with the file's size. All errors are `ValueError`s that name
-the file and the weight.
+the file and the weight. docs/format.md describes the files of packed checkpoints.
 """
 
 import math
@@ -18,8 +18,10 @@ from ..formats.code_checks import GROUP, check_coded_headers
 from ..formats.coded import CODES, SCALES, TABLE, CodedWeight
 from ..formats.int8_weight import BITS, LEVELS, Int8Weight, check_int8_headers
 from ..formats.packed import PackedMask, PackedWeight
-from .stored_tensors import DTYPE_NAMES, DTYPES, FileValues, Stored, check_checksum, read_parts
+from .stored_tensors import DTYPE_NAMES, DTYPES, FileValues, Stored
 
+
+PIECE = 2**24  # elements that are read at a time
 
 _Made = TypeVar("_Made")
 
@@ -31,7 +33,7 @@ class StoredWeight:
     Args:
         path (`Path`), name (`str`): of the file, and of the weight in the dense checkpoint.
         shape (`tuple[int, ...]`), dtype (`torch.dtype`): of the weight, unpacked.
-        checksum (`int`): CRC-32, see docs/format.md.
+        checksum (`int`, *optional*): CRC-32, see docs/format.md; None in a dense checkpoint.
         parts (`tuple[Stored, ...]`): the tensors that it consists of, in the order of the checksum.
         transposed (`bool`): True if its last two dimensions were exchanged before it was packed.
     """
@@ -40,7 +42,7 @@ class StoredWeight:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    checksum: int
+    checksum: int | None
     parts: tuple[Stored, ...]
     transposed: bool = False
 
@@ -48,15 +50,25 @@ class StoredWeight:
 
     @classmethod
     def of_header(
-        cls, path: Path, name: str, facts: Mapping[str, Any], parts: Sequence[Stored], checksum: int
+        cls, path: Path, name: str, facts: Mapping[str, Any], parts: Sequence[Stored], checksum: int | None
     ) -> "StoredWeight":
         """Return the weight that a file's metadata describes. Raise `ValueError`, without its name, if headers disagree."""
         return cls(path, name, parts[0].shape, DTYPES[parts[0].dtype], checksum, tuple(parts))
 
     @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
     def stored_bytes(self) -> int:
         """Bytes that it takes in the file."""
         return sum(part.nbytes for part in self.parts)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes that it takes unpacked."""
+        return self.numel * self.dtype.itemsize
 
     @property
     def kept(self) -> int | None:
@@ -74,6 +86,19 @@ class StoredWeight:
     def __getitem__(self, index) -> torch.Tensor:
         return self._read()[index]
 
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """Yield the weight in pieces along its first dimension, each small unless the weight is packed."""
+        if self.kept is not None or self.numel <= PIECE:
+            yield self._read()
+            return
+        row = self.numel // self.shape[0]
+        step = max(1, PIECE // row) * row
+        with self._named(), self.path.open("rb") as file:
+            values = FileValues(file, self.parts[0], self._seed())
+            for start in range(0, self.numel, step):
+                yield values[start : min(start + step, self.numel)].view(-1, *self.shape[1:])
+            self._check(values.checksum)
+
     def read_packed(self) -> PackedWeight | CodedWeight | Int8Weight:
         """Return the weight as it is stored, checked. Raise `TypeError` if it is not packed."""
         raise TypeError(f"{self.path}: {self.name} is not packed.")
@@ -84,12 +109,27 @@ class StoredWeight:
             (tensor,) = self._read_parts().values()
         return tensor
 
-    def _seed(self) -> int:
-        """Return the CRC-32 of what the header says of it."""
-        return checksum_seed(self.name, self.get_dtype(), self.shape)
+    def _seed(self) -> int | None:
+        """Return the CRC-32 of what the header says of it, None without a checksum."""
+        return None if self.checksum is None else checksum_seed(self.name, self.get_dtype(), self.shape)
 
     def _read_parts(self) -> dict[str, torch.Tensor]:
-        return read_parts(self.path, self.parts, self._seed(), self.checksum)
+        """Return whole tensors by their names in the file. Raise `ValueError` if they are damaged."""
+        tensors, checksum = {}, self._seed()
+        with self.path.open("rb") as file:
+            for part in self.parts:
+                values = FileValues(file, part, checksum)
+                tensors[part.name] = values[0 : len(values)].view(part.shape)
+                checksum = values.checksum
+        self._check(checksum)
+        return tensors
+
+    def _check(self, found: int | None) -> None:
+        """Raise `ValueError` if a checksum is not the one that was written."""
+        if found != self.checksum:
+            raise ValueError(
+                f"its checksum is {found:08x}, but {self.checksum:08x} was written. Download or save the checkpoint again"
+            )
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -123,7 +163,7 @@ class StoredPackedWeight(StoredWeight):
         return self._checked(lambda mask, values: unpack(mask, values, self.shape))
 
     def _packed(self, mask: torch.Tensor, values: Values) -> PackedWeight:
-        check_mask(mask.numpy(), math.prod(self.shape), len(values))
+        check_mask(mask.numpy(), self.numel, len(values))
         return PackedWeight(PackedMask(mask, self.shape), values[0 : len(values)])
 
     def _checked(self, make: Callable[[torch.Tensor, Values], _Made]) -> _Made:
@@ -133,7 +173,7 @@ class StoredPackedWeight(StoredWeight):
             bitmask = mask[0 : len(mask)]
             values = FileValues(file, self.parts[1], mask.checksum)
             made = make(bitmask, values)
-            check_checksum(values.checksum, self.checksum)
+            self._check(values.checksum)
         return made
 
 
@@ -163,7 +203,7 @@ class StoredCodedWeight(StoredWeight):
     @property
     def kept(self) -> int:
         """About how many elements are kept: no fewer than there are codes for."""
-        return min(math.prod(self.shape), self.parts[1].nbytes * 8 // self.bits)
+        return min(self.numel, self.parts[1].nbytes * 8 // self.bits)
 
     def read_packed(self) -> CodedWeight:
         coded, _ = self._read_both()
@@ -202,7 +242,7 @@ class StoredInt8Weight(StoredWeight):
 
     @property
     def kept(self) -> int:
-        return math.prod(self.shape)
+        return self.numel
 
     def read_packed(self) -> Int8Weight:
         with self._named():

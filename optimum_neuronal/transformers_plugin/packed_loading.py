@@ -5,13 +5,11 @@ interface differs between the supported releases, every family's own conversions
 are read ahead without bound, so that packed and unpacked weights would lie in memory together. Instead transformers
 reads files that look dense, see [`PackedFile`], and treats the checkpoint as a dense one.
 
-transformers reads files by a function that it holds in a global name, and has no hook around the reading. So that name
-is replaced during loads, and restored by the last one, also if it fails.
+transformers reads files by a function that it holds in a global name, and has no hook around the reading. So the first
+load replaces that function by one that opens packed files, and leaves all others to the function that was there.
 """
 
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..checkpoint.names import PACKED_INDEX, SUFFIX
-from ..checkpoint.packed_reading import PackedFile, check_shapes, open_checkpoint, read_index
+from ..checkpoint.packed_reading import PackedFile, check_shapes, open_checkpoint, read_packed_index
 from ..checkpoint.safe_files import check_config_file
 from ..checkpoint.save_pretrained import save_packed_by_default
 from ..checkpoint.sparsity_config import KEY, read_sparsity_config
@@ -90,7 +88,7 @@ class PackedQuantizer(internals.EarlyQuantizer):
         index = Path(config.name_or_path or "", PACKED_INDEX)
         if os.path.lexists(index):  # else in a subfolder, or on the Hub
             check_config_file(index.parent)
-            read_index(index)
+            read_packed_index(index.parent)
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str], **_) -> None:
         """Check all headers before a weight is read, and let transformers read the files by [`PackedFile`]."""
@@ -98,17 +96,18 @@ class PackedQuantizer(internals.EarlyQuantizer):
         check_config_file(folder)
         files = open_checkpoint(folder)
         check_shapes(files, model.state_dict())
-        self._opening = PackedOpening(self.readers(files), owner=self)
-        checkpoint_files[:] = self._opening.paths
+        self._paths = [_PackedPath(file) for file in self.readers(model, files)]
+        checkpoint_files[:] = self._paths
+        if not isinstance(internals.get_file_opener(), _Opener):
+            internals.set_file_opener(_Opener(internals.get_file_opener()))
 
-    def readers(self, files: list[PackedFile]) -> list[Any]:
-        """Return the objects by which transformers reads the files."""
+    def readers(self, model: PreTrainedModel, files: list[PackedFile]) -> list[PackedFile]:
+        """Return the files as transformers is to read them into a model, which has no weights yet."""
         return files
 
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
         """Leave nothing of the loading on the model, except that `save_pretrained` writes a packed checkpoint."""
-        self._opening.end()
-        if not self._opening.is_complete:
+        if not all(path.is_opened for path in self._paths):
             raise RuntimeError(
                 "This release of transformers reads checkpoints in a new way, which is not supported yet."
             )
@@ -126,60 +125,21 @@ class PackedQuantizer(internals.EarlyQuantizer):
         return True
 
 
-class PackedOpening:
-    """One load, from when its files are known until all of them were opened, or the load has ended.
-
-    transformers has no hook for a load that fails. So the load ends when the last file is opened, by
-    [`~PackedOpening.end`], or when its owner is no longer in use.
-
-    Args:
-        files (`list`): readers of the checkpoint's files.
-        owner: an object that lives as long as the load: the quantizer.
-
-    Attributes:
-        paths (`list[str]`): for transformers, in place of the files' own.
-    """
-
-    def __init__(self, files: list[Any], owner: object):
-        self.paths = [_PackedPath(file, self) for file in files]
-        self._unopened = set(files)
-        _under_way.add(self)
-        weakref.finalize(owner, _under_way.discard, self).atexit = False
-
-    @property
-    def is_complete(self) -> bool:
-        """True if every file has been opened."""
-        return not self._unopened
-
-    def opened(self, file: Any) -> None:
-        """Note that a file was opened."""
-        self._unopened.discard(file)
-        if self.is_complete:
-            self.end()
-
-    def end(self) -> None:
-        """End the load, if it has not ended."""
-        _under_way.discard(self)
-
-
 class _PackedPath(str):
     """The path of a packed file, for [`_Opener`] alone: any other function finds no file of this name."""
 
-    file: Any
-    opening: PackedOpening
+    file: PackedFile
+    is_opened: bool
 
-    def __new__(cls, file: Any, opening: PackedOpening):
+    def __new__(cls, file: PackedFile):
         hint = f"{file.path} (packed: only to be read memory-mapped, without disable_mmap=True){SUFFIX}"
         path = super().__new__(cls, hint)
-        path.file, path.opening = file, opening
+        path.file, path.is_opened = file, False
         return path
 
 
 class _Opener:
-    """A function that opens packed files, and all others by the function that transformers had before.
-
-    It keeps that function, so that an opener that other code has wrapped still works after the loads.
-    """
+    """A function that opens packed files, and all others by the function that transformers had before."""
 
     def __init__(self, before: Callable):
         self.before = before
@@ -187,44 +147,8 @@ class _Opener:
     def __call__(self, path: str | os.PathLike, *args, **kwargs):
         if not isinstance(path, _PackedPath):
             return self.before(path, *args, **kwargs)
-        path.opening.opened(path.file)
+        path.is_opened = True
         return path.file
-
-
-class _UnderWay:
-    """The loads of this process, in all threads, whose files are not all open.
-
-    The first load sets the opener, the last one restores transformers' own. A finalizer may call
-    [`~_UnderWay.discard`] at any line of the same thread, hence a reentrant lock, and an order of lines that allows it.
-    """
-
-    def __init__(self):
-        self._lock = threading.RLock()
-        self._loads: set[PackedOpening] = set()
-        self._opener: _Opener | None = None
-
-    def add(self, load: PackedOpening) -> None:
-        with self._lock:
-            self._loads.add(load)
-            if self._opener is None:
-                before = internals.get_file_opener()
-                if isinstance(before, _Opener):  # other code had wrapped an earlier one and restored it
-                    before = before.before
-                self._opener = _Opener(before)
-                internals.set_file_opener(self._opener)
-
-    def discard(self, load: PackedOpening) -> None:
-        """Restore the function that the first load found, unless other code has replaced the opener since."""
-        with self._lock:
-            self._loads.discard(load)
-            if self._loads or self._opener is None:
-                return
-            opener, self._opener = self._opener, None
-            if internals.get_file_opener() is opener:
-                internals.set_file_opener(opener.before)
-
-
-_under_way = _UnderWay()
 
 
 _activations: ContextVar[str | None] = ContextVar("activations of weights that stay packed", default=None)

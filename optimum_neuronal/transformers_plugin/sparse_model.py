@@ -4,7 +4,6 @@ Of a packed checkpoint transformers reads files whose weights look dense and are
 files themselves. In both cases a weight is packed when it is set on its module, see `inference.arriving`.
 """
 
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -105,35 +104,6 @@ def _is_packed(config: dict[str, Any]) -> bool:
     return True
 
 
-class KeptFile:
-    """A packed file whose packed weights are read as [`PackedTensor`]s.
-
-    Args:
-        file ([`PackedFile`]): as its header was checked.
-        activations (`str`): format of the inputs of quantised values.
-    """
-
-    def __init__(self, file: PackedFile, activations: str):
-        self.file, self.path, self.activations = file, file.path, activations
-        self.keys, self.metadata = file.keys, file.metadata
-
-    def get_slice(self, name: str) -> "KeptWeight | StoredWeight":
-        """Return a weight that is read when it is indexed."""
-        weight = self.file.get_slice(name)
-        computed = weight.kept is not None and weight.dtype in COMPUTED
-        return KeptWeight(weight, self.activations) if computed else weight
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        """Return a weight, on the CPU."""
-        return self.get_slice(name)[...]
-
-    def __enter__(self) -> "KeptFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: no file is open between two reads."""
-
-
 class KeptWeight:
     """A packed weight in a file; indexing reads and checks it.
 
@@ -184,19 +154,19 @@ class _IntoPacked(internals.EarlyQuantizer):
 class KeepingQuantizer(_IntoPacked, PackedQuantizer):
     """A quantizer that loads a packed checkpoint into packed modules."""
 
-    def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str], **kwargs: Any) -> None:
-        super().preprocess_model(model, checkpoint_files, **kwargs)
-        self.pack(model, self._shares, self._usual)
-
-    def readers(self, files: list[PackedFile]) -> list[KeptFile]:
-        stored = [weight for file in files for weight in file.weights.values()]
-        packed = [w for w in stored if w.kept is not None and not isinstance(w, StoredInt8Weight)]
-        sizes = {weight.name: (weight.kept or 0, math.prod(weight.shape)) for weight in packed}
-        self._shares = {name: kept / max(1, numel) for name, (kept, numel) in sizes.items()}
-        self._shares |= {w.name: 1 / w.dtype.itemsize for w in stored if isinstance(w, StoredInt8Weight)}
-        self._usual = sum(kept for kept, _ in sizes.values()) / max(1, sum(numel for _, numel in sizes.values()))
+    def readers(self, model: PreTrainedModel, files: list[PackedFile]) -> list[PackedFile]:
+        """Return files whose packed weights are read as [`PackedTensor`]s."""
+        packed = [weight for file in files for weight in file.weights.values() if weight.kept is not None]
+        sparse = [weight for weight in packed if not isinstance(weight, StoredInt8Weight)]
+        shares = {weight.name: 1 / weight.dtype.itemsize for weight in packed}
+        shares |= {weight.name: weight.kept / max(1, weight.numel) for weight in sparse}
+        self.pack(model, shares, sum(w.kept for w in sparse) / max(1, sum(w.numel for w in sparse)))
         activations = kept_activations() or "int8"
-        return [KeptFile(file, activations) for file in files]
+        kept = {w.name: KeptWeight(w, activations) for w in packed if w.dtype in COMPUTED}
+        return [
+            PackedFile(file.path, {name: kept.get(name, weight) for name, weight in file.weights.items()})
+            for file in files
+        ]
 
     def postprocess_model(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
         super().postprocess_model(model, **kwargs)

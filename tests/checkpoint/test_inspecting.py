@@ -162,7 +162,7 @@ def test_json(tmp_path):
 def test_large_weights_are_read_in_pieces(tmp_path, monkeypatch):
     save_pruned(tmp_path, "gpt_oss", ignore=[r"experts\.1\."])
     whole = inspect_checkpoint(tmp_path)
-    monkeypatch.setattr("optimum_neuronal.checkpoint.opening.PIECE", 100)
+    monkeypatch.setattr("optimum_neuronal.checkpoint.stored_weights.PIECE", 100)
     before = all_files(tmp_path)
     assert inspect_checkpoint(tmp_path) == whole
     assert all_files(tmp_path) == before

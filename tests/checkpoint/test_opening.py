@@ -175,8 +175,7 @@ def test_weights_that_are_no_floats(dense):
     """They are counted as they are, and nothing breaks."""
     tensors = {"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 0), "a": torch.tensor(1), "b": torch.ones(2, 2) > 0}
     save_file(tensors, dense / "model.safetensors")
-    with Checkpoint(dense) as checkpoint:
-        assert [weight.numel for weight in checkpoint.weights] == [1, 4, 0]
+    assert [weight.numel for weight in Checkpoint(dense).weights] == [1, 4, 0]
     assert inspect_checkpoint(dense).problems
     packed = convert_checkpoint(dense, "packed", dense.parent / "packed")
     assert inspect_checkpoint(packed).dense_bytes == inspect_checkpoint(dense).dense_bytes == 8 + 4

@@ -48,7 +48,7 @@ def test_what_was_written_is_read(tmp_path):
         write(tmp_path / str(number), size)
         assert equal(read(tmp_path / str(number)))
     assert len(list((tmp_path / "1").glob("packed-*-of-00004.safetensors"))) == 4
-    file = PackedFile(tmp_path / "0" / FILE)
+    file = PackedFile.open(tmp_path / "0" / FILE)
     assert set(file.keys()) == tensors().keys()
     assert file.get_slice(NAME).get_shape() == [6, 5] and file.get_slice(NAME).get_dtype() == "BF16"
     assert torch.equal(file.get_slice(NAME)[1:3], tensors()[NAME][1:3])

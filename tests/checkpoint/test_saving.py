@@ -163,7 +163,7 @@ def test_a_readme_of_the_users_stays(tmp_path, caplog):
     card.write_text("# My project")
     pruner.save(model, tmp_path)
     assert card.read_text() == "# My project" and (tmp_path / "model.safetensors").exists()
-    assert "README.md is your own, so it stays, and no model card is written" in caplog.text
+    assert "is your own, so it stays, and no model card is written" in caplog.text
     card.unlink()
     pruner.save(model, tmp_path)
     first = card.read_text()

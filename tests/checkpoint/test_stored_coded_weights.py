@@ -20,14 +20,14 @@ CODED_PARTS = StoredCodedWeight.ends
 @pytest.fixture
 def file(tmp_path):
     write(tmp_path, coded=True)
-    return PackedFile(tmp_path / FILE)
+    return PackedFile.open(tmp_path / FILE)
 
 
 @pytest.fixture
 def wide(tmp_path):
     """Whose scales are bfloat16."""
     write(tmp_path, coded=True, size=1000)
-    return PackedFile(tmp_path / FILE)
+    return PackedFile.open(tmp_path / FILE)
 
 
 def test_scales_that_are_not_short_are_stored_as_they_are(wide):
@@ -229,7 +229,7 @@ def test_a_missing_part_is_told(file):
     content = file.path.read_bytes()
     file.path.write_bytes(content.replace(f'"{NAME}.packed_table"'.encode(), f'"{NAME}.packed_tablf"'.encode()))
     with pytest.raises(ValueError, match="has no tensor .*packed_table"):
-        PackedFile(file.path)
+        PackedFile.open(file.path)
 
 
 @examples(60)
@@ -249,5 +249,5 @@ def test_whatever_the_parts_hold_is_a_weight_with_these_zeros_or_an_error(file, 
     except ValueError as error:
         assert FILE in str(error) and NAME in str(error)
     else:
-        mask = PackedFile(folder / FILE).get_slice(NAME).read_packed().mask.unpack()
+        mask = PackedFile.open(folder / FILE).get_slice(NAME).read_packed().mask.unpack()
         assert found.isfinite().all() and torch.equal(found != 0, mask)

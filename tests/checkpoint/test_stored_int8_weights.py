@@ -26,11 +26,10 @@ def rounded() -> torch.Tensor:
 
 
 def write(folder) -> PackedFile:
-    with PackedWriter(folder) as writer:
-        writer.head = HeadCoding({"head_weights": [NAME]}, [NAME, "norm.weight"])
+    with PackedWriter(folder, codings=[HeadCoding({"head_weights": [NAME]}, [NAME, "norm.weight"])]) as writer:
         writer.add(NAME, rounded())
         writer.add("norm.weight", torch.ones(3))
-    return PackedFile(folder / FILE)
+    return PackedFile.open(folder / FILE)
 
 
 def test_the_file_is_as_it_is_documented(tmp_path):
@@ -118,7 +117,7 @@ def test_what_is_damaged_is_told(tmp_path, edit, message):
     """With a checksum that is right, so that it is the check itself that finds it."""
     path = changed(write(tmp_path), edit)
     with pytest.raises(ValueError, match=message) as caught:
-        PackedFile(path).get_tensor(NAME)
+        PackedFile.open(path).get_tensor(NAME)
     assert FILE in str(caught.value) and NAME in str(caught.value)
 
 
@@ -142,7 +141,7 @@ def test_whatever_the_parts_hold_is_finite_or_an_error(tmp_path_factory, data):
 
     path = changed(write(tmp_path_factory.mktemp("fuzz")), edit)
     try:
-        found = PackedFile(path).get_tensor(NAME)
+        found = PackedFile.open(path).get_tensor(NAME)
     except ValueError as error:
         assert FILE in str(error) and NAME in str(error)
     else:

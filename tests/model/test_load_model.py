@@ -43,7 +43,7 @@ def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_pa
 
 
 def test_shards_stay_small(ids, tmp_path, monkeypatch):
-    monkeypatch.setattr("optimum_neuronal.checkpoint.saving.OFFLOADED_SHARD", 1)  # hence a block of 40 kB
+    monkeypatch.setattr("optimum_neuronal.checkpoint.save_pretrained.OFFLOADED_SHARD", 1)  # hence a block of 40 kB
     make_model("llama").save_pretrained(tmp_path / "dense")
     config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
     pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config, stream_to=tmp_path / "r", device=CPU)

@@ -12,7 +12,7 @@ from conftest import FEW, make_model
 from packed import assert_close, assert_same_state, logits, make_zeroed
 from profiles import by_day
 from sparse import make_sparse
-from transformers import AutoModelForCausalLM, GenerationConfig, modeling_utils
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from optimum_neuronal import SparseModelForCausalLM, densify, save_pretrained, sparsify
 from optimum_neuronal.inference import packed_tensor
@@ -182,7 +182,6 @@ def with_config(**values):
 def test_damage_is_an_error_that_says_where(saved, tmp_path, name, change, message):
     with pytest.raises(ValueError, match=message):
         SparseModelForCausalLM.from_pretrained(copied(saved / "packed", tmp_path, name, change))
-    assert modeling_utils.safe_open is __import__("safetensors").safe_open
 
 
 def test_no_bit_of_a_file_may_change(saved, tmp_path):
