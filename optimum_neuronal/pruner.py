@@ -140,8 +140,7 @@ class NeuronALPruner(OptimumQuantizer):
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         model, tests = self.model, name_test_sets(evaluate)
-        check_saveable(model, format, self.config.embedding_bits)
-        check_memory(batch_size, max_hidden_bytes)
+        format = check_saveable(model, format, self.config.embedding_bits)
         check_other_directory(model.config.name_or_path, save_dir)
         if work_dir is not None:
             check_apart(work_dir, save_dir)

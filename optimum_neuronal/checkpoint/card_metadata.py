@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..report import PruningReport
 from ..system.notes import get_logger
 from .hub import hub_id
 from .names import MODEL_CARD
-from .safe_files import check_file
+from .safe_files import read_bytes
 
 
 logger = get_logger(__name__)
@@ -65,8 +66,10 @@ def perplexity_result(dataset: str, perplexity: float) -> EvalResult:
     known, place = CALIBRATION_DATASETS.get(dataset), "custom"
     if known is not None:
         place = known.hub_id
-    elif "/" in dataset and not Path(dataset).suffix and _is_id(dataset.partition(":")[0]):
-        place = dataset.partition(":")[0]
+    elif "/" in dataset and not Path(dataset).suffix:
+        with suppress(HFValidationError):
+            validate_repo_id(dataset.partition(":")[0])
+            place = dataset.partition(":")[0]
     return EvalResult(
         task_type="text-generation",
         dataset_type=place,
@@ -77,14 +80,6 @@ def perplexity_result(dataset: str, perplexity: float) -> EvalResult:
         metric_name="perplexity",
         metric_value=round(float(perplexity), 4),
     )
-
-
-def _is_id(name: str) -> bool:
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
 
 
 def inherited_metadata(model: PreTrainedModel) -> dict[str, Any]:
@@ -99,7 +94,8 @@ def inherited_metadata(model: PreTrainedModel) -> dict[str, Any]:
     origin, repository = model.config.name_or_path, hub_id(model)
     try:
         if origin and Path(origin).is_dir():
-            data = _read_card(Path(origin)).data
+            card = read_bytes(Path(origin), MODEL_CARD, LARGEST).decode("utf-8")
+            data = ModelCard(card, ignore_metadata_errors=True).data
         elif repository is not None:
             data = HfApi().model_info(repository, timeout=TIMEOUT).card_data
         else:
@@ -115,13 +111,6 @@ def inherited_metadata(model: PreTrainedModel) -> dict[str, Any]:
         if repository is None:
             del kept["license_link"]
     return kept
-
-
-def _read_card(directory: Path) -> ModelCard:
-    path = check_file(directory, MODEL_CARD)
-    if path.stat().st_size > LARGEST:
-        raise ValueError(f"{path} is larger than {LARGEST:,} bytes.")
-    return ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=True)
 
 
 def _is_text(value: Any) -> bool:

@@ -1,10 +1,9 @@
 """Models on the Hub: which repository a model came from, and what keeps one from being published."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import (
@@ -67,26 +66,17 @@ def check_push(repo_id: str, token: str | None = None) -> None:
     api = HfApi(token=token)
     with explained(repo_id):
         account = api.whoami()
+        mine = {account["name"], *(org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read")}
         owner, _, name = repo_id.rpartition("/")
         owner = owner or account["name"]
-        if _role(account) == "read":
+        if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
             raise _refusal(repo_id, "the token may read only")
         try:
             api.auth_check(f"{owner}/{name}", write=True)
         except RepositoryNotFoundError as error:  # there is none yet, or the token may not see it
-            if owner not in _namespaces(account):
-                mine = ", ".join(sorted(_namespaces(account)))
-                raise _refusal(repo_id, f"the account may make repositories of {mine}, not of {owner}") from error
-
-
-def _role(account: Mapping[str, Any]) -> str | None:
-    """Return the token's role: `"read"`, `"write"`, `"fineGrained"`, or None if the Hub does not name it."""
-    return account.get("auth", {}).get("accessToken", {}).get("role")
-
-
-def _namespaces(account: Mapping[str, Any]) -> set[str]:
-    """Return the owners for whom the account may make repositories: itself, and organisations where it may write."""
-    return {account["name"], *(org["name"] for org in account.get("orgs", ()) if org.get("roleInOrg") != "read")}
+            if owner not in mine:
+                why = f"the account may make repositories of {', '.join(sorted(mine))}, not of {owner}"
+                raise _refusal(repo_id, why) from error
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Reads from a checkpoint's files alone how it was pruned, and verifies that the zeros are there."""
 
 import html
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,12 +14,9 @@ from transformers.utils import logging
 from ..display import escaped, format_bytes, format_html, format_table
 from ..formats.bitmask import packed_bytes
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
-from ..system.notes import get_logger
 from .opening import Checkpoint, find_checkpoint
 from .stored_weights import StoredCodedWeight, StoredInt8Weight, StoredWeight
 
-
-logger = get_logger(__name__)
 
 LONGEST = 500  # characters of a text in config.json that are shown
 MORE_ZEROS = 1e-4  # share of zeros beyond what was recorded that may come from rounding to a smaller dtype
@@ -166,15 +164,14 @@ def inspect_checkpoint(
         format=checkpoint.format,
         files=len(checkpoint.files),
     )
+    places = None
     if about is not None:
-        result.total.recorded = about["achieved_sparsity"]
-        blocks = sorted(about.get("block_sparsity", {}).items(), key=lambda pair: natural_order(pair[0]))
-        result.blocks = {name: Share(recorded=share) for name, share in blocks}
+        result.total.recorded, blocks = about["achieved_sparsity"], about.get("block_sparsity", {})
+        result.blocks = {name: Share(recorded=blocks[name]) for name in sorted(blocks, key=natural_order)}
         kinds = about.get("projections", {})
         result.kinds = {kind: Share(recorded=found["sparsity"]) for kind, found in kinds.items()}
-    places = PrunedWeights(about, [weight.name for weight in checkpoint.weights]) if about else None
-    progress = logging.tqdm(checkpoint.weights, desc="Counting zeros", unit="weight", leave=False)
-    for weight in progress:
+        places = PrunedWeights(about, [weight.name for weight in checkpoint.weights])
+    for weight in logging.tqdm(checkpoint.weights, desc="Counting zeros", unit="weight", leave=False):
         _count(weight, places.find(weight.name) if places else guess(weight), result)
     if about is not None:
         result.problems = _problems(result)
@@ -193,22 +190,23 @@ def guess(weight: StoredWeight) -> StoredProjection | None:
 
 def _count(weight: StoredWeight, place: StoredProjection | None, result: Inspection) -> None:
     """Add the counts of one weight to the result."""
-    zeros = counted = all_zeros = row = 0
+    all_zeros = zeros = counted = row = 0
     for piece in weight.pieces():
-        found = _zeros(piece)
-        all_zeros += found
-        if place is not None and not place.left_out:
-            zeros, counted = zeros + found, counted + piece.numel()
-        elif place is not None:
-            kept = [part for index, part in enumerate(piece, row) if str(index) not in place.left_out]
-            zeros, counted = zeros + sum(map(_zeros, kept)), counted + sum(part.numel() for part in kept)
-        row += len(piece) if piece.ndim else 0
+        all_zeros += _zeros(piece)
+        if place is not None and place.left_out:
+            pruned = [part for index, part in enumerate(piece, row) if str(index) not in place.left_out]
+            zeros, counted = zeros + sum(map(_zeros, pruned)), counted + sum(part.numel() for part in pruned)
+            row += len(piece)
+    if place is not None and not place.left_out:
+        zeros, counted = all_zeros, weight.numel
     result.stored_bytes += weight.stored_bytes
     result.dense_bytes += weight.dense_bytes
-    matrix = len(weight.shape) >= 2 and weight.dtype.is_floating_point
-    packed = packed_bytes(weight.numel, weight.numel - all_zeros, weight.dtype.itemsize)
-    packed = weight.stored_bytes if isinstance(weight, (StoredCodedWeight, StoredInt8Weight)) else packed
-    result.packed_bytes += min(packed, weight.dense_bytes) if matrix else weight.dense_bytes
+    packed = weight.dense_bytes
+    if isinstance(weight, (StoredCodedWeight, StoredInt8Weight)):
+        packed = weight.stored_bytes
+    elif len(weight.shape) >= 2 and weight.dtype.is_floating_point:
+        packed = packed_bytes(weight.numel, weight.numel - all_zeros, weight.dtype.itemsize)
+    result.packed_bytes += min(packed, weight.dense_bytes)
     if place is not None:
         result.pruned_bytes += weight.stored_bytes
         result.pruned_numel += weight.numel
@@ -240,14 +238,11 @@ def _about(config: Mapping[str, Any]) -> list[list[str]]:
         if config.get(bits) is not None:
             rows.append([title, f"rounded to {config[bits]} bits"])
     lambdas = {step: config.get(f"{step}_lambda") for step in ("block", "row")}
-    if any(value is not None for value in lambdas.values()):
-        found = [f"{step} {value:g}" for step, value in lambdas.items() if value is not None]
+    if found := [f"{step} {value:g}" for step, value in lambdas.items() if value is not None]:
         rows.append(["lambda", ", ".join(found)])
     if calibration := config.get("calibration"):
-        samples, length, source, seed = (
-            calibration.get(key, "?") for key in ("num_samples", "seq_length", "source", "seed")
-        )
-        rows.append(["calibration", f"{samples} x {length} tokens of {source}, seed {seed}"])
+        known = defaultdict(lambda: "?", calibration)
+        rows.append(["calibration", "{num_samples} x {seq_length} tokens of {source}, seed {seed}".format_map(known)])
     if versions := config.get("versions"):
         rows.append(["made with", ", ".join(f"{name} {version}" for name, version in versions.items())])
     return [[title, escaped(text, LONGEST)] for title, text in rows]
@@ -269,10 +264,10 @@ def _sizes(result: Inspection) -> str:
 
 
 def _share_table(title: str, shares: Mapping[str, Share]) -> tuple[list[str], list[list[str]]]:
-    header, rows = [title, "weights", "recorded", "found"], []
+    table = [[title, "weights", "recorded", "found"]]
     for name, share in shares.items():
         recorded = "-" if share.recorded is None else f"{share.recorded:.2%}"
-        rows.append([escaped(name, LONGEST), f"{share.weights:,}", recorded, f"{share.sparsity:.2%}"])
+        table.append([escaped(name, LONGEST), f"{share.weights:,}", recorded, f"{share.sparsity:.2%}"])
     if all(share.recorded is None for share in shares.values()):
-        header, *rows = ([*row[:2], row[3]] for row in (header, *rows))
-    return header, rows
+        table = [[*row[:2], row[3]] for row in table]
+    return table[0], table[1:]

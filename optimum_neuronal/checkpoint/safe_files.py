@@ -83,11 +83,11 @@ def check_header(path: Path) -> None:
     check_names(path, names)
 
 
-def read_bytes(directory: Path, name: str) -> bytes:
+def read_bytes(directory: Path, name: str, largest: int | None = None) -> bytes:
     """Return the content of a small file of a checkpoint. Raise `ValueError` if it is absurdly large."""
     path = check_file(directory, name)
     size = path.stat().st_size
-    if size > LARGEST:
+    if size > (largest or LARGEST):
         raise ValueError(f"{escaped(path)} has {size:,} bytes, more than any such file needs: it is damaged.")
     return path.read_bytes()
 

@@ -28,33 +28,27 @@ def check(value: Any, schema: Mapping[str, Any], where: str) -> None:
             `additionalProperties` as a schema, and `items`. Neither NaN nor infinity is a number.
         where (`str`): name of the value in messages.
     """
-    kinds = schema.get("type", [])
+    kinds, expected = schema.get("type", []), None
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if kinds and not any(_is(value, kind) for kind in kinds):
-        _refuse(value, where, " or ".join(TYPES[kind][1] for kind in kinds) + _range(schema))
-    if "const" in schema and value != schema["const"]:
-        _refuse(value, where, repr(schema["const"]))
-    if "enum" in schema and value not in schema["enum"]:
-        _refuse(value, where, " or ".join(map(repr, schema["enum"])))
-    if _is(value, "number") and not schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf):
-        _refuse(value, where, "a number" + _range(schema))
+        expected = " or ".join(TYPES[kind][1] for kind in kinds) + _range(schema)
+    elif "const" in schema and value != schema["const"]:
+        expected = repr(schema["const"])
+    elif "enum" in schema and value not in schema["enum"]:
+        expected = " or ".join(map(repr, schema["enum"]))
+    elif _is(value, "number") and not schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf):
+        expected = "a number" + _range(schema)
+    if expected is not None:
+        raise ValueError(f"{where} is {short(value)}: expected {expected}.")
     if isinstance(value, dict):
-        _check_object(value, schema, where)
-    if isinstance(value, list) and "items" in schema:
+        if missing := [key for key in schema.get("required", []) if key not in value]:
+            raise ValueError(f"{where} has no {missing[0]!r}.")
+        known, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+        for key, item in value.items():
+            check(item, known.get(key, others), f"{where}.{key}" if key in known else f"{where}[{short(key)}]")
+    if isinstance(value, list):
         for index, item in enumerate(value):
-            check(item, schema["items"], f"{where}[{index}]")
-
-
-def _check_object(value: dict, schema: Mapping[str, Any], where: str) -> None:
-    for key in schema.get("required", []):
-        if key not in value:
-            raise ValueError(f"{where} has no {key!r}.")
-    known = schema.get("properties", {})
-    for key, item in value.items():
-        if key in known:
-            check(item, known[key], f"{where}.{key}")
-        elif "additionalProperties" in schema:
-            check(item, schema["additionalProperties"], f"{where}[{short(key)}]")
+            check(item, schema.get("items", {}), f"{where}[{index}]")
 
 
 def _is(value: Any, kind: str) -> bool:
@@ -66,17 +60,9 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _range(schema: Mapping[str, Any]) -> str:
-    if "minimum" not in schema:
-        return ""
-    return (
-        f" from {schema['minimum']} to {schema['maximum']}"
-        if "maximum" in schema
-        else f", at least {schema['minimum']}"
-    )
-
-
-def _refuse(value: Any, where: str, expected: str) -> None:
-    raise ValueError(f"{where} is {short(value)}: expected {expected}.")
+    if "maximum" in schema:
+        return f" from {schema['minimum']} to {schema['maximum']}"
+    return f", at least {schema['minimum']}" if "minimum" in schema else ""
 
 
 def short(value: Any) -> str:

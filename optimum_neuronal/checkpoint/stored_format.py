@@ -33,8 +33,7 @@ def stored_format(config: Mapping[str, Any], sparsity_config: Mapping[str, Any] 
     Raises:
         `ValueError`: the version is unknown, or config.json contradicts itself.
     """
-    quantization = config.get("quantization_config")
-    found = "dense"
+    quantization, found = config.get("quantization_config"), "dense"
     if is_ours(quantization):
         check_packed(quantization)
         found = "packed"

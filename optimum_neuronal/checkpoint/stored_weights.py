@@ -5,15 +5,15 @@ the file and the weight. docs/format.md describes the files of packed checkpoint
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
-from ..formats.bitmask import MASK, VALUES, Values, check_headers, check_mask, check_mask_header, checksum_seed, unpack
+from ..formats.bitmask import MASK, VALUES, check_headers, check_mask, check_mask_header, checksum_seed, unpack
 from ..formats.code_checks import GROUP, check_coded_headers
 from ..formats.coded import CODES, SCALES, TABLE, CodedWeight
 from ..formats.int8_weight import BITS, LEVELS, Int8Weight, check_int8_headers
@@ -22,8 +22,6 @@ from .stored_tensors import DTYPE_NAMES, DTYPES, FileValues, Stored
 
 
 PIECE = 2**24  # elements that are read at a time
-
-_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -157,24 +155,14 @@ class StoredPackedWeight(StoredWeight):
         return math.prod(self.parts[1].shape)
 
     def read_packed(self) -> PackedWeight:
-        return self._checked(self._packed)
+        with self._named():
+            mask, values = self._read_parts().values()
+            check_mask(mask.numpy(), self.numel, len(values))
+        return PackedWeight(PackedMask(mask, self.shape), values)
 
     def _read(self) -> torch.Tensor:
-        return self._checked(lambda mask, values: unpack(mask, values, self.shape))
-
-    def _packed(self, mask: torch.Tensor, values: Values) -> PackedWeight:
-        check_mask(mask.numpy(), self.numel, len(values))
-        return PackedWeight(PackedMask(mask, self.shape), values[0 : len(values)])
-
-    def _checked(self, make: Callable[[torch.Tensor, Values], _Made]) -> _Made:
-        """Return what is made of the bitmask and the values, which `make` must read from the first to the last, once."""
-        with self._named(), self.path.open("rb") as file:
-            mask = FileValues(file, self.parts[0], self._seed())
-            bitmask = mask[0 : len(mask)]
-            values = FileValues(file, self.parts[1], mask.checksum)
-            made = make(bitmask, values)
-            self._check(values.checksum)
-        return made
+        with self._named():
+            return unpack(*self._read_parts().values(), self.shape)
 
 
 @dataclass(frozen=True)
@@ -206,11 +194,10 @@ class StoredCodedWeight(StoredWeight):
         return min(self.numel, self.parts[1].nbytes * 8 // self.bits)
 
     def read_packed(self) -> CodedWeight:
-        coded, _ = self._read_both()
-        return coded
+        return self._read_both()[0]
 
     def _read(self) -> torch.Tensor:
-        _, dense = self._read_both()
+        dense = self._read_both()[1]
         return dense.mT.contiguous() if self.transposed else dense
 
     def _read_both(self) -> tuple[CodedWeight, torch.Tensor]:

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from ..checkpoint.hub import public_name
 from ..evaluation.evaluated_model import as_model
-from ..files.durable import write_durably
+from ..files.atomic import write_durably
 from ..pruning.context import alone_with
 from ..report import versions
 from ..system.notes import get_logger

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..display import format_html, format_markdown, format_table
+from ..files.atomic import write_durably
 from ..files.directories import check_writable
-from ..files.durable import write_durably
 from .figures import KINDS, draw_figures
 from .results import Aggregate, Result, geometric_mean
 from .tables import Table, aggregate_table, combination_table, to_csv

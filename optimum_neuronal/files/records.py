@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from ..system.notes import get_logger
 from ..system.processes import Processes
+from .atomic import write_durably
 from .directories import check_writable
-from .durable import write_durably
-from .locking import acquired
 
 
 logger = get_logger(__name__)
@@ -35,6 +36,7 @@ SUFFIX = ".safetensors"
 VALUE = "/value"  # the tensor that holds a record's JSON value, as bytes; no module has this name
 DIGEST = 16  # bytes of a checksum
 FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)  # what disks without locks answer
 
 _FILE = rf"(?:{re.escape(IDENTITY)}|[\w-]+\.[0-9a-f]{{{2 * DIGEST}}}{re.escape(SUFFIX)})"
 OWN_FILE = re.compile(rf"{_FILE}(?:\.damaged)?|\.{_FILE}\.[0-9a-f]+|{re.escape(LOCK)}")
@@ -234,3 +236,30 @@ def work_directory(directory: str | Path | None) -> Iterator[WorkDirectory]:
         if not (path / IDENTITY).exists():
             folder.remove()
         lock.release()
+
+
+def acquired(file: Path) -> FileLock:
+    """Return the acquired lock of a file; nothing is locked where the disk has no locks.
+
+    The file and its directory are made if they do not exist.
+
+    Raises:
+        `BlockingIOError`: another process holds it; the message names the process.
+        `OSError`: the file cannot be made, or is a symbolic link.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file, blocking=False, thread_local=False)
+    try:
+        lock.acquire()
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+    except Timeout as error:
+        holder = ""
+        with suppress(OSError):
+            holder = file.read_text(encoding="utf-8", errors="replace")[:200].strip()
+        raise BlockingIOError(
+            f"{file.parent} is in use by {holder or 'another process'}: wait for it to end, or choose another directory."
+        ) from error
+    except OSError as error:
+        if error.errno not in (*NO_LOCKS, errno.ENOSPC):  # a full disk: the lock holds without a name
+            raise
+    return lock

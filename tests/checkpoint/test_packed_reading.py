@@ -174,7 +174,7 @@ def test_damage_is_told_precisely(exact):
         about.clear()
 
     for edit, message in [
-        (mask_bit, f"{NAME} is damaged: its bitmask keeps"),
+        (mask_bit, f"{NAME} is damaged: its checksum is"),
         (value_bit, f"{NAME} is damaged: its checksum is"),
         (lost_mask, f"has no tensor '{NAME}.packed_mask'"),
         (unknown_tensor, "holds the tensor 'norm.weight', which its metadata does not know"),

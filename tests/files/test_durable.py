@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from optimum_neuronal.files.durable import tree_to_disk, write_durably
+from optimum_neuronal.files.atomic import tree_to_disk, write_durably
 
 
 @pytest.fixture

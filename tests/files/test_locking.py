@@ -1,23 +1,14 @@
 import errno
 import os
+import signal
 import socket
-import subprocess
-import sys
+import time
 
 import filelock
 import pytest
+from killed_saves import in_child
 
-from optimum_neuronal.files.locking import acquired
-
-
-HOLDING = """
-import sys
-from pathlib import Path
-from optimum_neuronal.files.locking import acquired
-lock = acquired(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
+from optimum_neuronal.files.records import acquired
 
 
 def test_the_second_is_told_who_holds_it(tmp_path):
@@ -29,16 +20,23 @@ def test_the_second_is_told_who_holds_it(tmp_path):
     acquired(file).release()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a process that it forks")
 def test_a_killed_process_leaves_no_stale_lock(tmp_path):
-    file = tmp_path / ".lock"
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDING, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "held\n"
-    with pytest.raises(BlockingIOError, match=f"process {process.pid} on"):
-        acquired(file)
-    process.kill()
-    process.communicate()
+    file, (held, holding) = tmp_path / ".lock", os.pipe()
+
+    def hold():
+        lock = acquired(file)
+        os.write(holding, b"held")
+        time.sleep(60)
+        lock.release()
+
+    def kill(child):
+        assert os.read(held, 4) == b"held"
+        with pytest.raises(BlockingIOError, match=f"process {child} on"):
+            acquired(file)
+        os.kill(child, signal.SIGKILL)
+
+    assert in_child(hold, kill) == -signal.SIGKILL
     acquired(file).release()
 
 
