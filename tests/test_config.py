@@ -132,10 +132,7 @@ def test_bad_values(arguments, message):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (
-            {"reconstruct": "dens"},
-            "reconstruct is 'dens': expected one of 'dense', 'block'.*Did you mean 'dense'",
-        ),
+        ({"reconstruct": "dens"}, "reconstruct is 'dens': expected one of 'dense', 'block'.*Did you mean 'dense'"),
         ({"reconstruct": ""}, "reconstruct is ''"),
         ({"reconstruct": "dense", "saliency": "wanda"}, "reconstruct is 'dense', but the saliency 'wanda' leaves"),
         ({"refit_epochs": -1}, "refit_epochs is -1: expected a whole number of at least 0"),

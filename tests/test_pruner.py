@@ -23,12 +23,7 @@ from optimum_neuronal.pruning import prune as prune_module
 
 
 LAMBDAS = {"block_lambdas": (0.05, 0.15), "row_lambdas": (0.0, 0.1)}
-FAST = {
-    "topup": "neuronal",
-    "num_samples": 12,
-    "num_alignment_samples": 4,
-    "topup_args": LAMBDAS,
-}
+FAST = {"topup": "neuronal", "num_samples": 12, "num_alignment_samples": 4, "topup_args": LAMBDAS}
 
 
 def config(sparsity=0.7, **fields):

@@ -61,10 +61,7 @@ def test_the_table_of_the_least():
             },
             "values         3 bits; squared error of rounding at most 3.10% (q), 1,005 outliers clipped",
         ),
-        (
-            {"calibration": {"num_samples": 8, "seq_length": 64, "source": "c4"}},
-            "calibration   8 x 64 tokens of c4",
-        ),
+        ({"calibration": {"num_samples": 8, "seq_length": 64, "source": "c4"}}, "calibration   8 x 64 tokens of c4"),
         (
             {"starved_experts": ["experts.0.up", "experts.0.down"]},
             "starved experts  2 projections of experts that received fewer than 32 tokens",

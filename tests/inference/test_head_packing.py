@@ -11,14 +11,7 @@ from profiles import by_day
 from sparse import make_sparse
 from transformers import AutoModelForCausalLM
 
-from optimum_neuronal import (
-    NeuronALConfig,
-    NeuronALPruner,
-    SparseModelForCausalLM,
-    densify,
-    save_pretrained,
-    sparsify,
-)
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, SparseModelForCausalLM, densify, save_pretrained, sparsify
 from optimum_neuronal.formats.int8_weight import Int8Weight
 from optimum_neuronal.inference.int8_rows import Int8Rows
 from optimum_neuronal.inference.packed_embedding import PackedEmbedding, TiedLinear

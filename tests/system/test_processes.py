@@ -18,12 +18,7 @@ from optimum_neuronal.system.processes import Processes
 
 
 LAMBDAS = {"block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1]}
-FIELDS = {
-    "topup": "neuronal",
-    "num_samples": 12,
-    "num_alignment_samples": 4,
-    "topup_args": LAMBDAS,
-}
+FIELDS = {"topup": "neuronal", "num_samples": 12, "num_alignment_samples": 4, "topup_args": LAMBDAS}
 
 
 def test_candidates_are_dealt_and_sequences_are_parted():
