@@ -6,6 +6,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -191,7 +192,7 @@ def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: i
     check_embedding_bits(embedding_bits, format)
     if not internals.saves_offloaded_experts() and any(p.is_meta for p in model.parameters()) and _has_experts(model):
         raise ValueError(
-            f"transformers {internals.release()} cannot save a mixture of experts whose weights are offloaded: install "
+            f"transformers {transformers.__version__} cannot save a mixture of experts whose weights are offloaded: install "
             f"{internals.SAVES_OFFLOADED_EXPERTS} or later, or load the model into memory."
         )
     return format

@@ -6,27 +6,14 @@ PEFT itself is imported only where adapters are found.
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
 
-class Sparse(Protocol):
-    """A weight with zeros to keep, see `training.sparse_weights`."""
-
-    parameter: str
-
-    @property
-    def owner(self) -> nn.Parameter:
-        """The parameter that holds the weight."""
-
-    def apply(self) -> None:
-        """Set the pruned weights to zero."""
-
-    def masked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a tensor of the weight's shape that is zero where the weight is pruned."""
+Sparse = Any  # a weight with zeros to keep: `training.sparse_weights.SparseWeight`
 
 
 def base_model(model: nn.Module) -> nn.Module:
@@ -88,7 +75,7 @@ def guard_layer(layer: Any, weight: Sparse, exact: bool | None) -> bool:
 
     Args:
         layer: of PEFT; its class becomes a subclass of its own.
-        weight ([`Sparse`]): the weight that it updates.
+        weight (`SparseWeight`): the weight that it updates.
         exact (`bool`, *optional*):
             True: the forward leaves out the update of pruned weights too. None: as before if the layer is guarded.
 

@@ -177,14 +177,9 @@ def known_as_offloaded(model: PreTrainedModel) -> Iterator[None]:
             model.hf_device_map = before
 
 
-def release() -> str:
-    """Return the release of transformers: `"5.23.0"`."""
-    return transformers.__version__
-
-
 def saves_offloaded_experts() -> bool:
     """Return True if this release's `save_pretrained` writes experts whose weights are offloaded."""
-    return Version(release()) >= Version(SAVES_OFFLOADED_EXPERTS)
+    return Version(transformers.__version__) >= Version(SAVES_OFFLOADED_EXPERTS)
 
 
 def bytes_of(size: int | str) -> int:
