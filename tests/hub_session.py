@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from optimum_neuronal.checkpoint.hub import check_push
 from optimum_neuronal.data.documents import check_dataset
 
 
-outcome = {}
+outcome, TEXT = {}, "w1 w2 w3 w4 w5 w6 w7 w8 " * 80
 
 
 def pruned(sparsity=0.7, **fields):
@@ -32,7 +33,7 @@ def pruned(sparsity=0.7, **fields):
     model.config._name_or_path = "me/dense-llama"
     config = NeuronALConfig(sparsity, saliency="wanda", topup="uniform", num_samples=8, seq_length=8, seed=3, **fields)
     pruner = NeuronALPruner(config, make_tokenizer())
-    pruner.prune(model, ["w1 w2 w3 w4 w5 w6 w7 w8 " * 80])
+    pruner.prune(model, [TEXT])
     pruner.report.evaluation["wikitext2"] = {"dense": 12.3456, "pruned": 23.4567}
     return pruner, model
 
@@ -77,6 +78,15 @@ computing = SparseModelForCausalLM.from_pretrained("me/packed", token="hf_other"
 outcome["packed modules"] = [computing.packing.packed, computing.config.name_or_path]
 computing.push_to_hub("me/pushed-packed")
 outcome["packed modules pushed"] = same(packed, "me/pushed-packed")
+
+text = Path(sys.argv[1]).with_name("text.txt")
+text.write_text(TEXT)
+dense, config = make_model("llama", vocab_size=256), replace(pruner.config, dataset=str(text))
+for part in (dense, make_tokenizer()):
+    part.push_to_hub("me/dense")
+at_load = AutoModelForCausalLM.from_pretrained("me/dense", quantization_config=config, revision="main").state_dict()
+expected = NeuronALPruner(config, make_tokenizer()).prune(dense).state_dict()
+outcome["pruned at load"] = all(torch.equal(value, at_load[name]) for name, value in expected.items())
 
 converted = convert_checkpoint("me/packed", "dense", Path(sys.argv[1]).with_name("converted"))
 outcome["converted"] = [same(packed, converted), sorted(path.name for path in converted.iterdir())]

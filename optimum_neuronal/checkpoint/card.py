@@ -14,13 +14,14 @@ from transformers import PreTrainedModel
 from ..data.documents import FILE_SUFFIXES
 from ..display import escaped, format_bytes, format_markdown
 from ..model.load_model import TRUSTING, LoadingCode, loading_code
+from ..model.packed_size import PackedSize
 from ..report import REPORT_NAME, PruningReport
 from .card_metadata import make_metadata
 from .hub import hub_id
 from .own_files import MARK
-from .packed_size import PackedSize
 
 
+CARD, USE = (Path(__file__).with_name(name) for name in ("card_template.md", "card_use_template.md"))
 TEXT_LITERAL = r'"(?:[^"\\]|\\.)*"'  # so that no code of another card is passed on
 DENSE_MODEL, TEXT = "path/to/the-dense-model", "path/to/text.txt"  # what the reader has to fill in
 
@@ -53,9 +54,14 @@ def make_card(
         for dataset, values in report.evaluation.items()
     ]
     blocks = [[f"`{name}`", f"{value:.2%}"] for name, value in report.blocks.items()]
+    command = ["optimum-cli", "neuronal", "prune", "--model", base or DENSE_MODEL, "--config", REPORT_NAME]
+    command += [*(["--dataset", text] if text else []), "--output", title.rpartition("/")[2]]
+    places = [] if base else [f"`{DENSE_MODEL}` is where you have the dense model"]
+    if text:
+        places.append(f"`{text}` is your file of the calibration data, {report.calibration['source']}")
     return ModelCard.from_template(
         make_metadata(model, report, title, code.pipeline_tag),
-        template_str=_read("card_template.md"),
+        template_str=CARD.read_text(encoding="utf-8"),
         mark=MARK,
         title=title,
         base=base,
@@ -69,9 +75,9 @@ def make_card(
         blocks=format_markdown(["block", "sparsity"], blocks),
         perplexities=perplexities and format_markdown(["dataset", "dense model", "pruned"], perplexities),
         calibration=report.calibration and calibration.format(**report.calibration),
-        command=_command(base, title, text),
+        command=shlex.join(command),
         code=_code(base, report, code, text),
-        fill_in="; ".join(_places(base, report, text)),
+        fill_in="; ".join(places),
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
         **_sizes(model, report, size),
     )
@@ -91,10 +97,6 @@ def with_format(card: str, format: str, value_bits: int | None = None, embedding
     return before + use + _use(title[1], code, format, name, value_bits, embedding_bits) + sparsity + after
 
 
-def _read(template: str) -> str:
-    return Path(__file__).with_name(template).read_text(encoding="utf-8")
-
-
 def _use(
     title: str,
     code: LoadingCode,
@@ -105,7 +107,7 @@ def _use(
 ) -> str:
     """Return the section on use. The tokenizer's place is a Python literal; None if the model generates nothing."""
     local = title.rpartition("/")[2]
-    return Template(_read("card_use_template.md")).render(
+    return Template(USE.read_text(encoding="utf-8")).render(
         format=format,
         loader=code.loader,
         call=code.of(title),
@@ -143,20 +145,6 @@ def _calibration_text(report: PruningReport) -> str | None:
     if not name or not report.calibration["source"].startswith(name):  # they were passed to prune()
         return TEXT
     return f"path/to/{name}" if name.lower().endswith(FILE_SUFFIXES) else None
-
-
-def _command(base: str | None, title: str, text: str | None) -> str:
-    """Return the command that makes the model again."""
-    words = ["--model", base or DENSE_MODEL, "--config", REPORT_NAME, *(["--dataset", text] if text else [])]
-    return shlex.join(["optimum-cli", "neuronal", "prune", *words, "--output", title.rpartition("/")[2]])
-
-
-def _places(base: str | None, report: PruningReport, text: str | None) -> list[str]:
-    """Return what the words of command and code stand for that the reader has to replace."""
-    places = [] if base else [f"`{DENSE_MODEL}` is where you have the dense model"]
-    if text:
-        places.append(f"`{text}` is your file of the calibration data, {report.calibration['source']}")
-    return places
 
 
 def _code(base: str | None, report: PruningReport, code: LoadingCode, text: str | None) -> str:

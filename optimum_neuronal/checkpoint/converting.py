@@ -79,7 +79,8 @@ def convert_checkpoint(
     if embedding_bits is not None:
         sparsity_config |= about_head(_find_head(checkpoint, names))
     others = [] if in_place else _others(source)
-    check_free(target, _needed(checkpoint, format))
+    dense = sum(weight.dense_bytes for weight in checkpoint.weights)
+    check_free(target, dense if format == "dense" else int(dense * (1 - sparsity_config["achieved_sparsity"])))
     with replaced_checkpoint(target, is_of_weights) as staging:
         codings = find_codings(sparsity_config, names, asked)
         with PackedWriter(staging, size, codings) if format == "packed" else DenseWriter(staging, size) as writer:
@@ -156,12 +157,6 @@ def _check(checkpoint: Checkpoint, format: str, in_place: bool, asked: Mapping[s
         raise ValueError(f"{checkpoint.directory} is damaged: several of its files hold {twice!r}.")
     if in_place and any(path.is_symlink() for path in checkpoint.files):
         raise ValueError(f"The files of {checkpoint.directory} are links, as in the Hub's cache: name another output.")
-
-
-def _needed(checkpoint: Checkpoint, format: str) -> int:
-    """Return the bytes that the weights take at least."""
-    dense = sum(weight.dense_bytes for weight in checkpoint.weights)
-    return dense if format == "dense" else int(dense * (1 - checkpoint.sparsity_config["achieved_sparsity"]))
 
 
 def _others(source: Path) -> list[str]:

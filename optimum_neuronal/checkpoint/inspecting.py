@@ -113,7 +113,14 @@ class Inspection:
         """Return header and rows of each table."""
         rows = _about(self.sparsity_config) if self.pruned else [["pruned", "no: config.json has no sparsity_config"]]
         rows.append(["zeros found", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
-        rows.append(["stored", _sizes(self)])
+        files, share = (
+            "1 file" if self.files == 1 else f"{self.files} files",
+            self.packed_bytes / (self.dense_bytes or 1),
+        )
+        stored, dense, packed = map(format_bytes, (self.stored_bytes, self.dense_bytes, self.packed_bytes))
+        rows.append(
+            ["stored", f"{self.format}, {files}, {stored} (dense {dense}, packed {packed}, {share:.2f} of it)"]
+        )
         if self.pruned and self.bits_per_weight is not None:
             rows.append(
                 ["bits a weight", f"{self.bits_per_weight:.2f} in pruned projections, all that is stored counted"]
@@ -252,15 +259,6 @@ def _method(config: Mapping[str, Any], kind: str) -> str:
     """Return the name of a saliency or top-up with its arguments."""
     arguments = ", ".join(f"{key}={value}" for key, value in (config.get(f"{kind}_args") or {}).items())
     return f"{config[kind]} ({arguments})" if arguments else config[kind]
-
-
-def _sizes(result: Inspection) -> str:
-    files = "1 file" if result.files == 1 else f"{result.files} files"
-    share = result.packed_bytes / result.dense_bytes if result.dense_bytes else 1.0
-    return (
-        f"{result.format}, {files}, {format_bytes(result.stored_bytes)} (dense {format_bytes(result.dense_bytes)}, packed "
-        f"{format_bytes(result.packed_bytes)}, {share:.2f} of it)"
-    )
 
 
 def _share_table(title: str, shares: Mapping[str, Share]) -> tuple[list[str], list[list[str]]]:

@@ -106,15 +106,10 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def _is_deep(value: Any) -> bool:
+def _is_deep(value: Any, left: int = DEEPEST) -> bool:
     """Return True if a recursion into a value, to copy or to write it, might not come back."""
-    layer = [value]
-    for _ in range(DEEPEST):
-        layer = [part for whole in layer for part in (whole.values() if isinstance(whole, dict) else whole)]
-        layer = [part for part in layer if isinstance(part, (dict, list))]
-        if not layer:
-            return False
-    return True
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return left == 0 or any(_is_deep(part, left - 1) for part in parts if isinstance(part, (dict, list)))
 
 
 def dense_files(directory: Path) -> dict[str, set[str] | None]:

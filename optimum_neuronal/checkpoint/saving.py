@@ -15,6 +15,7 @@ from ..compat import transformers as internals
 from ..files.directories import nearest_existing
 from ..model.architectures import find_architecture, is_of_experts
 from ..model.packed_modules import packed_modules
+from ..model.packed_size import PackedSize
 from ..report import PruningReport
 from ..system.notes import get_logger
 from ..validation import check_choice, check_embedding_bits
@@ -22,7 +23,6 @@ from .card import make_card
 from .hub import explained
 from .names import FORMATS, GENERATION_CONFIG, MODEL_CARD, WEIGHT_FILES, is_of_weights
 from .own_files import check_directory, may_write_card
-from .packed_size import PackedSize
 from .safe_files import read_bytes
 from .save_pretrained import replaced_checkpoint, write_model
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoint.packed_size import packed_size
 from ..compat.accelerate import is_offloaded
 from ..data.calibration import CalibrationSet, as_token_ids
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
 from ..evaluation.tasks import evaluate_tasks
+from ..model.packed_size import packed_size
 from ..model.projections import Decoder, trial_weights
 from ..pruning.calibrating import draw_calibration, own_tokenizer
 from ..pruning.context import PruneContext, check, identity

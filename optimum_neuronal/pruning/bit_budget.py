@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..checkpoint.packed_size import packed_size
 from ..config import NeuronALConfig
 from ..engine.passes import Pass
 from ..formats.codebooks import BITS
 from ..methods import Methods
+from ..model.packed_size import packed_size
 from ..model.projections import Decoder
 from ..sparsity.plan import SparsityPlan
 from ..topup import Allocation, TopUp

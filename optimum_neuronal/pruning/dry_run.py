@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..checkpoint.packed_size import packed_size
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..engine.passes import Pass
 from ..formats.bitmask import mask_length
+from ..model.packed_size import packed_size
 from ..model.projections import Block, Decoder
 from ..sparsity.plan import row_counts
 from ..system.machine import default_device

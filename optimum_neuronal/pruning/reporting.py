@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoint.packed_size import PackedSize, packed_size
 from ..checkpoint.sparsity_config import KEY
 from ..engine.offload import BlockLoader
+from ..model.packed_size import PackedSize, packed_size
 from ..model.projections import Decoder
 from ..report import PruningReport, versions
 from ..sparsity.masks import Change

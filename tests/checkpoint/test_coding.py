@@ -1,6 +1,8 @@
 """Saving and converting models whose values were rounded to few bits."""
 
+import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,14 +24,22 @@ from optimum_neuronal.checkpoint.packed_reading import open_checkpoint
 from optimum_neuronal.checkpoint.save_pretrained import save_packed_by_default
 
 
-FAMILIES = ["llama", "gpt2", "mixtral", "gpt_oss"]
+FAMILIES = {
+    "llama": {"num_hidden_layers": 1},
+    "gpt2": {"n_layer": 1},
+    "mixtral": {"num_hidden_layers": 1, "num_local_experts": 2},
+    "gpt_oss": {"num_hidden_layers": 1, "num_local_experts": 2},
+}
+CONFIG = NeuronALConfig(0.6, saliency="magnitude", topup="uniform")
+_PRUNED: dict[tuple, tuple] = {}  # made by `pruned` in this session: rounding takes longest
 
 
-def pruned(family="llama", bits=4, format="packed", dtype=torch.bfloat16, **overrides):
-    model = make_model(family, **overrides).to(dtype)
-    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", value_bits=bits)
-    pruner = NeuronALPruner(config)
-    pruner.prune(model)
+def pruned(family="llama", bits=4, format="packed"):
+    """A small pruned model with quantised values, and its pruner; made once, and copied."""
+    if (family, bits) not in _PRUNED:
+        pruner = NeuronALPruner(replace(CONFIG, value_bits=bits))
+        _PRUNED[family, bits] = pruner, pruner.prune(make_model(family, **FAMILIES[family]).bfloat16())
+    pruner, model = _PRUNED[family, bits][0], copy.deepcopy(_PRUNED[family, bits][1])
     if format == "packed":
         save_packed_by_default(model)
     return pruner, model
@@ -95,7 +105,7 @@ def test_rounded_values_saved_dense_become_codes_and_again_dense(family, tmp_pat
 @pytest.mark.parametrize("family", FAMILIES)
 def test_converting_rounds_what_was_not_rounded(family, tmp_path):
     """The same values as a prune that rounds, and what is loaded is what a dense copy has."""
-    save_pruned(tmp_path / "model", family, dtype=torch.bfloat16)
+    save_pruned(tmp_path / "model", family, overrides=FAMILIES[family], dtype=torch.bfloat16)
     packed = convert_checkpoint(tmp_path / "model", "packed", tmp_path / "packed", value_bits=4)
     config = json.loads((packed / "config.json").read_text())
     assert config["quantization_config"]["version"] == 3 and config["sparsity_config"]["value_bits"] == 4
@@ -111,10 +121,10 @@ def test_converting_rounds_what_was_not_rounded(family, tmp_path):
 
 
 def test_a_packed_checkpoint_can_be_rounded_in_place_and_to_other_bits(tmp_path):
-    save_pruned(tmp_path / "model")
+    save_pruned(tmp_path / "model", overrides=FAMILIES["llama"])
     convert_checkpoint(tmp_path / "model", "packed")
     sizes = [inspect_checkpoint(tmp_path / "model").bits_per_weight]
-    for bits in (8, 4, 2):
+    for bits in (8, 2):
         convert_checkpoint(tmp_path / "model", "packed", value_bits=bits)
         sizes.append(inspect_checkpoint(tmp_path / "model").bits_per_weight)
         assert {weight.bits for weight in coded(tmp_path / "model").values()} == {bits}
@@ -125,7 +135,7 @@ def test_a_packed_checkpoint_can_be_rounded_in_place_and_to_other_bits(tmp_path)
 
 
 def test_bits_that_nothing_has_are_refused_and_nothing_is_written(tmp_path):
-    save_pruned(tmp_path / "model")
+    save_pruned(tmp_path / "model", overrides=FAMILIES["llama"])
     for bits, error in [
         (5, ValueError),
         (1, ValueError),
@@ -143,16 +153,13 @@ def test_bits_that_nothing_has_are_refused_and_nothing_is_written(tmp_path):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), torch.float64])
 def test_values_that_cannot_be_rounded_are_refused_and_nothing_is_written(bad, tmp_path):
-    _, model = save_pruned(tmp_path / "model")
-    with torch.no_grad():
-        if isinstance(bad, torch.dtype):
-            model.to(bad)
-        else:
-            model.model.layers[1].mlp.up_proj.weight[0, 0] = bad
+    _, model = save_pruned(tmp_path / "model", overrides=FAMILIES["llama"])
+    message = "up_proj.weight has NaN or infinite values"
+    if isinstance(bad, torch.dtype):
+        model, message = model.to(bad), "has the dtype torch.float64"
+    else:
+        model.model.layers[0].mlp.up_proj.weight.data[0, 0] = bad
     model.save_pretrained(tmp_path / "model")
-    message = (
-        "has the dtype torch.float64" if isinstance(bad, torch.dtype) else "up_proj.weight has NaN or infinite values"
-    )
     with pytest.raises(ValueError, match=message):
         convert_checkpoint(tmp_path / "model", "packed", tmp_path / "new", value_bits=4)
     assert not (tmp_path / "new").exists()
@@ -163,18 +170,18 @@ def test_what_was_trained_since_is_saved_as_it_is_and_told(tmp_path, caplog):
     pruner, model = pruned()
     pruner.save(model, tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    weight = model.model.layers[1].mlp.up_proj.weight
+    weight = model.model.layers[0].mlp.up_proj.weight
     loss = model(torch.arange(12)[None], labels=torch.arange(12)[None]).loss
     loss.backward()
     with torch.no_grad():
         weight -= 0.1 * weight.grad * (weight != 0)
     model.save_pretrained(tmp_path / "trained")
     assert (
-        "1 pruned weights, such as model.layers.1.mlp.up_proj.weight, are saved with values as they are" in caplog.text
+        "1 pruned weights, such as model.layers.0.mlp.up_proj.weight, are saved with values as they are" in caplog.text
     )
     assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "trained").state_dict(), model.state_dict())
     before = coded(tmp_path / "model").keys()
-    assert before - coded(tmp_path / "trained").keys() == {"model.layers.1.mlp.up_proj.weight"}
+    assert before - coded(tmp_path / "trained").keys() == {"model.layers.0.mlp.up_proj.weight"}
     caplog.clear()
     convert_checkpoint(tmp_path / "trained", "dense", tmp_path / "dense")
     packed = convert_checkpoint(tmp_path / "dense", "packed", tmp_path / "again", value_bits=4)
@@ -182,9 +189,8 @@ def test_what_was_trained_since_is_saved_as_it_is_and_told(tmp_path, caplog):
 
 
 def test_experts_of_which_some_were_left_out_are_stored_as_they_are(tmp_path, caplog):
-    model = make_model("gpt_oss").bfloat16()
-    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", value_bits=4, ignore=[r"experts\.1\."])
-    pruner = NeuronALPruner(config)
+    model = make_model("gpt_oss", **FAMILIES["gpt_oss"]).bfloat16()
+    pruner = NeuronALPruner(replace(CONFIG, value_bits=4, ignore=[r"experts\.1\."]))
     pruner.save(pruner.prune(model), tmp_path / "model", "packed")
     assert not any("experts" in name for name in coded(tmp_path / "model")) and coded(tmp_path / "model")
     assert "some of their experts were not pruned" in caplog.text
@@ -209,27 +215,24 @@ def test_an_offloaded_model_is_rounded_and_saved_the_same(offloaded, tmp_path):
     import accelerate
 
     _, expected = pruned()
-    model = make_model("llama").bfloat16()
+    model = make_model("llama", **FAMILIES["llama"]).bfloat16()
     if offloaded == "cpu_offload":
         accelerate.cpu_offload(model, torch.device("cpu"))
     else:
         accelerate.disk_offload(model, tmp_path / "weights", torch.device("cpu"))
-    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", value_bits=4)
-    pruner = NeuronALPruner(config)
-    pruner.prune(model)
-    pruner.save(model, tmp_path / "model", "packed")
+    pruner = NeuronALPruner(replace(CONFIG, value_bits=4))
+    pruner.save(pruner.prune(model), tmp_path / "model", "packed")
     assert coded(tmp_path / "model")
     assert same(AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict(), expected.state_dict())
 
 
 def test_codes_whose_scales_another_dtype_has_not_are_saved_as_values(tmp_path, caplog):
     """In float16 the scales of very small weights would be refused when they are read."""
-    model = make_model("llama").to(torch.bfloat16)
+    model = make_model("llama", **FAMILIES["llama"]).bfloat16()
     small = model.model.layers[0].self_attn
     with torch.no_grad():
         small.q_proj.weight.mul_(1e-5)
-    config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", value_bits=4)
-    NeuronALPruner(config).prune(model)
+    NeuronALPruner(replace(CONFIG, value_bits=4)).prune(model)
     sparsify(model, value_bits=4).half().save_pretrained(tmp_path)
     assert "saved with values as they are" in caplog.text
     loaded = SparseModelForCausalLM.from_pretrained(tmp_path)

@@ -16,17 +16,16 @@ from optimum_neuronal.formats.int8_weight import Int8Weight
 
 FILE = "packed-00001-of-00001.safetensors"
 FAMILIES = {
-    "llama": ({}, {"model.embed_tokens.weight", "lm_head.weight"}),
-    "opt": ({}, {"model.decoder.embed_tokens.weight"}),
-    "gpt2": ({}, {"transformer.wte.weight"}),
-    "gemma3_text": ({}, {"model.embed_tokens.weight"}),
-    "mixtral": ({"tie_word_embeddings": True}, {"model.embed_tokens.weight"}),
+    "llama": ({"num_hidden_layers": 1}, {"model.embed_tokens.weight", "lm_head.weight"}),
+    "opt": ({"num_hidden_layers": 1}, {"model.decoder.embed_tokens.weight"}),
+    "gpt2": ({"n_layer": 1}, {"transformer.wte.weight"}),
+    "gemma3_text": ({"num_hidden_layers": 1}, {"model.embed_tokens.weight"}),
+    "mixtral": ({"num_hidden_layers": 1, "tie_word_embeddings": True}, {"model.embed_tokens.weight"}),
 }
 
 
-def pruned(family="llama", embedding_bits=8, dtype=torch.bfloat16, format="packed", **fields):
-    overrides, _ = FAMILIES[family]
-    model = make_model(family, **overrides).to(dtype)
+def pruned(family="llama", embedding_bits=8, format="packed", **fields):
+    model = make_model(family, **FAMILIES[family][0]).bfloat16()
     config = NeuronALConfig(0.6, saliency="magnitude", topup="uniform", embedding_bits=embedding_bits, **fields)
     pruner = NeuronALPruner(config)
     pruner.prune(model)

@@ -62,6 +62,10 @@ def test_packed(session):
     assert outcome["packed reloaded"] and outcome["packed inspected"] == "packed" and "hf_other" in hub.tokens
 
 
+def test_a_model_of_the_hub_is_pruned_as_it_is_loaded(session):
+    assert session[0]["pruned at load"]
+
+
 def test_packed_modules(session):
     """Loaded by its id; pushed by transformers' own `push_to_hub`."""
     outcome, hub = session

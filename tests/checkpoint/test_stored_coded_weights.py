@@ -1,14 +1,26 @@
-import json
 import zlib
 
+import packed_files
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from packed_files import BITS, FILE, NAME, TRANSPOSED, read, tensors, write
+from packed_files import (
+    BITS,
+    FILE,
+    NAME,
+    TRANSPOSED,
+    bfloat16,
+    draw_bytes,
+    fact,
+    header_of,
+    put,
+    read,
+    tensors,
+    write,
+)  # fmt: skip
 from profiles import examples
 
-from optimum_neuronal.checkpoint.names import PACKED_INDEX
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
 from optimum_neuronal.checkpoint.stored_weights import StoredCodedWeight, coded_seed
 from optimum_neuronal.formats.packed import PackedWeight
@@ -59,10 +71,7 @@ def test_what_was_written_is_read(file):
 
 def test_the_file_is_as_it_is_documented(file):
     """docs/format.md: metadata of version 3, and the bytes of a scale and of a checksum."""
-    content = file.path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    about = json.loads(header["__metadata__"]["neuronal"])
+    header, about, content = header_of(file.path.read_bytes())
     facts = about["tensors"][NAME]
     assert about["version"] == 3 and about["tensors"][TRANSPOSED]["transposed"] is True
     assert facts.keys() == {"shape", "bits", "group", "dtype", "crc32"}
@@ -70,59 +79,19 @@ def test_the_file_is_as_it_is_documented(file):
     dtypes = [header[NAME + end]["dtype"] for end in CODED_PARTS]
     assert dtypes == ["U8", "U8", "U8", "I8"] and header[NAME + ".packed_scales"]["shape"] == [6, 1]
     data = b"".join(
-        content[8 + length :][slice(*header[NAME + end]["data_offsets"])]
+        content[slice(*header[NAME + end]["data_offsets"])]
         for end in (".packed_mask", ".packed_codes", ".packed_scales", ".packed_table")
     )
     assert f"{zlib.crc32(f'{NAME} BF16 3 bits 6x5'.encode() + data):08x}" == facts["crc32"]
 
 
 def changed(file, edit):
-    """Edits metadata and parts of a weight, which `edit` is given, and keeps sizes and checksums right."""
-    content = bytearray(file.path.read_bytes())
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    data = content[8 + length :]
-    about = json.loads(header["__metadata__"]["neuronal"])
-    facts = about["tensors"][NAME]
-    stored = {name: bytes(data[slice(*header[name]["data_offsets"])]) for name in header if name != "__metadata__"}
-    parts = {end: bytearray(stored[NAME + end]) for end in CODED_PARTS}
-    edit(facts, parts, header)
-    stored |= {NAME + end: bytes(part) for end, part in parts.items()}
-    try:
-        seed = coded_seed(NAME, facts["dtype"], facts["shape"], facts["bits"], facts.get("transposed", False))
-        facts["crc32"] = f"{zlib.crc32(b''.join(bytes(parts[end]) for end in CODED_PARTS), seed):08x}"
-    except (KeyError, TypeError):
-        pass
-    header["__metadata__"]["neuronal"] = json.dumps(about)
-    position = 0
-    for name, part in stored.items():
-        header[name]["data_offsets"] = [position, position + len(part)]
-        if name.endswith(".packed_codes"):
-            header[name]["shape"] = [len(part)]
-        position += len(part)
-    text = json.dumps(header).encode()
-    file.path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(stored.values()))
-    index = json.loads((file.path.parent / PACKED_INDEX).read_text())
-    index["metadata"]["total_size"] = position
-    (file.path.parent / PACKED_INDEX).write_text(json.dumps(index))
-    return file.path.parent
+    """The folder of a file whose weight was edited."""
 
+    def seed(facts):
+        return coded_seed(NAME, facts["dtype"], facts["shape"], facts["bits"], facts.get("transposed", False))
 
-def put(part, values):
-    """An edit that overwrites the first bytes of a part."""
-
-    def edit(facts, parts, header):
-        parts[part][: len(values)] = values
-
-    return edit
-
-
-def fact(**values):
-    return lambda facts, parts, header: facts.update(values)
-
-
-def bfloat16(number):
-    return bytes(torch.tensor([number]).bfloat16().view(torch.uint8).tolist())
+    return packed_files.changed(file.path, NAME, CODED_PARTS, edit, seed).parent
 
 
 def cut_codes(facts, parts, header):
@@ -232,18 +201,12 @@ def test_a_missing_part_is_told(file):
         PackedFile.open(file.path)
 
 
-@examples(60)
+@examples(25)
 @given(data=st.data())
 def test_whatever_the_parts_hold_is_a_weight_with_these_zeros_or_an_error(file, data):
     """With a checksum that is right: nothing but what the format admits is unpacked."""
     write(file.path.parent, coded=True, size=data.draw(st.sampled_from([1, 1000])))
-
-    def edit(facts, parts, header):
-        for _ in range(data.draw(st.integers(1, 3))):
-            part = parts[data.draw(st.sampled_from(CODED_PARTS))]
-            part[data.draw(st.integers(0, len(part) - 1))] = data.draw(st.integers(0, 255))
-
-    folder = changed(file, edit)
+    folder = changed(file, lambda facts, parts, header: draw_bytes(data, parts))
     try:
         found = read(folder)[NAME]
     except ValueError as error:

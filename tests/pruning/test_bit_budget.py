@@ -8,9 +8,9 @@ from interruptions import interrupt_at_second_block
 from sweeps import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.checkpoint.packed_size import packed_size
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.packed_size import packed_size
 from optimum_neuronal.pruning import bit_budget as choosing_bits
 from optimum_neuronal.pruning import context
 from optimum_neuronal.pruning.bit_budget import LABEL, SOLVING, Pair, choosing_passes, likely, pairs_within, searches

@@ -5,10 +5,10 @@ import torch
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.checkpoint.packed_size import packed_size
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.formats.int8_weight import Int8Weight, int8_bytes
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.packed_size import packed_size
 from optimum_neuronal.pruning.quantising import check_dtypes, round_changes
 from optimum_neuronal.sparsity.masks import Zeros
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from ..formats.bitmask import packed_bytes, rows_bytes
 from ..formats.code_checks import coded_bytes, coded_rows_bytes
 from ..formats.int8_weight import int8_bytes
-from ..model.projections import Decoder, Projection
-from ..model.weight_names import token_weights
+from .projections import Decoder, Projection
+from .weight_names import token_weights
 
 
 @dataclass(frozen=True)
