@@ -3,8 +3,8 @@
     python -m benchmarks.dry_run [--topups NAME ...] [--saliencies wanda alps] [--vocabularies 4000 64000] [--threads 2]
 
 A randomly initialised Llama is planned and pruned with every top-up, each in a process of its own. Time is that of the
-prune without reading calibration data; with one thread it is the processor's, for the plan's rates too, so that others on
-the machine do not count. Memory is the process's largest resident size (Linux) above that with the model, with freed
+prune without reading calibration data; with one thread it is the processor's, for the plan too, so that others on the
+machine do not count. Memory is the process's largest resident size (Linux) above that with the model, with freed
 memory handed back at once, and is held against what the plan tells beside the model. Interpreter and libraries are warmed
 up by pruning a tiny model.
 """
@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -26,9 +25,9 @@ from benchmarks.memory import MALLOC, resident
 from benchmarks.random_models import random_llama
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.display import format_table
-from optimum_neuronal.pruning import rates
+from optimum_neuronal.pruning import sample_blocks
 from optimum_neuronal.pruning.dry_run import plan_prune
-from optimum_neuronal.system.machine import reset_peak_memory
+from optimum_neuronal.system.machine import hand_back_freed, reset_peak_memory
 from optimum_neuronal.topup import TOPUPS
 
 
@@ -61,11 +60,12 @@ def measure(topup: str, saliency: str, vocabulary: int, args: argparse.Namespace
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(rates, "time", SimpleNamespace(perf_counter=clock)),
+        mock.patch.object(sample_blocks, "clock", clock),
     ):
         model.config.architectures = ["LlamaForCausalLM"]
         model.config.save_pretrained(folder)
         plan = plan_prune(folder, config, dtype=torch.float32)
+    hand_back_freed()
     before = resident("VmRSS")
     reset_peak_memory()
     start = clock()
@@ -74,7 +74,7 @@ def measure(topup: str, saliency: str, vocabulary: int, args: argparse.Namespace
     return {
         "foretold_seconds": plan.seconds,
         "seconds": seconds,
-        "foretold_bytes": plan.memory_bytes - plan.model_bytes,
+        "foretold_bytes": plan.working_bytes,
         "bytes": resident("VmHWM") - before,
     }
 

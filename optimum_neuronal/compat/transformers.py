@@ -40,6 +40,16 @@ def from_config(model_class: type[PreTrainedModel], config: PreTrainedConfig, **
     return model_class._from_config(config, **kwargs)
 
 
+def fill_at_random(model: PreTrainedModel) -> None:
+    """Give a model on the meta device weights at random on the CPU, as if it were to be trained."""
+    model.to_empty(device="cpu")
+    for part in (*model.modules(), *model.parameters()):
+        part._is_hf_initialized = False
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model.init_weights()
+
+
 # Files of the checkpoint that a model was loaded from.
 
 

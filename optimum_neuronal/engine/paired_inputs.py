@@ -17,9 +17,6 @@ from .runner import BlockRunner
 from .statistics import Hessian, Norms, SquaredNorms
 
 
-STAGES = 4  # of most families: queries, keys and values; what joins the heads; the MLP's first; its last
-
-
 class _Reached(Exception):
     """The watched module has been called: the rest of the block need not run."""
 
@@ -98,13 +95,13 @@ class PairedRuns:
         other_parts.begin(self._seen)
         statistic, module = Hessian(), stage[0].module
         part = other_parts.noted(module)
-        self.runner.count(sparse.sequences // 2)  # of both together; see above
-        for own, other, call in zip(sparse, dense, self.calls):
-            with other_parts.in_place():
-                expected = _inputs(self.block, module, other, call, part)
-            with solved.in_place(), own_parts.in_place():
-                received = _inputs(self.block, module, own, call)
-            statistic.update_pair(received, expected, len(own))
+        with self.runner.counted(sparse.sequences // 2):  # of both together; see above
+            for own, other, call in zip(sparse, dense, self.calls):
+                with other_parts.in_place():
+                    expected = _inputs(self.block, module, other, call, part)
+                with solved.in_place(), own_parts.in_place():
+                    received = _inputs(self.block, module, own, call)
+                statistic.update_pair(received, expected, len(own))
         return dict.fromkeys((p.name for p in stage), statistic)
 
     def output(self, index: int) -> Stream:

@@ -4,16 +4,17 @@ All candidates visit a block together, so that its weights are read once and com
 """
 
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from transformers.utils import logging
 
 from ..model.projections import Block, Decoder, Projection
 from .calls import Call, Stream, Streams, Wrap, first_output, on_cpu, output_wrapper, streams_bytes
 from .capture import BlockInputs, block_outputs, capture_inputs, find_wrapper, next_token_logits
 from .offload import BlockLoader
-from .passes import Pass, Runs
-from .progress import Progress
 from .replay import replay
 from .statistics import Norms, SquaredNorms
 
@@ -30,7 +31,7 @@ class BlockRunner:
         batch_size (`int`): sequences per forward.
         device (`torch.device`): where the decoder expects token ids.
         max_hidden_bytes (`int`, *optional*): more hidden states than this wait in CPU memory between blocks.
-        progress ([`Progress`], *optional*): shows passes.
+        quiet (`bool`): True to show no progress.
 
     Attributes:
         loader ([`BlockLoader`]): brings the blocks' weights.
@@ -43,10 +44,11 @@ class BlockRunner:
         batch_size: int = 1,
         device: torch.device | str = "cpu",
         max_hidden_bytes: int | None = None,
-        progress: Progress | None = None,
+        quiet: bool = False,
     ):
         self.decoder, self.batch_size, self.device = decoder, batch_size, device
-        self.max_hidden_bytes, self.progress = max_hidden_bytes, progress or Progress({})
+        self.max_hidden_bytes, self._quiet = max_hidden_bytes, quiet
+        self._shown, self._bar_is_shown = None, False
         self.loader = BlockLoader(decoder.blocks)
         self.block_forwards = 0
         self._wrap: Wrap | None = None
@@ -88,10 +90,32 @@ class BlockRunner:
         flowing: Streams = [Stream(inputs.hidden)] * streams
         if release:
             inputs.hidden = []
-        for index in self.progress.over(range(len(inputs.calls)), label):
-            with self.loader.loaded(index) as block:
-                flowing = self._within_budget(visit(index, block, inputs.calls[index], flowing))
+        for index, block in self.blocks(label):
+            flowing = self._within_budget(visit(index, block, inputs.calls[index], flowing))
         return flowing
+
+    def blocks(self, label: str | None = None) -> Iterator[tuple[int, Block]]:
+        """Yield the index and the block for all blocks in order, each with its weights at hand.
+
+        Args:
+            label (`str`, *optional*): of the progress bar; None shows none.
+        """
+        for index in self._shown_by_bar(range(len(self.decoder.blocks)), label):
+            with self.loader.loaded(index) as block:
+                yield index, block
+
+    def _shown_by_bar(self, indices: Sequence[int], label: str | None) -> Iterator[int]:
+        """Yield indices beside a progress bar, the only one at a time; without a terminal, write a line for each step."""
+        if label is None or self._quiet or not logging.is_progress_bar_enabled():
+            yield from indices
+            return
+        before, self._shown = self._shown, label
+        if before != label and not sys.stderr.isatty():
+            sys.stderr.write(f"{label}\n")
+        nested = self._bar_is_shown
+        self._bar_is_shown = True
+        yield from logging.tqdm(indices, desc=label, unit="block", leave=False, disable=nested or None)
+        self._bar_is_shown = nested
 
     def replay(
         self,
@@ -102,15 +126,17 @@ class BlockRunner:
         skipped: Sequence[Projection] = (),
     ) -> tuple[Stream, Norms]:
         """Run a block on every batch, and count it. Other arguments: see [`replay`]."""
-        self.block_forwards += stream.sequences
         if record is None and block.experts:  # experts always run as while recorded: by sequence, whatever the batch
             record = SquaredNorms
-        outputs, norms = replay(block, stream.batches, calls, record, skipped)
+        with self.counted(stream.sequences):
+            outputs, norms = replay(block, stream.batches, calls, record, skipped)
         return Stream(outputs), norms
 
-    def count(self, block_forwards: int) -> None:
-        """Count runs of a block on one sequence that were not made by [`BlockRunner.replay`]."""
+    @contextmanager
+    def counted(self, block_forwards: int) -> Iterator[None]:
+        """Count runs of a block on one sequence, which are made while the context lasts."""
         self.block_forwards += block_forwards
+        yield
 
     def output(self, block: Block, stream: Stream, calls: Sequence[Call]) -> Stream:
         """Return a block's output with its current weights."""
@@ -142,23 +168,6 @@ class BlockRunner:
         if self.max_hidden_bytes is None or streams_bytes(streams) <= self.max_hidden_bytes:
             return streams
         return on_cpu(streams)
-
-
-class CheckPass(Pass):
-    """What [`check_replay`] costs: one sequence."""
-
-    def runs(self, index: int, last: int) -> Runs:
-        return 1, 0, 0
-
-    @property
-    def needs_dense(self) -> bool:
-        return False
-
-    def count_sequences(self, samples: int, alignment: int) -> int:
-        return 1
-
-    def hidden_sequences(self, samples: int, alignment: int, deep: bool) -> int:
-        return 0  # fewer than any other question's
 
 
 def check_replay(decoder: Decoder, ids: torch.Tensor, device: torch.device | str, loader: BlockLoader) -> Wrap:

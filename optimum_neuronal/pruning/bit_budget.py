@@ -6,17 +6,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..config import NeuronALConfig
-from ..engine.passes import Pass
 from ..formats.codebooks import BITS
-from ..methods import Methods
 from ..model.packed_size import packed_size
 from ..model.projections import Decoder
 from ..sparsity.plan import SparsityPlan
 from ..topup import Allocation, TopUp
 from ..topup.allocation import index_of_smallest
-from ..trials.engine import Engine
-from ..trials.levels import LevelsPass
-from ..trials.output_errors import OutputPass, output_errors
 from ..trials.sweep import Sweep
 
 
@@ -115,20 +110,6 @@ NEAR = 2.0  # times the least error with uniform sparsity: a search may change t
 SEARCHED = 2  # near pairs that the top-up decides for, at most
 
 
-def searches(pairs: Sequence[Pair], methods: Methods) -> int:
-    """Return how often the top-up decides at most, if one of these pairs is chosen."""
-    return min(SEARCHED, max(1, len(pairs))) if methods.topup.uses_levels(methods.saliency) else 1
-
-
-def choosing_passes(pairs: Sequence[Pair], methods: Methods) -> list[Pass]:
-    """What [`choose_pair`] costs, with the top-up's own passes."""
-    asked, times = list(methods.topup.passes_with(methods.saliency)), searches(pairs, methods)
-    if len(pairs) < 2:
-        return asked
-    chosen = [LevelsPass(SOLVING, 0), OutputPass(LABEL, len(pairs), by_score=True)]
-    return chosen + (times * [*asked, OutputPass(LABEL, 1, by_score=True)] if times > 1 else asked)
-
-
 def check_choice(decoder: Decoder) -> None:
     """Raise `ValueError` if the model has nothing to compare pairs by."""
     if not decoder.predicts_next_token:
@@ -138,14 +119,14 @@ def check_choice(decoder: Decoder) -> None:
         )
 
 
-def choose_pair(engine: Engine, pairs: Sequence[Pair], topup: TopUp) -> tuple[Pair, Allocation, list[dict[str, Any]]]:
+def choose_pair(sweep: Sweep, pairs: Sequence[Pair], topup: TopUp) -> tuple[Pair, Allocation, list[dict[str, Any]]]:
     """Choose the pair whose model is nearest to the dense one, by its next-token distributions.
 
     All pairs are compared with uniform sparsity, on weights that are solved on the dense model's inputs. The loss depends
     on where the sparsity goes, so near pairs are compared with the top-up's own plans, if it solves weights for candidates.
 
     Args:
-        engine ([`Engine`]): without quantised values.
+        sweep ([`Sweep`]): without quantised values.
         pairs (`Sequence[Pair]`): of ascending sparsity, as [`pairs_within`] returns them.
         topup ([`TopUp`]): decides where the sparsity goes.
 
@@ -153,22 +134,22 @@ def choose_pair(engine: Engine, pairs: Sequence[Pair], topup: TopUp) -> tuple[Pa
         `tuple`: the best pair; the top-up's allocation for it; and every pair with its `uniform` error in nats per
             predicted token, the nearest ones with the `error` of the top-up's plan.
     """
-    solvers = {pair.sparsity: replace(engine.applier, value_bits=pair.value_bits) for pair in pairs}
-    levels = engine.solve(solvers, "bits", SOLVING)
-    plans = [SparsityPlan(dict.fromkeys(engine.decoder.projections, pair.sparsity)) for pair in pairs]
-    errors = output_errors(engine, plans, "kl", LABEL, levels)
+    solvers = {pair.sparsity: replace(sweep.engine.applier, value_bits=pair.value_bits) for pair in pairs}
+    levels = sweep.solve(solvers, "bits", SOLVING)
+    plans = [SparsityPlan(dict.fromkeys(sweep.decoder.projections, pair.sparsity)) for pair in pairs]
+    errors = sweep.output_errors(plans, "kl", LABEL, levels)
     compared = {pair: {**pair._asdict(), "uniform": error} for pair, error in zip(pairs, errors)}
     ranked = sorted(pairs, key=lambda pair: compared[pair]["uniform"])
     near = [pair for pair in ranked[:SEARCHED] if compared[pair]["uniform"] <= NEAR * min(errors)]
     found: dict[Pair, Allocation] = {}
-    if len(near) > 1 and topup.uses_levels(engine.saliency):
+    if len(near) > 1 and topup.uses_levels(sweep.saliency):
         for pair in near:
-            own = engine.with_value_bits(pair.value_bits)
-            allocation = topup.allocate(Sweep(own), pair.sparsity)
-            error = output_errors(own, [allocation.plan], "kl", LABEL, allocation.levels or levels)[0]
+            own = sweep.with_value_bits(pair.value_bits)
+            allocation = topup.allocate(own, pair.sparsity)
+            error = own.output_errors([allocation.plan], "kl", LABEL, allocation.levels or levels)[0]
             found[pair], compared[pair]["error"] = replace(allocation, levels=None), error
         errors = [compared[pair].get("error", math.inf) for pair in pairs]
     best = pairs[index_of_smallest(errors)]
     if best not in found:
-        found[best] = topup.allocate(Sweep(engine.with_value_bits(best.value_bits)), best.sparsity)
+        found[best] = topup.allocate(sweep.with_value_bits(best.value_bits), best.sparsity)
     return best, found[best], list(compared.values())

@@ -9,12 +9,12 @@ import torch
 from ..compat.accelerate import is_offloaded
 from ..engine.calls import Call, Streams
 from ..engine.offload import change_offloaded
-from ..engine.paired_inputs import STAGES, PairedRuns
-from ..engine.passes import CalibrationPass, Runs
+from ..engine.paired_inputs import PairedRuns
 from ..engine.statistics import Norms, SquaredNorms, most_specific
 from ..files.records import Finding
 from ..formats.bitmask import MASK, VALUES
 from ..formats.packed import PackedMask, PackedWeight
+from ..methods import Methods
 from ..model.projections import Block, Decoder, Projection, TrialWeights, trial_weights
 from ..saliency import Saliency
 from ..sparsity.masks import Change, Zeros
@@ -27,13 +27,6 @@ from .refit import RUNS, Refit, fit_and_round
 def needs_inputs(saliency: Saliency, statistic: type[SquaredNorms]) -> bool:
     """Return True if the final pass runs the blocks: for the saliency, or for the statistic that refines masks."""
     return saliency.uses_activations or statistic is not SquaredNorms
-
-
-class PruningPass(CalibrationPass):
-    """What [`FinalPruning.find`] costs."""
-
-    def runs(self, index: int, last: int) -> Runs:
-        return int(index < last), 1, 0
 
 
 @dataclass(frozen=True)
@@ -58,6 +51,12 @@ class FinalPruning:
     statistic: type[SquaredNorms] = SquaredNorms
     refit: Refit | None = None
     toward_dense: bool = False
+
+    @classmethod
+    def by(cls, methods: Methods, engine: Engine, plan: SparsityPlan, refit: Refit | None) -> "FinalPruning":
+        """Return the final pass of a prune with these methods."""
+        refine = methods.topup.refine if methods.topup.refines else None
+        return cls(engine, plan, refine, methods.topup.statistic, refit, methods.needs_dense_stream)
 
     def find(self) -> tuple[dict[str, Change], list[str]]:
         """Return the changes of weights by projection name, and the names of starved experts' projections."""
@@ -85,9 +84,8 @@ class FinalPruning:
             inputs = engine.capture_all(self._statistic, self.refit and self.refit.batch_size(engine.ids.shape[1]))
             engine.runner.run(inputs, 1 + self.toward_dense, visit, "Pruning", release=True)
         else:
-            for index in range(len(engine.decoder.blocks)):
-                with engine.runner.loader.loaded(index) as block:
-                    take(index, block, partial(self._solve, block, block.pruned, None))
+            for index, block in engine.runner.blocks("Pruning"):
+                take(index, block, partial(self._solve, block, block.pruned, None))
         return found, starved
 
     @property
@@ -103,8 +101,8 @@ class FinalPruning:
         expected = runner.output(block, streams[0], calls) if runs is None else runs.output(1)
         quantises = self.engine.applier.value_bits is not None
         fit = partial(fit_and_round, self.engine, self.refit) if quantises else self.refit.fit
-        fitted = fit(block, changes, streams[0], expected, calls)
-        runner.count(RUNS * self.refit.epochs * streams[0].sequences)
+        with runner.counted(RUNS * self.refit.epochs * streams[0].sequences):
+            fitted = fit(block, changes, streams[0], expected, calls)
         for projection in block.pruned:
             kept = changes[projection.name].mask.unpack(projection.weight.device)
             tensors[projection.name + VALUES] = fitted[projection.name][kept]
@@ -157,19 +155,6 @@ def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -
 def _waiting_device(projection: Projection) -> torch.device:
     """Return the device where a change waits: CPU memory for offloaded weights."""
     return torch.device("cpu") if is_offloaded(projection.module) else projection.weight.device
-
-
-class DenseTargetsPass(PruningPass):
-    """What it costs toward the dense model."""
-
-    def runs(self, index: int, last: int) -> Runs:
-        # Runs to the inputs of a stage end there and begin behind what is known: half a block for both models. Of experts
-        # they are whole ones; the runs to the block's end are less than whole.
-        return 2 * int(index < last) + STAGES // 2, 0, 0
-
-    def hidden_sequences(self, samples: int, alignment: int, deep: bool) -> int:
-        # Of two streams what goes in and comes out; what parts of the block put out, one in the sparse model, two in the dense.
-        return 2 * super().hidden_sequences(samples, alignment, deep) + 2 * samples
 
 
 def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
+import torch
+
 from ..checkpoint.sparsity_config import make_sparsity_config, record_sparsity
 from ..compat.accelerate import execution_device
 from ..config import NeuronALConfig
 from ..engine.capture import inference
-from ..engine.progress import Progress
 from ..engine.runner import BlockRunner
 from ..methods import Methods
 from ..model.projections import Projection
@@ -25,7 +26,6 @@ from ..trials.sweep import Sweep
 from .bit_budget import choose_pair
 from .context import PruneContext, PruneOutcome
 from .final_pass import FinalPruning, apply_changes
-from .planned_passes import planned_stages
 from .quantising import apply_to_head, round_changes, round_head
 from .refit import Refit
 from .reporting import make_report
@@ -85,41 +85,33 @@ def find_changes(context: PruneContext) -> PruneOutcome:
     """
     context = replace(context, methods=_suited(context))
     _warn_if_underdetermined(context)
-    tokens = context.ids.shape[1]
+    device, quiet = execution_device(context.model.get_input_embeddings()), context.records.processes.rank > 0
 
     def find(batch_size: int) -> PruneOutcome:
-        stages = planned_stages(context.methods, context.config, context.decoder, tokens, context.pairs)
-        with Progress(stages, quiet=context.records.processes.rank > 0) as progress:
-            return _find(context, _make_engine(context, batch_size, progress))
+        runner = BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, quiet)
+        return _find(context, make_engine(context, runner, context.ids))
 
     with inference(context.model):
-        return with_less_memory(find, context.batch_size or default_batch_size(tokens))
+        return with_less_memory(find, context.batch_size or default_batch_size(context.ids.shape[1]))
 
 
-def _make_engine(context: PruneContext, batch_size: int, progress: Progress) -> Engine:
+def make_engine(context: PruneContext, runner: BlockRunner, ids: torch.Tensor) -> Engine:
+    """Return the engine of a prune for calibration sequences of shape (sequences, tokens)."""
     config, methods = context.config, context.methods
-    device = execution_device(context.model.get_input_embeddings())
-    return Engine(
-        BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, progress),
-        PlanApplier(methods.saliency, methods.pattern, config.min_expert_tokens, config.value_bits),
-        context.ids,
-        config.num_alignment_samples,
-        context.records,
-        Cache() if context.cache is None else context.cache,
-    )
+    applier = PlanApplier(methods.saliency, methods.pattern, config.min_expert_tokens, config.value_bits)
+    cache = Cache() if context.cache is None else context.cache
+    return Engine(runner, applier, ids, config.num_alignment_samples, context.records, cache)
 
 
 def _find(context: PruneContext, engine: Engine) -> PruneOutcome:
-    methods, topup, clock = context.methods, context.methods.topup, context.clock
+    methods, clock = context.methods, context.clock
     if methods.needs_calibration:
         engine.cache.get("replay is right", engine.check_replay)
-    config, allocation = _allocate(context, engine)
+    config, allocation = allocate(context, Sweep(engine))
     engine = engine.with_value_bits(config.value_bits)
     clock.lap("allocation")
-    refine = topup.refine if topup.refines else None
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
-    final = FinalPruning(engine, allocation.plan, refine, topup.statistic, refit, methods.needs_dense_stream)
-    (changes, starved), roundings = final.find(), {}
+    (changes, starved), roundings = FinalPruning.by(methods, engine, allocation.plan, refit).find(), {}
     clock.lap("pruning")
     if config.value_bits is not None and not methods.saliency.updates_weights:  # updated ones are quantised together
         changes, roundings = round_changes(engine.decoder, changes, config.value_bits)
@@ -127,12 +119,12 @@ def _find(context: PruneContext, engine: Engine) -> PruneOutcome:
     return PruneOutcome(config, allocation, changes, engine.runner.block_forwards, starved, roundings)
 
 
-def _allocate(context: PruneContext, engine: Engine) -> tuple[NeuronALConfig, Allocation]:
-    """Return where the sparsity goes, and the config with the chosen pair in place of a budget of bits."""
+def allocate(context: PruneContext, sweep: Sweep) -> tuple[NeuronALConfig, Allocation]:
+    """Return the config with the chosen pair in place of a budget of bits, and where the sparsity goes."""
     config, topup = context.config, context.methods.topup
     if not context.pairs:
-        return config, replace(topup.allocate(Sweep(engine), config.sparsity), levels=None)
-    pair, allocation, compared = choose_pair(engine, context.pairs, topup)
+        return config, replace(topup.allocate(sweep, config.sparsity), levels=None)
+    pair, allocation, compared = choose_pair(sweep, context.pairs, topup)
     decisions = {"bits": {"budget": config.bits_per_weight, "pairs": compared}, **allocation.decisions}
     return pair.of(config), replace(allocation, decisions=decisions, levels=None)
 

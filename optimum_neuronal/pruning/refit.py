@@ -12,8 +12,7 @@ from torch.func import functional_call
 from transformers.utils import logging
 
 from ..engine.calls import Call, Stream, first_output, restore_shared, to_device
-from ..engine.paired_inputs import STAGES, stages
-from ..engine.passes import CalibrationPass, Runs
+from ..engine.paired_inputs import stages
 from ..engine.statistics import Hessian
 from ..model.projections import Block, TrialWeights
 from ..sparsity.masks import Change, NewWeight
@@ -26,22 +25,6 @@ HELD_OUT = 8  # one sequence of so many, from the last, is not learned from: the
 LAST_RATE = 0.1  # of the learning rate, at the end
 AGAIN = 0.25  # of the epochs, and half of the rate, after each stage that was quantised
 RUNS = 3  # of a block, for each sequence of an epoch: a gradient takes two
-
-
-@dataclass(frozen=True)
-class RefitPass(CalibrationPass):
-    """What fitting all blocks costs.
-
-    Args:
-        epochs (`int`): of [`Refit`].
-        looks (`int`): how often the inputs of all projections are looked at, for what is rounded in between.
-    """
-
-    epochs: int = 1
-    looks: int = 0
-
-    def runs(self, index: int, last: int) -> Runs:
-        return 1 + RUNS * self.epochs + self.looks, 0, 0  # one: what the block should put out
 
 
 @dataclass(frozen=True)
@@ -183,15 +166,6 @@ def _squared(outputs: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return (outputs.float() - expected.to(outputs.device).float()).square().mean()
 
 
-def all_epochs(epochs: int) -> int:
-    """Return the epochs of [`fit_and_round`] in all, for a block of four stages."""
-    return epochs + (STAGES - 1) * _epochs_again(epochs)
-
-
-def _epochs_again(epochs: int) -> int:
-    return math.ceil(epochs * AGAIN)
-
-
 def fit_and_round(
     engine: Engine,
     refit: Refit,
@@ -212,7 +186,7 @@ def fit_and_round(
         block, changes, inputs, expected, calls: as for [`Refit.fit`], and so is the result.
     """
     runner, applier = engine.runner, engine.applier
-    again = replace(refit, epochs=_epochs_again(refit.epochs), learning_rate=refit.learning_rate / 2)
+    again = replace(refit, epochs=math.ceil(refit.epochs * AGAIN), learning_rate=refit.learning_rate / 2)
     weights, fixed = refit.fit(block, changes, inputs, expected, calls), []
     order = stages(runner, block, inputs, calls)
     for place, stage in enumerate(order, 1):
@@ -223,8 +197,8 @@ def fit_and_round(
         weights |= applier.rounded(stage, weights, activations, norms)
         fixed += [projection.name for projection in stage]
         if place < len(order):
-            weights = again.fit(block, _new_weights(weights), inputs, expected, calls, fixed)
-            runner.count(RUNS * again.epochs * inputs.sequences)
+            with runner.counted(RUNS * again.epochs * inputs.sequences):
+                weights = again.fit(block, _new_weights(weights), inputs, expected, calls, fixed)
     return weights
 
 

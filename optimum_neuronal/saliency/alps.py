@@ -11,13 +11,11 @@ from ..sparsity.masks import ColumnPattern
 from ..sparsity.plan import row_counts
 from ..system.machine import full_precision
 from ..validation import check_count, check_number
-from .admm import PERIOD, Inverse, OfGroups, OfParts, OfRows, OfWhole, Support, find_support, fit_support
+from .admm import Inverse, OfGroups, OfParts, OfRows, OfWhole, Support, find_support, fit_support
 from .base import DampenedHessian, WeightUpdate, check_sparsity, register_saliency
 
 
 QUICK = 60  # iterations where weights are solved for trials
-MADE = 12  # values made of each weight in an iteration, most of them to find the largest
-USUAL = 35  # iterations until the support has settled
 
 
 @register_saliency("alps")
@@ -67,16 +65,6 @@ class ALPS(WeightUpdate):
         joined = torch.cat(list(weights.values()))
         solved = self._solve(joined, hessian, OfParts(supports, rows), ", ".join(weights))
         return dict(zip(weights, solved.split(rows)))
-
-    def operations(self, shape: tuple[int, int]) -> int:
-        rows, columns = shape
-        iterations = min(self.iterations, USUAL)
-        products = 2 * rows * columns**2 * (iterations + self.refinements + 2)
-        return products + iterations // PERIOD * 2 * columns**3
-
-    def made(self, shape: tuple[int, int]) -> int:
-        rows, columns = shape
-        return MADE * rows * columns * min(self.iterations, USUAL)
 
     def quick(self) -> "ALPS":
         return replace(self, iterations=min(self.iterations, QUICK))

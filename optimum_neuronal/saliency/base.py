@@ -122,14 +122,6 @@ class WeightUpdate(Saliency):
         """Return this method at less cost, for trials."""
         return self
 
-    def operations(self, shape: tuple[int, int]) -> int:
-        """Return about how many floating-point operations [`prune`] takes for a weight of shape (out, in); 0 if unknown."""
-        return 0
-
-    def made(self, shape: tuple[int, int]) -> int:
-        """Return how many values [`prune`] computes one by one, beside matrix products; 0 if they hardly count."""
-        return 0
-
 
 def check_sparsity(
     shape: tuple[int, int], sparsity: float | torch.Tensor, pattern: ColumnPattern | None, name: str

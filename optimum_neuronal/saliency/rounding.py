@@ -91,18 +91,6 @@ def round_kept(
     return rounded.values
 
 
-def fitted_weights(shape: tuple[int, int], bits: int) -> int:
-    """Return how many weights scales are fitted to for a weight of shape (out, in), with the choice of its codebook."""
-    rows, columns = shape
-    return columns * (rows + len(TABLES[bits]) * -(-rows // -(-rows // SAMPLED)))
-
-
-def pass_operations(shape: tuple[int, int]) -> int:
-    """Return the operations of a pass of [`round_kept`] for a weight of shape (out, in), beside moving values."""
-    rows, columns = shape
-    return 2 * rows * columns**2
-
-
 def _groups(columns: int) -> list[slice]:
     return [slice(start, min(start + GROUP, columns)) for start in range(0, columns, GROUP)]
 

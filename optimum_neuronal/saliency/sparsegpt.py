@@ -56,10 +56,6 @@ class SparseGPT(WeightUpdate):
             weight[:, end:] -= errors @ inverse[start:end, end:]
         return weight
 
-    def operations(self, shape: tuple[int, int]) -> int:
-        rows, columns = shape
-        return 4 * columns**3 // 3 + rows * columns**2
-
     def _prune_block(
         self, weight: torch.Tensor, inverse: torch.Tensor, count: int, pattern: ColumnPattern | None
     ) -> torch.Tensor:

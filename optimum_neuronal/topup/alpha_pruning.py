@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import torch
 
+from ..model.projections import Block
 from ..trials.sweep import Sweep
 from ..validation import check_count, check_number
 from .allocation import LARGEST, bisect, block_sizes, plan_of_blocks, pruned_blocks
@@ -36,22 +37,17 @@ class AlphaPruning(TopUp):
         check_count("bins", self.bins, 1)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
-        # Recorded, since the spectra of a large model take long.
-        found = sweep.engine.records.recorded("spectra", lambda: (self._exponents(sweep), {}))[0]
+        found = sweep.weight_scores(self._exponents, "Spectra")
         blocks = pruned_blocks(sweep.decoder)
         alphas = block_alphas([exponents for exponents in found if exponents])
         factors = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread)
         spread = scaled_sparsities(sparsity, factors, block_sizes(blocks))
         return Allocation(plan_of_blocks(blocks, spread), {"alpha_pruning": {"alphas": alphas}})
 
-    def _exponents(self, sweep: Sweep) -> list[list[float | None]]:
-        """Return the exponent of every pruned projection, block by block."""
-        found = []
-        for index in range(len(sweep.decoder.blocks)):
-            with sweep.engine.runner.loader.loaded(index) as block:
-                weights = (projection.weight.float() for projection in block.pruned)
-                found.append([hill_exponent(torch.linalg.svdvals(weight).square(), self.bins) for weight in weights])
-        return found
+    def _exponents(self, block: Block) -> list[float | None]:
+        """Return the exponents of the pruned projections of a block."""
+        weights = (projection.weight.float() for projection in block.pruned)
+        return [hill_exponent(torch.linalg.svdvals(weight).square(), self.bins) for weight in weights]
 
 
 def hill_exponent(eigenvalues: torch.Tensor, bins: int = 100) -> float | None:

@@ -6,10 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from ..engine.passes import Pass
 from ..model.projections import Decoder
 from ..sparsity.plan import SparsityPlan
-from ..trials.output_errors import OutputPass
 from ..trials.sweep import Sweep
 from ..validation import check_count
 from .allocation import LARGEST, SMALLEST, block_sizes, get_dist, index_of_smallest, plan_of_blocks, pruned_blocks
@@ -40,9 +38,6 @@ class ATP(TopUp):
 
     def __post_init__(self):
         check_count("trials", self.trials, 2)
-
-    def passes(self) -> tuple[Pass, ...]:
-        return (OutputPass(LABEL, self.trials, metric=METRIC),)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..engine.passes import Pass
 from ..engine.statistics import SquaredNorms
 from ..model.projections import Decoder, Projection
 from ..registry import Registry
@@ -80,17 +79,9 @@ class TopUp(ABC):
             )
         return self
 
-    def passes(self) -> tuple[Pass, ...]:
-        """What `allocate` asks, in its order, if it abandons nothing: a dry run tells the cost by it."""
-        return ()
-
     def uses_levels(self, saliency: Saliency) -> bool:
         """Return True if `allocate` has weights solved at a few sparsities for its candidates, see [`Levels`]."""
         return False
-
-    def passes_with(self, saliency: Saliency) -> tuple[Pass, ...]:
-        """The same with a certain saliency, where it depends on that."""
-        return self.passes()
 
     @abstractmethod
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:

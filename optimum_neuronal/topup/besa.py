@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from ..engine.calls import Call, Stream, Streams, to_device
-from ..engine.passes import Pass, Runs
 from ..engine.replay import replay
 from ..engine.runner import BlockRunner
 from ..engine.statistics import Norms
@@ -26,27 +25,6 @@ from .base import Allocation, TopUp, register_topup
 
 LABEL = "BESA"
 SCALE = 2.0**16  # of the loss: small gradients would vanish in the weights' dtype; a power of two is exact
-
-
-class TrainingPass(Pass):
-    """What learning costs, its epochs being its plans."""
-
-    def runs(self, index: int, last: int) -> Runs:
-        return 1 + self.plans + (index < last), 1, 0
-
-    @property
-    def rankings(self) -> int:
-        return 1
-
-    @property
-    def gradients(self) -> int:
-        return self.plans
-
-    def count_masks(self, sequences: int) -> int:
-        return self.plans * sequences  # a step for each
-
-    def streams(self, deep: bool) -> int:
-        return 4 if deep else 2
 
 
 @register_topup("besa")
@@ -98,16 +76,11 @@ class BESA(TopUp):
                     "the model in floating point, or choose another top-up."
                 )
 
-    def passes(self) -> tuple[Pass, ...]:
-        return (TrainingPass(LABEL, self.epochs, "sparse-stream"),) if self.epochs else ()
-
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
             return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))
-        engine = sweep.engine
-        found = engine.measured([], (LABEL, astuple(self), sparsity), lambda: self._learn(engine, sparsity))
-        learned = engine.processes.from_first(found[0])
+        learned = sweep.own_runs((LABEL, astuple(self), sparsity), lambda engine: self._learn(engine, sparsity))
         sparsities = {name: values[1] for name, values in learned.items()}
         decision = {
             "sparsity": sparsities,
@@ -159,16 +132,16 @@ class BESA(TopUp):
         total = sum(rate.weights for rate in rates)
         for _ in range(self.epochs):
             for hidden, call, target in zip(*data):
-                runner.count(len(hidden))
-                gradients = _mask_gradients(block, rates, hidden, call, target)
-                optimiser.zero_grad()
-                with torch.enable_grad():
-                    share = sum(rate.sparsity.cpu() * (rate.weights / total) for rate in rates)
-                    loss = self.penalty * ((share - sparsity) / sparsity) ** 2
-                    for rate, gradient in zip(rates, gradients):  # the chain rule from the masks on
-                        loss = loss + (rate.kept * gradient).sum().cpu()
-                loss.backward()
-                optimiser.step()
+                with runner.counted(len(hidden)):
+                    gradients = _mask_gradients(block, rates, hidden, call, target)
+                    optimiser.zero_grad()
+                    with torch.enable_grad():
+                        share = sum(rate.sparsity.cpu() * (rate.weights / total) for rate in rates)
+                        loss = self.penalty * ((share - sparsity) / sparsity) ** 2
+                        for rate, gradient in zip(rates, gradients):  # the chain rule from the masks on
+                            loss = loss + (rate.kept * gradient).sum().cpu()
+                    loss.backward()
+                    optimiser.step()
 
 
 class LearnedRate:

@@ -8,11 +8,9 @@ from typing import ClassVar
 
 import torch
 
-from ..engine.passes import Pass
 from ..engine.statistics import wide_dtype
 from ..model.projections import Block, Decoder
-from ..trials.output_errors import OutputPass
-from ..trials.sweep import ScoresPass, Sweep
+from ..trials.sweep import Sweep
 from ..validation import check_count, check_number, check_numbers
 from .allocation import block_sizes, draw, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
@@ -194,11 +192,6 @@ class DSA(TopUp):
             check_count(name, getattr(self, name), least)
         check_number("mutation", self.mutation, 0, 1)
         object.__setattr__(self, "lambdas", check_numbers("lambdas", self.lambdas, 0, 1))
-
-    def passes(self) -> tuple[Pass, ...]:
-        generations = OutputPass(SEARCH, self.offspring, times=self.generations, metric=METRIC)
-        searched = (OutputPass(SEARCH, self.population, metric=METRIC), *[generations] * (self.generations > 0))
-        return ScoresPass(LABEL, 0), *searched
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()

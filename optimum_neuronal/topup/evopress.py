@@ -7,10 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from ..engine.passes import Pass
 from ..model.projections import Decoder, Projection
 from ..sparsity.plan import SparsityPlan
-from ..trials.output_errors import OutputPass
 from ..trials.sweep import Sweep
 from ..validation import check_choice, check_count, check_number, check_several
 from .allocation import draw, index_of_smallest, pruned_blocks
@@ -82,15 +80,6 @@ class EvoPress(TopUp):
                 f"step is {self.step!r} and levels is {self.levels}: expected a step above 0 with step * levels of at "
                 "most 1, since sparsities would leave [0, 1] otherwise."
             )
-
-    def passes(self) -> tuple[Pass, ...]:
-        candidates = (self.offspring, *self.survivors)
-        selection = [
-            OutputPass(LABEL, count, sequences=sequences, times=self.generations)
-            for count, sequences in zip(candidates, (*self.sequences, None))
-            if self.generations
-        ]
-        return OutputPass(LABEL, 1), *selection
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         start = time.perf_counter()

@@ -8,16 +8,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..engine.passes import Pass
 from ..model.projections import Decoder
 from ..sparsity.plan import SparsityPlan
-from ..trials.alignment import METRICS, SCOPES, AlignmentPass, Deviation, DeviationPass
+from ..trials.alignment import METRICS, SCOPES, Deviation
 from ..trials.engine import REFERENCES
 from ..trials.sweep import Sweep
 from ..validation import check_choice, check_numbers
 from .allocation import block_sizes, get_dist, index_of_smallest, plan_of_blocks
 from .base import Allocation, TopUp, register_topup
-from .reconstruction import ReconstructionPass, reconstruction_errors
 
 
 LAMBDAS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.10, 0.12, 0.15, 0.20, 0.25)
@@ -46,7 +44,7 @@ class NeuronAL(TopUp):
         metric (`str`):
             Distance between normalised activations: `"l2"`, the paper's, or `"cosine"` or `"kl"`, of its ablation
             ("NeuronAL vs. Reconstruction Error and Distance Metrics"). Or `"reconstruction"`, the change of each
-            projection's outputs for equal inputs, see [`reconstruction_errors`]; the row step still takes its
+            projection's outputs for equal inputs, see [`Sweep.reconstruction_errors`]; the row step still takes its
             directions from the activations.
         schedule (`str`):
             How sparsity rises from the first block to the last: `"linear"`, or `"exponential"` (late) or
@@ -97,19 +95,6 @@ class NeuronAL(TopUp):
                 for projection in block.pruned:
                     decoder.row_groups(block, projection)
 
-    def passes(self) -> tuple[Pass, ...]:
-        passes = []
-        asked = ReconstructionPass if self._reconstructs else AlignmentPass
-        if self.steps in ("both", "block"):
-            count = len(self.block_lambdas)
-            split = (count,) if count < 3 or self._reconstructs else (1, count - 1)  # see `_block_errors`
-            passes += [asked("Block step", plans, self.reference) for plans in split]
-        if self.steps in ("both", "row"):
-            passes.append(DeviationPass("Row deviations", 1, self.reference))
-            if trials := sum(lam != 0 or self._reconstructs for lam in self.row_lambdas):
-                passes.append(asked("Row step", trials, self.reference))
-        return tuple(passes)
-
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         plan = SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity))
         decisions: dict = {}
@@ -131,7 +116,7 @@ class NeuronAL(TopUp):
         """Return errors of the candidates. The middle one runs first; others may stop once they cannot beat it."""
         label, middle = "Block step", len(plans) // 2
         if self._reconstructs:
-            return reconstruction_errors(sweep, plans, self.reference, label)
+            return sweep.reconstruction_errors(plans, self.reference, label)
         if not sweep.can_abandon or len(plans) < 3:
             return sweep.alignment_errors(plans, *self._measured_on, label=label)
         (first,) = sweep.alignment_errors([plans[middle]], *self._measured_on, label=label)
@@ -160,7 +145,7 @@ class NeuronAL(TopUp):
         """
         zero = 0.0 in self.row_lambdas
         if self._reconstructs:
-            errors = reconstruction_errors(sweep, [base] * zero + plans, self.reference, "Row step")
+            errors = sweep.reconstruction_errors([base] * zero + plans, self.reference, "Row step")
             return (errors[0], errors[1:]) if zero else (math.inf, errors)
         bound = aligned if zero and sweep.can_abandon else math.inf
         measured = sweep.alignment_errors(plans, *self._measured_on, label="Row step", bound=bound) if plans else []

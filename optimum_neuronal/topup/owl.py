@@ -5,9 +5,8 @@ from functools import partial
 
 import torch
 
-from ..engine.passes import Pass
 from ..model.projections import Block
-from ..trials.sweep import ScoresPass, Sweep
+from ..trials.sweep import Sweep
 from ..validation import check_number
 from .allocation import block_scores, block_sizes, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
@@ -36,9 +35,6 @@ class OWL(TopUp):
     def __post_init__(self):
         check_number("outlier_factor", self.outlier_factor, 0, above=True)
         check_number("half_width", self.half_width, 0, 1)
-
-    def passes(self) -> tuple[Pass, ...]:
-        return (ScoresPass(LABEL, 0),)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         blocks = pruned_blocks(sweep.decoder)

@@ -4,19 +4,15 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import ClassVar
 
 import torch
 
-from ..engine.passes import Pass
 from ..model.projections import Decoder
 from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
-from ..trials.alignment import AlignmentPass
-from ..trials.levels import LABEL as LEVELS_LABEL
-from ..trials.levels import Levels, LevelsPass
-from ..trials.output_errors import OUTPUT_METRICS, OutputPass
+from ..trials.levels import Levels
+from ..trials.output_errors import OUTPUT_METRICS
 from ..trials.sweep import Sweep
 from ..validation import check_choice, check_count, check_flag, check_numbers
 from .allocation import LARGEST, SMALLEST, get_dist, index_of_smallest
@@ -93,17 +89,6 @@ class Search(TopUp):
 
     def uses_levels(self, saliency: Saliency) -> bool:
         return self.levels and saliency.updates_weights and self.objective != ALIGNMENT
-
-    def passes_with(self, saliency: Saliency) -> tuple[Pass, ...]:
-        levels = self.uses_levels(saliency)
-        together = 16  # about as many candidates as a round has
-        aligned = self.objective == ALIGNMENT
-        asked = AlignmentPass if aligned else partial(OutputPass, metric=self.objective)
-        rounds, rest = divmod(self._passes(levels), together)
-        search = asked(LABEL, together, times=rounds, by_score=True) if rounds else None
-        last = asked(LABEL, rest, by_score=True) if rest else None
-        solve = LevelsPass(LEVELS_LABEL, 0) if levels else None
-        return tuple(step for step in (solve, search, last) if step is not None)
 
     def _passes(self, levels: bool) -> int:
         """Return the budget in passes."""

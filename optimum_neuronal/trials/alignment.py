@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from ..engine.calls import Call, Streams, grouped
-from ..engine.passes import Pass, Runs
 from ..engine.statistics import Norms, SquaredNorms, activation, wide_dtype
 from ..model.projections import Block, Projection, trial_weights
 from ..sparsity.plan import SparsityPlan
@@ -107,14 +106,6 @@ def _normalise(squared_norms: torch.Tensor) -> torch.Tensor:
     return activations / activations.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(activations.dtype).tiny)
 
 
-class AlignmentPass(Pass):
-    """What [`alignment_errors`] costs."""
-
-    def runs(self, index: int, last: int) -> Runs:
-        dense = 0 if self.reference == "dense" else 1 if index == 0 else self.plans
-        return (0, dense + self.plans, 0) if index == last else (self.plans, dense, 0)
-
-
 def alignment_errors(
     engine: Engine,
     plans: Sequence[SparsityPlan],
@@ -191,18 +182,6 @@ class Deviation:
 
     error: float
     places: dict[str, torch.Tensor]
-
-
-class DeviationPass(Pass):
-    """What [`find_deviation`] costs."""
-
-    def runs(self, index: int, last: int) -> Runs:
-        return (1, 0, 0) if self.reference == "dense" else (2, 0, int(index > 0))
-
-    def streams(self, deep: bool) -> int:
-        if self.reference == "dense":
-            return super().streams(deep)
-        return 5 if deep else 2  # two, and what the search for the dense input puts out
 
 
 def find_deviation(

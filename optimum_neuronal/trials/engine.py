@@ -10,7 +10,6 @@ from torch import nn
 
 from ..engine.calls import Call, Stream, Streams
 from ..engine.capture import BlockInputs
-from ..engine.passes import Pass, Runs
 from ..engine.runner import BlockRunner
 from ..engine.statistics import Norms, SquaredNorms
 from ..files.records import Finding, Records
@@ -20,7 +19,7 @@ from ..sparsity.plan import SparsityPlan
 from ..system.processes import Processes
 from .applier import PlanApplier
 from .levels import LABEL as LEVELS
-from .levels import Levels, heldout_sequences, level_sparsities, solve_levels
+from .levels import Levels, heldout_sequences, solve_levels
 
 
 REFERENCES = ("sparse-stream", "dense")
@@ -70,20 +69,6 @@ class DenseStream:
     norms: list[Norms]
     final: SquaredNorms
     output: Stream
-
-
-class DensePass(Pass):
-    """What [`Engine.dense`] costs."""
-
-    @property
-    def needs_dense(self) -> bool:
-        return False
-
-    def runs(self, index: int, last: int) -> Runs:
-        return 1, 0, 0
-
-    def hidden_sequences(self, samples: int, alignment: int, deep: bool) -> int:
-        return 0  # what needs it counts it
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,14 +188,8 @@ class Engine:
             return self.dense().norms[index]
         return self.runner.inputs_of(block, stream, calls, self.saliency.statistic)
 
-    def solve_levels(self, target: float) -> Levels:
-        """Return weights that are solved at a few sparsities around a target, see [`Engine.solve`]."""
-        bits = self.applier.value_bits
-        name = "levels" if bits is None else f"levels-{bits}-bits"
-        return self.solve(dict.fromkeys(level_sparsities(target, bits is not None), self.applier), name)
-
     def solve(self, solvers: Mapping[float, PlanApplier], name: str = "levels", label: str = LEVELS) -> Levels:
-        """Return weights that are solved at a few sparsities. Arguments: [`solve_levels`].
+        """Return weights that are solved at a few sparsities. Arguments: see [`solve_levels`].
 
         The alignment sequences take no part, if enough others are left.
         """

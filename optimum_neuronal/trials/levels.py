@@ -15,7 +15,6 @@ import torch
 
 from ..engine.calls import Call, Streams
 from ..engine.capture import BlockInputs
-from ..engine.passes import CalibrationPass, Runs
 from ..engine.runner import BlockRunner
 from ..engine.statistics import Norms
 from ..files.records import Records
@@ -41,16 +40,6 @@ def level_sparsities(target: float, rounded: bool = False) -> tuple[float, ...]:
     """
     kept = (share * (1 - target) for share in SHARES)
     return (*([0.0] if rounded else []), *(1 - share for share in kept if share < 1))
-
-
-class LevelsPass(CalibrationPass):
-    """What [`solve_levels`] costs, but for the solving."""
-
-    def count_sequences(self, samples: int, alignment: int) -> int:
-        return samples - heldout_sequences(samples, alignment)
-
-    def runs(self, index: int, last: int) -> Runs:
-        return 1, 0, 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from ..engine.calls import Call, Stream, Streams, grouped
-from ..engine.passes import Pass, Runs
 from ..engine.statistics import SquaredNorms
 from ..model.projections import Block, ChangeOf, trial_weights
 from ..sparsity.plan import SparsityPlan
@@ -17,9 +15,6 @@ from .engine import Engine
 from .levels import Levels
 
 
-# Metric -> tensors of logits that exist together: dense ones, their probabilities, sparse ones, what is made of them; or
-# sparse ones, and what is made of them.
-LOGITS = {"kl": 5, "nll": 2}
 CACHED = 2**22  # logits at a time on a CPU: more come from fresh memory, which takes longer than computing them
 LAUNCHED = 2**26  # elsewhere: fewer would keep an accelerator waiting for work
 
@@ -55,33 +50,6 @@ def nll(dense: torch.Tensor | None) -> Compare:
 
 # Name -> maker of a comparison from the dense model's logits.
 OUTPUT_METRICS: dict[str, Callable[[torch.Tensor], Compare]] = {"kl": kl, "nll": nll}
-
-
-@dataclass(frozen=True)
-class OutputPass(Pass):
-    """What [`output_errors`] costs, if no plans share blocks.
-
-    Args:
-        metric (`str`): that of [`output_errors`].
-    """
-
-    metric: str = "kl"
-
-    @property
-    def needs_dense(self) -> bool:
-        return True
-
-    @property
-    def distributions(self) -> int:
-        return self.plans + (self.metric == "kl")  # the dense model's, for every run anew
-
-    @property
-    def logits(self) -> int:
-        return LOGITS[self.metric]
-
-    def runs(self, index: int, last: int) -> Runs:
-        again = 0 if self.reference == "dense" else 1 if index == 0 else self.plans
-        return self.plans, again, 0
 
 
 def output_errors(

@@ -1,31 +1,26 @@
 """The questions that top-ups may ask of a model before it is pruned."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ..engine.calls import Call, Streams
-from ..engine.passes import CalibrationPass, Runs
 from ..engine.statistics import Norms, SquaredNorms
+from ..files.records import Finding
 from ..model.projections import Block, Decoder
 from ..saliency import Saliency
 from ..sparsity.plan import SparsityPlan
 from .alignment import Deviation, alignment_errors, find_deviation
-from .applier import not_finite
+from .applier import PlanApplier, not_finite
 from .engine import Engine
-from .levels import Levels
+from .levels import LABEL, Levels, level_sparsities
 from .output_errors import output_errors
+from .reconstruction import reconstruction_errors
 
 
 Score = Callable[[Block, dict[str, torch.Tensor]], list[float]]
-
-
-class ScoresPass(CalibrationPass):
-    """What [`Sweep.dense_scores`] costs."""
-
-    def runs(self, index: int, last: int) -> Runs:
-        return 1, 0, 0
 
 
 class Sweep:
@@ -54,8 +49,19 @@ class Sweep:
         return not self.engine.runner.loader.streams and self.engine.processes.count == 1
 
     def solve_levels(self, target: float) -> Levels:
-        """Return solved weights for trials, see [`Levels`], by a saliency that updates weights."""
-        return self.engine.solve_levels(target)
+        """Return weights that are solved at a few sparsities around a target, by a saliency that updates weights."""
+        applier = self.engine.applier
+        bits = applier.value_bits
+        name = "levels" if bits is None else f"levels-{bits}-bits"
+        return self.solve(dict.fromkeys(level_sparsities(target, bits is not None), applier), name, LABEL)
+
+    def solve(self, solvers: Mapping[float, PlanApplier], name: str, label: str) -> Levels:
+        """Return weights that are solved at a few sparsities: see [`solve_levels`]."""
+        return self.engine.solve(solvers, name, label)
+
+    def with_value_bits(self, bits: int) -> "Sweep":
+        """Return the same questions for values of so many bits."""
+        return Sweep(self.engine.with_value_bits(bits))
 
     def dense_norms(self) -> list[Norms]:
         """Return squared norms of the dense model's own inputs over the alignment sequences, block by block."""
@@ -84,6 +90,32 @@ class Sweep:
         """Return the error of every plan's next-token distributions: see [`output_errors`]."""
         return output_errors(self.engine, plans, metric, label, reference, sequences)
 
+    def reconstruction_errors(self, plans: Sequence[SparsityPlan], reference: str, label: str | None) -> list[float]:
+        """Return the change of every plan's outputs for equal inputs: see [`reconstruction_errors`]."""
+        return reconstruction_errors(self.engine, plans, reference, label)
+
+    def own_runs(self, question: tuple, run: Callable[[Engine], Finding]) -> Any:
+        """Return the value that a top-up finds by runs of its own. It is recorded.
+
+        Args:
+            question (`tuple`): all that the finding depends on.
+            run: returns the finding.
+        """
+        engine = self.engine
+        return engine.processes.from_first(engine.measured([], question, lambda: run(engine)))[0]
+
+    def weight_scores(self, score: Callable[[Block], list], label: str) -> list[list]:
+        """Return numbers for every dense block, from its weights alone.
+
+        Args:
+            score: a block, with its weights at hand -> numbers.
+            label (`str`): of the progress bar, and of the record.
+        """
+        engine = self.engine
+        return engine.records.recorded(
+            label.lower(), lambda: ([score(block) for _, block in engine.runner.blocks(label)], {})
+        )[0]
+
     def deviation(self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None) -> Deviation:
         """Return the deviation of a plan's activations from the dense model's: see [`find_deviation`]."""
         return find_deviation(self.engine, plan, reference, scope, metric, label)
@@ -102,14 +134,13 @@ class Sweep:
         def measure() -> tuple[None, dict[str, torch.Tensor]]:
             rows: dict[str, torch.Tensor] = {}
             norms, _ = engine.stream_of(plan)
-            for index in range(len(engine.decoder.blocks)):
-                with engine.runner.loader.loaded(index) as block:
-                    activations, _ = engine.applier.activations(block, norms[index])
-                    for projection in block.pruned:
-                        score = engine.applier.score(projection, activations)
-                        rows[projection.name] = score.double().sum(dim=1).cpu()
-                        if not bool(torch.isfinite(rows[projection.name]).all()):
-                            raise not_finite(projection.name)
+            for index, block in engine.runner.blocks():
+                activations, _ = engine.applier.activations(block, norms[index])
+                for projection in block.pruned:
+                    score = engine.applier.score(projection, activations)
+                    rows[projection.name] = score.double().sum(dim=1).cpu()
+                    if not bool(torch.isfinite(rows[projection.name]).all()):
+                        raise not_finite(projection.name)
             return None, rows
 
         return engine.processes.from_first(engine.measured([plan], ("row saliency", label), measure))[1]

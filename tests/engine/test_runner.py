@@ -1,9 +1,12 @@
+import io
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from by_hand import make_block
 from conftest import make_model
+from transformers.utils import logging
 
 from optimum_neuronal.engine import runner as module
 from optimum_neuronal.engine.calls import Stream
@@ -65,16 +68,41 @@ def test_streams_beyond_the_limit_wait_in_cpu_memory(limit, moved, monkeypatch):
     assert asked == moved * [2]
 
 
-def test_its_progress_is_asked_which_blocks_to_visit():
-    asked = []
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
-    class Shown:
-        def over(self, blocks, label):
-            asked.append((blocks, label))
-            return blocks
 
-    make_runner(progress=Shown()).run(make_inputs(), 1, adding(1), "Pruning")
-    assert asked == [(range(3), "Pruning")]
+@pytest.mark.parametrize("terminal", [True, False])
+def test_one_bar_at_a_time_and_lines_without_a_terminal(terminal, monkeypatch):
+    """A run inside of another has no bar of its own, so that no line is moved."""
+    shown = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    runner = make_runner()
+
+    def visit(index, block, calls, streams):
+        return runner.run(make_inputs(), 1, adding(1), "Dense activations") if index == 1 else streams
+
+    for _ in range(2):
+        runner.run(make_inputs(), 1, visit, "Search")
+    runner.run(make_inputs(), 1, adding(1))
+    written = shown.getvalue()
+    if terminal:
+        assert "Search" in written and "Dense" not in written and "\x1b" not in written and "\n" not in written
+    else:
+        assert written.split("\n") == ["Search", "Dense activations", "Search", "Dense activations", ""]
+
+
+def test_nothing_is_shown_if_asked(monkeypatch):
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    make_runner(quiet=True).run(make_inputs(), 1, adding(1), "Search")
+    logging.disable_progress_bar()
+    try:
+        make_runner().run(make_inputs(), 1, adding(1), "Search")
+    finally:
+        logging.enable_progress_bar()
+    assert shown.getvalue() == ""
 
 
 def test_forwards_are_counted_by_sequence(llama, ids):

@@ -1,24 +1,13 @@
-"""Models to plan a prune of, on a machine whose speed is known."""
+"""Small prunes, and models without their weights to plan them for."""
 
 import dataclasses
 
-import pytest
-
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.pruning import dry_run
-from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.topup.neuronal import NeuronAL
 
 
 SMALL = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1}
 LAMBDAS = {"block_lambdas": (0.05, 0.1, 0.15), "row_lambdas": (0.0, 0.1, 0.2)}
-RATE = 1e6  # operations per second
-
-
-@pytest.fixture
-def known_rate(monkeypatch):
-    """A dry run measures nothing and finds `RATE`, and that all else takes no time."""
-    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(RATE, RATE, *6 * [float("inf")]))
 
 
 def saved(tmp_path, model):

@@ -13,10 +13,8 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.packed_size import packed_size
 from optimum_neuronal.pruning import bit_budget as choosing_bits
 from optimum_neuronal.pruning import context
-from optimum_neuronal.pruning.bit_budget import LABEL, SOLVING, Pair, choosing_passes, likely, pairs_within, searches
+from optimum_neuronal.pruning.bit_budget import Pair, likely, pairs_within
 from optimum_neuronal.pruning.final_pass import FinalPruning
-from optimum_neuronal.pruning.planned_passes import planned_stages
-from optimum_neuronal.pruning.solving_cost import solving_cost
 from optimum_neuronal.topup.search import Search
 
 
@@ -201,17 +199,3 @@ def test_a_model_without_a_head_for_language_needs_to_be_told(ids):
         NeuronALPruner(NeuronALConfig(**FAST, bits_per_weight=BITS)).prune(model, ids)
     assert unchanged(model, before)
     NeuronALPruner(NeuronALConfig(**FAST, bits_per_weight=BITS, value_bits=3)).prune(model, ids)
-
-
-def test_what_a_choice_runs_is_planned(ids):
-    config = NeuronALConfig(**{**FAST, **TestBySearch.OWN, "bits_per_weight": BITS})
-    decoder, methods = find_decoder(make_model("llama")), config.make_methods()
-    pairs = pairs_within(decoder, config)
-    labels = list(planned_stages(methods, config, decoder, 16, pairs))
-    assert labels == ["Check", SOLVING, "Dense activations", LABEL, "Levels", "Search", "Pruning"]
-    asked = list(methods.topup.passes_with(methods.saliency))
-    assert choosing_passes(pairs[:1], methods) == asked, "nothing to choose"
-    assert choosing_passes(pairs, methods).count(asked[-1]) == searches(pairs, methods) == 2, "at most"
-    chosen = solving_cost(decoder, likely(config, pairs), methods, 16, pairs)
-    settled = solving_cost(decoder, likely(config, pairs), methods, 16)
-    assert chosen.sparsities == 2 * settled.sparsities - 1 + len(pairs) and chosen.operations > settled.operations

@@ -13,7 +13,7 @@ from sweeps import build_sweep, state, unchanged, uniform
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.final_pass import STAGES, DenseTargetsPass, FinalPruning, PruningPass
+from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.sparsity.masks import ColumnPattern
@@ -169,9 +169,3 @@ def test_experts_that_receive_nothing_at_all(ids):
     pruner = prune(model, ids, min_expert_tokens=1, batch_size=1, **FAST)
     assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
     assert {name.split(".experts.")[1][0] for name in pruner.report.starved_experts} == {"2", "3"}
-
-
-def test_it_costs_two_streams():
-    step, plain = DenseTargetsPass("Pruning", 1), PruningPass("Pruning", 1)
-    assert step.runs(0, 2)[0] == 2 + STAGES // 2 and step.runs(2, 2)[0] == STAGES // 2
-    assert step.hidden_sequences(12, 4, False) == 2 * plain.hidden_sequences(12, 4, False) + 2 * 12

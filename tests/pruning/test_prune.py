@@ -9,7 +9,6 @@ from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.pruning import prune as finding
 from optimum_neuronal.pruning.context import Clock, check
-from optimum_neuronal.pruning.final_pass import DenseTargetsPass
 from optimum_neuronal.pruning.prune import find_changes
 from optimum_neuronal.trials.engine import Cache, Engine
 
@@ -62,14 +61,3 @@ def test_fewer_tokens_than_inputs_are_told(llama, ids, monkeypatch):
     find(llama, ids, saliency="alps")
     find(llama, ids[:1, :8], num_samples=1, num_alignment_samples=1)
     assert len(said) == 1, "enough; and a saliency that fits nothing"
-
-
-def test_block_forwards_are_those_that_a_dry_run_counts(llama, ids):
-    """Of levels, candidates and the final pruning; of dense targets each run to a stage counts as half."""
-    config = NeuronALConfig(0.5, "alps", topup="uniform", num_samples=12, num_alignment_samples=4)
-    step = DenseTargetsPass("Pruning", 1)
-    expected = sum(12 * sum(step.runs(index, 2)) for index in range(3))
-    outcome = find(llama, ids, saliency="alps", num_samples=12)
-    stages_seen = 3 * 4  # one batch a block is run to see the stages
-    assert config.make_methods().needs_dense_stream
-    assert abs(outcome.block_forwards - (3 + expected)) <= 3 * stages_seen

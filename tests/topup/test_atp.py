@@ -7,9 +7,7 @@ from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.topup.atp import ATP, beta_grid, progression
-from optimum_neuronal.trials.output_errors import OutputPass
 
 
 def test_grid_ends_where_a_block_would_leave_the_range():
@@ -47,16 +45,12 @@ def test_lowest_error_wins_and_the_first_of_equals():
 def test_defaults_cost_one_pass_over_the_calibration_set():
     """Sixteen runs, one of the dense model, on 8 of 128 sequences."""
     config = NeuronALConfig(0.7, topup="atp", saliency="wanda")
-    (asked,) = ATP().passes()
-    assert asked == OutputPass("ATP", 15, metric="nll")
-    assert (1 + asked.plans) * config.num_alignment_samples <= config.num_samples
+    assert (1 + ATP().trials) * config.num_alignment_samples <= config.num_samples
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_dry_run_foretells_the_forwards(layers, tmp_path, ids):
-    """With a single block there is nothing to choose, which the dry run does not know."""
+def test_a_single_block_leaves_no_choice(layers, ids):
     model = make_model("llama", num_hidden_layers=layers)
-    model.save_pretrained(tmp_path)
     config = NeuronALConfig(
         0.7,
         topup="atp",
@@ -66,12 +60,8 @@ def test_dry_run_foretells_the_forwards(layers, tmp_path, ids):
         seq_length=16,
         saliency="wanda",
     )
-    plan = plan_prune(tmp_path, config)
     pruner = NeuronALPruner(config)
     pruner.prune(model, dataset=ids[:6])
-    asked = sum(sweep.block_forwards for sweep in plan.sweeps if sweep.label in ("ATP", "Dense activations"))
-    assert asked == (1 + 3) * 2 * layers
-    assert pruner.report.block_forwards == plan.block_forwards - (asked if layers == 1 else 0)
     candidates = pruner.report.decisions["atp"]["candidates"]
     assert len(candidates) == (0 if layers == 1 else 3)
     assert all(math.isfinite(candidate["error"]) for candidate in candidates)

@@ -5,14 +5,10 @@ import torch
 from conftest import FEW, make_model
 from sweeps import build_sweep
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Projection
-from optimum_neuronal.pruning import dry_run
-from optimum_neuronal.pruning.dry_run import plan_prune
-from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.masks import NewWeight
 from optimum_neuronal.topup import besa
@@ -167,7 +163,6 @@ def test_blocks_see_what_sparse_blocks_before_them_put_out(llama, ids):
 
 def test_without_epochs_it_is_uniform(llama, ids):
     assert set(allocate(llama, ids, epochs=0).plan.sparsity.values()) == {0.6}
-    assert BESA(epochs=0).passes() == ()
 
 
 def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
@@ -181,27 +176,6 @@ def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
         allocate(llama, ids)
     assert all(parameter.requires_grad for parameter in llama.parameters())
     assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_it_costs_what_it_tells(layers, tmp_path, ids, monkeypatch):
-    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*8 * [1e6]))
-    model = make_model("llama", num_hidden_layers=layers)
-    model.save_pretrained(tmp_path)
-    config = NeuronALConfig(
-        0.7,
-        topup="besa",
-        topup_args={"epochs": 2},
-        num_samples=6,
-        num_alignment_samples=3,
-        seq_length=16,
-        saliency="wanda",
-    )
-    plan, pruner = plan_prune(tmp_path, config), NeuronALPruner(config)
-    pruner.prune(model, dataset=ids[:6])
-    assert plan.block_forwards == pruner.report.block_forwards
-    assert [(sweep.label, sweep.plans) for sweep in plan.sweeps] == [("Check", 0), ("BESA", 2), ("Pruning", 1)]
-    assert set(pruner.report.decisions["besa"]) == {"sparsity", "learned", "seconds"}
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,9 @@ import torch
 from conftest import make_model
 from sweeps import build_sweep
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning import dry_run
-from optimum_neuronal.pruning.dry_run import plan_prune
-from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.dsa import DSA, PRE, REDUCE, TRANSFORM, ElementSums, Function, block_statistics
 
@@ -77,21 +73,6 @@ def test_blocks_left_out_take_no_part(ids):
         plan = DSA(population=3, generations=1, offspring=2).allocate(sweep, 0.6).plan
     assert set(plan.sparsity) == set(decoder.projections)
     assert sum(set(plan.sparsity.values())) / 2 == pytest.approx(0.6)
-
-
-def test_it_costs_at_most_what_it_tells(tmp_path, ids, llama, monkeypatch):
-    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*8 * [1e6]))
-    llama.save_pretrained(tmp_path)
-    arguments = {"population": 3, "generations": 2, "offspring": 2}
-    config = NeuronALConfig(
-        0.7, topup="dsa", topup_args=arguments, num_samples=6, num_alignment_samples=2, seq_length=16, saliency="wanda"
-    )
-    plan, pruner = plan_prune(tmp_path, config), NeuronALPruner(config)
-    pruner.prune(llama, dataset=ids[:6])
-    counts = [(sweep.label, sweep.plans) for sweep in plan.sweeps]
-    assert counts[1:-1] == [("DSA statistics", 0), ("Dense activations", 0), ("DSA", 3), ("DSA", 4)]
-    assert pruner.report.block_forwards <= plan.block_forwards
-    assert len(pruner.report.decisions["dsa"]["candidates"]) <= 7
 
 
 @pytest.mark.parametrize(

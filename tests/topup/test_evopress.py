@@ -5,12 +5,8 @@ import torch
 from conftest import make_model
 from sweeps import build_sweep
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning import dry_run
-from optimum_neuronal.pruning.dry_run import plan_prune
-from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.evopress import EvoPress, mutants, units_of
@@ -146,32 +142,11 @@ def test_fewer_sequences_use_the_saliency_of_all(llama, ids):
         assert ours != alone.output_errors([plan], "nll", label=None)
 
 
-def test_it_costs_at_most_what_it_tells(tmp_path, ids, llama, monkeypatch):
-    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*8 * [1e6]))
-    llama.save_pretrained(tmp_path)
-    arguments = {"generations": 3, "offspring": 4, "sequences": (1,)}
-    config = NeuronALConfig(
-        0.7,
-        topup="evopress",
-        topup_args=arguments,
-        num_samples=6,
-        num_alignment_samples=3,
-        seq_length=16,
-        saliency="wanda",
-    )
-    plan, pruner = plan_prune(tmp_path, config), NeuronALPruner(config)
-    pruner.prune(llama, dataset=ids[:6])
-    searched = [sweep for sweep in plan.sweeps if sweep.label == "EvoPress"]
-    assert [sweep.plans for sweep in searched] == [1, 3 * 4, 3 * 2]
-    assert [sweep.block_forwards for sweep in searched] == [3 * 3, 3 * 12, 3 * 6 * 3]
-    assert plan.block_forwards / 2 < pruner.report.block_forwards <= plan.block_forwards
-    # One selection at a time: of all three sequences the first inputs, the dense outputs, and two plans' both.
-    assert plan.hidden_bytes == 3 * (2 + 2 * 2) * 16 * 32 * 4
-
-
 def test_the_default_costs_what_neuronal_does():
     sequences = 8
-    forwards = sum(p.plans * p.times * min(p.sequences or sequences, sequences) for p in EvoPress().passes())
+    topup = EvoPress()
+    of_generation = topup.offspring * topup.sequences[0] + topup.survivors[0] * sequences
+    forwards = sequences + topup.generations * of_generation
     assert 0.95 * 58 * sequences < forwards <= 58 * sequences
 
 

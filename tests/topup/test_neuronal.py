@@ -8,9 +8,6 @@ from sweeps import build_sweep
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning import dry_run
-from optimum_neuronal.pruning.dry_run import plan_prune
-from optimum_neuronal.pruning.rates import Rates
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
@@ -163,18 +160,14 @@ def test_the_schedule_reaches_the_candidates(llama):
 
 @pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
 @pytest.mark.parametrize("metric", ["cosine", "kl", "reconstruction"])
-def test_every_metric_decides_and_costs_what_it_tells(metric, reference, ids, tmp_path, monkeypatch):
+def test_every_metric_decides(metric, reference, ids, monkeypatch):
     monkeypatch.setattr(Sweep, "can_abandon", False)
-    monkeypatch.setattr(dry_run, "measure_rates", lambda *args: Rates(*8 * [1e6]))
     model = make_model("llama")
-    model.save_pretrained(tmp_path)
     lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1, 0.2)}
     sizes = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16}
     config = NeuronALConfig(0.7, "wanda", topup_args={"metric": metric, "reference": reference, **lambdas}, **sizes)
-    plan = plan_prune(tmp_path, config)
     pruner = NeuronALPruner(config)
     pruner.prune(model, dataset=ids[:6])
-    assert plan.block_forwards == pruner.report.block_forwards
     assert pruner.report.block_lambda in (0.05, 0.1) and pruner.report.row_lambda in (0.0, 0.1, 0.2)
     candidates = pruner.report.decisions["row"]["candidates"]
     assert len(candidates) == 3 and all(candidate["error"] > 0 for candidate in candidates)

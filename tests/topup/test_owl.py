@@ -10,7 +10,6 @@ from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.owl import OWL, outlier_ratio
-from optimum_neuronal.trials.sweep import ScoresPass
 
 
 def test_outliers_by_hand():
@@ -75,9 +74,8 @@ def test_a_block_that_the_user_leaves_out_changes_nothing(ids):
     assert {round(value, 6) for value in plan.sparsity.values()} == {0.62, 0.78}, "of the other two blocks"
 
 
-def test_defaults_and_what_is_asked():
+def test_defaults():
     assert (OWL().outlier_factor, OWL().half_width) == (5, 0.08)
-    assert OWL().passes() == (ScoresPass("OWL outliers", 0),)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.masks import mask_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import block_plan
-from optimum_neuronal.topup.reconstruction import reconstruction_errors
 
 
 def brute_reconstruction_error(model, ids, plan, projections):
@@ -37,7 +36,7 @@ def test_reconstruction_error_by_brute_force(family, ids):
     with inference(model):
         sweep = build_sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4)
         plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.2)]
-        errors = reconstruction_errors(sweep, plans, "dense", None)
+        errors = sweep.reconstruction_errors(plans, "dense", None)
         expected = [brute_reconstruction_error(model, ids[:4], plan, sweep.decoder.projections) for plan in plans]
     assert errors == pytest.approx(expected, rel=1e-4)
 
@@ -51,8 +50,8 @@ def test_reconstruction_error_on_the_sparse_stream(family, ids):
         first = dict.fromkeys(sweep.decoder.blocks[0].pruned_names, 0.5)
         nothing = dict.fromkeys(sweep.decoder.projections, 0.0)
         plans = [SparsityPlan(nothing | first), SparsityPlan(dict.fromkeys(sweep.decoder.projections, 0.5))]
-        sparse_stream = reconstruction_errors(sweep, plans, "sparse-stream", None)
-        dense = reconstruction_errors(sweep, plans, "dense", None)
-        assert reconstruction_errors(sweep, plans[1:], "sparse-stream", None) == sparse_stream[1:]
+        sparse_stream = sweep.reconstruction_errors(plans, "sparse-stream", None)
+        dense = sweep.reconstruction_errors(plans, "dense", None)
+        assert sweep.reconstruction_errors(plans[1:], "sparse-stream", None) == sparse_stream[1:]
     assert sparse_stream[0] == pytest.approx(dense[0], rel=1e-5)
     assert abs(sparse_stream[1] - dense[1]) > 1e-3 * dense[1]

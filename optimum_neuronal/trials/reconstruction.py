@@ -8,48 +8,30 @@ from collections.abc import Sequence
 import torch
 
 from ..engine.calls import Call, Streams, grouped
-from ..engine.passes import Pass, Runs
 from ..engine.statistics import Hessian, Norms, most_specific
 from ..model.projections import Block, ChangeOf, trial_weights
 from ..sparsity.plan import SparsityPlan
-from ..trials.engine import Engine
-from ..trials.sweep import Sweep
+from .engine import Engine
 
 
-class ReconstructionPass(Pass):
-    """What [`reconstruction_errors`] costs."""
-
-    @property
-    def needs_dense(self) -> bool:
-        return False
-
-    def runs(self, index: int, last: int) -> Runs:
-        if self.reference == "dense":
-            return 1, 0, 0
-        return self.plans * (index < last), 1 if index == 0 else self.plans, 0
-
-    def streams(self, deep: bool) -> int:
-        return (2 if deep else 1) if self.reference == "dense" else super().streams(deep)
-
-
-def reconstruction_errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:
+def reconstruction_errors(
+    engine: Engine, plans: Sequence[SparsityPlan], reference: str, label: str | None
+) -> list[float]:
     """Return `sum over projections of || W X - (M * W) X ||_2^2` of every plan over the alignment sequences.
 
     It is computed exactly, without the outputs: as `sum of (D H) * D`, with `D = W - M * W` and the Hessian `H = X X^T`.
 
     Args:
-        sweep ([`Sweep`]): the decoder and its alignment sequences.
+        engine ([`Engine`]): runs the model on its alignment sequences.
         plans (`Sequence[SparsityPlan]`): the candidates; no plan is applied.
         reference (`str`):
             Source of X and saliency. `"sparse-stream"`: the dense block run on the plan's own hidden states;
             `"dense"`: the dense model's own stream, so that one run serves all plans.
-        label (`str`): name of the sweep in the progress bar.
+        label (`str`, *optional*): of the progress bar.
 
     Returns:
         `list[float]`: one error per plan, not normalised: wide projections with large inputs count most.
     """
-
-    engine = sweep.engine
 
     def measure() -> tuple[list[float], dict]:
         mine = engine.processes.deal(plans)
@@ -58,7 +40,7 @@ def reconstruction_errors(sweep: Sweep, plans: Sequence[SparsityPlan], reference
     return engine.measured(plans, ("reconstruction", reference, label), measure)[0]
 
 
-def _errors(engine: Engine, plans: Sequence[SparsityPlan], reference: str, label: str) -> list[float]:
+def _errors(engine: Engine, plans: Sequence[SparsityPlan], reference: str, label: str | None) -> list[float]:
     errors: list[list[torch.Tensor]] = [[] for _ in plans]
     runner, last = engine.runner, len(engine.decoder.blocks) - 1
     statistic = most_specific(Hessian, engine.saliency.statistic)

@@ -1,0 +1,261 @@
+"""A sample of a model's blocks with random weights, on which a dry run measures what a prune does."""
+
+import copy
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ..compat import transformers as internals
+from ..engine.calls import Streams, streams_bytes
+from ..engine.capture import BlockInputs
+from ..engine.runner import BlockRunner, Visit
+from ..model.architectures import experts_per_token
+from ..model.find_blocks import find_decoder
+from ..model.projections import Block, Decoder
+
+
+BLOCKS = 3  # the first, one in the middle, the last
+FIRST, MIDDLE, LAST, OUTSIDE = range(4)  # rows of `Work.spent`
+RUNS, OTHER, FORWARDS = range(3)  # and its columns
+MOMENT, HIDDEN, KEPT = range(3)  # places of `Work.memory`
+MOST = {False: 2**24, True: 2**22}  # weights of a block that is measured on a CPU as it is, by whether they are solved
+MOST_ELSEWHERE = 2**27
+HEAD = 64  # of a narrower stand-in
+
+clock = time.perf_counter
+
+
+def narrower(decoder: Decoder, solves: bool, device: torch.device) -> float:
+    """Return by how much blocks are too wide to be measured as they are; 1 if they are not.
+
+    Args:
+        decoder ([`Decoder`]): of the model.
+        solves (`bool`): True if weights are solved, which takes long.
+        device (`torch.device`): where to measure.
+    """
+    most = MOST[solves] if device.type == "cpu" else MOST_ELSEWHERE
+    weights = max(active_weights(block, decoder) for block in decoder.blocks)
+    return 1.0 if weights <= most else (weights / most) ** 0.5
+
+
+def sample_decoder(decoder: Decoder, device: torch.device) -> Decoder:
+    """Return a copy of a decoder with random weights, and with at most three of its blocks, pruned ones if it has any.
+
+    Args:
+        decoder ([`Decoder`]): on the meta device.
+        device (`torch.device`): of the copy.
+    """
+    copied = copy.deepcopy(decoder)
+    pruned = [index for index, block in enumerate(copied.blocks) if block.pruned]
+    others = [index for index, block in enumerate(copied.blocks) if not block.pruned]
+    kept = sorted((pruned + others)[:BLOCKS])
+    modules = copied.model.get_submodule(copied.blocks[0].name.rpartition(".")[0])
+    for index in reversed(range(len(modules))):
+        if index not in kept:
+            del modules[index]
+    internals.fill_at_random(copied.model)
+    copied.model.to(device).eval()
+    return replace(copied, blocks=[copied.blocks[index] for index in kept])
+
+
+def narrow_decoder(decoder: Decoder, narrower: float) -> Decoder:
+    """Return a Llama on the meta device with blocks of `1 / narrower ** 2` of a decoder's weights in a token's way."""
+    width = max(HEAD, HEAD * round(decoder.config.hidden_size / narrower / HEAD))
+    weights = max(active_weights(block, decoder) for block in decoder.blocks) / narrower**2
+    config = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=max(HEAD, round((weights - 4 * width**2) / (3 * width))),
+        num_hidden_layers=min(BLOCKS, len(decoder.blocks)),
+        num_attention_heads=width // HEAD,
+        vocab_size=getattr(decoder.config, "vocab_size", None) or 1000,
+        max_position_embeddings=2**17,
+        dtype=decoder.model.dtype,
+    )
+    with torch.device("meta"):
+        return find_decoder(internals.from_config(LlamaForCausalLM, config, dtype=decoder.model.dtype))
+
+
+def active_weights(block: Block, decoder: Decoder) -> float:
+    """Return the number of a block's weights that a token is multiplied with."""
+    weights = sum(weight.numel() for weight in block.module.parameters())
+    per_token = experts_per_token(decoder.config)
+    experts = {p.owner for p in block.projections.values() if p.expert is not None} if per_token else ()
+    return weights - sum(owner.numel() * (1 - per_token / len(owner)) for owner in experts)
+
+
+@dataclass
+class Work:
+    """Measured work on a sample.
+
+    Args:
+        spent (`ndarray`, shape (4, 3)):
+            By place (first block, one in the middle, last, outside of blocks): seconds in runs of blocks, other seconds, and
+            runs of a block on one sequence.
+        memory (`ndarray`, shape (3,)):
+            Bytes that exist for a moment at most, of hidden states at most, and of the answer for each block.
+    """
+
+    spent: np.ndarray = field(default_factory=lambda: np.zeros((4, 3)))
+    memory: np.ndarray = field(default_factory=lambda: np.zeros(3))
+
+    def toward(self, other: "Work", share: float) -> "Work":
+        """Return the work on the line from this to another: this at a share of 0, the other at 1, never negative."""
+        spent = self.spent + share * (other.spent - self.spent)
+        return Work(spent.clip(0), (self.memory + share * (other.memory - self.memory)).clip(0))
+
+
+class MeasuredRunner(BlockRunner):
+    """A runner that notes the work of a question by place. In the first block it warms up, and counts bytes."""
+
+    def __init__(self, decoder: Decoder, batch_size: int, device: torch.device):
+        super().__init__(decoder, batch_size, device, quiet=True)
+        self._works: dict[str, Work] = {}
+        self._now: tuple[str, int, int] = ("", OUTSIDE, OTHER)  # label, row and column of the work that is being done
+        self._since, self._bytes = 0.0, LiveBytes()
+
+    def measure(self, label: str, ask: Callable[[], Any]) -> tuple[Any, dict[str, Work]]:
+        """Return the answer to a question, and its work by label: also that of runs that it needed, with their own labels."""
+        self._works, self._now, self._bytes = {label: Work()}, (label, OUTSIDE, OTHER), LiveBytes()
+        self._since = self._seconds()
+        with self._bytes:
+            answer = ask()
+        self._switch(*self._now)
+        self._note_moment(label)
+        self._works[label].memory[KEPT] = bytes_of(answer) / len(self.decoder.blocks)
+        for work in self._works.values():
+            if len(self.decoder.blocks) == BLOCKS:
+                work.spent[FIRST, :FORWARDS] = work.spent[MIDDLE, :FORWARDS]
+        return answer, self._works
+
+    def blocks(self, label: str | None = None) -> Iterator[tuple[int, Block]]:
+        before, last = self._now, len(self.decoder.blocks) - 1
+        for index, block in super().blocks(label):
+            place = FIRST if index == 0 else LAST if index == last else MIDDLE
+            self._switch(label or before[0], place, OTHER)
+            with self._counting(self._works[self._now[0]]) if index == 0 else self._bytes.paused():
+                yield index, block
+            self._switch(*before)
+
+    @contextmanager
+    def _counting(self, work: Work) -> Iterator[None]:
+        """Note the bytes of a block's visit."""
+        live = self._bytes
+        held, hidden, live.peak, live.retained = live.now, live.hidden, live.now, live.hidden
+        yield
+        work.memory[MOMENT] = max(work.memory[MOMENT], live.peak - held - (live.retained - hidden))
+        live.peak = live.now
+
+    def run(self, inputs: BlockInputs, streams: int, visit: Visit, label: str | None = None, release: bool = False):
+        parts = 0
+
+        def noted(index, block, calls, flowing: Streams) -> Streams:
+            nonlocal parts
+            label, before = self._now[0], self._bytes.hidden
+            outputs = visit(index, block, calls, flowing)
+            if index == 0:
+                parts = max(0, self._bytes.retained - before - streams_bytes(outputs))
+            memory = self._works[label].memory
+            memory[HIDDEN] = max(memory[HIDDEN], parts + streams_bytes([*flowing, *outputs]))
+            return outputs
+
+        return super().run(inputs, streams, noted, label, release)
+
+    @contextmanager
+    def counted(self, block_forwards: int) -> Iterator[None]:
+        label, place, kind = self._now
+        self._switch(label, place, RUNS)
+        self._works[label].spent[place, FORWARDS] += block_forwards
+        with super().counted(block_forwards):
+            yield
+        self._bytes.retained = max(self._bytes.retained, self._bytes.hidden)
+        self._switch(label, place, kind)
+
+    def add(self, seconds: float) -> None:
+        """Add seconds to the work that is being done."""
+        self._works[self._now[0]].spent[self._now[1:]] += seconds
+
+    def _switch(self, label: str, place: int, kind: int) -> None:
+        """Note the seconds up to now, and begin work of another kind."""
+        now = self._seconds()
+        self.add(now - self._since)
+        self._works.setdefault(label, Work())
+        self._now, self._since = (label, place, kind), now
+
+    def _note_moment(self, label: str) -> None:
+        memory, live = self._works[label].memory, self._bytes
+        memory[MOMENT] = max(memory[MOMENT], live.peak - live.now)
+
+    def _seconds(self) -> float:
+        if torch.device(self.device).type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        return clock()
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the tensors that were made while the context lasts and still exist.
+
+    Attributes:
+        now, peak (`int`): at present, and at most.
+        hidden (`int`): at present, of tensors with a value for each sequence and token: shape (sequences, tokens, features).
+        retained (`int`): the largest `hidden` behind a run of a block.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = self.hidden = self.retained = 0
+        self._alive: dict[int, weakref.ref] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given and storage._cdata not in self._alive:
+                self._add(storage, storage.nbytes(), tensor.ndim == 3)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage, size: int, is_hidden: bool) -> None:
+        key = storage._cdata
+
+        def forget(_reference) -> None:
+            del self._alive[key]
+            self.now -= size
+            self.hidden -= size * is_hidden
+
+        self._alive[key] = weakref.ref(storage, forget)
+        self.now += size
+        self.hidden += size * is_hidden
+        self.peak = max(self.peak, self.now)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the context for a while."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+
+def bytes_of(value: Any) -> int:
+    """Return the bytes of all tensors in a value: in dataclasses, mappings, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(map(bytes_of, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(bytes_of, value))
+    return sum(bytes_of(getattr(value, entry.name)) for entry in fields(value)) if is_dataclass(value) else 0
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
