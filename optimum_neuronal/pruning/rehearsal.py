@@ -381,6 +381,7 @@ def rehearse(context: PruneContext, tokens: int, batch_size: int, device: torch.
         batch_size (`int`): sequences per forward.
         device (`torch.device`): where to measure.
     """
+    context = replace(context, methods=context.methods.suited_to(context.decoder))
     config, methods, decoder = context.config, context.methods, context.decoder
     weights = [sum(weight.numel() for weight in block.module.parameters()) for block in decoder.blocks]
     narrower = sample_blocks.narrower(decoder, methods.saliency.updates_weights, device)

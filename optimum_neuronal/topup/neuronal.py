@@ -44,7 +44,7 @@ class NeuronAL(TopUp):
         metric (`str`):
             Distance between normalised activations: `"l2"`, the paper's, or `"cosine"` or `"kl"`, of its ablation
             ("NeuronAL vs. Reconstruction Error and Distance Metrics"). Or `"reconstruction"`, the change of each
-            projection's outputs for equal inputs, see [`Sweep.reconstruction_errors`]; the row step still takes its
+            projection's outputs for equal inputs, see [`reconstruction_errors`]; the row step still takes its
             directions from the activations.
         schedule (`str`):
             How sparsity rises from the first block to the last: `"linear"`, or `"exponential"` (late) or
