@@ -150,7 +150,7 @@ def test_quiet_prunes_without_bars(run, dense, tmp_path):
     )
     given += ("--topup", "uniform")
     run("prune", *given, "--output", tmp_path / "loud")
-    assert "block" in run.err
+    assert "Pruning\n" in run.err
     run("prune", *given, "--output", tmp_path / "sparse", "--quiet")
     assert run.err == ""
 
