@@ -6,6 +6,7 @@ The environment variable OPTIMUM_NEURONAL_KERNEL forces one: a name of `KERNELS`
 import ctypes
 import os
 import platform
+import struct
 from functools import lru_cache
 from pathlib import Path
 
@@ -66,6 +67,8 @@ class Library:
 
     def __init__(self, path: Path):
         self.path = path
+        if is_cut_off(path):
+            raise OSError(f"{path} is cut off")
         self._library = ctypes.CDLL(str(path))
         for name, arguments in FUNCTIONS.items():
             function = getattr(self._library, name, None)
@@ -84,6 +87,18 @@ class Library:
     def count_bits(self, bits: torch.Tensor) -> int:
         """How many bits are set in a contiguous tensor of uint8 on the CPU."""
         return self._library.neuronal_count_bits(bits.data_ptr(), bits.numel())
+
+
+def is_cut_off(path: Path) -> bool:
+    """Return True for an ELF file that ends before its last table: to load it would end the process by a signal."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if not header.startswith(b"\x7fELF"):
+        return False
+    if len(header) < 64:
+        return True
+    start, entry, entries = struct.unpack_from("<40xQ10xHH", header)
+    return path.stat().st_size < start + entry * entries
 
 
 class Kernel:
@@ -233,7 +248,13 @@ def find_library() -> Library | BuildError:
         except OSError as error:  # made for another system
             logger.debug("%s cannot be loaded: %s", installed, error)
     try:
-        return Library(cached_library())
+        cached = cached_library()
+        try:
+            return Library(cached)
+        except OSError as error:  # cut off when a disk was full or the power failed: made anew, once
+            logger.debug("%s cannot be loaded: %s", cached, error)
+            cached.unlink(missing_ok=True)
+            return Library(cached_library())
     except BuildError as error:
         return error
     except OSError as error:

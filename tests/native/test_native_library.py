@@ -224,8 +224,27 @@ def test_a_damaged_library(tmp_path, monkeypatch, choosing_anew):
     broken.write_text("no library")
     monkeypatch.setattr(library, "cached_library", lambda: broken)
     assert "the compiled kernels cannot be loaded" in str(library.find_library())
+    broken.write_text("no library")
+    library.find_library.cache_clear()
     monkeypatch.setattr(library, "installed_library", lambda: broken)
     assert "the compiled kernels cannot be loaded" in str(library.find_library())
+
+
+def test_a_damaged_library_in_the_cache_is_made_anew(tmp_path, monkeypatch, choosing_anew):
+    whole = kernels()[0].library.path.read_bytes()
+    monkeypatch.setattr(library, "installed_library", lambda: library.Path("missing"))
+    for damaged in (b"", b"no library", whole[:20], whole[:100], whole[: len(whole) // 2], whole[:-1]):
+        cached = tmp_path / f"{len(damaged)}.so"
+        cached.write_bytes(damaged)
+
+        def compile_if_missing(cached=cached):
+            if not cached.exists():
+                cached.write_bytes(whole)
+            return cached
+
+        monkeypatch.setattr(library, "cached_library", compile_if_missing)
+        library.find_library.cache_clear()
+        assert library.find_library().path == cached and cached.read_bytes() == whole
 
 
 FORK = """
