@@ -4,11 +4,13 @@ import pytest
 import torch
 from conftest import make_model
 from families import FAMILIES
+from profiles import NIGHT
 
 from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.rows import row_groups
+from optimum_neuronal.model.weight_names import kind_of
 
 
 CPU = torch.device("cpu")
@@ -100,21 +102,29 @@ WHOLE_HEADS = {
     "family, overrides", VARIANTS, ids=lambda value: value if isinstance(value, str) else "-".join(value)
 )
 def test_a_row_moves_the_features_that_it_is_said_to_feed(family, overrides, ids):
-    """Enlarge one row, run the block and what follows it, and see which features moved most: apart from any table."""
-    model = make_model(family, **overrides)
+    """Enlarge one row, run the block and what follows it, and see which features moved most: apart from any table.
+
+    By day for one expert of each mixture, and for one block of several alike and the last.
+    """
+    model, tried = make_model(family, **overrides), set()
     with inference(model):
         decoder = find_decoder(model)
         inputs = capture_inputs(decoder, ids[:2], 2, CPU)
         hidden = inputs.hidden
         for index, block in enumerate(decoder.blocks):
             for projection in block.projections.values():
+                kind = kind_of(block, projection), projection.shape, index == len(decoder.blocks) - 1
+                if not NIGHT and kind in tried:
+                    continue
                 for part, group in enumerate(decoder.row_groups(block, projection)):
                     for chosen in {len(group.rows) // 2, len(group.rows) - 1}:
-                        _check(decoder, inputs, index, hidden, projection, group, part, chosen)
+                        if _check(decoder, inputs, index, hidden, projection, group, part, chosen):
+                            tried.add(kind)
             hidden, _ = replay(block, hidden, inputs.calls[index])
 
 
-def _check(decoder, inputs, index, hidden, projection, group, part, chosen):
+def _check(decoder, inputs, index, hidden, projection, group, part, chosen) -> bool:
+    """Return False for an expert that no token was routed to, which shows nothing."""
     place = decoder.place_fed_by(decoder.blocks[index], projection)
     named = group.features[chosen if len(group.features) > 1 else 0]
     count = len(named) if len(group.features) > 1 else 0
@@ -132,7 +142,7 @@ def _check(decoder, inputs, index, hidden, projection, group, part, chosen):
     projection.weight[group.rows[chosen]] = original
 
     if not before.any() or torch.equal(before, after) and projection.expert is not None:
-        return  # an expert that no token was routed to
+        return False
     moved = (after - before).square().sum(dim=0)
     others = torch.ones(place.features, dtype=torch.bool)
     others[named] = False
@@ -141,6 +151,7 @@ def _check(decoder, inputs, index, hidden, projection, group, part, chosen):
         assert moved[named].max() > 1e-8 * before.square().max(), f"{message}, moves nothing there"
         assert count <= moved.count_nonzero(), f"{message}, moves fewer"
     assert not others.any() or moved[others].max() <= (moved[named].max() if len(named) else 0), message
+    return True
 
 
 def _inputs(decoder, inputs, index, hidden, place):
