@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..compat import transformers as internals
@@ -97,36 +96,21 @@ def load_streamed(
     Returns:
         `PreTrainedModel`: with meta tensors and accelerate's hooks in place of weights on disk.
     """
-    # On a CPU all weights stay on disk, whatever the model consists of.
-    skeleton = None if device.type == "cpu" else load_skeleton(model_or_path, **_for_configs(model_kwargs))
-    device_map = streamed_device_map(skeleton, device)
+    device_map: dict[str, str | torch.device] = {"": "disk"}
+    if device.type != "cpu":
+        device_map = streamed_device_map(load_skeleton(model_or_path, **_for_configs(model_kwargs)), device)
     return load_model(model_or_path, device_map=device_map, offload_folder=str(offload_folder), **model_kwargs)
 
 
-def streamed_device_map(model: PreTrainedModel | None, device: torch.device) -> dict[str, str | torch.device]:
-    """Return the device map of weights that are read block by block.
-
-    Args:
-        model (`PreTrainedModel`): or its skeleton; None on a CPU.
-        device (`torch.device`): where to compute.
-
-    Returns:
-        `dict`: module name -> `"disk"` for the decoder's blocks, the device for all others; on a CPU, all on disk.
-    """
-    if device.type == "cpu":
-        return {"": "disk"}
+def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[str, str | torch.device]:
+    """Return module name -> `"disk"` for the list of a model's blocks, a device for the largest modules without it."""
     blocks = find_decoder(model).blocks[0].name.rpartition(".")[0]
     placed: dict[str, str | torch.device] = {blocks: "disk"}
-
-    def place(parent: nn.Module, prefix: str) -> None:
-        for name, child in parent.named_children():
-            full = prefix + name
-            if blocks.startswith(full + "."):
-                place(child, full + ".")
-            elif full != blocks:
-                placed[full] = device
-
-    place(model, "")
+    for name, _ in model.named_modules():
+        parent = name.rpartition(".")[0]
+        beside = not parent or blocks.startswith(f"{parent}.")
+        if name and beside and not f"{blocks}.".startswith(f"{name}."):
+            placed[name] = device
     return placed
 
 

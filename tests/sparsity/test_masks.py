@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch.nn.utils import prune
 
 from optimum_neuronal.formats.packed import PackedMask, PackedWeight
 from optimum_neuronal.sparsity import masks
@@ -64,16 +63,6 @@ def test_one_ranking_serves_many_cuts():
     for count in (0, 3, 16):
         counts = torch.full((8,), count)
         assert torch.equal(apply_cut(saliency, find_cut(ranked, counts)), mask_rows(saliency, counts))
-
-
-def test_magnitude_by_row_equals_torch():
-    weight = torch.randn(6, 20, generator=torch.Generator().manual_seed(0))
-    ours = mask_rows(weight.abs(), torch.full((6,), 14))
-    for row in range(6):
-        linear = torch.nn.Linear(20, 1, bias=False)
-        linear.weight.data = weight[row : row + 1].clone()
-        prune.l1_unstructured(linear, "weight", amount=14)
-        assert torch.equal(linear.weight_mask[0] == 1, ours[row])
 
 
 CHANGES = {
