@@ -1,17 +1,12 @@
 """Report of a prune: its decisions and costs, as JSON and as a table."""
 
 import json
-import platform
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
 from .display import format_html, format_table
-from .version import __version__
 
 
 REPORT_NAME = "neuronal_report.json"
@@ -152,13 +147,3 @@ def _worst(roundings: dict[str, dict[str, float]], digits: int) -> str:
     """Return the largest error, in per cent, with its name."""
     worst = max(roundings, key=lambda name: roundings[name]["error"])
     return f"{roundings[worst]['error']:.{digits}%} ({worst})"
-
-
-def versions() -> dict[str, str]:
-    """Return package -> version: of this package and of the libraries that decide its results."""
-    return {
-        "optimum_neuronal": __version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }

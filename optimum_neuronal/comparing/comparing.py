@@ -16,8 +16,7 @@ from transformers.utils import logging
 from ..checkpoint.hub import public_name
 from ..evaluation.evaluated_model import as_model
 from ..files.atomic import write_durably
-from ..pruning.context import alone_with
-from ..report import versions
+from ..pruning.context import alone_with, versions
 from ..system.notes import get_logger
 from .comparison import Comparison, check_output
 from .measuring import Measurements

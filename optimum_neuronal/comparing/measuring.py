@@ -14,10 +14,9 @@ from ..evaluation.tasks import evaluate_tasks
 from ..model.packed_size import packed_size
 from ..model.projections import Decoder, trial_weights
 from ..pruning.calibrating import draw_calibration, own_tokenizer
-from ..pruning.context import PruneContext, check, identity
+from ..pruning.context import PruneContext, check, identity, versions
 from ..pruning.prune import default_batch_size, find_changes
 from ..pruning.reporting import make_report
-from ..report import versions
 from ..sparsity.plan import row_sparsity
 from ..system.machine import reset_peak_memory
 from ..trials.engine import Cache

@@ -26,9 +26,6 @@ SAVES_OFFLOADED_EXPERTS = "5.17"  # first release whose save_pretrained reads ex
 OFFLOADED = {"weights": "disk", "all else": "cpu"}  # two places: 5.13 ignores a map that names one
 
 
-# Classes of models.
-
-
 def made_by(auto_class: type, config_class: type) -> type | None:
     """Return the class of models that an Auto class makes of configs of a class, None if it makes none."""
     found = auto_class._model_mapping.get(config_class, None)
@@ -193,10 +190,10 @@ def saves_offloaded_experts() -> bool:
 
 
 def bytes_of(size: int | str) -> int:
-    """Return `max_shard_size`, a number or a text such as `"500MB"`, in bytes; raise `ValueError` for anything else."""
+    """Return `max_shard_size`, a number or a text such as `"500MB"`, in bytes. Raise `TypeError` or `ValueError` for anything else."""
     message = f"max_shard_size is {size!r}: expected bytes, or text such as '500MB'"
     if isinstance(size, bool) or not isinstance(size, (int, str)):
-        raise ValueError(f"{message}.")
+        raise TypeError(f"{message}.")
     try:
         count = convert_file_size_to_int(size)
     except ValueError as error:
@@ -204,9 +201,6 @@ def bytes_of(size: int | str) -> int:
     if count < 1:
         raise ValueError(f"{message}.")
     return count
-
-
-# Attributes of a model.
 
 
 def has_device_map(model: PreTrainedModel) -> bool:

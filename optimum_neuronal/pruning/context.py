@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import platform
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -25,12 +27,12 @@ from ..model.check_model import check_model, check_pattern, check_weights
 from ..model.find_blocks import find_decoder
 from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
-from ..report import versions
 from ..sparsity.masks import Change
 from ..system.processes import Processes
 from ..topup import Allocation
 from ..trials.engine import Cache
 from ..validation import check_count
+from ..version import __version__
 from .bit_budget import Pair, check_choice, pairs_within
 from .quantising import Rounding, check_dtypes, check_head_structure, check_head_weights
 
@@ -263,6 +265,16 @@ def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dic
         "model": digest.hexdigest(),
         "calibration data": hashlib.sha256(ids.contiguous().numpy().tobytes()).hexdigest(),
         "device": execution_device(next(iter(decoder.projections.values())).module).type,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return package -> version: of this package and of the libraries that decide its results."""
+    return {
+        "optimum_neuronal": __version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
     }
 
 

@@ -15,12 +15,12 @@ from ..checkpoint.sparsity_config import KEY
 from ..engine.offload import BlockLoader
 from ..model.packed_size import PackedSize, packed_size
 from ..model.projections import Decoder
-from ..report import PruningReport, versions
+from ..report import PruningReport
 from ..sparsity.masks import Change
 from ..sparsity.plan import row_sparsity
 from ..system.machine import peak_memory
 from .bit_budget import likely
-from .context import PruneContext, PruneOutcome
+from .context import PruneContext, PruneOutcome, versions
 
 
 def make_report(
