@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, overload
 import yaml  # transformers and huggingface_hub bring it
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .config_fields import EFFORTS, ConfigFields, arguments
+from .config_fields import EFFORTS, ConfigFields, arguments, find_recipe
 from .formats.codebooks import BITS
 from .methods import RECONSTRUCT, Methods
 from .registry import parse_method
@@ -28,6 +28,7 @@ from .validation import (
     check_sparsity,
     check_texts,
     did_you_mean,
+    names_closest_keyword,
 )
 
 
@@ -84,7 +85,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         if self.reconstruct is not None:
             check_choice("reconstruct", self.reconstruct, RECONSTRUCT)
         check_number("refit_learning_rate", self.refit_learning_rate, 0, above=True)
-        if self.num_alignment_samples > self.num_samples:
+        if (self.num_alignment_samples or 1) > self.num_samples:
             raise ValueError(
                 f"num_alignment_samples is {self.num_alignment_samples}, more than num_samples={self.num_samples}: the "
                 "top-up's sequences are the first of the calibration sequences."
@@ -148,7 +149,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             )
 
     def _filled(self) -> dict[str, Any]:
-        """Return saliency, top-up and epochs of the refit: as given, else by the effort and what goes with the rest."""
+        """Return the fields that are None, filled in by the effort and what goes with the rest; those given are unchanged."""
         effort = EFFORTS[self.effort]
         topup, saliency, epochs = self.topup, self.saliency, self.refit_epochs
         if topup is None:
@@ -159,10 +160,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             # Fitted values that are rounded afterwards lose on text unlike the calibration's: docs/few_bits.md
             rounded = self.value_bits is not None or self.bits_per_weight is not None
             epochs = effort["refit_epochs"] if SALIENCIES.get(saliency).updates_weights and not rounded else 0
-        return {"saliency": saliency, "topup": topup, "refit_epochs": epochs}
+        samples = min(8, self.num_samples) if self.num_alignment_samples is None else self.num_alignment_samples
+        return {"saliency": saliency, "topup": topup, "refit_epochs": epochs, "num_alignment_samples": samples}
 
     def resolved(self) -> "NeuronALConfig":
-        """Return the config with `saliency`, `topup` and `refit_epochs` filled in where they are not given."""
+        """Return the config with `saliency`, `topup`, `refit_epochs` and `num_alignment_samples` filled in if they are None."""
         return replace(self, **self._filled())
 
     def make_methods(self) -> Methods:
@@ -239,6 +241,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         return (config, kwargs) if return_unused_kwargs else config
 
 
+NeuronALConfig.__init__ = names_closest_keyword(NeuronALConfig.__init__)  # type: ignore[method-assign]
 if NeuronALConfig.__doc__:  # python -OO has none
     NeuronALConfig.__doc__ += f"\n    {arguments()}\n    "
 
@@ -248,16 +251,14 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
 
     Args:
         path (`str` or `Path`):
-            A .json, .yaml or .yml file with fields of the config; or the `neuronal_report.json` of a pruned model,
-            whose config is taken.
+            A .json, .yaml or .yml file with fields of the config; the `neuronal_report.json` of a pruned model, whose
+            config is taken; or the name of a recipe that comes with the package: `"balanced"`.
 
     Raises:
         `ValueError`: the file is none of these.
         `OSError`: it cannot be read.
     """
-    path = Path(check_path("path", path))
-    if not path.is_file():
-        raise FileNotFoundError(f"The recipe {str(path)!r} does not exist: check its path.")
+    path = find_recipe(check_path("path", path))
     try:
         text = path.read_bytes().decode("utf-8")
         found = yaml.safe_load(text) if path.suffix.lower() in YAML else json.loads(text)

@@ -5,8 +5,11 @@ The flags of the command line are made of them whenever `optimum-cli` starts, so
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
+
+from .validation import did_you_mean
 
 
 # The fields that an effort decides where they are not given. docs/reconstruction.md has time and quality of each.
@@ -15,6 +18,7 @@ EFFORTS: dict[str, dict[str, Any]] = {
     "default": {"saliency": "alps", "topup": "search", "refit_epochs": 0},
     "best": {"saliency": "alps", "topup": "search", "refit_epochs": 20},
 }
+RECIPES = Path(__file__).parent / "recipes"
 DATASETS = (
     "c4, wikitext2, ptb; a Hub dataset as ID, ID:SPLIT, ID:SPLIT:COLUMN or ID:CONFIG:SPLIT:COLUMN; or a local .txt, .csv, "
     ".jsonl or .parquet file, or a folder of them (PATH or PATH:COLUMN)"
@@ -82,8 +86,11 @@ class ConfigFields:
     )
     dataset: str | None = _field("c4", f"calibration text: {DATASETS}")
     num_samples: int = _field(128, "calibration sequences", least=1)
-    num_alignment_samples: int = _field(
-        8, "calibration sequences, from the first, on which the top-up measures its candidates", least=1
+    num_alignment_samples: int | None = _field(
+        None,
+        "calibration sequences, from the first, on which the top-up measures its candidates",
+        unset="8, or num_samples if that is less",
+        least=1,
     )
     seq_length: int | None = _field(
         None, "tokens in each sequence", unset="the smaller of 2048 and what the model admits", least=2
@@ -144,6 +151,23 @@ class ConfigFields:
         "round token embeddings and head to 8 bits, with a scale for each row and 128 columns; saved in the packed format alone",
         unset="they stay as they are",
     )
+
+
+def find_recipe(name: str) -> Path:
+    """Return the path of a file with fields of the config: one of the user's, or by its name one of the package's.
+
+    Raises:
+        `FileNotFoundError`: there is neither.
+    """
+    known = {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
+    if Path(name).is_file():
+        return Path(name)
+    if name not in known:
+        hint = did_you_mean(Path(name).stem, known)
+        raise FileNotFoundError(
+            f"The recipe {name!r} does not exist: check its path, or name one of {', '.join(known)}.{hint}"
+        )
+    return known[name]
 
 
 def explain(entry: Field) -> str:

@@ -28,7 +28,7 @@ from .pruning.reporting import PrunedModels, expected_size
 from .report import PruningReport
 from .system.machine import default_device, reset_peak_memory
 from .system.processes import Processes
-from .validation import check_path
+from .validation import check_path, names_closest_keyword
 
 
 class NeuronALPruner(OptimumQuantizer):
@@ -51,6 +51,7 @@ class NeuronALPruner(OptimumQuantizer):
         report ([`PruningReport`]): of the last prune; None before.
     """
 
+    @names_closest_keyword
     def __init__(self, config: NeuronALConfig, tokenizer: PreTrainedTokenizerBase | str | None = None):
         super().__init__()
         if not isinstance(config, NeuronALConfig):
@@ -159,6 +160,7 @@ class NeuronALPruner(OptimumQuantizer):
             folder.remove()
         return model
 
+    @names_closest_keyword
     def prune(
         self,
         model: PreTrainedModel,

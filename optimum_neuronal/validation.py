@@ -1,17 +1,38 @@
 """Checks of arguments and hyper-parameters: a wrong type raises `TypeError`, a wrong value `ValueError`."""
 
 import difflib
+import functools
+import inspect
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
     """Return `" Did you mean 'wanda'?"` if a name is close to a known one, otherwise an empty string."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def names_closest_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Return the function with an error for an unknown keyword, a `TypeError`, that names the closest known one."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        for name in kwargs:
+            if name not in known:
+                called = function.__qualname__.removesuffix(".__init__")
+                raise TypeError(f"{called} has no argument {name!r}.{did_you_mean(name, known)}")
+        return function(*args, **kwargs)
+
+    return call
 
 
 def check_path(name: str, value: Any) -> str:

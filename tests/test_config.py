@@ -52,7 +52,7 @@ class TestEffort:
 
 
 def test_defaults_of_neuronal_are_the_papers():
-    config = NeuronALConfig(0.7, topup="neuronal", saliency="wanda")
+    config = NeuronALConfig(0.7, topup="neuronal", saliency="wanda").resolved()
     assert (config.num_samples, config.num_alignment_samples, config.seed) == (128, 8, 0)
     topup = config.make_methods().topup
     assert topup.steps == "both" and len(topup.block_lambdas) == 14 and len(topup.row_lambdas) == 15
@@ -80,6 +80,14 @@ def test_unknown_keys_and_other_methods_are_refused():
         NeuronALConfig.from_dict({"sparsty": 0.7})
     with pytest.raises(ValueError, match="config of 'gptq'"):
         NeuronALConfig.from_dict({"quant_method": "gptq", "sparsity": 0.7})
+
+
+def test_the_alignment_sequences_follow_the_calibration_sequences():
+    for samples, aligned in ((4, 4), (8, 8), (64, 8)):
+        config = NeuronALConfig(0.7, saliency="wanda", num_samples=samples)
+        assert config.num_alignment_samples is None and config.resolved().num_alignment_samples == aligned
+        assert replace(config, num_samples=2).resolved().num_alignment_samples == 2
+    assert NeuronALConfig(0.7, num_alignment_samples=3).resolved().num_alignment_samples == 3
 
 
 def test_reconstruction_is_off_unless_it_is_asked_for():

@@ -14,7 +14,7 @@ from markdown_files import DOCS, PAGES, ROOT, TEXTS, anchors, blocks, commands, 
 import optimum_neuronal
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.cli.neuronal_command import NeuronalCommand
-from optimum_neuronal.config_fields import explain
+from optimum_neuronal.config_fields import RECIPES, explain
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 
@@ -22,7 +22,6 @@ from optimum_neuronal.topup import TOPUPS
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the package is installed without its documentation")
 METHODS = [("saliency", SALIENCIES, name) for name in SALIENCIES.names()]
 METHODS += [("topup", TOPUPS, name) for name in TOPUPS.names()]
-RECIPES = sorted((DOCS / "recipes").glob("*"))
 
 
 def test_every_page_is_in_the_navigation_once():
@@ -68,10 +67,11 @@ def test_no_page_tells_of_a_method_that_is_gone():
 
 
 def test_recipes_are_configs_and_told_of():
-    for path in RECIPES:
+    for path in RECIPES.iterdir():
         config = NeuronALConfig.from_json_file(path)
+        assert config == NeuronALConfig.from_json_file(path.stem), "also by its name, wherever one is"
         assert (config.sparsity or config.bits_per_weight) and config == NeuronALConfig.from_dict(config.to_dict())
-        assert f"recipes/{path.name}" in (DOCS / "choose.md").read_text()
+        assert f"recipes/{path.name})" in (DOCS / "choose.md").read_text()
 
 
 def test_every_command_is_told_of():

@@ -1,3 +1,4 @@
+import inspect
 import math
 import re
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity, evaluate_tasks
 from optimum_neuronal.validation import (
     check_bits,
     check_choice,
@@ -16,6 +18,7 @@ from optimum_neuronal.validation import (
     check_path,
     check_several,
     check_texts,
+    names_closest_keyword,
 )
 
 
@@ -93,3 +96,28 @@ def test_choices_flags_and_bits():
     ):
         with pytest.raises(error, match=re.escape(message)):
             check()
+
+
+def test_an_unknown_keyword_names_the_closest():
+    @names_closest_keyword
+    def scale(weight, *, factor=1):
+        """Return a product."""
+        return weight * factor
+
+    assert scale(3, factor=2) == scale(weight=3, factor=2) == 6 and scale.__doc__ == "Return a product."
+    with pytest.raises(TypeError, match="scale has no argument 'factr'. Did you mean 'factor'?"):
+        scale(3, factr=2)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'weight'"):
+        scale(factor=2)
+    for call, message in (
+        (lambda: NeuronALConfig(0.7, sparsty=1), "NeuronALConfig has no argument 'sparsty'. Did you mean 'sparsity'"),
+        (lambda: NeuronALPruner(NeuronALConfig(0.7), tokeniser=1), "NeuronALPruner .*'tokenizer'"),
+        (lambda: NeuronALPruner(NeuronALConfig(0.7)).prune(None, batchsize=1), "NeuronALPruner.prune .*'batch_size'"),
+        (lambda: evaluate_perplexity(None, batchsize=1), "evaluate_perplexity .*'batch_size'"),
+        (lambda: evaluate_tasks(None, None, [], limits=1), "evaluate_tasks .*'limit'"),
+        (lambda: compare(None, topup=["owl"]), "compare has no argument 'topup'. Did you mean 'topups'"),
+        (lambda: compare(None, num_sample=4), "compare has no argument 'num_sample'. Did you mean 'num_samples'"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+    assert list(inspect.signature(NeuronALConfig).parameters)[:2] == ["sparsity", "saliency"]

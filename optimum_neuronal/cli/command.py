@@ -14,6 +14,7 @@ from optimum.commands.base import BaseOptimumCLICommand
 
 from ..display import escaped
 from ..validation import did_you_mean
+from .early_checks import check_arguments
 
 
 EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError)
@@ -49,6 +50,7 @@ class Command(BaseOptimumCLICommand):
     def run(self) -> None:
         """Do the work. End the process with a line on an expected error, or on Ctrl-C."""
         try:
+            self.check()
             with _quiet(self.args.quiet):
                 self.work()
         except EXPECTED as error:
@@ -59,6 +61,10 @@ class Command(BaseOptimumCLICommand):
             sys.exit(f"{self.COMMAND.name}: error: {message}{'' if explained else ' (--debug shows where)'}")
         except KeyboardInterrupt:
             sys.exit(f"{self.COMMAND.name}: interrupted{self.after_interrupt()}")
+
+    def check(self) -> None:
+        """Raise for arguments that cannot be right, before anything heavy is imported."""
+        check_arguments(self.args)
 
     work: Callable[[], None]
 

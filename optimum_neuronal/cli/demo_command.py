@@ -12,7 +12,8 @@ class DemoCommand(Command):
     """Command that runs the demonstration."""
 
     COMMAND = CommandInfo(
-        name="demo", help="Prune the small model that comes with the package, in many ways; two minutes on two cores."
+        name="demo",
+        help="Prune the small model that comes with the package, in several ways; one or two minutes on two cores.",
     )
     EXAMPLES = ("", "--all --output somewhere-else")
 

@@ -13,6 +13,7 @@ from ..config_fields import ConfigFields, kind_of
 from ..validation import check_sparsity, did_you_mean
 
 
+Flags = argparse._ActionsContainer  # a parser, or a group of its flags
 DTYPES = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 KNOWN_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -67,12 +68,12 @@ def methods(room: str) -> str:
 
 
 def add_config_flags(
-    parser: argparse.ArgumentParser, names: Iterable[str] = CONFIG_FLAGS, several: Mapping[str, str] | None = None
+    parser: Flags, names: Iterable[str] = CONFIG_FLAGS, several: Mapping[str, str] | None = None
 ) -> None:
     """Add flags of fields of the config. A flag that is not given is left to the config.
 
     Args:
-        parser (`ArgumentParser`): of the command.
+        parser (`ArgumentParser`): of the command, or a group of its flags.
         names (`Iterable[str]`): of the fields.
         several (`Mapping[str, str]`, *optional*): field that takes several values -> its default in words.
     """
@@ -105,10 +106,10 @@ def given_fields(args: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which model to load, and how."""
+def add_model_flags(parser: Flags, rare: Flags | None = None) -> None:
+    """Add the flags that say which model to load, and how; those that are rarely needed to a group of their own."""
+    rare = rare or parser
     parser.add_argument("--model", required=True, help="Hub id or directory of the model (required)")
-    parser.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
     parser.add_argument(
         "--dtype",
         type=dtype,
@@ -116,12 +117,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="float32, bfloat16 or float16; on a CPU float32 is often much faster (default: auto, the checkpoint's)",
     )
     parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one, else cpu)")
-    parser.add_argument(
+    rare.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
+    rare.add_argument(
         "--trust-remote-code", action="store_true", help="run code that comes with the model (default: no)"
     )
 
 
-def add_memory_flags(parser: argparse.ArgumentParser) -> None:
+def add_memory_flags(parser: Flags) -> None:
     """Add the flags that trade memory for speed."""
     parser.add_argument(
         "--batch-size",
@@ -137,7 +139,7 @@ def add_memory_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_overwrite_flag(parser: argparse.ArgumentParser) -> None:
+def add_overwrite_flag(parser: Flags) -> None:
     """Add the flag of commands that write a checkpoint."""
     parser.add_argument(
         "--overwrite",
@@ -147,12 +149,12 @@ def add_overwrite_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_json_flag(parser: argparse.ArgumentParser) -> None:
+def add_json_flag(parser: Flags) -> None:
     """Add the flag of commands that print tables."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables (default: no)")
 
 
-def add_test_flags(parser: argparse.ArgumentParser) -> None:
+def add_test_flags(parser: Flags) -> None:
     """Add the flags that say how much text to measure on, and which zero-shot tasks."""
     parser.add_argument("--max-windows", type=count, help="measure on the first so many windows (default: all)")
     parser.add_argument(

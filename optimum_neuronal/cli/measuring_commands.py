@@ -40,7 +40,7 @@ class EvaluateCommand(Command):
     def parse_args(parser: argparse.ArgumentParser) -> None:
         add_model_flags(parser)
         parser.add_argument(
-            "--dataset", nargs="+", default=["wikitext2"], help=f"test text: {DATASETS} (default: wikitext2)"
+            "--dataset", nargs="+", help=f"test text: {DATASETS} (default: wikitext2; with --tasks none)"
         )
         parser.add_argument(
             "--seq-length",
@@ -57,17 +57,19 @@ class EvaluateCommand(Command):
         from ..evaluation.tasks import check_tasks, evaluate_tasks
 
         args, device = self.args, device_of(self.args)
-        for dataset in args.dataset:
+        datasets = args.dataset or ([] if args.tasks else ["wikitext2"])
+        for dataset in datasets:
             check_dataset(dataset, "test")
         if args.tasks:
             check_tasks(args.tasks, args.include_path, args.limit)
         model, tokenizer = load(args, device)
         options = {"max_windows": args.max_windows, "batch_size": args.batch_size}
         rows = []
-        for dataset in args.dataset:
+        for dataset in datasets:
             perplexity = evaluate_perplexity(model, tokenizer, dataset, args.seq_length, **options)
             rows.append([dataset, f"{perplexity:.2f}"])
-        write("\n" + format_table(["dataset", "perplexity"], rows))
+        if rows:
+            write("\n" + format_table(["dataset", "perplexity"], rows))
         if args.tasks:
             options = {"limit": args.limit, "batch_size": args.batch_size, "include_path": args.include_path}
             results = evaluate_tasks(model, tokenizer, args.tasks, **options)
@@ -144,11 +146,8 @@ class CompareCommand(Command):
         """Return the settings, checked before the model is loaded."""
         from ..comparing.comparison import FIGURES, TABLES, check_output
         from ..comparing.settings import ComparisonSettings
-        from ..figure_style import check_matplotlib
 
         args = self.args
-        if args.plots:
-            check_matplotlib()
         check_output(args.output, args.overwrite, [*TABLES, *FIGURES] if args.plots else TABLES)
         config = given_fields(args)
         plurals = {"sparsity": "sparsities", "saliency": "saliencies", "topup": "topups"}

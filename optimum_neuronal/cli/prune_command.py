@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from optimum.commands.base import CommandInfo
 
+from ..config_fields import RECIPES
 from ..validation import check_embedding_bits
 from .command import Command, write
 from .flags import (
+    CONFIG_FLAGS,
     add_config_flags,
     add_memory_flags,
     add_model_flags,
@@ -28,6 +30,19 @@ if TYPE_CHECKING:
     from ..data.calibration import CalibrationSet
 
 
+NO_SPARSITY = (
+    "--sparsity is missing: give a share of the weights, such as 0.7, or --bits-per-weight, such as 2.4, or a recipe by "
+    "--config."
+)
+
+
+GROUPS = ("model", "result", "how much", "methods", "calibration text", "rarely needed")
+# Fields of the config in these groups; all others are rarely needed.
+AMOUNT = ("sparsity", "bits_per_weight", "value_bits", "embedding_bits", "pattern")
+METHOD = ("effort", "saliency", "topup", "refit_epochs")
+TEXT = ("dataset", "num_samples", "seq_length", "seed")
+
+
 class PruneCommand(Command):
     """Command that prunes a model, or with `--dry-run` says what that costs."""
 
@@ -43,78 +58,78 @@ class PruneCommand(Command):
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
-        add_model_flags(parser)
-        parser.add_argument("--output", help="directory to save the pruned model in, unless with --dry-run (required)")
-        add_overwrite_flag(parser)
-        parser.add_argument(
+        recipes = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+        main, result, amount, method, text, rare = map(parser.add_argument_group, GROUPS)
+        add_model_flags(main, rare)
+        main.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="only show what would be pruned and what it would cost; checks all that can be checked without a weight "
+            "or a download (default: no)",
+        )
+        main.add_argument(
+            "--config",
+            metavar="FILE",
+            help="a recipe, which flags override: fields of the config as .json or .yaml; the neuronal_report.json of a "
+            f"pruned model, whose prune is repeated; or one of {', '.join(recipes)} (default: none)",
+        )
+        result.add_argument("--output", help="directory to save the pruned model in, unless with --dry-run (required)")
+        add_overwrite_flag(result)
+        result.add_argument(
             "--format",
             choices=("dense", "packed"),
             default="dense",
             help="dense, ordinary safetensors with zeros; or packed, the non-zero values and bitmasks, which load with this "
             "package only (default: dense)",
         )
-        parser.add_argument(
-            "--dry-run",
-            action="store_true",
-            help="only show what would be pruned and what it would cost; checks all that can be checked without a weight "
-            "or a download (default: no)",
-        )
-        parser.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
-        parser.add_argument("--private", action="store_true", help="make that repository private (default: no)")
-        parser.add_argument(
+        result.add_argument(
             "--evaluate",
             nargs="+",
             default=[],
             metavar="DATASET",
             help="test text: measure the perplexity before and after, for the report and the model card (default: none)",
         )
-        parser.add_argument(
+        result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
+        result.add_argument("--private", action="store_true", help="make that repository private (default: no)")
+        for group, names in ((amount, AMOUNT), (method, METHOD), (text, TEXT)):
+            add_config_flags(group, names)
+        add_config_flags(rare, (name for name in CONFIG_FLAGS if name not in (*AMOUNT, *METHOD, *TEXT)))
+        rare.add_argument(
             "--work-dir",
             help="where finished steps are recorded, so that the same command goes on after a crash; removed at the end "
             "(default: hidden, beside the output)",
         )
-        parser.add_argument(
+        rare.add_argument(
             "--stream",
             action="store_true",
             help="leave the blocks' weights on disk and read them one block at a time, for models larger than memory "
             "(default: no)",
         )
-        add_memory_flags(parser)
-        parser.add_argument(
-            "--config",
-            metavar="FILE",
-            help="a recipe, which flags override: fields of the config as .json or .yaml, or the neuronal_report.json of a "
-            "pruned model, whose prune is repeated (default: none)",
-        )
-        add_config_flags(parser)
+        add_memory_flags(rare)
+
+    def check(self) -> None:
+        if self.args.config is None and not {"sparsity", "bits_per_weight"} & vars(self.args).keys():
+            raise ValueError(NO_SPARSITY)
+        if self.args.output is None and not self.args.dry_run:
+            raise ValueError("--output is missing: name a directory to save the pruned model in.")
+        super().check()
 
     def work(self) -> None:
-        args, config = self.args, self._config()
-        if args.output is None and not args.dry_run:
-            raise ValueError("--output is missing: name a directory to save the pruned model in.")
-        self._check_places()
+        from ..config import NeuronALConfig, read_config_file
         from ..pruning.context import check_memory
 
-        device = device_of(args)
+        args = self.args
+        recipe, given = read_config_file(args.config) if args.config else {}, given_fields(args)
+        if not {"sparsity", "bits_per_weight"} & (recipe | given).keys():
+            raise ValueError(NO_SPARSITY)
+        self._check_places()
+        config, device = NeuronALConfig.from_dict(recipe, **given), device_of(args)
         check_embedding_bits(config.embedding_bits, args.format)
         check_memory(args.batch_size, args.max_hidden_bytes)
         if args.dry_run:
             self._plan(config, device)
         else:
             self._prune(config, device)
-
-    def _config(self) -> "NeuronALConfig":
-        """Return the config of the recipe and the flags. Raise `ValueError` if they hold no sparsity."""
-        from ..config import NeuronALConfig, read_config_file
-
-        recipe = read_config_file(self.args.config) if self.args.config else {}
-        given = given_fields(self.args)
-        if not {"sparsity", "bits_per_weight"} & (recipe | given).keys():
-            raise ValueError(
-                "--sparsity is missing: give a share of the weights, such as 0.7, or --bits-per-weight, such as 2.4, or a "
-                "recipe by --config."
-            )
-        return NeuronALConfig.from_dict(recipe, **given)
 
     def _check_places(self) -> None:
         """Raise if the result may not be written, on this machine or on the Hub."""

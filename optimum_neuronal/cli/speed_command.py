@@ -59,15 +59,8 @@ class SpeedCommand(Command):
         from ..evaluation.quantized import EAGER, FORMS
         from ..evaluation.speed import measure_speed
         from ..evaluation.speed_figure import plot_speed
-        from ..figure_style import check_matplotlib
 
         args = self.args
-        if args.plots:
-            check_matplotlib()
-            if not Path(args.plots).absolute().parent.is_dir():
-                raise ValueError(f"The folder of --plots {args.plots} does not exist: make it first.")
-            if args.plots.endswith((".png", ".svg")):
-                raise ValueError(f"--plots {args.plots}: leave the suffix out, since .png and .svg are added.")
         if args.threads:
             torch.set_num_threads(args.threads)
         models, resident, left_out = self._load()

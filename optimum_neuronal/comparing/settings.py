@@ -1,7 +1,7 @@
 """Settings of a comparison, checked before a model is loaded."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,10 @@ from ..registry import parse_method
 from ..saliency import SALIENCIES
 from ..system.processes import Processes
 from ..topup import TOPUPS
-from ..validation import check_bits, check_several, check_texts
+from ..validation import check_bits, check_several, check_texts, did_you_mean
+
+
+OWN = ("saliency", "saliency_args", "topup", "topup_args")  # fields of a config in which combinations differ
 
 
 class Combination(NamedTuple):
@@ -60,6 +63,11 @@ class ComparisonSettings:
         check_memory(self.batch_size, self.max_hidden_bytes)
         if self.config.get("embedding_bits") is not None:
             raise ValueError("compare quantises projections alone: leave embedding_bits out.")
+        known = {entry.name for entry in fields(NeuronALConfig)} - {"sparsity", *OWN}
+        for name in self.config:
+            if name not in known:
+                hint = did_you_mean(name, sorted(known | {entry.name for entry in fields(self) if entry.init}))
+                raise TypeError(f"compare has no argument {name!r}.{hint}")
         self.configs = self._make_configs(self._combinations())
         self.tests = name_test_sets(self.evaluate)
         self.tasks = check_texts("tasks", self.tasks, "['boolq']")

@@ -97,11 +97,10 @@ def draw_windows(
     if not windows:
         stream = tokenize(documents.join(), tokenizer, documents.templated)
         if len(stream) < num_samples * seq_length:
-            most = len(stream) // seq_length
-            smaller = f"num_samples to at most {most}" if most else f"seq_length to at most {len(stream)}"
             raise ValueError(
                 f"The dataset ({documents.source}) holds {len(stream)} tokens, but {num_samples} sequences of "
-                f"{seq_length} need {num_samples * seq_length}: give more text, or set {smaller}."
+                f"{seq_length} need {num_samples * seq_length}: give more text"
+                + _settings_that_fit(len(stream), num_samples, seq_length)
             )
         rng = random.Random(seed)
         windows = [_random_window(stream, seq_length, rng) for _ in range(num_samples)]
@@ -130,6 +129,16 @@ def _draw_from_documents(
     while len(windows) < num_samples:
         windows.append(_random_window(rng.choices(long, lengths)[0], seq_length, rng))
     return windows
+
+
+def _settings_that_fit(tokens: int, num_samples: int, seq_length: int) -> str:
+    """Return the end of a message on too little text: settings for which these tokens suffice, if there are any."""
+    fitting = {"num_samples": tokens // seq_length, "seq_length": tokens // num_samples}
+    least = {"num_samples": 1, "seq_length": 2}
+    advice = [f"{name} to at most {most}" for name, most in fitting.items() if most >= least[name]]
+    if not advice and tokens >= 2:
+        advice = [f"num_samples=1 and seq_length={tokens}"]
+    return f", or set {' or '.join(advice)}." if advice else "."
 
 
 def _random_window(ids: list[int], length: int, rng: random.Random) -> list[int]:

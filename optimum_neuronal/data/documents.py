@@ -80,19 +80,30 @@ def check_dataset(name: str, split: str = "train") -> None:
         documents.check()
 
 
-def _from_name(name: str, split: str, on_hub: Callable[[HubDataset, str, str], Documents | None]) -> Documents | None:
+def find_dataset(name: str) -> tuple[str, str | None] | HubDataset:
+    """Return path and column of a dataset on this machine, or the address of one on the Hub; open nothing.
+
+    Raises:
+        `FileNotFoundError`, `ValueError`: no such file or folder, or a name that is no dataset's.
+    """
     """Return the documents of a local path, or the result of `on_hub` for a dataset of the Hub."""
     if name in CALIBRATION_DATASETS:
-        return on_hub(CALIBRATION_DATASETS[name], name, split)
+        return CALIBRATION_DATASETS[name]
     path, column = os.path.expanduser(name), None
     head, _, tail = path.rpartition(":")
     if not os.path.exists(path) and (Path(head).suffix.lower() in KINDS or os.path.isdir(head)):
         path, column = head, tail
     if os.path.exists(path):
-        return _from_path(path, column, split)
-    if Path(path).suffix.lower() in KINDS:
-        raise FileNotFoundError(f"The dataset file {path!r} does not exist: check its path.")
-    return on_hub(parse_hub_name(name), name, split)
+        return path, column
+    if Path(path).suffix.lower() in KINDS or path.startswith((".", os.sep)):
+        kind = "file" if Path(path).suffix.lower() in KINDS else "folder"
+        raise FileNotFoundError(f"The dataset {kind} {path!r} does not exist: check its path.")
+    return parse_hub_name(name)
+
+
+def _from_name(name: str, split: str, on_hub: Callable[[HubDataset, str, str], Documents | None]) -> Documents | None:
+    found = find_dataset(name)
+    return on_hub(found, name, split) if isinstance(found, HubDataset) else _from_path(*found, split)
 
 
 def _from_path(path: str, column: str | None, split: str) -> Documents:
@@ -111,7 +122,7 @@ def _from_path(path: str, column: str | None, split: str) -> Documents:
     except Exception as error:  # of datasets, pyarrow and pandas, and OSError
         reason = str(error.__cause__ or error).strip().rstrip(".") or "it is empty"
         raise ValueError(f"{path!r} could not be read as {kind}: {reason}.") from error
-    documents = from_dataset(data, column, source)
+    documents = from_dataset(data, column, source, f"{path}:COLUMN")
     return documents if is_saved else replace(documents, entries=list(documents.entries))  # the whole file is checked
 
 

@@ -106,7 +106,8 @@ def from_hub(dataset: HubDataset, name: str, role: str) -> Documents:
     if test and dataset.test_documents:
         data = data.select(range(min(dataset.test_documents, len(data))))
     source = f"{name} ({dataset.hub_id}, split {split})"
-    entries = from_dataset(data, dataset.column, source).entries
+    naming = ":".join(filter(None, [dataset.hub_id, dataset.config, split, "COLUMN"]))
+    entries = from_dataset(data, dataset.column, source, naming).entries
     return Documents(entries, source, dataset.separator, dataset.joined, dataset.test_windows if test else None)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 ALTERNATIVES = (
     "a local .txt, .csv, .jsonl or .parquet file, a folder of them, a list of strings, or token ids of shape (N, L)"
 )
+USUAL = ("content", "body", "document", "sentence")  # names of columns of text that are not sure enough to be taken
 MESSAGES = "messages"  # the usual name of a column of conversations
 
 
@@ -106,13 +107,16 @@ class Documents(Sequence):
             ) from error
 
 
-def from_dataset(data: Any, column: str | None, source: str) -> Documents:
+def from_dataset(
+    data: Any, column: str | None, source: str, naming: str = "dataset.select_columns('COLUMN')"
+) -> Documents:
     """Return one column of a `datasets.Dataset` as documents.
 
     Args:
         data (`datasets.Dataset`): one split.
         column (`str`, *optional*): None: `text`, else `messages`, else the only column of strings.
         source (`str`): see [`Documents`].
+        naming (`str`): how the caller names a column, for messages; COLUMN stands for its name.
 
     Raises:
         `TypeError`: not a `datasets.Dataset`.
@@ -129,7 +133,9 @@ def from_dataset(data: Any, column: str | None, source: str) -> Documents:
     strings = [name for name in names if str(getattr(features[name], "dtype", "")).endswith("string")]
     column = column or _text_column(names, strings)
     if column not in names:
-        raise ValueError(f"The dataset ({source}) has no column {column!r}, it has: {', '.join(names)}.")
+        usual = next((name for name in USUAL if name in strings), next(iter(strings), None))
+        hint = f" Name the one of the text: {naming.replace('COLUMN', usual)}" if usual else ""
+        raise ValueError(f"The dataset ({source}) has no column {column!r}, it has: {', '.join(names)}.{hint}")
     return Documents(data[column], f"{source}, column {column}")
 
 

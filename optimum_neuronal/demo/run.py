@@ -31,7 +31,7 @@ BEST = {"best": {"effort": "best"}}  # takes minutes
 
 ROW = "{:>8}  {:<17}  {:>10}  {:>7}  {}"  # a line of the table, written as soon as its prune is finished
 HEADER = ROW.format("sparsity", "method", "perplexity", "seconds", "lambda block / row")
-DURATIONS = {False: "one or two minutes", True: "six to eight minutes"}  # on two cores: of SAVED alone, of all rows
+DURATIONS = {False: "one or two minutes", True: "six to eight minutes"}  # all_rows -> time on two cores
 
 # Run in a process of its own, which never imports this package: what a user of plain transformers sees.
 RELOAD = """

@@ -15,10 +15,11 @@ from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_lengt
 from ..data.documents import load_documents
 from ..engine.capture import inference
 from ..pruning.reporting import without_folders
-from ..validation import check_count
+from ..validation import check_count, names_closest_keyword
 from .evaluated_model import as_model, check_language_model
 
 
+@names_closest_keyword
 def evaluate_perplexity(
     model: PreTrainedModel | str | Path,
     tokenizer: PreTrainedTokenizerBase | None = None,

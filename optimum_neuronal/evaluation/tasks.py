@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..engine.capture import inference
 from ..pruning.calibrating import check_tokenizer
-from ..validation import check_count, check_path, check_texts, did_you_mean
+from ..validation import check_count, check_path, check_texts, did_you_mean, names_closest_keyword
 from .evaluated_model import check_language_model
 
 
@@ -42,6 +42,7 @@ class TaskResult:
     samples: int
 
 
+@names_closest_keyword
 def evaluate_tasks(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

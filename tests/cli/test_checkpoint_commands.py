@@ -57,7 +57,7 @@ def test_convert_there_and_back(run, sparse, tmp_path):
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     with pytest.raises(SystemExit, match="convert: error: .* is dense already"):
         run("convert", sparse, "--format", "dense")
-    with pytest.raises(SystemExit, match="inspect: error: .* is neither a directory nor the id"):
+    with pytest.raises(SystemExit, match="inspect: error: The directory .* does not exist: check its path"):
         run("inspect", tmp_path / "absent")
 
 

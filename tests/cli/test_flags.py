@@ -86,12 +86,18 @@ def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
     assert without == ["saliency_args", "topup_args"]
     for name, entry in CONFIG_FLAGS.items():
         assert (entry.default is None) == ("unset" in entry.metadata), f"{name}: None is explained in words"
+    groups = ["model", "result", "how much", "methods", "calibration text", "rarely needed"]
     for command in ("prune", "compare"):
         with pytest.raises(SystemExit) as stop:
             run(command, "--help")
         assert stop.value.code == 0
-        for line in capsys.readouterr().out.split("\n  --")[1:]:
+        shown = capsys.readouterr().out
+        for line in shown.split("\n  --")[1:]:
             assert "(default:" in line or "(required" in line, line
+        if command == "prune":  # in groups, what is rarely needed last
+            places = [shown.index(f"\n{group}:\n") for group in groups]
+            assert places == sorted(places) and shown.index("--sparsity SHARE", places[2]) < places[3]
+            assert shown.index("\n  --max-hidden-bytes") > shown.index("\n  --min-expert-tokens") > places[-1]
 
 
 def test_how_a_model_is_loaded():

@@ -86,6 +86,9 @@ def test_tasks_on_the_command_line(run, dense, tmp_path, monkeypatch):
     own = ("--seq-length", 16, "--max-windows", 2, "--tasks", "pairs", "--include-path", tmp_path / "tasks")
     shown = run("evaluate", "--model", dense, "--dataset", tmp_path / "text.txt", *own)
     assert "accuracy" in shown and shown.splitlines()[-2].split()[0] == "pairs" and "mean" in shown
+    assert "perplexity" in shown
+    shown = run("evaluate", "--model", dense, *own[4:])  # no data but the tasks' is asked for
+    assert "accuracy" in shown and "perplexity" not in shown
     files = ("--dataset", tmp_path / "text.txt", "--evaluate", tmp_path / "text.txt", "--output", tmp_path / "out")
     methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.5, "--limit", 4)
     checked, check_tasks = [], settings.check_tasks

@@ -182,7 +182,7 @@ def test_a_work_directory_whose_parent_cannot_be_written_is_refused_before_loadi
     closed.mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(closed) and access(path, mode))
     with pytest.raises(SystemExit, match="record in --work-dir .*work: no permission to write in .*closed"):
-        run("prune", "--model", "./never-looked-at", "--sparsity", 0.7, "--output", tmp_path / "o", "--work-dir",
+        run("prune", "--model", "me/never-looked-at", "--sparsity", 0.7, "--output", tmp_path / "o", "--work-dir",
             closed / "work")  # fmt: skip
 
 

@@ -76,8 +76,17 @@ class TestTextErrors:
             ValueError, match=r"holds 20 tokens, but 4 sequences of 8 need 32.*num_samples to at most 2"
         ):
             draw([document(0, 20)], tokenizer)
-        with pytest.raises(ValueError, match="or set seq_length to at most 5"):
-            draw([document(0, 5)], tokenizer)
+        for tokens, advice in (
+            (20, "num_samples to at most 2 or seq_length to at most 5"),
+            (10, "num_samples to at most 1 or seq_length to at most 2"),
+            (5, "num_samples=1 and seq_length=5"),
+        ):
+            with pytest.raises(ValueError, match=f"give more text, or set {advice}."):
+                draw([document(0, tokens)], tokenizer)
+        for followed in ({"num_samples": 2}, {"seq_length": 5}):  # no advice leads to the next error
+            assert draw([document(0, 20)], tokenizer, **followed).ids.numel() <= 20
+        with pytest.raises(ValueError, match="need 32: give more text.$"):
+            draw([document(0, 1)], tokenizer)
 
     def test_no_text(self, tokenizer):
         for dataset, found in (([], "no documents"), (["", " \n"], "only blank documents")):
@@ -89,14 +98,6 @@ class TestTextErrors:
             draw(["text", 3, "text"], tokenizer)
         with pytest.raises(TypeError, match="Document 1 of .* is of type NoneType"):
             draw(datasets.Dataset.from_dict({"text": ["short", None]}), tokenizer)
-
-    def test_missing_arguments(self, tokenizer):
-        with pytest.raises(ValueError, match="needs a tokenizer"):
-            draw(MIXED, None)
-        with pytest.raises(ValueError, match="needs seq_length"):
-            draw(MIXED, tokenizer, seq_length=None)
-        with pytest.raises(ValueError, match="num_samples=0"):
-            draw(MIXED, tokenizer, num_samples=0)
 
     def test_tokenizer_of_another_model(self, tokenizer):
         with pytest.raises(ValueError, match="run from 0 to 99, but the model's vocabulary has 50"):

@@ -11,8 +11,12 @@ from optimum_neuronal.data.documents import check_dataset, load_documents
 def test_column_of_a_dataset(tokenizer):
     for columns in ({"text": ["a"], "other": ["b"]}, {"body": ["a"], "year": [1]}):
         assert list(load_documents(datasets.Dataset.from_dict(columns))) == ["a"]
-    with pytest.raises(ValueError, match="no column 'text', it has: one, two"):
-        load_documents(datasets.Dataset.from_dict({"one": ["a"], "two": ["b"]}))
+    for columns, usual in ({"one": ["a"], "two": ["b"]}, "one"), ({"id": ["a"], "content": ["b"]}, "content"):
+        dataset = datasets.Dataset.from_dict(columns)
+        message = f"no column 'text', it has: {', '.join(columns)}. Name the one of the text: dataset.(.*)$"
+        with pytest.raises(ValueError, match=message) as caught:
+            load_documents(dataset)
+        assert list(load_documents(eval(str(caught.value).rpartition(": ")[2]))) == columns[usual]
     dataset = datasets.Dataset.from_dict({"text": MIXED})
     assert torch.equal(draw(dataset, tokenizer).ids, draw(MIXED, tokenizer).ids)
 
@@ -59,7 +63,11 @@ def test_parquet(tmp_path):
         ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}', "could not be read as .jsonl: .*surrogate"),
         ("a.jsonl", '{"text": "a"}\n{"x": "1"}', "Document 1 of a.jsonl, column text is of type NoneType"),
         ("a.jsonl", "", "a.jsonl' could not be read as .jsonl: it is empty"),
-        ("a.jsonl", '{"x": "1", "y": "2"}', "a.jsonl. has no column 'text', it has: x, y"),
+        (
+            "a.jsonl",
+            '{"id": "1", "content": "2"}',
+            "a.jsonl. has no column 'text', it has: id, content. .*a.jsonl:content$",
+        ),
         ("a.csv", "one,two\na,b\n", "a.csv. has no column 'text', it has: one, two"),
         ("a.csv", "text,n\na, b,c\n", "a.csv' could not be read as .csv: .*loss of data"),
         ("a.csv", "text,n\na,b\na, b,c\n", "a.csv' could not be read as .csv: .*Expected 2 fields in line 3, saw 3"),
@@ -83,6 +91,8 @@ def test_wrong_paths(tmp_path):
     for name in (str(tmp_path / "gone.txt"), "gone.jsonl:code"):
         with pytest.raises(FileNotFoundError, match="gone.(txt|jsonl)' does not exist"):
             load_documents(name)
+    with pytest.raises(FileNotFoundError, match="folder .*gone' does not exist"):
+        load_documents(str(tmp_path / "gone"))
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(ValueError, match="has no column 'code'"):
         load_documents(f"{tmp_path / 'a.txt'}:code")
