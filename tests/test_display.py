@@ -1,5 +1,3 @@
-import pytest
-
 from optimum_neuronal.display import (
     escaped,
     format_bytes,
@@ -11,24 +9,17 @@ from optimum_neuronal.display import (
 )
 
 
-@pytest.mark.parametrize(
-    "text, shown",
-    [
+def test_what_is_not_printable_is_escaped_and_long_text_is_cut():
+    for text, shown in (
         ("plain, Grüße, 日本語 {}\\", "plain, Grüße, 日本語 {}\\"),
         ("x\n\nVerified\r\t", r"x\n\nVerified\r\t"),
         ("\x1b[2J\x00\x7f\x9b", r"\x1b[2J\x00\x7f\x9b"),
         ("a\u202eb\u2028c\ufeff", r"a\u202eb\u2028c\ufeff"),
         ("\udc80\U000e0041", r"\udc80\U000e0041"),
         (7, "7"),
-    ],
-)
-def test_what_is_not_printable_is_escaped(text, shown):
-    assert escaped(text) == shown and escaped(text).isprintable()
-
-
-def test_long_text_is_cut():
-    assert escaped("abcdef\n", 3) == "abc... (7 characters)"
-    assert escaped("abc", 3) == "abc"
+    ):
+        assert escaped(text) == shown and escaped(text).isprintable()
+    assert (escaped("abcdef\n", 3), escaped("abc", 3)) == ("abc... (7 characters)", "abc")
 
 
 def test_columns_are_aligned_numbers_to_the_right():
@@ -75,21 +66,15 @@ def test_html():
     assert f"<tr><th>method</th><th {right}>perplexity</th></tr>" in page.replace("d <", "d<")
 
 
-@pytest.mark.parametrize(
-    "value, count, size",
-    [
+def test_quantities():
+    for value, count, size in (
         (0, "0", "0 bytes"),
         (999, "999", "999 bytes"),
         (12_345, "12,345", "12.35 kB"),
         (1_234_567, "1.23 million", "1.23 MB"),
         (7_000_000_000, "7.00 billion", "7.00 GB"),
         (2 * 10**12, "2.00 trillion", "2.00 TB"),
-    ],
-)
-def test_counts_and_bytes(value, count, size):
-    assert (format_count(value), format_bytes(value)) == (count, size)
-
-
-def test_durations():
-    texts = {0.34: "0.34 seconds", 59.6: "60 seconds", 90: "1.5 minutes", 7200: "2.0 hours"}
-    assert {seconds: format_duration(seconds) for seconds in texts} == texts
+    ):
+        assert (format_count(value), format_bytes(value)) == (count, size)
+    for seconds, text in ((0.34, "0.34 seconds"), (59.6, "60 seconds"), (90, "1.5 minutes"), (7200, "2.0 hours")):
+        assert format_duration(seconds) == text

@@ -15,6 +15,7 @@ from optimum.commands.base import BaseOptimumCLICommand
 from ..display import escaped
 from ..validation import did_you_mean
 from .early_checks import check_arguments
+from .flags import add_switch
 
 
 EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MemoryError, ImportError)
@@ -42,9 +43,8 @@ class Command(BaseOptimumCLICommand):
     def __init__(self, subparsers, args=None, command=None, from_defaults_factory=False, parser=None):
         super().__init__(subparsers, args, command, from_defaults_factory, parser)
         if not from_defaults_factory:
-            add = self.parser.add_argument
-            add("--quiet", action="store_true", help="show no progress bars and no notes (default: no)")
-            add("--debug", action="store_true", help="show where an error comes from (default: no)")
+            add_switch(self.parser, "--quiet", "show no progress bars and no notes")
+            add_switch(self.parser, "--debug", "show where an error comes from")
             describe(self.parser, self.USAGE, self.COMMAND.help, self.EXAMPLES)
 
     def run(self) -> None:

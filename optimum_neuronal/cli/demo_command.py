@@ -5,7 +5,7 @@ import argparse
 from optimum.commands.base import CommandInfo
 
 from .command import Command, write
-from .flags import add_overwrite_flag
+from .flags import add_overwrite_flag, add_switch
 
 
 class DemoCommand(Command):
@@ -23,11 +23,7 @@ class DemoCommand(Command):
             "--output", default="demo-model", help="directory to save the 70%% sparse model in (default: demo-model)"
         )
         add_overwrite_flag(parser)
-        parser.add_argument(
-            "--all",
-            action="store_true",
-            help="compare at 60, 70 and 80 %%, with the effort best too, in six to eight minutes (default: at 70 %% alone)",
-        )
+        add_switch(parser, "--all", "compare at 60, 70 and 80 %%, with the effort best too: six to eight minutes")
 
     def work(self) -> None:
         from ..checkpoint.own_files import check_output

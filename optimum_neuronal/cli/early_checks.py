@@ -58,30 +58,34 @@ def _check_plots(plots: str | bool) -> None:
     """Raise if figures cannot be drawn, or not under this name (True: under names of their own)."""
     from ..figure_style import check_matplotlib
 
-    check_matplotlib()
     if isinstance(plots, str):
         if not Path(plots).absolute().parent.is_dir():
             raise ValueError(f"The folder of --plots {plots} does not exist: make it first.")
         if plots.endswith(FIGURES):
             raise ValueError(f"--plots {plots}: leave the suffix out, since {' and '.join(FIGURES)} are added.")
+    check_matplotlib()
 
 
 def check_model(name: str) -> None:
-    """Raise `OSError` for a model that is neither a directory nor, as far as one request tells, on the Hub.
+    """Raise `OSError` for a model that is neither a directory nor, as far as one request shows, on the Hub.
 
     Without this, loading asks again and again for minutes.
     """
+    from huggingface_hub import constants
+
     if os.path.isdir(name):
+        if not os.path.isfile(os.path.join(name, constants.CONFIG_NAME)):
+            raise FileNotFoundError(f"There is no {constants.CONFIG_NAME} in {name}: name the directory of a model.")
         return
     beside = [path.name for path in Path(name).parent.glob("*") if path.is_dir()] if Path(name).parent.is_dir() else []
     hint = did_you_mean(Path(name).name, beside)
     if name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise FileNotFoundError(f"The directory {name} does not exist: check its path.{hint}")
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:
-        if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, "config.json"), str):
+        if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, constants.CONFIG_NAME), str):
             return
         HfApi().model_info(name, timeout=10)
     except (RepositoryNotFoundError, HFValidationError) as error:

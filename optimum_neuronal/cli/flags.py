@@ -106,6 +106,11 @@ def given_fields(args: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
+def add_switch(parser: Flags, flag: str, meaning: str) -> None:
+    """Add a flag without a value, which is off unless it is given."""
+    parser.add_argument(flag, action="store_true", help=f"{meaning} (default: no)")
+
+
 def add_model_flags(parser: Flags, rare: Flags | None = None) -> None:
     """Add the flags that say which model to load, and how; those that are rarely needed to a group of their own."""
     rare = rare or parser
@@ -118,40 +123,26 @@ def add_model_flags(parser: Flags, rare: Flags | None = None) -> None:
     )
     parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one, else cpu)")
     rare.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
-    rare.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the model (default: no)"
-    )
+    add_switch(rare, "--trust-remote-code", "run code that comes with the model")
 
 
 def add_memory_flags(parser: Flags) -> None:
     """Add the flags that trade memory for speed."""
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        help="sequences per forward: memory and speed, and the result by rounding at most (default: as many as make about "
-        "2048 tokens)",
-    )
-    parser.add_argument(
-        "--max-hidden-bytes",
-        type=int,
-        help="hidden states beyond this many bytes wait in CPU memory: memory and speed, not the result (default: they stay "
-        "on the device)",
-    )
+    batch = "sequences per forward, which change the result by rounding at most (default: about 2048 tokens)"
+    parser.add_argument("--batch-size", type=int, help=batch)
+    beyond = "hidden states beyond this many bytes wait in CPU memory (default: they stay on the device)"
+    parser.add_argument("--max-hidden-bytes", type=int, help=beyond)
 
 
 def add_overwrite_flag(parser: Flags) -> None:
     """Add the flag of commands that write a checkpoint."""
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="write to a directory that holds other things too: files of another model in it are replaced, all others "
-        "stay (default: no)",
-    )
+    kept = "write to a directory that holds other things too: another model's files are replaced, all others stay"
+    add_switch(parser, "--overwrite", kept)
 
 
 def add_json_flag(parser: Flags) -> None:
     """Add the flag of commands that print tables."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables (default: no)")
+    add_switch(parser, "--json", "print JSON instead of tables")
 
 
 def add_test_flags(parser: Flags) -> None:

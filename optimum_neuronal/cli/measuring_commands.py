@@ -14,6 +14,7 @@ from .flags import (
     add_config_flags,
     add_memory_flags,
     add_model_flags,
+    add_switch,
     add_test_flags,
     count,
     device_of,
@@ -117,15 +118,9 @@ class CompareCommand(Command):
             default="comparison",
             help="directory for tables and finished combinations; a second run goes on there (default: comparison)",
         )
-        parser.add_argument(
-            "--overwrite",
-            action="store_true",
-            help="run again what is finished in that directory, and replace files there that no comparison wrote "
-            "(default: no)",
-        )
-        parser.add_argument(
-            "--plots", action="store_true", help="draw the figures too; needs the extra [report] (default: no)"
-        )
+        again = "run again what is finished in that directory, and replace files there that no comparison wrote"
+        add_switch(parser, "--overwrite", again)
+        add_switch(parser, "--plots", "draw the figures too; needs the extra [report]")
         add_memory_flags(parser)
         add_config_flags(parser, (name for name in CONFIG_FLAGS if name not in cls.WITHOUT), cls.SEVERAL)
 

@@ -17,6 +17,7 @@ from .flags import (
     add_memory_flags,
     add_model_flags,
     add_overwrite_flag,
+    add_switch,
     device_of,
     given_fields,
     load_options,
@@ -61,12 +62,8 @@ class PruneCommand(Command):
         recipes = sorted(path.stem for path in RECIPES.glob("*.yaml"))
         main, result, amount, method, text, rare = map(parser.add_argument_group, GROUPS)
         add_model_flags(main, rare)
-        main.add_argument(
-            "--dry-run",
-            action="store_true",
-            help="only show what would be pruned and what it would cost; checks all that can be checked without a weight "
-            "or a download (default: no)",
-        )
+        dry = "only show what would be pruned and what it would cost; all is checked that needs no weight and no download"
+        add_switch(main, "--dry-run", dry)
         main.add_argument(
             "--config",
             metavar="FILE",
@@ -90,7 +87,7 @@ class PruneCommand(Command):
             help="test text: measure the perplexity before and after, for the report and the model card (default: none)",
         )
         result.add_argument("--push-to-hub", metavar="ID", help="publish the result as this repository (default: no)")
-        result.add_argument("--private", action="store_true", help="make that repository private (default: no)")
+        add_switch(result, "--private", "make that repository private")
         for group, names in ((amount, AMOUNT), (method, METHOD), (text, TEXT)):
             add_config_flags(group, names)
         add_config_flags(rare, (name for name in CONFIG_FLAGS if name not in (*AMOUNT, *METHOD, *TEXT)))
@@ -99,12 +96,7 @@ class PruneCommand(Command):
             help="where finished steps are recorded, so that the same command goes on after a crash; removed at the end "
             "(default: hidden, beside the output)",
         )
-        rare.add_argument(
-            "--stream",
-            action="store_true",
-            help="leave the blocks' weights on disk and read them one block at a time, for models larger than memory "
-            "(default: no)",
-        )
+        add_switch(rare, "--stream", "read weights from disk one block at a time, for models larger than memory")
         add_memory_flags(rare)
 
     def check(self) -> None:

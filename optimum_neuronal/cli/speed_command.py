@@ -8,7 +8,7 @@ from pathlib import Path
 from optimum.commands.base import CommandInfo
 
 from .command import Command, write
-from .flags import add_json_flag, add_model_flags, count, device_of, load_options
+from .flags import add_json_flag, add_model_flags, add_switch, count, device_of, load_options
 
 
 class SpeedCommand(Command):
@@ -43,10 +43,8 @@ class SpeedCommand(Command):
             "--activations", choices=("int8", "bf16"), default="int8",
             help="dtype of the inputs that meet quantised values (default: int8)",
         )  # fmt: skip
-        parser.add_argument(
-            "--no-torchao", action="store_true",
-            help="leave out int8 and int4 weight-only by torchao, which are timed where it is installed (default: no)",
-        )  # fmt: skip
+        without = "leave out int8 and int4 weight-only by torchao, which are timed where it is installed"
+        add_switch(parser, "--no-torchao", without)
         parser.add_argument("--threads", type=count, help="of torch (default: as torch decides)")
         add_json_flag(parser)
         parser.add_argument(

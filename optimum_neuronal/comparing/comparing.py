@@ -27,7 +27,7 @@ from .settings import Combination, ComparisonSettings
 logger = get_logger(__name__)
 
 RECORDS = "results"  # folder of finished results in the output directory
-LONGEST = 80  # characters of a method's name in that of a file; the digest tells methods apart
+LONGEST = 80  # characters of a method's name in that of a file; a digest makes it unique
 
 
 def compare(

@@ -47,7 +47,7 @@ def keep_sparsity(model: nn.Module) -> "SparsityKeeper":
 
     Raises:
         `ValueError`, `TypeError`: a dense model, or one whose zeros disagree with its `sparsity_config` or cannot be
-            told (FSDP1, DeepSpeed's ZeRO-3, offloaded or quantized weights).
+            read (FSDP1, DeepSpeed's ZeRO-3, offloaded or quantized weights).
     """
     keeper = SparsityKeeper(find_sparse_weights(model))
     if guard_merging(model, keeper.weights):

@@ -30,6 +30,7 @@ COMMANDS = (
     ((*PRUNE[:-1], "./dens"), "The directory ./dens does not exist: check its path. Did you mean 'dense'"),
     (("compare", "--model", "dense", "--topup", "owl", "sarch"), "Did you mean 'search'"),
     (("evaluate", "--model", "dense", "--include-path", "gone"), "--include-path gone is not a folder"),
+    (("evaluate", "--model", "empty"), "There is no config.json in empty: name the directory of a model"),
     (("inspect", "./gone"), "The directory ./gone does not exist"),
 )
 
@@ -37,6 +38,8 @@ COMMANDS = (
 def test_mistakes_are_found_before_anything_heavy_is_imported(tmp_path):
     """In one process for all commands; each takes a part of a second."""
     (tmp_path / "dense").mkdir()
+    (tmp_path / "dense" / "config.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("precious")
     code = (
         "import json, sys, time; from optimum_neuronal.__main__ import main\n"
@@ -60,6 +63,7 @@ def test_mistakes_are_found_before_anything_heavy_is_imported(tmp_path):
 def test_a_model_that_is_nowhere_is_asked_for_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "qwen-sparse").mkdir()
+    (tmp_path / "qwen-sparse" / "config.json").write_text("{}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     asked, answer = [], None
 

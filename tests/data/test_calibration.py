@@ -19,26 +19,20 @@ class TestDocuments:
         assert (result.ids.diff(dim=1) == 1).all(), "a window is consecutive words of one document"
         assert ((result.ids[:, 0] % 20) <= 12).all()
         assert sorted((result.ids[:, 0] // 20).tolist()) == list(range(10)), "every document once"
-
-    def test_a_document_of_exactly_the_length_counts(self, tokenizer):
         result = draw([document(0, 8), document(50, 7), document(100, 8)], tokenizer, num_samples=2)
-        assert sorted(result.ids[:, 0].tolist()) == [0, 100]
-
-    def test_windows_start_anywhere(self, tokenizer):
+        assert sorted(result.ids[:, 0].tolist()) == [0, 100], "a document of exactly the length counts"
         documents = [document(10 * i, 10) for i in range(20)]
         assert set((draw(documents, tokenizer, num_samples=20).ids[:, 0] % 10).tolist()) == {0, 1, 2}
         assert len(set(draw([document(0, 200)], tokenizer, num_samples=20).ids[:, 0].tolist())) > 10
 
-    def test_seed_decides(self, tokenizer):
-        assert torch.equal(draw(MIXED, tokenizer).ids, draw(MIXED, tokenizer).ids)
-        assert not torch.equal(draw(MIXED, tokenizer).ids, draw(MIXED, tokenizer, seed=1).ids)
-
-    def test_leaves_the_global_generators_alone(self, tokenizer):
+    def test_the_seed_alone_decides_and_nothing_is_said(self, tokenizer, caplog, capfd):
         random.seed(3)
         expected = random.random()
         random.seed(3)
-        draw(MIXED, tokenizer)
-        assert random.random() == expected
+        assert torch.equal(draw(MIXED, tokenizer).ids, draw(MIXED, tokenizer).ids)
+        assert not torch.equal(draw(MIXED, tokenizer).ids, draw(MIXED, tokenizer, seed=1).ids)
+        assert random.random() == expected, "the global generator is left alone"
+        assert "longer than" not in caplog.text + capfd.readouterr().err
 
     def test_fewer_samples_are_a_prefix(self, tokenizer):
         for dataset in (MIXED, [document(0, 300)]):  # documents, and a stream
@@ -46,21 +40,16 @@ class TestDocuments:
             for num_samples in (1, 8, 12):
                 assert torch.equal(draw(dataset, tokenizer, num_samples=num_samples).ids, whole[:num_samples])
 
-    def test_long_documents_give_further_windows(self, tokenizer):
-        result = draw(MIXED, tokenizer, num_samples=25)  # ten long documents of 20 tokens: exactly 25 * 8
-        assert result.drawn_from == "documents" and (result.ids.diff(dim=1) == 1).all()
-
-    def test_too_little_long_text_joins_everything(self, tokenizer):
-        result = draw(MIXED, tokenizer, num_samples=26)
-        assert result.drawn_from == "stream" and result.ids.shape == (26, 8)
-
-    def test_short_documents_are_joined(self, tokenizer):
-        result = draw([document(3 * i, 3) for i in range(20)], tokenizer, num_samples=7)
-        assert result.drawn_from == "stream" and (result.ids.diff(dim=1) == 1).all()
-
-    def test_silent_about_long_texts(self, tokenizer, caplog, capfd):
-        draw(MIXED, tokenizer)
-        assert "longer than" not in caplog.text + capfd.readouterr().err
+    def test_what_is_drawn_from(self, tokenizer):
+        short = [document(3 * i, 3) for i in range(20)]
+        for dataset, num_samples, route, consecutive in (
+            (MIXED, 25, "documents", True),  # ten long documents of 20 tokens: exactly 25 * 8
+            (MIXED, 26, "stream", False),
+            (short, 7, "stream", True),
+        ):
+            result = draw(dataset, tokenizer, num_samples=num_samples)
+            assert result.drawn_from == route and result.ids.shape == (num_samples, 8)
+            assert not consecutive or (result.ids.diff(dim=1) == 1).all()
 
     def test_report(self, tokenizer):
         report = draw(MIXED, tokenizer, seed=5).to_dict()
@@ -146,23 +135,22 @@ class TestTokenIds:
 
 
 def test_resolve_seq_length():
-    assert resolve_seq_length(LlamaConfig(max_position_embeddings=4096)) == 2048
-    assert resolve_seq_length(LlamaConfig(max_position_embeddings=512)) == 512
-    assert resolve_seq_length(GPT2Config(n_positions=1024)) == 1024
-    assert resolve_seq_length(LlamaConfig(max_position_embeddings=4096), 4096) == 4096
-    for bad in (0, 513):
-        with pytest.raises(ValueError, match=f"seq_length={bad}, but this model admits 1 to 512"):
-            resolve_seq_length(LlamaConfig(max_position_embeddings=512), bad)
+    """Positions that begin behind padding are fewer tokens."""
+    roberta = RobertaConfig(max_position_embeddings=66, pad_token_id=1)
+    for config, given, length in (
+        (LlamaConfig(max_position_embeddings=4096), None, 2048),
+        (LlamaConfig(max_position_embeddings=512), None, 512),
+        (GPT2Config(n_positions=1024), None, 1024),
+        (LlamaConfig(max_position_embeddings=4096), 4096, 4096),
+        (roberta, None, 64),
+        (BertConfig(max_position_embeddings=66), None, 66),
+    ):
+        assert resolve_seq_length(config, given) == length
+    for config, bad, most in ((LlamaConfig(max_position_embeddings=512), 0, 512), (roberta, 65, 64)):
+        with pytest.raises(ValueError, match=f"seq_length={bad}, but this model admits 1 to {most} tokens"):
+            resolve_seq_length(config, bad)
 
 
 def test_the_name_of_a_tokenizer_is_none():
     with pytest.raises(TypeError, match="tokenizer is 'gpt2': expected a tokenizer, such as"):
         draw(MIXED, "gpt2")
-
-
-def test_positions_that_begin_behind_padding_are_fewer_tokens():
-    config = RobertaConfig(max_position_embeddings=66, pad_token_id=1)
-    assert resolve_seq_length(config) == 64
-    with pytest.raises(ValueError, match="admits 1 to 64 tokens"):
-        resolve_seq_length(config, 65)
-    assert resolve_seq_length(BertConfig(max_position_embeddings=66)) == 66

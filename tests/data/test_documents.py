@@ -101,9 +101,8 @@ def test_wrong_paths(tmp_path):
 
 
 def test_an_entry_with_a_lone_surrogate():
-    with pytest.raises(
-        ValueError, match="Document 1 of a list of 2 strings has a lone surrogate, '.ud800', at character 2"
-    ):
+    message = "Document 1 of a list of 2 strings has a lone surrogate, '.ud800', at character 2"
+    with pytest.raises(ValueError, match=message):
         load_documents(["a", "b \ud800"])
 
 
@@ -148,9 +147,8 @@ class TestFolders:
         datasets.DatasetDict(train=dataset, other=dataset).save_to_disk(tmp_path / "two")
         assert list(load_documents(tmp_path / "one")) == list(load_documents(tmp_path / "two")) == ["a"]
         assert list(load_documents(f"{tmp_path / 'two'}:code")) == ["c"]
-        with pytest.raises(
-            ValueError, match="two' could not be read as dataset: it has no split 'test', but train, other"
-        ):
+        message = "two' could not be read as dataset: it has no split 'test', but train, other"
+        with pytest.raises(ValueError, match=message):
             load_documents(tmp_path / "two", "test")
 
     def test_refused(self, tmp_path):

@@ -54,11 +54,8 @@ class TestHub:
     def test_how_it_is_used(self, calls):
         c4, wikitext2, ptb = (load_documents(name, "test") for name in CALIBRATION_DATASETS)
         assert (len(c4), c4.max_windows, c4.separator, c4.joined) == (1100, 256, " ", False)
-        assert (len(wikitext2), wikitext2.max_windows, wikitext2.separator) == (
-            1200,
-            None,
-            "\n\n",
-        ) and wikitext2.joined
+        found = len(wikitext2), wikitext2.max_windows, wikitext2.separator, wikitext2.joined
+        assert found == (1200, None, "\n\n", True)
         assert (len(ptb), ptb.max_windows, ptb.separator, ptb.joined) == (1200, None, " ", True)
         assert len(load_documents("c4")) == 1200 and load_documents("c4").max_windows is None
 
@@ -91,9 +88,8 @@ class TestHub:
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
         monkeypatch.setattr(hub_datasets, "connection_error", lambda hub_id: failure)
         before = datasets.config.HF_HUB_OFFLINE
-        with pytest.raises(
-            RuntimeError, match=r"no connection to the Hub \(Name .*a list of strings, or token"
-        ) as caught:
+        message = r"no connection to the Hub \(Name .*a list of strings, or token"
+        with pytest.raises(RuntimeError, match=message) as caught:
             load_documents("wikitext2")
         assert caught.value.__cause__ is failure and datasets.config.HF_HUB_OFFLINE is before
 

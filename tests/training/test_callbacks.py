@@ -39,28 +39,23 @@ def pruning(**fields):
     return NeuronALCallback(NeuronALConfig(0.7, **{"saliency": "wanda", **config, **fields}), schedule=schedule)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def is_unhooked(model):
+    return not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_no_zero_is_lost(tmp_path, data):
+    """By no optimizer, accumulated, clipped, with autocast and checkpoints; without the callback they are."""
+    for fields in (
         {"optim": "adamw_torch_fused", "gradient_accumulation_steps": 2, "max_grad_norm": 0.1},
         {"optim": "adafactor"},
         {"optim": "sgd", "optim_args": "momentum=0.9"},
         {"optim": "adamw_torch", "bf16": True, "gradient_checkpointing": True},
-    ],
-    ids=["fused and accumulated", "adafactor", "sgd", "autocast and checkpointed"],
-)
-def test_no_zero_is_lost(tmp_path, data, fields):
-    model = make_sparse()
-    zeros, before = zeros_of(model), copy.deepcopy(model.state_dict())
-    make_trainer(model, tmp_path, data, SparsityCallback(), **fields).train()
-    assert same_zeros(model, zeros)
-    assert all(not torch.equal(value, before[key]) for key, value in model.state_dict().items() if key in zeros)
-    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
-
-
-def test_without_the_callback_they_are(tmp_path, data):
-    model = make_sparse()
-    zeros = zeros_of(model)
+    ):
+        model = make_sparse()
+        zeros, before = zeros_of(model), copy.deepcopy(model.state_dict())
+        make_trainer(model, tmp_path, data, SparsityCallback(), **fields).train()
+        assert same_zeros(model, zeros) and is_unhooked(model)
+        assert all(not torch.equal(value, before[key]) for key, value in model.state_dict().items() if key in zeros)
     make_trainer(model, tmp_path, data, max_steps=1).train()
     assert not same_zeros(model, zeros)
 
@@ -108,11 +103,6 @@ def test_lora(tmp_path, data):
     assert same_zeros(model.merge_and_unload(), zeros)
 
 
-def test_a_dense_model_is_refused_before_training(tmp_path, data, llama):
-    with pytest.raises(ValueError, match="The model is dense"):
-        make_trainer(llama, tmp_path, data, SparsityCallback()).train()
-
-
 def test_a_failed_training_leaves_nothing_behind_that_the_next_one_minds(tmp_path, data):
     model, callback = make_sparse(), SparsityCallback()
     zeros, good = zeros_of(model), data[0]["input_ids"]
@@ -122,9 +112,7 @@ def test_a_failed_training_leaves_nothing_behind_that_the_next_one_minds(tmp_pat
         trainer.train()
     data[0]["input_ids"] = good
     trainer.train()
-    assert same_zeros(model, zeros) and not any(
-        parameter._post_accumulate_grad_hooks for parameter in model.parameters()
-    )
+    assert same_zeros(model, zeros) and is_unhooked(model)
 
 
 class Nested(TrainerCallback):
@@ -144,8 +132,7 @@ def test_one_callback_serves_two_trainings_at_the_same_time(tmp_path, data):
     inner = make_trainer(second, tmp_path, data, callback)
     make_trainer(first, tmp_path, data, callback, Nested(inner.train)).train()
     assert same_zeros(first, zeros[0]) and same_zeros(second, zeros[1])
-    for model in (first, second):
-        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    assert is_unhooked(first) and is_unhooked(second)
 
 
 def test_a_pruning_callback_is_for_one_training_at_a_time(tmp_path, data):
@@ -179,8 +166,7 @@ def test_an_interrupted_training_lets_go_of_the_weights(tmp_path, data, where):
     for each in (model, unguarded):
         make_trainer(each, tmp_path, data, max_steps=1, max_grad_norm=0.1).train()
     assert all(torch.equal(value, unguarded.state_dict()[key]) for key, value in model.state_dict().items())
-    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
-    assert held.type is KeyboardInterrupt
+    assert is_unhooked(model) and held.type is KeyboardInterrupt
 
 
 class Record(TrainerCallback):
@@ -320,6 +306,8 @@ def test_bad_schedules(tmp_path, data, llama):
     ]:
         with pytest.raises(ValueError, match=message):
             make_trainer(llama, tmp_path, data, callback).train()
+    with pytest.raises(ValueError, match="The model is dense"):
+        make_trainer(llama, tmp_path, data, SparsityCallback()).train()
     adapted = get_peft_model(llama, LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="merge them first"):
         make_trainer(adapted, tmp_path, data, NeuronALCallback(config, at_step=2)).train()

@@ -115,9 +115,8 @@ def test_gradients_are_those_of_the_masked_update(ids):
 
 def test_a_base_model_in_bfloat16(ids):
     base = make_sparse().bfloat16()
-    model = keep_lora_sparse(
-        get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    )
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    model = keep_lora_sparse(get_peft_model(base, config))
     trained = logits(model, ids)
     assert torch.equal(logits(model.merge_and_unload(), ids), trained), "merging rounds as the forward did"
 
@@ -155,9 +154,8 @@ def test_peft_itself_is_left_alone(ids):
     with keep_sparsity(model := adapted("lora")):
         train(model, ids)
     model.merge_adapter()
-    assert methods == (
-        BaseTuner.merge_and_unload, BaseTuner.merge_adapter, Linear.merge, Linear.unmerge, Linear.forward
-    )  # fmt: skip
+    now = BaseTuner.merge_and_unload, BaseTuner.merge_adapter, Linear.merge, Linear.unmerge, Linear.forward
+    assert methods == now
     assert {method.__module__ for method in methods[:2]} == {BaseTuner.__module__}
     assert not any(hasattr(method, "__wrapped__") for method in methods)
 

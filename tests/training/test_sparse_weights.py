@@ -62,9 +62,8 @@ def test_patterns_that_are_none():
         for key in ("targets", "ignore"):
             model = make_sparse()
             model.config.sparsity_config["config"][key] = value
-            with pytest.raises(
-                ValueError, match=rf"sparsity_config.config.{key}(\[0\])? is .*: expected (a list or null|text)"
-            ):
+            message = rf"sparsity_config.config.{key}(\[0\])? is .*: expected (a list or null|text)"
+            with pytest.raises(ValueError, match=message):
                 find_sparse_weights(model)
 
 
@@ -102,10 +101,8 @@ def test_inside_of_wrappers_and_under_adapters():
     compiled._orig_mod = model
     for wrapped in (nn.DataParallel(model), compiled):
         assert found(wrapped).keys() == expected.keys()
-    config = LoraConfig(
-        r=2, target_modules=["q_proj"], target_parameters=["experts.gate_up_proj", "experts.down_proj"]
-    )
-    peft_model = get_peft_model(model, config)
+    experts = ["experts.gate_up_proj", "experts.down_proj"]
+    peft_model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], target_parameters=experts))
     names = [name for name, _ in peft_model.named_modules()]
     for adapted in (peft_model, model):
         masks = found(adapted)
@@ -138,9 +135,8 @@ def test_weights_that_hide_their_zeros():
 def test_what_is_no_model():
     for what in (None, 5, "llama", nn.Linear):
         for keep in (keep_sparsity, keep_lora_sparse, find_sparse_weights):
-            with pytest.raises(
-                TypeError, match=f"Expected a transformers PreTrainedModel, .* got {type(what).__name__}"
-            ):
+            message = f"Expected a transformers PreTrainedModel, .* got {type(what).__name__}"
+            with pytest.raises(TypeError, match=message):
                 keep(what)
 
 
