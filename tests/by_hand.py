@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
@@ -39,6 +40,28 @@ class FakeSweep:
         return [score(block, self.activations) for block in self.decoder.blocks]
 
 
+class FakeOutputs:
+    """A sweep whose output errors a function computes from the sparsities of the blocks."""
+
+    def __init__(self, decoder, error=lambda found: 1.0):
+        self.decoder, self.error, self.asked = decoder, error, []
+
+    def output_errors(self, plans, metric, label, reference="dense", sequences=None):
+        self.asked.append((len(plans), metric, sequences))
+        return [self.error(by_block(self.decoder.blocks, plan)) for plan in plans]
+
+
 def mean(space, sparsities) -> float:
     """Mean sparsity of all weights of a search space."""
     return ((sparsities * space.sizes).sum() / space.sizes.sum()).item()
+
+
+def by_block(blocks, plan) -> list[float]:
+    """Sparsities of blocks all of whose projections have the same."""
+    return [plan.sparsity[block.pruned_names[0]] for block in blocks]
+
+
+def refuses(method, error, message, **fields) -> None:
+    """Assert that a method does not take hyper-parameters, and says so."""
+    with pytest.raises(error, match=message):
+        method(**fields)

@@ -67,7 +67,11 @@ def llama() -> transformers.PreTrainedModel:
 
 @pytest.fixture
 def ids() -> torch.Tensor:
-    """Token ids of 12 sequences of 16 tokens."""
+    return make_ids()
+
+
+def make_ids() -> torch.Tensor:
+    """Return token ids of 12 sequences of 16 tokens."""
     return torch.randint(0, VOCABULARY, (12, 16), generator=torch.Generator().manual_seed(1))
 
 

@@ -12,7 +12,7 @@ from optimum_neuronal.trials.engine import Engine
 from optimum_neuronal.trials.sweep import Sweep
 
 
-def build_sweep(decoder, saliency, ids, num_alignment_samples, batch_size=1, device="cpu", **options) -> Sweep:
+def build_sweep(decoder, saliency, ids, num_alignment_samples, batch_size=4, device="cpu", **options) -> Sweep:
     """Options: `pattern` and `min_expert_tokens` of the applier, `records`, or the `processes` that they are for."""
     applied = {name: options[name] for name in ("pattern", "min_expert_tokens") if name in options}
     records = options.get("records") or Records(processes=options.get("processes"))
@@ -20,9 +20,9 @@ def build_sweep(decoder, saliency, ids, num_alignment_samples, batch_size=1, dev
     return Sweep(Engine(runner, PlanApplier(saliency, **applied), ids, num_alignment_samples, records))
 
 
-def make_sweep(model, ids, saliency="wanda", batch_size=1) -> Sweep:
-    """Over all projections of a model; trials are measured on the first four sequences."""
-    return build_sweep(find_decoder(model), SALIENCIES.get(saliency)(), ids, 4, batch_size)
+def make_sweep(model, ids, saliency="wanda", batch_size=4, **chosen) -> Sweep:
+    """Over all projections of a model, or the chosen ones; trials are measured on the first four sequences."""
+    return build_sweep(find_decoder(model, **chosen), SALIENCIES.get(saliency)(), ids, 4, batch_size)
 
 
 def uniform(sweep, sparsity=0.5) -> SparsityPlan:

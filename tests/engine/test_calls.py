@@ -23,12 +23,9 @@ from optimum_neuronal.engine.calls import (
 HIDDEN = torch.ones(1, 2, 3)
 
 
-def test_hidden_states_come_first():
+def test_hidden_states_come_first_or_by_name():
     hidden, call = split_hidden((HIDDEN, "mask"), {"position": 3})
     assert hidden is HIDDEN and (call.args, call.kwargs) == (("mask",), {"position": 3})
-
-
-def test_hidden_states_come_by_name():
     kwargs = {"hidden_states": HIDDEN, "position": 3}
     hidden, call = split_hidden((), kwargs)
     assert hidden is HIDDEN and (call.args, call.kwargs) == ((), {"position": 3})
@@ -77,35 +74,26 @@ def test_every_stream_has_contents_of_its_own():
         assert container == {"first": 0, "second": number}
 
 
-def test_contents_of_other_containers_go_along():
+def test_contents_go_along_with_those_of_other_containers_and_to_another_device():
     first, second = {"a": 1}, {"b": 2}
-    before, behind = torch.zeros(1), torch.zeros(1)
+    before, behind, cpu, meta = torch.zeros(1), torch.zeros(1), torch.device("cpu"), torch.device("meta")
+    assert not hasattr(to_device(before, meta), "shared_contents")
     keep_shared(before, before, Call((), {"shared": first}))
     keep_shared(behind, before, Call((), {"shared": second}))
+    assert to_device(behind, cpu) is behind
+    moved = to_device(behind, meta)
+    assert moved.is_meta and moved.shared_contents is behind.shared_contents
     first.clear()
     restore_shared(behind, Call((), {"shared": first}))
     assert first == {"a": 1}
 
 
-def test_contents_go_along_to_another_device():
-    hidden = torch.zeros(1)
-    assert to_device(hidden, torch.device("cpu")) is hidden
-    keep_shared(hidden, hidden, Call((), {"shared": {"a": 1}}))
-    moved = to_device(hidden, torch.device("meta"))
-    assert moved.is_meta and moved.shared_contents is hidden.shared_contents
-    assert not hasattr(to_device(torch.zeros(1), torch.device("meta")), "shared_contents")
-
-
 FIRST, SECOND = torch.ones(2, 3, 4), torch.ones(1, 3, 4)  # 96 and 48 bytes
 
 
-def test_sequences_are_those_of_all_batches():
-    assert Stream([FIRST, SECOND]).sequences == 3
-    assert [states is own for states, own in zip(Stream([FIRST, SECOND]), (FIRST, SECOND))] == [True, True]
-
-
-def test_bytes_that_several_streams_share_count_once():
+def test_a_stream_is_of_the_sequences_of_its_batches_and_what_several_share_counts_once():
     one, other = Stream([FIRST, SECOND]), Stream([FIRST])
+    assert one.sequences == 3 and [states is own for states, own in zip(one, (FIRST, SECOND))] == [True, True]
     assert streams_bytes([one, None, other, one]) == 96 + 48
     assert streams_bytes([None]) == 0
 

@@ -23,31 +23,25 @@ def block_outputs(model, decoder, ids):
     return outputs
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
-def test_replay_is_bit_equal_to_the_models_forward(any_model, ids, batch_size):
-    with inference(any_model):
-        decoder = find_decoder(any_model)
-        inputs = capture_inputs(decoder, ids, batch_size, CPU)
-        assert [len(hidden) for hidden in inputs.hidden] == [len(part) for part in ids.split(batch_size)]
-        expected = [block_outputs(any_model, decoder, batch) for batch in ids.split(batch_size)]
-        hidden = inputs.hidden
-        for index, (block, calls) in enumerate(zip(decoder.blocks, inputs.calls)):
-            _, recorded = replay(block, hidden, calls)
-            hidden, _ = replay(block, hidden, calls, record=None)
-            assert all(torch.equal(ours, batch[index]) for ours, batch in zip(hidden, expected))
-            assert set(recorded) - {experts.name for experts in block.experts} == set(block.projections)
-
-
-def test_nothing_is_left_behind(any_model, ids):
-    before = {name: dict(module.__dict__) for name, module in any_model.named_modules()}
-    with inference(any_model):
-        decoder = find_decoder(any_model)
-        inputs = capture_inputs(decoder, ids, 4, CPU)
-        replay(decoder.blocks[0], inputs.hidden, inputs.calls[0])
+def test_replay_is_bit_equal_to_the_models_forward_and_leaves_nothing_behind(any_model, ids):
+    before = {name: set(module.__dict__) for name, module in any_model.named_modules()}
+    for batch_size in [1, 5]:
+        with inference(any_model):
+            decoder = find_decoder(any_model)
+            inputs = capture_inputs(decoder, ids, batch_size, CPU)
+            assert [len(hidden) for hidden in inputs.hidden] == [len(part) for part in ids.split(batch_size)]
+            expected = [block_outputs(any_model, decoder, batch) for batch in ids.split(batch_size)]
+            hidden = inputs.hidden
+            for index, (block, calls) in enumerate(zip(decoder.blocks, inputs.calls)):
+                _, recorded = replay(block, hidden, calls)
+                hidden, _ = replay(block, hidden, calls, record=None)
+                assert all(torch.equal(ours, batch[index]) for ours, batch in zip(hidden, expected))
+                assert set(recorded) - {experts.name for experts in block.experts} == set(block.projections)
+            last = decoder.module(ids[:batch_size], use_cache=False).last_hidden_state
+            assert torch.equal(inputs.final_norm(hidden[0]), last), "the final norm is found"
     for name, module in any_model.named_modules():
-        assert "forward" not in module.__dict__
         assert not module._forward_pre_hooks and not module._forward_hooks
-        assert set(module.__dict__) == set(before[name])
+        assert set(module.__dict__) == before[name] and "forward" not in module.__dict__
 
 
 def test_a_failure_restores_the_blocks(llama, ids):
@@ -63,15 +57,6 @@ def test_a_forward_that_was_replaced_before_is_kept(llama, ids):
     with inference(llama):
         capture_inputs(find_decoder(llama), ids, 4, CPU)
     assert llama.model.layers[0].__dict__["forward"] == own
-
-
-def test_the_final_norm_is_found(any_model, ids):
-    with inference(any_model):
-        decoder = find_decoder(any_model)
-        inputs = capture_inputs(decoder, ids[:1], 1, CPU)
-        hidden = block_outputs(any_model, decoder, ids[:1])[-1]
-        expected = decoder.module(ids[:1], use_cache=False).last_hidden_state
-        assert torch.equal(inputs.final_norm(hidden), expected)
 
 
 def test_equal_arguments_are_kept_once(llama, ids):
@@ -110,19 +95,16 @@ def test_tuples_are_understood(ids):
         assert torch.equal(model.model.norm(hidden[0]), model.model(ids[:2]))
 
 
-def test_inference_puts_the_modes_back(llama):
+def test_inference_puts_the_modes_back(llama, ids):
     llama.train()
     llama.model.layers[1].eval()
     with pytest.raises(RuntimeError), inference(llama):
         assert not llama.training and not torch.is_grad_enabled()
         raise RuntimeError
     assert llama.training and llama.model.layers[0].training and not llama.model.layers[1].training
-
-
-def test_weights_stay_ordinary_in_inference_mode(llama, ids):
     with torch.inference_mode(), inference(llama):
         capture_inputs(find_decoder(llama), ids[:1], 1, CPU)
-        assert not torch.is_inference_mode_enabled()
+        assert not torch.is_inference_mode_enabled(), "weights stay ordinary"
 
 
 def test_dropout_is_off(ids):

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from conftest import FEW, make_model
+from conftest import make_model
 from sweeps import build_sweep, state, unchanged
 from torch import nn
 
@@ -13,16 +13,21 @@ from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.sparsity.masks import Zeros
 
 
-def sweep_of(model, ids, batch_size=4, **chosen):
-    return build_sweep(find_decoder(model, **chosen), ALPS(), ids, len(ids), batch_size)
+def paired(model, ids, batch_size=4, max_hidden_bytes=None, index=1, **chosen):
+    """Runner, block, both streams and the calls of a model's block. The sparse model's stream differs."""
+    sweep = build_sweep(find_decoder(model, **chosen), ALPS(), ids, len(ids), batch_size)
+    inputs = sweep.engine.alignment_inputs()
+    dense = Stream(inputs.hidden)
+    sparse = Stream([states + 0.3 * states.flip(0) for states in dense])
+    sweep.engine.runner.max_hidden_bytes = max_hidden_bytes
+    return sweep.engine.runner, sweep.decoder.blocks[index], sparse, dense, inputs.calls[index]
 
 
 def order(model, ids, index=0, **chosen) -> list[list[str]]:
     """Names inside the block, stage by stage."""
     with inference(model):
-        sweep = sweep_of(model, ids, **chosen)
-        inputs, block = sweep.engine.alignment_inputs(), sweep.decoder.blocks[index]
-        found = stages(sweep.engine.runner, block, Stream(inputs.hidden), inputs.calls[index])
+        runner, block, _, dense, calls = paired(model, ids, index=index, **chosen)
+        found = stages(runner, block, dense, calls)
     return [[p.name.removeprefix(f"{block.name}.") for p in stage] for stage in found]
 
 
@@ -33,13 +38,11 @@ def every_other(projection):
 
 
 class TestStages:
-    def test_of_a_llama(self, llama, ids):
+    def test_of_separate_and_of_fused_and_transposed_weights(self, llama, ids):
         q, k, v, o = (f"self_attn.{name}_proj" for name in "qkvo")
         gate, up, down = (f"mlp.{name}_proj" for name in ("gate", "up", "down"))
-        assert order(llama, ids) == [[q, k, v], [o], [gate, up], [down]]
-        assert order(llama, ids, index=2) == [[q, k, v], [o], [gate, up], [down]]
-
-    def test_of_fused_and_transposed_weights(self, ids):
+        assert order(llama, ids) == order(llama, ids, index=2) == [[q, k, v], [o], [gate, up], [down]]
+        assert order(llama, ids, ignore=["k_proj", "o_proj", "up_proj"]) == [[q, v], [gate], [down]], "of the others"
         expected = [["attn.c_attn"], ["attn.c_proj"], ["mlp.c_fc"], ["mlp.c_proj"]]
         assert order(make_model("gpt2"), ids) == expected
 
@@ -59,16 +62,9 @@ class TestStages:
         kinds = [{".experts." in name for name in stage} for stage in found]
         assert all(len(kind) == 1 for kind in kinds), "experts do not receive what a dense projection does"
 
-    def test_what_is_left_out_is_in_no_stage(self, llama, ids):
-        found = order(llama, ids, ignore=["k_proj", "o_proj", "up_proj"])
-        q, v = (f"self_attn.{name}_proj" for name in "qv")
-        assert found == [[q, v], ["mlp.gate_proj"], ["mlp.down_proj"]]
-
-    @pytest.mark.parametrize("family", FEW)
-    def test_all_are_in_one_stage_each(self, family, ids):
-        model = make_model(family)
-        for index, block in enumerate(find_decoder(model).blocks):
-            found = [f"{block.name}.{name}" for stage in order(model, ids[:5], index) for name in stage]
+    def test_all_are_in_one_stage_each(self, any_model, ids):
+        for index, block in enumerate(find_decoder(any_model).blocks):
+            found = [f"{block.name}.{name}" for stage in order(any_model, ids[:5], index) for name in stage]
             assert sorted(found) == sorted(block.pruned_names)
 
 
@@ -83,49 +79,44 @@ def hooked(block, module, stream, calls) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "phi", "opt"])
-def test_both_models_inputs_are_those_of_whole_forwards(family, ids):
-    """The sparse model's stream differs from the dense one's, and what runs earlier in the block is sparse in it."""
+def test_inputs_and_outputs_of_both_models_are_those_of_whole_forwards(family, ids):
+    """What runs earlier in the block is sparse in the sparse model. Outputs are equal to the bit."""
     model = make_model(family)
     before = state(model)
-    with inference(model):
-        sweep = sweep_of(model, ids)
-        runner, block = sweep.engine.runner, sweep.decoder.blocks[1]
-        inputs = sweep.engine.alignment_inputs()
-        calls, dense = inputs.calls[1], Stream(inputs.hidden)
-        noise = (0.3 * torch.randn(states.shape, generator=torch.Generator().manual_seed(0)) for states in dense)
-        sparse = Stream([states + own for states, own in zip(dense, noise)])
-        solved = []
-        runs = PairedRuns(runner, block, sparse, dense, calls)
-        for stage in runs.stages:
-            norms = runs.inputs(stage, TrialWeights(solved, every_other))
-            expected = hooked(block, stage[0].module, dense, calls)
+    for max_hidden_bytes in (None, 0):
+        with inference(model):
+            runner, block, sparse, dense, calls = paired(model, ids, max_hidden_bytes=max_hidden_bytes)
+            runs, solved = PairedRuns(runner, block, sparse, dense, calls), []
+            for stage in runs.stages:
+                norms = runs.inputs(stage, TrialWeights(solved, every_other))
+                expected = hooked(block, stage[0].module, dense, calls)
+                with trial_weights(solved, every_other):
+                    received = hooked(block, stage[0].module, sparse, calls)
+                assert set(norms) == {p.name for p in stage} and len(set(norms.values())) == 1
+                statistic = norms[stage[0].name]
+                torch.testing.assert_close(statistic.hessian, received.T @ received, rtol=1e-4, atol=1e-3)
+                torch.testing.assert_close(statistic.cross, expected.T @ received, rtol=1e-4, atol=1e-3)
+                assert not torch.allclose(statistic.cross, statistic.hessian, rtol=0.01)
+                assert statistic.tokens == ids.numel() and statistic.value.shape[0] == len(ids)
+                solved += stage
             with trial_weights(solved, every_other):
-                received = hooked(block, stage[0].module, sparse, calls)
-            assert set(norms) == {p.name for p in stage} and len(set(norms.values())) == 1
-            statistic = norms[stage[0].name]
-            torch.testing.assert_close(statistic.hessian, received.T @ received, rtol=1e-4, atol=1e-3)
-            torch.testing.assert_close(statistic.cross, expected.T @ received, rtol=1e-4, atol=1e-3)
-            assert not torch.allclose(statistic.cross, statistic.hessian, rtol=0.01)
-            assert statistic.tokens == ids.numel() and statistic.value.shape[0] == len(ids)
-            solved += stage
-    assert unchanged(model, before), "weights and hooks"
+                assert all(map(torch.equal, runs.output(0), runner.output(block, sparse, calls)))
+            assert all(map(torch.equal, runs.output(1), runner.output(block, dense, calls)))
+        assert unchanged(model, before), "weights and hooks"
 
 
 def test_of_experts_only_the_sparse_model_is_told(ids):
     model = make_model("mixtral")
     before = state(model)
     with inference(model):
-        sweep = sweep_of(model, ids)
-        runner, block = sweep.engine.runner, sweep.decoder.blocks[0]
-        inputs = sweep.engine.alignment_inputs()
-        stream, calls, solved = Stream(inputs.hidden), inputs.calls[0], []
-        runs = PairedRuns(runner, block, stream, stream, calls)
+        runner, block, _, stream, calls = paired(model, ids, index=0)
+        runs, solved = PairedRuns(runner, block, stream, stream, calls), []
         for stage in runs.stages:
             norms = runs.inputs(stage, TrialWeights(solved, every_other))
             assert all((norms[p.name].cross is None) == (p.expert is not None) for p in stage)
             if stage[0].expert is not None:
                 with trial_weights(solved, every_other):
-                    _, expected = runner.replay(block, stream, calls, sweep.saliency.statistic)
+                    _, expected = runner.replay(block, stream, calls, ALPS.statistic)
                 assert all(torch.equal(norms[p.name].hessian, expected[p.name].hessian) for p in stage)
             solved += stage
     assert unchanged(model, before)
@@ -133,61 +124,35 @@ def test_of_experts_only_the_sparse_model_is_told(ids):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_no_bit_depends_on_the_batches(family, ids):
-    found = []
+    found, model = [], make_model(family)
     for batch_size in (1, 5):
-        model = make_model(family)
         with inference(model):
-            sweep = sweep_of(model, ids, batch_size)
-            inputs, block = sweep.engine.alignment_inputs(), sweep.decoder.blocks[0]
-            stream, calls = Stream(inputs.hidden), inputs.calls[0]
-            runs = PairedRuns(sweep.engine.runner, block, stream, stream, calls)
+            runner, block, _, stream, calls = paired(model, ids, batch_size, index=0)
+            runs = PairedRuns(runner, block, stream, stream, calls)
             stage = runs.stages[-1]
             norms = runs.inputs(stage, TrialWeights([p for p in block.pruned if p not in stage], every_other))
             found.append(norms[stage[0].name])
     assert torch.equal(found[0].hessian, found[1].hessian) and torch.equal(found[0].cross, found[1].cross)
 
 
-def test_a_failure_leaves_no_hook_and_no_sparse_weight(llama, ids, monkeypatch):
-    before = state(llama)
-    with inference(llama):
-        sweep = sweep_of(llama, ids)
-        runner, block = sweep.engine.runner, sweep.decoder.blocks[0]
-        inputs = sweep.engine.alignment_inputs()
-        stream, calls = Stream(inputs.hidden), inputs.calls[0]
-        runs = PairedRuns(runner, block, stream, stream, calls)
-        solved = TrialWeights(runs.stages[0], every_other)
-        with monkeypatch.context() as patch:
-            patch.setattr(block.module.self_attn, "forward", lambda *_args, **_kwargs: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                runs.inputs(runs.stages[1], solved)
-        assert unchanged(llama, before)
-    assert unchanged(llama, before)
-
-
-def test_runs_end_at_the_stage_and_are_counted(llama, ids):
+def test_runs_end_at_the_stage_are_counted_and_leave_nothing_behind_if_they_fail(llama, ids, monkeypatch):
     """What the block would do behind the inputs of a stage is not done."""
+    before, ran = state(llama), []
     with inference(llama):
-        sweep = sweep_of(llama, ids)
-        runner, block = sweep.engine.runner, sweep.decoder.blocks[0]
-        inputs = sweep.engine.alignment_inputs()
-        stream, calls = Stream(inputs.hidden), inputs.calls[0]
+        runner, block, _, stream, calls = paired(llama, ids)
         runs = PairedRuns(runner, block, stream, stream, calls)
-        ran, first = [], runs.stages[0]
+        first, second = runs.stages[:2]
         handle = block.module.mlp.register_forward_pre_hook(lambda *_args: ran.append(1))
         runner.block_forwards = 0
         runs.inputs(first, TrialWeights([], every_other))
         handle.remove()
-    assert not ran and runner.block_forwards == len(ids) // 2, "two, a quarter each"
-
-
-def paired(model, ids, batch_size=4, max_hidden_bytes=None, **chosen):
-    """Runner, block, both streams and the calls of a model's second block."""
-    sweep = build_sweep(find_decoder(model, **chosen), ALPS(), ids, len(ids), batch_size)
-    inputs = sweep.engine.alignment_inputs()
-    dense = Stream(inputs.hidden)
-    sparse = Stream([states + 0.3 * states.flip(0) for states in dense])
-    sweep.engine.runner.max_hidden_bytes = max_hidden_bytes
-    return sweep.engine.runner, sweep.decoder.blocks[1], sparse, dense, inputs.calls[1]
+        assert not ran and runner.block_forwards == len(ids) // 2, "two, a quarter each"
+        with monkeypatch.context() as patch:
+            patch.setattr(block.module.self_attn, "forward", lambda *_args, **_kwargs: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                runs.inputs(second, TrialWeights(first, every_other))
+        assert unchanged(llama, before)
+    assert unchanged(llama, before)
 
 
 def calls_of(module: nn.Module) -> list:
@@ -200,24 +165,6 @@ def calls_of(module: nn.Module) -> list:
 
     module.forward = counted
     return seen
-
-
-@pytest.mark.parametrize("max_hidden_bytes", [None, 0])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "phi", "opt"])
-def test_outputs_are_those_of_whole_forwards_to_the_bit(family, max_hidden_bytes, ids):
-    model = make_model(family)
-    before = state(model)
-    with inference(model):
-        runner, block, sparse, dense, calls = paired(model, ids, max_hidden_bytes=max_hidden_bytes)
-        runs, solved = PairedRuns(runner, block, sparse, dense, calls), []
-        for stage in runs.stages:
-            runs.inputs(stage, TrialWeights(solved, every_other))
-            solved += stage
-        with trial_weights(solved, every_other):
-            found, expected = runs.output(0), runner.output(block, sparse, calls)
-        assert all(map(torch.equal, found, expected))
-        assert all(map(torch.equal, runs.output(1), runner.output(block, dense, calls)))
-    assert unchanged(model, before), "weights and hooks"
 
 
 def test_attention_runs_three_times_instead_of_eight(llama, ids):
@@ -235,8 +182,7 @@ def test_attention_runs_three_times_instead_of_eight(llama, ids):
         with trial_weights(solved, every_other):
             runs.output(0)
         runs.output(1)
-    assert len(attention) == ran, "known by then"
-    assert ran == 2 + 1 + 2, "two runs end at queries, keys and values"
+    assert ran == len(attention) == 2 + 1 + 2, "two runs end at queries, keys and values; all is known by then"
     assert len(down) == 2, "the dense model's with its part, the sparse one's in its output"
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from by_hand import make_block
-from conftest import make_model
+from sweeps import state, unchanged
 from transformers.utils import logging
 
 from optimum_neuronal.engine import runner as module
@@ -59,13 +59,14 @@ def test_inputs_that_nobody_else_needs_are_let_go():
     assert inputs.hidden == [] and stream.batches[0].item() == 4
 
 
-@pytest.mark.parametrize("limit, moved", [(None, 0), (8, 0), (7, 3)])
-def test_streams_beyond_the_limit_wait_in_cpu_memory(limit, moved, monkeypatch):
+def test_streams_beyond_the_limit_wait_in_cpu_memory(monkeypatch):
     """Two streams of four bytes, in front of which there is one."""
     asked = []
     monkeypatch.setattr(module, "on_cpu", lambda streams: asked.append(len(streams)) or streams)
-    make_runner(max_hidden_bytes=limit).run(make_inputs(), 2, adding(1, 2))
-    assert asked == moved * [2]
+    for limit, moved in [(None, 0), (8, 0), (7, 3)]:
+        asked.clear()
+        make_runner(max_hidden_bytes=limit).run(make_inputs(), 2, adding(1, 2))
+        assert asked == moved * [2]
 
 
 class Terminal(io.StringIO):
@@ -140,24 +141,23 @@ def check(model, ids):
     return check_replay(decoder, ids[:1], "cpu", BlockLoader(decoder.blocks))
 
 
-def test_it_tells_how_blocks_return_hidden_states(any_model, ids):
+def test_it_tells_how_blocks_return_hidden_states_and_leaves_the_model_alone(any_model, ids):
+    before = state(any_model)
     with inference(any_model):
-        wrap = check(any_model, ids)
-        hidden = torch.zeros(1, 2, 32)
+        wrap, hidden = check(any_model, ids), torch.zeros(1, 2, 32)
         wrapped = wrap(hidden)
         assert (wrapped[0] if isinstance(wrapped, tuple) else wrapped) is hidden
-    assert not any(module._forward_hooks or "forward" in module.__dict__ for module in any_model.modules())
+    assert unchanged(any_model, before) and not any(module._forward_hooks for module in any_model.modules())
 
 
-def test_check_replay_refuses_what_it_does_not_understand(llama, ids):
-    original = type(llama.model.layers[1]).forward
-    calls = []
+def test_a_block_that_keeps_a_state_is_refused(llama, ids):
+    layer, calls = llama.model.layers[1], []
+    original = type(layer).forward
 
     def stateful(self, hidden_states, **kwargs):
         calls.append(1)
         return original(self, hidden_states, **kwargs) + 0.1 * len(calls)
 
-    layer = llama.model.layers[1]
     layer.__class__ = type("LlamaDecoderLayer", (type(layer),), {"forward": stateful})
     message = r"blocks \(LlamaDecoderLayer\) does not give what the model computes: the largest difference is 0\.\d+.*"
     message += r"register_architecture\(model_type, Architecture\(blocks='layers'\)\), model_type being 'llama'"
@@ -165,25 +165,14 @@ def test_check_replay_refuses_what_it_does_not_understand(llama, ids):
         check(llama, ids)
 
 
-def test_a_projection_that_never_runs_is_named(llama, ids):
+def test_projections_that_never_run_and_activations_that_are_not_finite_are_refused(llama, ids):
     llama.model.layers[1].mlp.fc1 = torch.nn.Linear(32, 48)
     message = r"layers\.1\.mlp\.fc1 takes no part in the model's forward"
     with pytest.raises(ValueError, match=message), inference(llama):
         check(llama, ids)
-
-
-def test_activations_that_are_not_finite_are_refused_with_their_dtype(ids):
-    model = make_model("llama")
-    model.model.embed_tokens.weight.data[:] = float("nan")
+    llama.model.embed_tokens.weight.data[:] = float("nan")
     message = (
         r"NaN or infinity on the first calibration sequence: load it in bfloat16 or float32 \(it is torch.float32\)"
     )
-    with pytest.raises(ValueError, match=message), inference(model):
-        check(model, ids)
-
-
-def test_weights_are_left_as_they_are(llama, ids):
-    before = {name: weight.clone() for name, weight in llama.state_dict().items()}
-    with inference(llama):
+    with pytest.raises(ValueError, match=message), inference(llama):
         check(llama, ids)
-    assert all(torch.equal(weight, before[name]) for name, weight in llama.state_dict().items())

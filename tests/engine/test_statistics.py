@@ -15,32 +15,35 @@ from optimum_neuronal.engine.statistics import (
 )
 
 
+INPUTS = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 1.0]]])
+
+
 def test_squared_norms_keep_sequences_apart():
-    inputs = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 1.0]]])
-    norms = SquaredNorms()
-    norms.update(inputs, 2)
+    norms, flat = SquaredNorms(), SquaredNorms()
+    norms.update(INPUTS, 2)
     assert norms.value.tolist() == [[10.0, 20.0], [0.0, 2.0]]
     assert torch.allclose(activation(norms.value), torch.tensor([5.0, 11.0]).sqrt())
-    flat = SquaredNorms()  # as OPT's MLP receives it
-    flat.update(inputs.flatten(0, 1), 2)
+    flat.update(INPUTS.flatten(0, 1), 2)  # as OPT's MLP receives it
     assert torch.equal(flat.value, norms.value)
 
 
-def test_only_the_routed_tokens_of_a_sequence_count():
-    norms = SquaredNorms()
-    norms.update_routed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0, 4]), 5)
-    norms.update_routed(torch.empty(0, 2), torch.empty(0, dtype=torch.int64), 5)
-    assert norms.value.tolist() == [[10.0, 20.0], [0.0, 0.0]] and norms.tokens == 2
-
-
 def test_hessian_and_moments_by_hand():
-    inputs = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 1.0]]])
     hessian, moments = Hessian(), InputSums()
     for statistic in (hessian, moments):
-        statistic.update(inputs, 2)
+        statistic.update(INPUTS, 2)
         assert statistic.value.tolist() == [[10.0, 20.0], [0.0, 2.0]] and statistic.tokens == 4
     assert hessian.hessian.tolist() == [[10.0, 14.0], [14.0, 22.0]]
     assert moments.sums.tolist() == [[4.0, 6.0], [0.0, 2.0]]
+
+
+def test_only_the_routed_tokens_of_a_sequence_count():
+    norms, hessian, moments = SquaredNorms(), Hessian(), InputSums()
+    for statistic in (norms, hessian, moments):
+        statistic.update_routed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0, 4]), 5)
+        statistic.update_routed(torch.empty(0, 2), torch.empty(0, dtype=torch.int64), 5)
+        assert statistic.value.tolist() == [[10.0, 20.0], [0.0, 0.0]] and statistic.tokens == 2
+    assert hessian.hessian.tolist() == [[10.0, 14.0], [14.0, 20.0]]
+    assert moments.sums.tolist() == [[4.0, 6.0], [0.0, 0.0]]
 
 
 def test_pairs_of_inputs_by_hand():
@@ -69,18 +72,6 @@ def test_a_pair_of_equal_inputs_is_the_hessian_whatever_the_batches():
     plain = Hessian()
     plain.update(inputs, 6)
     assert torch.equal(plain.hessian, found[0]) and plain.cross is None
-
-
-def test_hessian_and_moments_of_routed_tokens():
-    rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    for statistic in (Hessian(), InputSums()):
-        statistic.update_routed(rows, torch.tensor([0, 4]), 5)
-        statistic.update_routed(torch.empty(0, 2), torch.empty(0, dtype=torch.int64), 5)
-        assert statistic.value.tolist() == [[10.0, 20.0], [0.0, 0.0]] and statistic.tokens == 2
-        if isinstance(statistic, Hessian):
-            assert statistic.hessian.tolist() == [[10.0, 14.0], [14.0, 20.0]]
-        else:
-            assert statistic.sums.tolist() == [[4.0, 6.0], [0.0, 0.0]]
 
 
 def test_no_bit_of_them_depends_on_the_batches():

@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -28,22 +29,16 @@ LAST = make_block([[6.0]], name="last")
 
 def test_blocks_without_anything_to_prune_take_no_part():
     assert pruned_blocks(SimpleNamespace(blocks=[FIRST, LEFT_OUT, LAST])) == [FIRST, LAST]
-
-
-def test_sizes_are_of_all_weights_of_a_block():
-    sizes = block_sizes([FIRST, LAST])
-    assert sizes.tolist() == [2 + 3, 1] and sizes.dtype == torch.float64
-
-
-def test_all_projections_of_a_block_get_its_sparsity():
-    plan = plan_of_blocks([FIRST, LAST], torch.tensor([0.25, 0.5]))
-    assert plan.sparsity == {"first.0": 0.25, "first.1": 0.25, "last.0": 0.5}
-
-
-def test_blocks_that_are_left_out_have_no_score():
     sweep = FakeSweep([FIRST, LEFT_OUT, LAST], activations={"first.0": 10, "first.1": 20, "last.0": 30})
     scores = block_scores(sweep, lambda block, activations: activations[block.pruned_names[-1]], "Scores")
     assert scores.tolist() == [20, 30] and scores.dtype == torch.float64 and sweep.asked == ["Scores"]
+
+
+def test_sizes_are_of_all_weights_of_a_block_and_all_its_projections_get_its_sparsity():
+    sizes = block_sizes([FIRST, LAST])
+    assert sizes.tolist() == [2 + 3, 1] and sizes.dtype == torch.float64
+    plan = plan_of_blocks([FIRST, LAST], torch.tensor([0.25, 0.5]))
+    assert plan.sparsity == {"first.0": 0.25, "first.1": 0.25, "last.0": 0.5}
 
 
 def test_wandas_metric_is_of_magnitudes_in_float32():
@@ -56,53 +51,45 @@ def test_wandas_metric_is_of_magnitudes_in_float32():
 class TestGetDist:
     def test_equation_by_hand(self):
         assert get_dist(0.7, 0.1, torch.tensor([3.0, 2.0, 1.0])).tolist() == pytest.approx([0.6, 0.7, 0.8])
-        assert get_dist(0.5, 0.2, torch.tensor([0.0, 0.0, 3.0])).tolist() == pytest.approx(
-            [0.5 + 0.4 / 3] * 2 + [0.5 - 0.8 / 3]
-        )
+        low, high = 0.5 - 0.8 / 3, 0.5 + 0.4 / 3
+        assert get_dist(0.5, 0.2, torch.tensor([0.0, 0.0, 3.0])).tolist() == pytest.approx([high, high, low])
+        weighted = get_dist(0.6, 0.1, torch.tensor([1.0, 0.0]), torch.tensor([1.0, 3.0]))
+        assert weighted.tolist() == pytest.approx([0.45, 0.65]), "the mean is weighted by size"
 
     def test_constant_values_and_lambda_zero_give_the_mean(self):
         assert get_dist(0.7, 0.2, torch.ones(4)).tolist() == [0.7] * 4
         assert get_dist(0.7, 0.0, torch.arange(4)).tolist() == [0.7] * 4
         assert get_dist(0.7, 0.2, torch.tensor([5.0])).tolist() == [0.7]
 
-    @pytest.mark.parametrize("sparsity", [0.02, 0.1, 0.5, 0.9, 0.98])
-    @pytest.mark.parametrize("lam", [0.05, 0.25, 1.0])
-    def test_clipping_keeps_the_mean(self, sparsity, lam):
+    def test_clipping_keeps_the_mean(self):
         values = torch.randn(50, generator=torch.Generator().manual_seed(0))
-        spread = get_dist(sparsity, lam, values)
-        assert spread.mean().item() == pytest.approx(sparsity, abs=1e-9)
-        assert spread.min() >= 0.01 and spread.max() <= 0.99
-        assert torch.equal(spread.argsort(stable=True), (-spread.neg()).argsort(stable=True))
-
-    def test_sparsities_beyond_the_clip_stay_as_asked(self):
-        assert get_dist(0.0, 0.2, torch.arange(3)).tolist() == [0.0] * 3
-        assert get_dist(0.995, 0.2, torch.arange(3)).tolist() == [0.995] * 3
-
-    def test_the_mean_is_weighted_by_size(self):
-        weights = torch.tensor([1.0, 3.0])
-        spread = get_dist(0.6, 0.1, torch.tensor([1.0, 0.0]), weights)
-        assert spread.tolist() == pytest.approx([0.45, 0.65])
+        for sparsity, lam in product([0.02, 0.1, 0.5, 0.9, 0.98], [0.05, 0.25, 1.0]):
+            spread = get_dist(sparsity, lam, values)
+            assert spread.mean().item() == pytest.approx(sparsity, abs=1e-9)
+            assert spread.min() >= 0.01 and spread.max() <= 0.99
+            assert torch.equal(spread.argsort(stable=True), (-spread.neg()).argsort(stable=True))
+        for sparsity in (0.0, 0.995):
+            assert get_dist(sparsity, 0.2, torch.arange(3)).tolist() == [sparsity] * 3, "beyond the clip as asked"
 
 
 def test_shift_to_mean_by_hand():
-    values, weights = torch.tensor([0.5, 0.7], dtype=torch.float64), torch.tensor([1, 3])  # mean 0.65
-    assert shift_to_mean(values, 0.6, weights, 0, 1).tolist() == pytest.approx([0.45, 0.65])
-    # 0.9 + x and 1 (clipped): 0.25 (0.9 + x) + 0.75 = 0.98, so x = 0.02
-    values = torch.tensor([0.9, 0.99], dtype=torch.float64)
-    assert shift_to_mean(values, 0.98, weights, 0, 1).tolist() == pytest.approx([0.92, 1.0])
+    """The mean is 0.65. Or 0.9 + x and 1 (clipped): 0.25 (0.9 + x) + 0.75 = 0.98, so x = 0.02."""
+    weights = torch.tensor([1, 3])
+    for values, mean, expected in (([0.5, 0.7], 0.6, [0.45, 0.65]), ([0.9, 0.99], 0.98, [0.92, 1.0])):
+        shifted = shift_to_mean(torch.tensor(values, dtype=torch.float64), mean, weights, 0, 1)
+        assert shifted.tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("values, index", [([3.0], 0), ([3.0, 1.0, 2.0], 1), ([math.inf, math.inf, 5.0], 2)])
-def test_index_of_smallest(values, index):
-    assert index_of_smallest(values) == index
-
-
-def test_of_equal_values_the_first_is_the_smallest():
-    assert index_of_smallest([2.0, 1.0, 1.0]) == 1
-    assert index_of_smallest([math.inf, math.inf]) == 0
-
-
-def test_no_value_has_no_smallest():
+def test_index_of_smallest():
+    inf = math.inf
+    for values, index in [
+        ([3.0], 0),
+        ([3.0, 1.0, 2.0], 1),
+        ([inf, inf, 5.0], 2),
+        ([2.0, 1.0, 1.0], 1),
+        ([inf, inf], 0),
+    ]:
+        assert index_of_smallest(values) == index, "of equal ones the first"
     with pytest.raises(ValueError):
         index_of_smallest([])
 
@@ -119,18 +106,12 @@ def test_bisect_halves_the_interval_exactly_as_often_as_told():
     assert bisect(is_too_small, 0.0, 1.0, 0) == (0.0, 1.0)
 
 
-def test_bisect_goes_on_until_the_ends_are_neighbours():
+def test_bisect_goes_on_until_the_ends_are_neighbours_and_leaves_the_end_that_was_never_wrong():
     low, high = bisect(lambda value: value < 0.3, -2.0, 2.0, 100)
     assert high == 0.3 and low == math.nextafter(0.3, 0)
-
-
-def test_bisect_leaves_the_end_that_was_never_wrong():
     assert bisect(lambda value: False, -1.0, 1.0, 60)[0] == -1.0
     assert bisect(lambda value: True, -1.0, 1.0, 60)[1] == 1.0
-
-
-def test_bisect_takes_conditions_on_tensors():
-    weights = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    weights = torch.tensor([0.25, 0.75], dtype=torch.float64)  # a condition may be a tensor
     low, high = bisect(lambda shift: ((weights + shift).clamp(0, 1) / 2).sum() < 0.6, -2.0, 2.0, 60)
     assert high == pytest.approx(0.1, abs=1e-15) and low <= high
 

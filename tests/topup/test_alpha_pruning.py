@@ -2,12 +2,10 @@ import math
 
 import pytest
 import torch
-from conftest import make_model
-from sweeps import build_sweep
+from by_hand import by_block, refuses
+from sweeps import make_sweep
 
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.alpha_pruning import (
     AlphaPruning,
     block_alphas,
@@ -23,13 +21,13 @@ def test_hill_estimator_by_hand():
     assert hill_exponent(spectrum, bins=8) == pytest.approx(1 + 3 / 4)
 
 
-@pytest.mark.parametrize("exponent", [1.5, 2.0, 3.0, 5.0])
-def test_exponent_of_a_power_law(exponent):
+def test_exponent_of_a_power_law():
     """Quantiles of `p(x) ~ x^-exponent` from 1 on, below them a bulk that is no tail, thinner than the peak."""
     quantiles = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
-    tail = (1 - quantiles) ** (-1 / (exponent - 1))
     bulk = torch.logspace(-3, -0.1, 20, dtype=torch.float64)
-    assert hill_exponent(torch.cat([bulk, tail]).float()) == pytest.approx(exponent, rel=0.05)
+    for exponent in (1.5, 2.0, 3.0, 5.0):
+        tail = (1 - quantiles) ** (-1 / (exponent - 1))
+        assert hill_exponent(torch.cat([bulk, tail]).float()) == pytest.approx(exponent, rel=0.05)
 
 
 def test_scale_does_not_matter_and_zeros_do_not_count():
@@ -39,12 +37,9 @@ def test_scale_does_not_matter_and_zeros_do_not_count():
     assert hill_exponent(torch.cat([torch.zeros(500), spectrum, torch.full((500,), 1e-13)])) == exponent
 
 
-@pytest.mark.parametrize("spectrum", [torch.zeros(4), torch.ones(4), torch.tensor([2.0])])
-def test_a_spectrum_without_tail_says_nothing(spectrum):
-    assert hill_exponent(spectrum) is None
-
-
-def test_projections_without_tail_are_left_out_of_the_mean():
+def test_a_spectrum_without_tail_says_nothing_and_is_left_out_of_the_mean():
+    for spectrum in ([0.0] * 4, [1.0] * 4, [2.0]):
+        assert hill_exponent(torch.tensor(spectrum)) is None
     assert block_alphas([[2.0, None, 4.0], [None], [5.0]]) == [3.0, 4.0, 5.0]
     assert block_alphas([[None], [None, None]]) == [1.0, 1.0]
 
@@ -70,21 +65,19 @@ def test_what_would_exceed_the_largest_goes_to_the_others():
     assert scaled_sparsities(0.995, factors, torch.ones(3)).tolist() == [0.995] * 3
 
 
-def test_a_model_by_its_spectra(ids):
+def test_a_model_by_its_spectra(llama, ids):
     """The first block's weights get a flat spectrum, the last one's a heavy tail: the first is pruned most."""
-    model = make_model("llama")
-    with inference(model):
-        decoder = find_decoder(model)
-        for block, power in zip(decoder.blocks, (0.2, 1.0, 2.0)):
+    with inference(llama):
+        sweep = make_sweep(llama, ids[:0], "magnitude")
+        for block, power in zip(sweep.decoder.blocks, (0.2, 1.0, 2.0)):
             for projection in block.pruned:
                 u, _, v = torch.linalg.svd(projection.weight, full_matrices=False)
                 steps = torch.arange(1, min(projection.shape) + 1)
                 projection.weight.copy_(u @ torch.diag(steps**-power) @ v)
-        sweep = build_sweep(decoder, SALIENCIES.get("magnitude")(), ids[:0], 4)
         allocation = AlphaPruning(bins=4).allocate(sweep, 0.6)
     alphas = allocation.decisions["alpha_pruning"]["alphas"]
     assert alphas == sorted(alphas, reverse=True)
-    first, _, last = (allocation.plan.sparsity[block.pruned_names[0]] for block in decoder.blocks)
+    first, _, last = by_block(sweep.decoder.blocks, allocation.plan)
     assert first / last == pytest.approx(1.3 / 0.7) and sweep.engine.runner.block_forwards == 0
 
 
@@ -93,8 +86,7 @@ def test_defaults():
     assert not AlphaPruning.uses_calibration
 
 
-@pytest.mark.parametrize("fields", [{"spread": 1.0}, {"spread": -0.1}, {"bins": 0}, {"bins": 2.5}])
-def test_bad_values(fields):
-    error = TypeError if fields == {"bins": 2.5} else ValueError
-    with pytest.raises(error, match=f"{next(iter(fields))} is .*: expected a"):
-        AlphaPruning(**fields)
+def test_bad_values():
+    for name, value in (("spread", 1.0), ("spread", -0.1), ("bins", 0)):
+        refuses(AlphaPruning, ValueError, f"{name} is .*: expected a", **{name: value})
+    refuses(AlphaPruning, TypeError, "bins is .*: expected a", bins=2.5)

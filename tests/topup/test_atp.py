@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from by_hand import FakeSweep, make_block
+from by_hand import FakeSweep, by_block, make_block, refuses
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -15,18 +15,15 @@ def test_grid_ends_where_a_block_would_leave_the_range():
     assert beta_grid(4, 0.7, 3) == pytest.approx([0.0, 0.29 / 3, 0.58 / 3])
     assert beta_grid(4, 0.2, 2) == pytest.approx([0.0, 0.38 / 3])
     assert len(beta_grid(32, 0.7, 15)) == 15
-
-
-@pytest.mark.parametrize("blocks, sparsity", [(1, 0.7), (4, 0.0), (4, 0.995)])
-def test_where_nothing_can_be_spread_only_uniform_remains(blocks, sparsity):
-    assert beta_grid(blocks, sparsity, 15) == [0.0]
+    for blocks, sparsity in [(1, 0.7), (4, 0.0), (4, 0.995)]:
+        assert beta_grid(blocks, sparsity, 15) == [0.0], "nothing can be spread"
 
 
 def test_progression_by_hand(llama):
     """S - beta (L - 1) / 2 + beta l, with S = 0.7, beta = 0.05 and L = 3."""
     decoder = find_decoder(llama)
     plan = progression(decoder, 0.7, 0.05)
-    assert [plan.sparsity[block.pruned_names[0]] for block in decoder.blocks] == pytest.approx([0.65, 0.7, 0.75])
+    assert by_block(decoder.blocks, plan) == pytest.approx([0.65, 0.7, 0.75])
     assert set(plan.sparsity) == set(decoder.projections)
 
 
@@ -67,8 +64,6 @@ def test_a_single_block_leaves_no_choice(layers, ids):
     assert all(math.isfinite(candidate["error"]) for candidate in candidates)
 
 
-@pytest.mark.parametrize("trials", [1, 2.0, True])
-def test_bad_values(trials):
-    error = ValueError if type(trials) is int else TypeError
-    with pytest.raises(error, match="trials is .*: expected a whole number of at least 2"):
-        ATP(trials=trials)
+def test_bad_values():
+    for value, error in ((1, ValueError), (2.0, TypeError), (True, TypeError)):
+        refuses(ATP, error, "trials is .*: expected a whole number of at least 2", trials=value)

@@ -2,21 +2,17 @@ import math
 
 import pytest
 import torch
+from by_hand import refuses
 from conftest import FEW, make_model
-from sweeps import build_sweep
+from sweeps import make_sweep, state, unchanged
 
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Projection
-from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.masks import NewWeight
 from optimum_neuronal.topup import besa
 from optimum_neuronal.topup.besa import BESA, LearnedRate, reconstruction_loss, tilted
-
-
-def make_sweep(model, ids, saliency="wanda", **arguments):
-    return build_sweep(find_decoder(model), SALIENCIES.get(saliency)(), ids, 4, **arguments)
 
 
 def by_block(decoder, sparsities):
@@ -28,49 +24,40 @@ def by_block(decoder, sparsities):
     return means
 
 
-def allocate(model, ids, sparsity=0.6, saliency="wanda", batch_size=1, **fields):
+def allocate(model, ids, sparsity=0.6, batch_size=4, **fields):
     with inference(model):
-        return BESA(**fields).allocate(make_sweep(model, ids, saliency, batch_size=batch_size), sparsity)
+        return BESA(**fields).allocate(make_sweep(model, ids, batch_size=batch_size), sparsity)
 
 
 class TestRate:
-    """One projection of two rows and four inputs; candidates 0, 0.25, ..., 1."""
+    """One projection of two rows and four inputs; candidates 0, 0.25, ..., 1, all of them equally probable."""
 
-    score = torch.tensor([[4.0, 1.0, 3.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
+    @pytest.fixture
+    def rate(self):
+        score = torch.tensor([[4.0, 1.0, 3.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
+        return LearnedRate(Projection("p", None, torch.nn.Linear(4, 2), True), score, 0.5, 0.25)
 
-    def rate(self, sparsity=0.5):
-        projection = Projection("p", None, torch.nn.Linear(4, 2), True)
-        return LearnedRate(projection, self.score, sparsity, 0.25)
-
-    def test_begins_with_equal_probabilities_at_half(self):
-        rate = self.rate()
+    def test_the_least_salient_falls_by_most_candidates(self, rate):
+        """By four of five, the most salient by one."""
         assert rate.logits.softmax(dim=0).tolist() == pytest.approx([0.2] * 5)
         assert rate.sparsity.item() == pytest.approx(0.5)
+        assert rate.kept.tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8])
+        assert rate.mask().tolist() == [[True, False, True, False], [False, False, True, True]]
 
-    def test_probability_by_rank(self):
-        """The least salient falls by four of five candidates, the most salient by one."""
-        assert self.rate().kept.tolist() == pytest.approx([0.2, 0.4, 0.6, 0.8])
-
-    def test_mask_prunes_the_least_salient(self):
-        assert self.rate().mask().tolist() == [[True, False, True, False], [False, False, True, True]]
-
-    def test_gradients_are_gathered_by_rank(self):
-        gradient = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]])
-        assert self.rate().by_rank(gradient).tolist() == [12.0, 24.0, 33.0, 41.0]
-
-    def test_gradient_goes_to_the_candidates_that_prune_the_rank(self):
+    def test_gradients_go_by_rank_to_the_candidates_that_prune_the_rank(self, rate):
         """d kept_0 / d logit_d = -p_d (prunes_d - mean): only the candidate 0 keeps rank 0."""
-        rate = self.rate()
+        gradient = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]])
+        assert rate.by_rank(gradient).tolist() == [12.0, 24.0, 33.0, 41.0]
         rate.kept[0].backward()
         assert rate.logits.grad.tolist() == pytest.approx([0.2 * 0.8] + [-0.2 * 0.2] * 4)
 
 
-@pytest.mark.parametrize("mean", [0.01, 0.3, 0.5, 0.7, 0.97])
-def test_tilted_has_the_mean(mean):
+def test_tilted_has_the_mean():
     rates = torch.arange(101, dtype=torch.float64) / 100
-    logits = tilted(rates, mean)
-    assert (logits.softmax(dim=0) @ rates).item() == pytest.approx(mean)
-    assert (logits - logits[0]).tolist() == pytest.approx((rates * (logits[-1] - logits[0])).tolist())
+    for mean in [0.01, 0.3, 0.5, 0.7, 0.97]:
+        logits = tilted(rates, mean)
+        assert (logits.softmax(dim=0) @ rates).item() == pytest.approx(mean)
+        assert (logits - logits[0]).tolist() == pytest.approx((rates * (logits[-1] - logits[0])).tolist())
 
 
 def test_loss_by_hand():
@@ -113,14 +100,13 @@ def finite_difference(sweep, block, rates, moved, rank, data, epsilon=1e-4):
     return (losses[0] - losses[1]) / (2 * epsilon)
 
 
-def test_irrelevant_weights_are_pruned_more(ids):
+def test_irrelevant_weights_are_pruned_more(llama, ids):
     """Nine tenths of the weights of the first block's values are made nearly zero: they may fall unnoticed."""
-    model, name = make_model("llama"), "model.layers.0.self_attn.v_proj"
-    usual = allocate(model, ids).plan.sparsity
-    weight = model.get_parameter(f"{name}.weight").data
+    usual, name = allocate(llama, ids).plan.sparsity, "model.layers.0.self_attn.v_proj"
+    weight = llama.get_parameter(f"{name}.weight").data
     weight[:, torch.arange(weight.shape[1]) % 10 != 0] *= 1e-4
-    found = allocate(model, ids).plan.sparsity
-    block = find_decoder(model).blocks[0].pruned_names
+    found = allocate(llama, ids).plan.sparsity
+    block = find_decoder(llama).blocks[0].pruned_names
     assert max(block, key=found.get) == name != max(block, key=usual.get)
     assert found[name] > usual[name] + 0.1
 
@@ -129,36 +115,27 @@ def test_irrelevant_weights_are_pruned_more(ids):
 def test_every_family_learns_and_meets_the_target(family, ids):
     """Fused and transposed weights and experts too; nothing is left behind."""
     model = make_model(family)
-    parameters = list(model.parameters())
+    parameters, before = list(model.parameters()), state(model)
     parameters[0].requires_grad_(False)
     required = [parameter.requires_grad for parameter in parameters]
-    before = [parameter.detach().clone() for parameter in parameters]
-    allocation = allocate(model, ids)
-    assert by_block(find_decoder(model), allocation.plan.sparsity) == pytest.approx([0.6] * len(model_blocks(model)))
-    assert len(set(allocation.plan.sparsity.values())) > 1
+    found, decoder = allocate(model, ids).plan.sparsity, find_decoder(model)
+    assert by_block(decoder, found) == pytest.approx([0.6] * len(decoder.blocks)) and len(set(found.values())) > 1
     assert [parameter.requires_grad for parameter in parameters] == required
-    assert all(parameter.grad is None for parameter in parameters)
-    assert all(torch.equal(parameter, old) for parameter, old in zip(parameters, before))
-    assert not any(module._forward_pre_hooks or "forward" in module.__dict__ for module in model.modules())
-
-
-def model_blocks(model):
-    return find_decoder(model).blocks
+    assert all(parameter.grad is None for parameter in parameters) and unchanged(model, before)
 
 
 def test_the_batch_size_does_not_matter(llama, ids):
-    plans = [allocate(llama, ids, batch_size=size).plan for size in (1, 3)]
-    assert plans[0] == plans[1]
+    assert allocate(llama, ids, batch_size=1).plan == allocate(llama, ids, batch_size=3).plan
 
 
 def test_blocks_see_what_sparse_blocks_before_them_put_out(llama, ids):
     """At another target the second block's inputs differ, and so does what it learns at the same one."""
     with inference(llama):
-        sweep = make_sweep(llama, ids)
-        name = sweep.decoder.blocks[1].pruned_names[0]
-        whole = BESA().allocate(sweep, 0.6).plan.sparsity[name]
-        only = build_sweep(find_decoder(llama, targets=[r"layers\.1\."]), sweep.saliency, ids, 4)
-        assert BESA().allocate(only, 0.6).plan.sparsity[name] != whole
+        name, found = "model.layers.1.self_attn.q_proj", []
+        for targets in (None, [r"layers\.1\."]):
+            sweep = make_sweep(llama, ids, targets=targets)
+            found.append(BESA().allocate(sweep, 0.6).plan.sparsity[name])
+    assert found[0] != found[1]
 
 
 def test_without_epochs_it_is_uniform(llama, ids):
@@ -166,7 +143,7 @@ def test_without_epochs_it_is_uniform(llama, ids):
 
 
 def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
-    before = {key: value.clone() for key, value in llama.state_dict().items()}
+    before = state(llama)
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -174,21 +151,12 @@ def test_an_interrupt_leaves_nothing_behind(llama, ids, monkeypatch):
     monkeypatch.setattr(besa, "reconstruction_loss", interrupt)
     with pytest.raises(KeyboardInterrupt):
         allocate(llama, ids)
-    assert all(parameter.requires_grad for parameter in llama.parameters())
-    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+    assert all(parameter.requires_grad for parameter in llama.parameters()) and unchanged(llama, before)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"epochs": -1}, "epochs is -1: expected a whole number of at least 0"),
-        ({"learning_rate": "fast"}, "learning_rate is 'fast': expected a number of at least 0"),
-        ({"penalty": math.nan}, "penalty is nan"),
-        ({"candidate_step": 0.3}, "candidate_step is 0.3: expected a number that 1 is a multiple of"),
-        ({"candidate_step": 0.0}, "candidate_step is 0.0: expected a number from 0.0001 to 0.5"),
-    ],
-)
-def test_bad_hyper_parameters(arguments, message):
-    error = TypeError if "learning_rate" in arguments else ValueError
-    with pytest.raises(error, match=message):
-        BESA(**arguments)
+def test_bad_hyper_parameters():
+    refuses(BESA, ValueError, "epochs is -1: expected a whole number of at least 0", epochs=-1)
+    refuses(BESA, TypeError, "learning_rate is 'fast': expected a number of at least 0", learning_rate="fast")
+    refuses(BESA, ValueError, "penalty is nan", penalty=math.nan)
+    refuses(BESA, ValueError, "candidate_step is 0.3: expected a number that 1 is a multiple of", candidate_step=0.3)
+    refuses(BESA, ValueError, "candidate_step is 0.0: expected a number from 0.0001 to 0.5", candidate_step=0.0)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from by_hand import make_projection
+from by_hand import make_projection, refuses
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -8,17 +8,12 @@ from optimum_neuronal.engine.statistics import InputSums
 from optimum_neuronal.topup.dsnot import DSnoT, mean_and_variance
 
 
-def measured(*features):
-    """What is known of inputs given feature by feature, each a list of its values over the tokens."""
-    statistic = InputSums()
-    statistic.update(torch.tensor(features, dtype=torch.float32).T[None], sequences=1)
-    return statistic
-
-
 def around(*means, deviation=1.0):
-    """Features of these means that swing around them by a standard deviation."""
-    deviations = [deviation] * len(means) if isinstance(deviation, float) else deviation
-    return measured(*([mean - swing, mean + swing] for mean, swing in zip(means, deviations)))
+    """Statistics of features of these means that swing around them by a standard deviation."""
+    mean = torch.tensor(means, dtype=torch.float32)
+    statistic, swing = InputSums(), torch.as_tensor(deviation)
+    statistic.update(torch.stack([mean - swing, mean + swing])[None], sequences=1)
+    return statistic
 
 
 def refined(row, pruned, statistic, **fields):
@@ -58,54 +53,43 @@ def test_the_least_by_wandas_metric_is_given_up():
     assert refined([4.0, 6.0, -1.0, -2.0], {0, 1}, around(1, 1, 1, 1, deviation=[1.0, 1.0, 9.0, 1.0])) == {0, 3}
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_both_directions(sign):
-    assert refined([sign * 5, -sign * 1, sign * 1], {0}, around(1, 1, 1), threshold=0) == {0}, "-1 would overshoot"
-    row = [sign * value for value in (5, 3, -1, 1)]
-    assert refined(row, {0, 1}, around(1, 1, 1, 1)) == {1, 2}
+def test_both_directions():
+    for sign in [1.0, -1.0]:
+        overshooting = [sign * 5, -sign * 1, sign * 1]
+        assert refined(overshooting, {0}, around(1, 1, 1), threshold=0) == {0}, "-1 would overshoot"
+        row = [sign * value for value in (5, 3, -1, 1)]
+        assert refined(row, {0, 1}, around(1, 1, 1, 1)) == {1, 2}
 
 
-def test_a_row_stops_before_its_shift_changes_sign():
+def test_a_row_stops_before_its_shift_changes_sign_or_at_the_threshold():
     """Two cycles take 10 back and give -1 up, then 3 and -2: shifts 20, 9, 4. A third, 7 and -3, would make it -6."""
     row = [10.0, 3.0, 7.0, -1.0, -2.0, -3.0]
     statistic = around(1, 1, 1, 1, 1, 1, deviation=[1.0, 2.0, 9.0, 1.0, 1.0, 1.0])
     assert refined(row, {0, 1, 2}, statistic) == {2, 3, 4}
     assert refined(row, {0, 1, 2}, statistic, cycles=1) == {1, 2, 3}
-
-
-def test_the_threshold_stops_a_row():
-    """The first exchange brings the shift from 20 to 9."""
-    row = [10.0, 3.0, 7.0, -1.0, -2.0, -3.0]
-    statistic = around(1, 1, 1, 1, 1, 1, deviation=[1.0, 2.0, 9.0, 1.0, 1.0, 1.0])
     assert refined(row, {0, 1, 2}, statistic, threshold=9) == {1, 2, 3}
     assert refined(row, {0, 1, 2}, statistic, threshold=20) == {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    "row, pruned",
-    [
+def test_rows_that_have_nothing_to_exchange_stay():
+    for row, pruned in [
         ([5.0, 4.0, 1.0, 2.0], {0, 1}),  # nothing to give up that would help
         ([5.0, -1.0, -1.0, -1.0], set()),  # nothing pruned
         ([5.0, -1.0, -1.0, -1.0], {0, 1, 2, 3}),  # nothing kept
         ([2.0, -2.0, -1.0, 1.0], {0, 1}),  # no shift
         ([0.0, 0.0, 0.0, 0.0], {0, 1}),
-    ],
-)
-def test_rows_that_have_nothing_to_exchange_stay(row, pruned):
-    assert refined(row, pruned, around(1, 1, 1, 1)) == pruned
+    ]:
+        assert refined(row, pruned, around(1, 1, 1, 1)) == pruned
 
 
 def test_inputs_that_are_always_the_same_or_zero():
-    """Features 0 and 1 never vary, and feature 3 is always zero."""
-    statistic = around(1, 1, 1, 0, deviation=[0.0, 0.0, 1.0, 0.0])
-    assert refined([3.0, 2.0, -1.0, 4.0], {0, 1}, statistic) == {1, 2}
-    assert refined([3.0, 2.0, -1.0, 4.0], {0, 1}, around(0, 0, 0, 0, deviation=0.0)) == {0, 1}
-
-
-def test_an_expert_that_received_nothing():
-    statistic = InputSums()
-    statistic.update_routed(torch.empty(0, 4), torch.empty(0, dtype=torch.int64), tokens=3)
-    assert refined([3.0, 2.0, -1.0, 4.0], {0, 1}, statistic) == {0, 1}
+    """Features 0 and 1 never vary, and feature 3 is always zero; or all of them are; or no token came at all."""
+    row, constant = [3.0, 2.0, -1.0, 4.0], around(1, 1, 1, 0, deviation=[0.0, 0.0, 1.0, 0.0])
+    assert refined(row, {0, 1}, constant) == {1, 2}
+    assert refined(row, {0, 1}, around(0, 0, 0, 0, deviation=0.0)) == {0, 1}
+    nothing = InputSums()
+    nothing.update_routed(torch.empty(0, 4), torch.empty(0, dtype=torch.int64), tokens=3)
+    assert refined(row, {0, 1}, nothing) == {0, 1}
 
 
 def one_by_one(row, mask, mean, variance, norm, cycles, threshold):
@@ -148,18 +132,12 @@ def test_all_rows_at_once_are_a_loop_over_cycles(cycles, threshold, monkeypatch)
     assert torch.equal(found.sum(dim=1), mask.sum(dim=1))
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
-@pytest.mark.parametrize("saliency", ["magnitude", "wanda"])
+@pytest.mark.parametrize("family, saliency", [("llama", "magnitude"), ("mixtral", "wanda"), ("gpt2", "wanda")])
 def test_a_model_keeps_its_sparsity_and_changes_its_masks(family, saliency, ids):
-    zeros = []
+    fields, zeros = {"num_samples": 6, "num_alignment_samples": 2, "seq_length": 16, "min_expert_tokens": 1}, []
     for topup, batch_size in (("uniform", 1), ("dsnot", 1), ("dsnot", 3)):
-        model = make_model(family)
-        config = NeuronALConfig(
-            0.6, saliency=saliency, topup=topup, num_samples=6, num_alignment_samples=2, seq_length=16,
-            min_expert_tokens=1,
-        )  # fmt: skip
-        pruner = NeuronALPruner(config)
-        pruner.prune(model, dataset=ids[:6], batch_size=batch_size)
+        model, config = make_model(family), NeuronALConfig(0.6, saliency, topup=topup, **fields)
+        NeuronALPruner(config).prune(model, dataset=ids[:6], batch_size=batch_size)
         zeros.append({name: weight == 0 for name, weight in model.named_parameters()})
     uniform, refined, batched = zeros
     assert sum(map(torch.sum, uniform.values())) == sum(map(torch.sum, refined.values()))
@@ -172,8 +150,9 @@ def test_defaults():
     assert DSnoT.refines and DSnoT.statistic is InputSums
 
 
-@pytest.mark.parametrize("fields", [{"cycles": -1}, {"cycles": 1.5}, {"threshold": -0.1}, {"threshold": "a"}])
-def test_bad_values(fields):
-    error = TypeError if fields in ({"cycles": 1.5}, {"threshold": "a"}) else ValueError
-    with pytest.raises(error, match=f"{next(iter(fields))} is .*: expected a"):
-        DSnoT(**fields)
+def test_bad_values():
+    for name, value, error in [
+        ("cycles", -1, ValueError), ("cycles", 1.5, TypeError), ("threshold", -0.1, ValueError),
+        ("threshold", "a", TypeError),
+    ]:  # fmt: skip
+        refuses(DSnoT, error, f"{name} is .*: expected a", **{name: value})

@@ -1,26 +1,15 @@
 import math
+from itertools import product
 
 import pytest
 import torch
+from by_hand import FakeOutputs, by_block, refuses
 from conftest import make_model
-from sweeps import build_sweep
+from sweeps import build_sweep, make_sweep, uniform
 
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.evopress import EvoPress, mutants, units_of
-
-
-class FakeSweep:
-    """Answers with an error of its own making, and notes what was asked."""
-
-    def __init__(self, decoder, error):
-        self.decoder, self.error, self.asked = decoder, error, []
-
-    def output_errors(self, plans, metric, label, reference="dense", sequences=None):
-        self.asked.append((len(plans), sequences))
-        return [self.error([plan.sparsity[block.pruned_names[0]] for block in self.decoder.blocks]) for plan in plans]
 
 
 def mean(decoder, plan):
@@ -32,35 +21,23 @@ def test_levels_by_hand(llama):
     """Equal blocks at 0.6: a level is 1/16 of 0.4, that is 0.025."""
     decoder = find_decoder(llama)
     plan = EvoPress().plan(units_of(decoder, "block"), (-2, 0, 2), 0.6)
-    by_block = [plan.sparsity[block.pruned_names[0]] for block in decoder.blocks]
-    assert by_block == pytest.approx([0.55, 0.6, 0.65])
+    assert by_block(decoder.blocks, plan) == pytest.approx([0.55, 0.6, 0.65])
+    for sparsity in (0.3, 0.9):
+        extreme = EvoPress(step=1 / 3, levels=3).plan(units_of(decoder, "block"), (-3, 0, 3), sparsity)
+        assert min(extreme.sparsity.values()) >= 0 and max(extreme.sparsity.values()) <= 1
 
 
-@pytest.mark.parametrize("unit", ["block", "projection"])
-def test_levels_keep_the_mean_where_sizes_differ(llama, unit):
+def test_levels_keep_the_mean_where_sizes_differ(llama):
     """The first block has only its MLP pruned, and its step is smaller in share, not in weights."""
     decoder = find_decoder(llama, ignore=[r"layers\.0\.self_attn"])
-    units = units_of(decoder, unit)
-    topup = EvoPress(unit=unit)
-    generator = torch.Generator().manual_seed(0)
-    for levels in mutants(generator, (0,) * len(units), 20, 8):
-        assert mean(decoder, topup.plan(units, levels, 0.7)) == pytest.approx(0.7, abs=1e-12)
-
-
-def test_the_smallest_unit_moves_most(llama):
-    decoder = find_decoder(llama, ignore=[r"layers\.0\.self_attn"])
+    for unit in ("block", "projection"):
+        units, generator = units_of(decoder, unit), torch.Generator().manual_seed(0)
+        for levels in mutants(generator, (0,) * len(units), 20, 8):
+            assert mean(decoder, EvoPress(unit=unit).plan(units, levels, 0.7)) == pytest.approx(0.7, abs=1e-12)
     units = units_of(decoder, "block")
     small, large, _ = (sum(math.prod(p.shape) for p in unit) for unit in units)
     plan = EvoPress(step=0.5, levels=2).plan(units, (-1, 1, 0), 0.5)  # a level is a quarter of the smallest block
-    by_block = [plan.sparsity[block.pruned_names[0]] for block in decoder.blocks]
-    assert by_block == pytest.approx([0.25, 0.5 + 0.25 * small / large, 0.5])
-
-
-def test_extreme_levels_stay_within_bounds(llama):
-    units = units_of(find_decoder(llama), "block")
-    for sparsity in (0.3, 0.9):
-        values = EvoPress(step=1 / 3, levels=3).plan(units, (-3, 0, 3), sparsity).sparsity.values()
-        assert min(values) >= 0 and max(values) <= 1
+    assert by_block(decoder.blocks, plan) == pytest.approx([0.25, 0.5 + 0.25 * small / large, 0.5])
 
 
 def test_mutants_are_different_and_exchange():
@@ -80,66 +57,61 @@ def test_a_small_model_has_few_mutants():
 def test_the_best_known_plan_is_found(llama):
     """The error is smallest where the first block has 0.525 and the last 0.675: three levels away."""
     wanted = [0.525, 0.6, 0.675]
-    sweep = FakeSweep(find_decoder(llama), lambda found: sum(abs(a - b) for a, b in zip(found, wanted)))
+    sweep = FakeOutputs(find_decoder(llama), lambda found: sum(abs(a - b) for a, b in zip(found, wanted)))
     allocation = EvoPress().allocate(sweep, 0.6)
-    by_block = [allocation.plan.sparsity[block.pruned_names[0]] for block in sweep.decoder.blocks]
-    assert by_block == pytest.approx(wanted)
+    assert by_block(sweep.decoder.blocks, allocation.plan) == pytest.approx(wanted)
     errors = allocation.decisions["evopress"]["errors"]
     assert errors[0] == pytest.approx(0.15) and errors[-1] == pytest.approx(0, abs=1e-12)
     assert errors == sorted(errors, reverse=True), "the parent only gives way to something better"
 
 
 def test_selection_narrows_step_by_step(llama):
-    sweep = FakeSweep(find_decoder(llama), lambda found: 1.0)
+    sweep = FakeOutputs(find_decoder(llama))
     topup = EvoPress(generations=2, offspring=6, survivors=(4, 2), sequences=(1, 3))
     allocation = topup.allocate(sweep, 0.6)
-    assert sweep.asked == [(1, None), *[(6, 1), (4, 3), (2, None)] * 2]
+    asked = [(1, None), *[(6, 1), (4, 3), (2, None)] * 2]
+    assert sweep.asked == [(plans, "kl", sequences) for plans, sequences in asked]
     assert set(allocation.plan.sparsity.values()) == {0.6}, "equal errors do not replace the parent"
 
 
 def test_the_seed_decides(llama):
     def searched(seed):
-        sweep = FakeSweep(find_decoder(llama), lambda found: found[0])
+        sweep = FakeOutputs(find_decoder(llama), lambda found: found[0])
         return EvoPress(generations=1, search_seed=seed).allocate(sweep, 0.6).plan
 
     assert searched(0) == searched(0)
     assert any(searched(0) != searched(seed) for seed in range(1, 6))
 
 
-@pytest.mark.parametrize("sparsity, layers", [(0.0, 3), (0.6, 1)])
-def test_without_anything_to_exchange_it_is_uniform(sparsity, layers):
-    decoder = find_decoder(make_model("llama", num_hidden_layers=layers))
-    allocation = EvoPress().allocate(FakeSweep(decoder, None), sparsity)
-    assert set(allocation.plan.sparsity.values()) == {sparsity}
+def test_without_anything_to_exchange_it_is_uniform():
+    for sparsity, layers in [(0.0, 3), (0.6, 1)]:
+        decoder = find_decoder(make_model("llama", num_hidden_layers=layers))
+        allocation = EvoPress().allocate(FakeOutputs(decoder, None), sparsity)
+        assert set(allocation.plan.sparsity.values()) == {sparsity}
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
-@pytest.mark.parametrize("reference", ["dense", "sparse-stream"])
-def test_output_errors_on_some_sequences(llama, ids, batch_size, reference):
+def test_output_errors_on_some_sequences(llama, ids):
     """They are the mean of what each sequence alone gives; all sequences are the default."""
     with inference(llama):
-        sweep = build_sweep(find_decoder(llama), SALIENCIES.get("magnitude")(), ids, 4, batch_size)
-        plan = SparsityPlan(dict.fromkeys(sweep.decoder.projections, 0.5))
-
-        def errors(sequences):
-            return sweep.output_errors([plan], "kl", label=None, reference=reference, sequences=sequences)
-
-        single = [
-            build_sweep(sweep.decoder, sweep.saliency, own, 1).output_errors([plan], "kl", label=None)[0]
-            for own in ids[:3].split(1)
-        ]
-        assert errors(3) == pytest.approx([sum(single) / 3], rel=1e-5)
-        assert errors(4) == errors(None) != errors(3)
+        for batch_size, reference in product([1, 2, 3], ["dense", "sparse-stream"]):
+            sweep = make_sweep(llama, ids, "magnitude", batch_size)
+            plan = uniform(sweep)
+            alone = (build_sweep(sweep.decoder, sweep.saliency, own, 1) for own in ids[:3].split(1))
+            single = [one.output_errors([plan], "kl", None)[0] for one in alone]
+            some, every, default = (
+                sweep.output_errors([plan], "kl", label=None, reference=reference, sequences=sequences)
+                for sequences in (3, 4, None)
+            )
+            assert some == pytest.approx([sum(single) / 3], rel=1e-5) and every == default != some
 
 
 def test_fewer_sequences_use_the_saliency_of_all(llama, ids):
     """With Wanda the masks are those of all alignment sequences."""
     with inference(llama):
-        sweep = build_sweep(find_decoder(llama), SALIENCIES.get("wanda")(), ids, 4)
+        sweep = make_sweep(llama, ids)
         alone = build_sweep(sweep.decoder, sweep.saliency, ids, 1)
-        plan = SparsityPlan(dict.fromkeys(sweep.decoder.projections, 0.5))
-        ours = sweep.output_errors([plan], "nll", label=None, sequences=1)
-        assert ours != alone.output_errors([plan], "nll", label=None)
+        ours = sweep.output_errors([uniform(sweep)], "nll", label=None, sequences=1)
+        assert ours != alone.output_errors([uniform(sweep)], "nll", label=None)
 
 
 def test_the_default_costs_what_neuronal_does():
@@ -150,22 +122,13 @@ def test_the_default_costs_what_neuronal_does():
     assert 0.95 * 58 * sequences < forwards <= 58 * sequences
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"generations": 1.5}, "generations is 1.5: expected a whole number"),
-        ({"offspring": 0}, "offspring is 0: expected a whole number of at least 1"),
-        ({"survivors": (2, 1)}, r"survivors is \(2, 1\) and sequences is \(2,\): expected one number each"),
-        ({"survivors": (9,)}, r"survivors is \(9,\): expected ever fewer of 8 offspring"),
-        ({"sequences": "2"}, "sequences is '2'"),
-        ({"unit": "blocks"}, "unit is 'blocks'.*Did you mean 'block'"),
-        ({"step": 0.2}, "step is 0.2 and levels is 8.*at most 1"),
-        ({"step": "small"}, "step is 'small': expected a number"),
-    ],
-)
-def test_bad_hyper_parameters(arguments, message):
-    error = (
-        TypeError if {"generations", "sequences"} & set(arguments) or arguments == {"step": "small"} else ValueError
-    )
-    with pytest.raises(error, match=message):
-        EvoPress(**arguments)
+def test_bad_hyper_parameters():
+    refuses(EvoPress, TypeError, "generations is 1.5: expected a whole number", generations=1.5)
+    refuses(EvoPress, ValueError, "offspring is 0: expected a whole number of at least 1", offspring=0)
+    together = r"survivors is \(2, 1\) and sequences is \(2,\): expected one number each"
+    refuses(EvoPress, ValueError, together, survivors=(2, 1))
+    refuses(EvoPress, ValueError, r"survivors is \(9,\): expected ever fewer of 8 offspring", survivors=(9,))
+    refuses(EvoPress, TypeError, "sequences is '2'", sequences="2")
+    refuses(EvoPress, ValueError, "unit is 'blocks'.*Did you mean 'block'", unit="blocks")
+    refuses(EvoPress, ValueError, "step is 0.2 and levels is 8.*at most 1", step=0.2)
+    refuses(EvoPress, TypeError, "step is 'small': expected a number", step="small")

@@ -1,15 +1,15 @@
 import math
+from itertools import product
 
 import pytest
 import torch
+from by_hand import by_block, refuses
 from conftest import make_model
-from sweeps import build_sweep
+from sweeps import make_sweep, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
 from optimum_neuronal.trials.sweep import Deviation, Sweep
 
@@ -41,45 +41,53 @@ def test_defaults_are_the_papers():
     assert (topup.steps, topup.reference, topup.alignment_scope) == ("both", "sparse-stream", "sequence")
 
 
-def test_block_plan_is_linear_and_spares_early_blocks(llama):
+@pytest.mark.parametrize(
+    "schedule, middle", [("linear", 0.5), ("exponential", (math.e**0.5 - 1) / (math.e - 1)), ("logarithmic", 0.6201)]
+)
+def test_schedules_by_hand(llama, schedule, middle):
+    """Three blocks rise by 0, `middle` and 1 times 0.2; the mean of all three is kept."""
     decoder = find_decoder(llama)
-    plan = block_plan(decoder, 0.7, 0.1)
-    by_block = [plan.sparsity[block.pruned_names[0]] for block in decoder.blocks]
-    assert by_block == pytest.approx([0.6, 0.7, 0.8])
-    assert all(plan.sparsity[name] == value for b, value in zip(decoder.blocks, by_block) for name in b.pruned_names)
+    plan = block_plan(decoder, 0.7, 0.1, schedule)
+    mean = 0.2 * (0 + middle + 1) / 3
+    found = by_block(decoder.blocks, plan)
+    assert found == pytest.approx([0.7 - mean, 0.7 + 0.2 * middle - mean, 0.9 - mean], abs=1e-5)
+    assert sum(found) / 3 == pytest.approx(0.7)
+    assert all(plan.sparsity[name] == own for b, own in zip(decoder.blocks, found) for name in b.pruned_names)
+    sweep = FakeSweep(decoder, {"Block step": [1.0], "base": 0.7})
+    NeuronAL(steps="block", block_lambdas=(0.1,), schedule=schedule).allocate(sweep, 0.7)
+    ((_, (asked,)),) = sweep.asked
+    assert asked == plan and (asked == block_plan(decoder, 0.7, 0.1)) == (schedule == "linear")
 
 
-def test_a_single_block_gets_the_target():
-    decoder = find_decoder(make_model("llama", num_hidden_layers=1))
-    assert set(block_plan(decoder, 0.7, 0.25).sparsity.values()) == {0.7}
+def test_the_default_schedule_is_linear_and_spares_early_blocks(llama):
+    decoder = find_decoder(llama)
+    assert by_block(decoder.blocks, block_plan(decoder, 0.7, 0.1)) == pytest.approx([0.6, 0.7, 0.8])
+    single = find_decoder(make_model("llama", num_hidden_layers=1))
+    assert set(block_plan(single, 0.7, 0.25).sparsity.values()) == {0.7}
 
 
 def test_lowest_error_wins_and_the_first_of_equals(llama):
-    decoder = find_decoder(llama)
     errors = {"Block step": [3.0, 1.0, 1.0], "Row step": [0.9, 0.5], "base": 0.7}
-    sweep = FakeSweep(decoder, errors)
+    sweep = FakeSweep(find_decoder(llama), errors)
     allocation = NeuronAL(block_lambdas=(0.05, 0.1, 0.2), row_lambdas=(0.0, 0.1, 0.2)).allocate(sweep, 0.7)
-    assert allocation.decisions["block"]["lambda"] == 0.1
-    assert allocation.decisions["row"]["lambda"] == 0.2
+    assert allocation.decisions["block"]["lambda"] == 0.1 and allocation.decisions["row"]["lambda"] == 0.2
     assert [c["error"] for c in allocation.decisions["row"]["candidates"]] == [0.7, 0.9, 0.5]
     assert [label for label, _ in sweep.asked] == ["Block step", "Row step"]
     assert allocation.plan is sweep.asked[1][1][1]
 
 
 def test_rows_stay_alone_when_none_is_better(llama):
-    errors = {"Block step": [1.0], "Row step": [0.9, 0.8], "base": 0.7}
-    allocation = NeuronAL(block_lambdas=(0.1,), row_lambdas=(0.0, 0.1, 0.2)).allocate(
-        FakeSweep(find_decoder(llama), errors), 0.7
-    )
+    sweep = FakeSweep(find_decoder(llama), {"Block step": [1.0], "Row step": [0.9, 0.8], "base": 0.7})
+    allocation = NeuronAL(block_lambdas=(0.1,), row_lambdas=(0.0, 0.1, 0.2)).allocate(sweep, 0.7)
     assert allocation.decisions["row"]["lambda"] == 0.0
     assert all(isinstance(value, float) for value in allocation.plan.sparsity.values())
 
 
-@pytest.mark.parametrize("steps, labels", [("block", ["Block step"]), ("row", ["Row step"])])
-def test_single_steps(llama, steps, labels):
-    sweep = FakeSweep(find_decoder(llama), {"Block step": [1.0], "Row step": [0.1], "base": 0.7})
-    allocation = NeuronAL(steps=steps, block_lambdas=(0.1,), row_lambdas=(0.1,)).allocate(sweep, 0.7)
-    assert [label for label, _ in sweep.asked] == labels and set(allocation.decisions) == {steps}
+def test_single_steps(llama):
+    for steps, label in [("block", "Block step"), ("row", "Row step")]:
+        sweep = FakeSweep(find_decoder(llama), {"Block step": [1.0], "Row step": [0.1], "base": 0.7})
+        allocation = NeuronAL(steps=steps, block_lambdas=(0.1,), row_lambdas=(0.1,)).allocate(sweep, 0.7)
+        assert [asked for asked, _ in sweep.asked] == [label] and set(allocation.decisions) == {steps}
 
 
 def test_rows_that_deviate_more_are_spared(llama):
@@ -93,21 +101,19 @@ def test_rows_that_deviate_more_are_spared(llama):
         assert rows.mean().item() == pytest.approx(base.sparsity[name])
 
 
-@pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
-@pytest.mark.parametrize("scope", ["sequence", "pooled"])
-def test_row_step_everywhere(any_model, ids, reference, scope):
+def test_row_step_everywhere(any_model, ids):
     """Every family, both references: every row of every projection takes part, the last block's down too."""
     with inference(any_model):
-        decoder = find_decoder(any_model)
-        sweep = build_sweep(decoder, SALIENCIES.get("wanda")(), ids, 4)
-        base = SparsityPlan(dict.fromkeys(decoder.projections, 0.7))
-        deviation = sweep.deviation(base, reference, scope, "l2", "test")
-        (plan,) = row_plans(decoder, base, [0.2], deviation)
-        (error,) = sweep.alignment_errors([base], reference, scope, "l2", "test")
-    assert deviation.error == error, "the row step's lambda 0 is the block step's winner"
-    for name, rows in plan.sparsity.items():
-        assert rows.max() - rows.min() > 0.3, name
-        assert rows.mean().item() == pytest.approx(0.7)
+        for measured_on in product(["sparse-stream", "dense"], ["sequence", "pooled"], ["l2"]):
+            sweep = make_sweep(any_model, ids)
+            base = uniform(sweep, 0.7)
+            deviation = sweep.deviation(base, *measured_on, "test")
+            (plan,) = row_plans(sweep.decoder, base, [0.2], deviation)
+            (error,) = sweep.alignment_errors([base], *measured_on, "test")
+            assert deviation.error == error, "the row step's lambda 0 is the block step's winner"
+            for name, rows in plan.sparsity.items():
+                assert rows.max() - rows.min() > 0.3, name
+                assert rows.mean().item() == pytest.approx(0.7)
 
 
 def test_shapes_that_do_not_map_are_refused_before_any_work(llama):
@@ -118,44 +124,19 @@ def test_shapes_that_do_not_map_are_refused_before_any_work(llama):
     NeuronAL(steps="block").check(decoder)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"steps": "rows"}, "steps is 'rows'.*Did you mean 'row'"),
-        ({"reference": "sparse"}, "reference is 'sparse'.*Did you mean 'sparse-stream'"),
-        ({"alignment_scope": "all"}, "alignment_scope is 'all'"),
-        ({"metric": "l1"}, "metric is 'l1'.*'reconstruction'"),
-        ({"schedule": "exp"}, "schedule is 'exp'.*'exponential'"),
-        ({"block_lambdas": ()}, "block_lambdas is"),
-        ({"row_lambdas": (0.1, 0.1)}, "expected each number once"),
-        ({"block_lambdas": (1.5,)}, "from 0 to 1"),
-        ({"block_lambdas": "abc"}, "expected several"),
-    ],
-)
-def test_bad_hyper_parameters(arguments, message):
-    error = TypeError if arguments == {"block_lambdas": "abc"} else ValueError
-    with pytest.raises(error, match=message):
-        NeuronAL(**arguments)
-
-
-@pytest.mark.parametrize(
-    "schedule, middle", [("linear", 0.5), ("exponential", (math.e**0.5 - 1) / (math.e - 1)), ("logarithmic", 0.6201)]
-)
-def test_schedules_by_hand(llama, schedule, middle):
-    """Three blocks rise by 0, `middle` and 1 times 0.2; the mean of all three is kept."""
-    decoder = find_decoder(llama)
-    plan = block_plan(decoder, 0.7, 0.1, schedule)
-    by_block = [plan.sparsity[block.pruned_names[0]] for block in decoder.blocks]
-    mean = 0.2 * (0 + middle + 1) / 3
-    assert by_block == pytest.approx([0.7 - mean, 0.7 + 0.2 * middle - mean, 0.9 - mean], abs=1e-5)
-    assert sum(by_block) / 3 == pytest.approx(0.7)
-
-
-def test_the_schedule_reaches_the_candidates(llama):
-    sweep = FakeSweep(find_decoder(llama), {"Block step": [1.0], "base": 0.7})
-    NeuronAL(steps="block", block_lambdas=(0.1,), schedule="exponential").allocate(sweep, 0.7)
-    ((_, (plan,)),) = sweep.asked
-    assert plan == block_plan(sweep.decoder, 0.7, 0.1, "exponential") != block_plan(sweep.decoder, 0.7, 0.1)
+def test_bad_hyper_parameters():
+    for name, value, message in [
+        ("steps", "rows", "steps is 'rows'.*Did you mean 'row'"),
+        ("reference", "sparse", "reference is 'sparse'.*Did you mean 'sparse-stream'"),
+        ("alignment_scope", "all", "alignment_scope is 'all'"),
+        ("metric", "l1", "metric is 'l1'.*'reconstruction'"),
+        ("schedule", "exp", "schedule is 'exp'.*'exponential'"),
+        ("block_lambdas", (), "block_lambdas is"),
+        ("row_lambdas", (0.1, 0.1), "expected each number once"),
+        ("block_lambdas", (1.5,), "from 0 to 1"),
+    ]:
+        refuses(NeuronAL, ValueError, message, **{name: value})
+    refuses(NeuronAL, TypeError, "expected several", block_lambdas="abc")
 
 
 @pytest.mark.parametrize("reference", ["sparse-stream", "dense"])

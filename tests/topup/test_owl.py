@@ -2,13 +2,10 @@ import math
 
 import pytest
 import torch
-from by_hand import FakeSweep, make_block
-from conftest import make_model
-from sweeps import build_sweep
+from by_hand import FakeSweep, make_block, refuses
+from sweeps import make_sweep
 
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.owl import OWL, outlier_ratio
 
 
@@ -51,26 +48,21 @@ def test_larger_blocks_count_for_more():
     assert list(OWL().allocate(sweep, 0.7).plan.sparsity.values()) == pytest.approx([0.58, 0.74])
 
 
-@pytest.mark.parametrize("saliency", ["magnitude", "wanda"])
-def test_the_metric_is_wandas_whatever_the_saliency(saliency, ids):
+def test_the_metric_is_wandas_whatever_the_saliency(llama, ids):
     plans = []
-    for name in (saliency, "wanda"):
-        model = make_model("llama")
-        with inference(model):
-            sweep = build_sweep(find_decoder(model), SALIENCIES.get(name)(), ids, 4)
+    with inference(llama):
+        for saliency in ("magnitude", "wanda"):
+            sweep = make_sweep(llama, ids, saliency)
             plans.append(OWL(outlier_factor=2.0).allocate(sweep, 0.7).plan.sparsity)
-        assert sweep.engine.runner.block_forwards == len(ids) * len(sweep.decoder.blocks), (
-            "one pass over the calibration set"
-        )
-    assert plans[0] == plans[1] and len(set(plans[0].values())) == len(sweep.decoder.blocks)
+            assert sweep.engine.runner.block_forwards == len(ids) * 3, "one pass over the calibration set"
+    assert plans[0] == plans[1] and len(set(plans[0].values())) == 3
 
 
-def test_a_block_that_the_user_leaves_out_changes_nothing(ids):
-    model = make_model("llama")
-    with inference(model):
-        decoder = find_decoder(model, ignore=[r"layers\.0\."])
-        plan = OWL(outlier_factor=2.0).allocate(build_sweep(decoder, SALIENCIES.get("wanda")(), ids, 4), 0.7).plan
-    assert set(plan.sparsity) == set(decoder.projections)
+def test_a_block_that_the_user_leaves_out_changes_nothing(llama, ids):
+    with inference(llama):
+        sweep = make_sweep(llama, ids, ignore=[r"layers\.0\."])
+        plan = OWL(outlier_factor=2.0).allocate(sweep, 0.7).plan
+    assert set(plan.sparsity) == set(sweep.decoder.projections)
     assert {round(value, 6) for value in plan.sparsity.values()} == {0.62, 0.78}, "of the other two blocks"
 
 
@@ -78,10 +70,7 @@ def test_defaults():
     assert (OWL().outlier_factor, OWL().half_width) == (5, 0.08)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"outlier_factor": 0}, {"outlier_factor": "5"}, {"half_width": 1.1}, {"half_width": math.nan}]
-)
-def test_bad_values(fields):
-    error = TypeError if fields == {"outlier_factor": "5"} else ValueError
-    with pytest.raises(error, match=f"{next(iter(fields))} is .*: expected a number "):
-        OWL(**fields)
+def test_bad_values():
+    for name, value in (("outlier_factor", 0), ("half_width", 1.1), ("half_width", math.nan)):
+        refuses(OWL, ValueError, f"{name} is .*: expected a number ", **{name: value})
+    refuses(OWL, TypeError, "outlier_factor is .*: expected a number ", outlier_factor="5")

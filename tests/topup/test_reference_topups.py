@@ -6,7 +6,7 @@ import authors
 import numpy as np
 import pytest
 import torch
-from profiles import at_night
+from profiles import at_night, by_day
 from test_reference import FIGURES, Reference, run
 
 from optimum_neuronal import evaluate_perplexity
@@ -16,11 +16,7 @@ from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.alpha_pruning import hill_exponent
 
 
-ONE_OF_EACH = [
-    ("wanda", 0.7),
-    pytest.param("magnitude", 0.6, marks=at_night),
-    pytest.param("multiflow", 0.8, marks=at_night),
-]
+SETTINGS = [("wanda", 0.7), ("magnitude", 0.6), ("multiflow", 0.8)]  # one of each
 
 
 def allocated(reference, name, sparsity):
@@ -31,7 +27,7 @@ def allocated(reference, name, sparsity):
     return [plan[block.pruned_names[0]] for block in reference.decoder.blocks], allocation.decisions
 
 
-@pytest.mark.parametrize("saliency, sparsity", ONE_OF_EACH)
+@pytest.mark.parametrize("saliency, sparsity", by_day(SETTINGS, SETTINGS[0]))
 def test_owls_block_sparsities_are_the_authors(saliency, sparsity):
     """The same weights count as outliers, so nothing but the last bits of the arithmetic may differ."""
     found, _ = allocated(Reference(saliency), "owl", sparsity)
@@ -43,23 +39,15 @@ def digest(mask) -> str:
     return hashlib.sha256(np.packbits((~mask.unpack()).flatten().numpy()).tobytes()).hexdigest()[:16]
 
 
-@pytest.mark.parametrize("saliency, sparsity", ONE_OF_EACH)
-def test_owls_masks_and_perplexities_are_the_authors(saliency, sparsity):
-    """With their counts of weights: where ours hit the target, theirs fall short by up to one weight per row."""
-    reference, figures = Reference(saliency), run(saliency, sparsity, "owl")
-    masks = reference.prune(authors.authors_block_plan(reference.decoder, figures["per_block_target"]))
-    if "mask_sha256" in figures and authors.SAME_KERNELS:
-        found = {authors.local_name(name): digest(mask) for name, mask in masks.items()}
-        assert found == figures["mask_sha256"], "bit for bit"
-    reference.check_perplexities(figures, tests=("man",))
-
-
-def test_masks_and_perplexities_of_the_authors_alpha_pruning():
-    """Their allocation asks for more than everything of the first block; with it, capped, all else is theirs."""
-    reference, figures = Reference(), run("wanda", 0.7, "alpha")
+@at_night
+@pytest.mark.parametrize("topup, saliency, sparsity", [*(("owl", *own) for own in SETTINGS), ("alpha", *SETTINGS[0])])
+def test_masks_and_perplexities_are_the_authors(topup, saliency, sparsity):
+    """With their counts of weights: where ours hit the target, theirs fall short by up to one weight per row. Their
+    AlphaPruning asks for more than everything of the first block; with it, capped, all else is theirs."""
+    reference, figures = Reference(saliency), run(saliency, sparsity, topup)
     targets = [min(target, 1.0) for target in figures["per_block_target"]]
     masks = reference.prune(authors.authors_block_plan(reference.decoder, targets))
-    if authors.SAME_KERNELS:
+    if "mask_sha256" in figures and authors.SAME_KERNELS:
         found = {authors.local_name(name): digest(mask) for name, mask in masks.items()}
         assert found == figures["mask_sha256"], "bit for bit"
     reference.check_perplexities(figures, tests=("man",))

@@ -2,55 +2,40 @@ import pytest
 import torch
 from by_hand import mean
 from conftest import make_model
-from sweeps import build_sweep
+from sweeps import make_sweep
 
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.search import LENGTHS, STREAM_COST, _Run
 from optimum_neuronal.topup.search_space import Space, kind_moved
 
 
-LAYERS = {"gpt2": {"n_layer": 3}}
-
-
-def test_directions_cover_every_kind_and_move_something():
-    decoder = find_decoder(make_model("mixtral"))
-    space = Space.of(decoder, 0.7)
+def test_directions_cover_every_kind():
+    space = Space.of(find_decoder(make_model("mixtral")), 0.7)
     assert set(space.kinds) == {"query and key", "value", "output", "experts' gate_up", "experts' down"}
     assert sum(space.kinds.values()).tolist() == [1.0] * len(space.names)
-    for number in (0, 1):
-        for name, direction in space.directions(number).items():
-            moved = space.on_target(space.uniform + 0.05 * direction)
+    assert _Run(None, space, "kl", 58).cost_of_round(0) == STREAM_COST + 5 + len(LENGTHS)
+    without_roles = find_decoder(make_model("llama"), targets=["."])
+    assert {kind_moved(p) for p in without_roles.projections.values()} >= {"query and key", "down"}
+
+
+def test_directions_move_something_and_leave_the_target_as_it_is():
+    for family, layers in (("llama", "num_hidden_layers"), ("gpt2", "n_layer"), ("mixtral", "num_hidden_layers")):
+        space = Space.of(find_decoder(make_model(family, **{layers: 3})), 0.7)
+        for name, direction in [*space.directions(0).items(), *space.directions(1).items()]:
+            assert (direction * space.sizes).sum().abs() < 1e-6, name
+            moved = space.uniform + 0.05 * direction
+            assert space.on_target(moved) is moved, "nothing is shifted, so that what is alike stays so bit for bit"
             assert mean(space, moved) == pytest.approx(0.7, abs=1e-9), name
             assert not torch.allclose(moved, space.uniform), name
-    assert _Run(None, space, "kl", 58).cost_of_round(0) == STREAM_COST + 5 + len(LENGTHS)
-
-
-def test_kinds_of_projections_without_a_role():
-    decoder = find_decoder(make_model("llama"), targets=["."])
-    assert {kind_moved(p) for p in decoder.projections.values()} >= {"query and key", "down"}
-
-
-def test_directions_leave_the_target_as_it_is():
-    for family in ("llama", "gpt2", "mixtral"):
-        space = Space.of(find_decoder(make_model(family, **LAYERS.get(family, {"num_hidden_layers": 3}))), 0.7)
-        for number in (0, 1):
-            for name, direction in space.directions(number).items():
-                assert (direction * space.sizes).sum().abs() < 1e-6, name
-                moved = space.uniform + 0.05 * direction
-                assert space.on_target(moved) is moved, (
-                    "nothing is shifted, so that what is alike stays so bit for bit"
-                )
-                if name.endswith("late"):
-                    assert not direction[space.depth <= 0].any()
+            assert not name.endswith("late") or not direction[space.depth <= 0].any()
 
 
 def test_late_candidates_share_the_early_half(ids):
     """Counted by the engine: what the search says that it spent is what was run, and less than without sharing."""
     model = make_model("llama", num_hidden_layers=4)
     with inference(model):
-        sweep = build_sweep(find_decoder(model), SALIENCIES.get("magnitude")(), ids, 4, 4)
+        sweep = make_sweep(model, ids, "magnitude")
         space = Space.of(sweep.decoder, 0.6)
         late = [d for name, d in space.directions(1).items() if name.endswith("late")]
         candidates = [space.on_target(space.uniform + 0.05 * direction) for direction in late]

@@ -4,11 +4,10 @@ import pytest
 import torch
 from conftest import make_model
 from forward import squared_norms, token_counts
-from sweeps import build_sweep, make_sweep, state, unchanged, uniform
+from sweeps import make_sweep, state, unchanged, uniform
 
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.statistics import SquaredNorms, activation
-from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Projection, trial_weights
 from optimum_neuronal.sparsity.masks import Zeros, mask_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan, row_counts
@@ -40,34 +39,26 @@ def test_kl_by_hand():
     dense, sparse = torch.tensor([[1.0, 9.0]]), torch.tensor([[1.0, 1.0]])  # shares 1/4 3/4 and 1/2 1/2
     expected = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
     assert alignment_error(dense, sparse, metric="kl").item() == pytest.approx(expected / 2)
+    silenced, nearly = (
+        alignment_error(torch.tensor([[1.0, 1.0]]), torch.tensor([[value, 1.0]]), metric="kl").item()
+        for value in (0.0, 0.01)
+    )
+    assert 1 < silenced < 20 and silenced > nearly, "of a silenced feature large and finite"
 
 
-def test_kl_of_a_silenced_feature_is_large_and_finite():
-    dense = torch.tensor([[1.0, 1.0]])
-    silenced = alignment_error(dense, torch.tensor([[0.0, 1.0]]), metric="kl").item()
-    assert 1 < silenced < 20 and silenced > alignment_error(dense, torch.tensor([[0.01, 1.0]]), metric="kl").item()
-
-
-def test_scale_does_not_matter():
-    for metric in METRICS:
-        norms = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
-        assert alignment_error(norms, 49 * norms, metric=metric).item() == pytest.approx(0, abs=1e-8)
-
-
-def test_no_error_is_negative():
+@pytest.mark.parametrize("metric", METRICS)
+def test_no_error_is_negative_infinite_or_of_scale(metric):
     """Candidates are abandoned by what they have added up so far, so nothing may be taken off again."""
-    for metric in METRICS:
-        generator = torch.Generator().manual_seed(0)
-        for size in (1e-7, 1e-3, 1):
-            dense = torch.rand(50, 40, generator=generator)
-            assert alignment_error(dense, dense + size * torch.rand(50, 40, generator=generator), metric=metric) >= 0
-
-
-def test_dead_inputs_are_finite():
-    for metric in METRICS:
-        assert alignment_error(torch.zeros(2, 4), torch.zeros(2, 4), metric=metric).item() == 0
-        assert torch.isfinite(alignment_error(torch.zeros(2, 4), torch.ones(2, 4), metric=metric))
-        assert torch.isfinite(alignment_error(torch.ones(2, 4), torch.zeros(2, 4), metric=metric))
+    generator = torch.Generator().manual_seed(0)
+    norms = torch.rand(3, 5, generator=generator)
+    assert alignment_error(norms, 49 * norms, metric=metric).item() == pytest.approx(0, abs=1e-8)
+    for size in (1e-7, 1e-3, 1):
+        dense = torch.rand(50, 40, generator=generator)
+        assert alignment_error(dense, dense + size * torch.rand(50, 40, generator=generator), metric=metric) >= 0
+    zeros, ones = torch.zeros(2, 4), torch.ones(2, 4)
+    assert alignment_error(zeros, zeros, metric=metric).item() == 0
+    for dead in (alignment_error(zeros, ones, metric=metric), alignment_error(ones, zeros, metric=metric)):
+        assert torch.isfinite(dead)
 
 
 def test_total_counts_every_projection():
@@ -127,11 +118,11 @@ def test_dense_alignment_by_brute_force(any_model, ids):
 def test_first_inputs_are_aligned_on_the_sparse_stream(llama, ids):
     """There a block's first input is the same in both runs, so q, k and v do not count."""
     with inference(llama):
-        sweep = make_sweep(llama, ids)
-        everything = sweep.alignment_errors([uniform(sweep)], "sparse-stream", "sequence", "l2", label=None)
-        qkv = build_sweep(find_decoder(llama, targets=["[qkv]_proj"]), sweep.saliency, ids, 4)
-        assert qkv.alignment_errors([uniform(qkv)], "sparse-stream", "sequence", "l2", label=None) == [0.0]
-    assert everything[0] > 0
+        everything, qkv = (
+            sweep.alignment_errors([uniform(sweep)], "sparse-stream", "sequence", "l2", label=None)
+            for sweep in (make_sweep(llama, ids), make_sweep(llama, ids, targets=["[qkv]_proj"]))
+        )
+    assert everything[0] > 0 and qkv == [0.0]
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gemma4_text"])
@@ -169,11 +160,10 @@ def test_shared_work_is_done_once(llama, ids):
     with inference(llama):
         sweep = make_sweep(llama, ids)
         plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2)]
-        sweep.alignment_errors(plans, "sparse-stream", "sequence", "l2", label=None)
-        assert sweep.engine.runner.block_forwards == 4 * (1 + 3 + 2 * 6)
-        sweep.engine.runner.block_forwards = 0
-        sweep.alignment_errors(plans, "dense", "sequence", "l2", label=None)
-        assert sweep.engine.runner.block_forwards == 4 * (3 + 9), "once dense, then every plan"
+        for reference, runs in (("sparse-stream", 1 + 3 + 2 * 6), ("dense", 3 + 9)):
+            sweep.engine.runner.block_forwards = 0
+            sweep.alignment_errors(plans, reference, "sequence", "l2", label=None)
+            assert sweep.engine.runner.block_forwards == 4 * runs
 
 
 def activations(model, ids, projections):
@@ -210,18 +200,15 @@ def test_deviation_from_the_dense_model_by_whole_forwards(llama, ids):
         assert difference.abs().max() > 0.05, "there is something to compare"
 
 
-@pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
-def test_a_plan_that_prunes_nothing_deviates_nowhere(llama, ids, reference):
+def test_a_plan_that_prunes_nothing_deviates_nowhere(llama, ids):
     with inference(llama):
         sweep = make_sweep(llama, ids)
-        found = find_deviation(sweep.engine, uniform(sweep, 0.0), reference, "sequence", "l2", None)
-        fed = {
-            sweep.decoder.place_fed_by(block, projection).name
-            for block in sweep.decoder.blocks
-            for projection in block.pruned
-        }
-    assert found.error == pytest.approx(0, abs=1e-6)
-    assert found.places.keys() == fed and all(place.abs().max() < 1e-4 for place in found.places.values())
+        decoder = sweep.decoder
+        fed = {decoder.place_fed_by(block, p).name for block in decoder.blocks for p in block.pruned}
+        for reference in ("sparse-stream", "dense"):
+            found = find_deviation(sweep.engine, uniform(sweep, 0.0), reference, "sequence", "l2", None)
+            assert found.error == pytest.approx(0, abs=1e-6)
+            assert found.places.keys() == fed and all(place.abs().max() < 1e-4 for place in found.places.values())
 
 
 def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(llama, ids):

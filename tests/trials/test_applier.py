@@ -38,12 +38,7 @@ def plan(sparsity):
     return SparsityPlan({"block.0": sparsity})
 
 
-def test_a_plan_cuts_the_least_salient_weights_of_every_row(block):
-    changes = PlanApplier(Wanda()).changes(block, NORMS, [plan(0.5)])
-    assert masks_of(changes, block) == [[[True, False], [False, True]]]
-
-
-def test_several_plans_are_cut_from_one_ranking(block, monkeypatch):
+def test_plans_cut_the_least_salient_weights_of_every_row_from_one_ranking(block, monkeypatch):
     ranked, sort_rows = [], applier.sort_rows
     monkeypatch.setattr(applier, "sort_rows", lambda score: ranked.append(1) or sort_rows(score))
     rows = torch.tensor([1.0, 0.0], dtype=torch.float64)
@@ -106,18 +101,21 @@ def test_for_a_trial_its_score_alone_may_do(block):
     assert masks_of(changes, block) == [[[True, False], [False, True]]] and not saliency.given
 
 
+def mixture(experts, features=2):
+    module = nn.Module()
+    module.up = nn.Parameter(torch.zeros(experts, 4, features))
+    projections = [Projection(f"experts.{e}.up", "up", module, True, "up", e) for e in range(experts)]
+    return Block("block", module, {projection.name: projection for projection in projections})
+
+
 def test_a_starved_experts_hessian_is_flat():
     """Expert 1 received one token of the two that it takes: expert 0's mean square, 5, stands for its inputs."""
-    module = nn.Module()
-    module.up = nn.Parameter(torch.zeros(2, 1, 2))
-    experts = [Projection(f"experts.{e}.up", "up", module, True, "up", e) for e in range(2)]
-    block = Block("block", module, {projection.name: projection for projection in experts})
+    block, saliency = mixture(2), Update([])
     norms = {"experts.0.up": hessian_of([1.0, 3.0], [0.0, 0.0]), "experts.1.up": hessian_of([7.0, 7.0])}
-    saliency, half = Update([]), SparsityPlan({"experts.0.up": 0.5, "experts.1.up": 0.5})
     by_plan = PlanApplier(saliency, min_expert_tokens=2)
     assert by_plan.activations(block, norms)[1] == ["experts.1.up"]
-    (change_of,) = by_plan.changes(block, norms, [half])
-    for expert in experts:
+    (change_of,) = by_plan.changes(block, norms, [SparsityPlan(dict.fromkeys(block.projections, 0.5))])
+    for expert in block.pruned:
         change_of(expert)
     assert saliency.given[0][1] == [[1, 3], [3, 9]]
     assert torch.tensor(saliency.given[1][1]).flatten().tolist() == pytest.approx([5, 0, 0, 5])
@@ -163,46 +161,27 @@ class UpdateInPlace(WeightUpdate):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("saliency", [InPlace(), UpdateInPlace()])
-def test_a_saliency_that_computes_in_place_changes_nothing(saliency, dtype):
-    block = make_block([[3, -1], [1, -2]])
+def test_a_saliency_that_computes_in_place_changes_nothing(saliency, dtype, block):
     (projection,) = block.pruned
     projection.module.to(dtype)
     before = projection.weight.clone()
-    inputs = torch.tensor([[[1.0, 2.0]]])
-    norms = {projection.name: SquaredNorms.of(torch.tensor([[1.0, 4.0]]), tokens=3)}
-    if saliency.updates_weights:
-        norms[projection.name] = Hessian()
-        norms[projection.name].update(inputs, sequences=1)
+    norms = {"block.0": hessian_of([1.0, 2.0])} if saliency.updates_weights else NORMS
     own = PlanApplier(saliency)
     activations, _ = own.activations(block, norms)
-    kept = activations[projection.name].clone()
+    kept = activations["block.0"].clone()
     own.score(projection, activations)
-    changes = own.changes(block, norms, [plan(0.5)])
-    changes[0](projection)
-    assert torch.equal(projection.weight, before) and torch.equal(activations[projection.name], kept)
+    own.changes(block, norms, [plan(0.5)])[0](projection)
+    assert torch.equal(projection.weight, before) and torch.equal(activations["block.0"], kept)
 
 
-@pytest.mark.parametrize(
-    "returned, error, message",
-    [
+def test_a_saliency_that_scores_something_else(block):
+    for returned, error, message in [
         (None, TypeError, "Wrong.score returned a NoneType: expected a tensor"),
         (torch.ones(2), ValueError, r"Wrong.score returned the shape \(2,\) for block.0: expected \(2, 2\)"),
-    ],
-)
-def test_a_saliency_that_scores_something_else(block, returned, error, message):
-    class Wrong(Magnitude):
-        def score(self, weight, activation):
-            return returned
-
-    with pytest.raises(error, match=message):
-        PlanApplier(Wrong()).changes(block, NORMS, [plan(0.5), plan(0.1)])
-
-
-def mixture(experts=3, features=2):
-    module = nn.Module()
-    module.up = nn.Parameter(torch.zeros(experts, 4, features))
-    projections = [Projection(f"mlp.experts.{e}.up", "up", module, True, "up", e) for e in range(experts)]
-    return Block("block", module, {projection.name: projection for projection in projections})
+    ]:
+        wrong = type("Wrong", (Magnitude,), {"score": lambda self, weight, activation, returned=returned: returned})
+        with pytest.raises(error, match=message):
+            PlanApplier(wrong()).changes(block, NORMS, [plan(0.5), plan(0.1)])
 
 
 def activations_of(block, measured, min_expert_tokens):
@@ -222,26 +201,20 @@ def test_an_activation_is_the_root_of_the_mean_over_sequences():
     assert starved == [], "few tokens matter only to experts"
 
 
-def test_a_starved_expert_gets_the_level_of_the_others():
-    block = mixture()
+def test_a_starved_expert_gets_the_level_of_the_others_or_one_where_all_starve():
+    block = mixture(3)
     measured = {
-        "mlp.experts.0.up": norms([1.0, 9.0], tokens=40),  # mean square 5
-        "mlp.experts.1.up": norms([100.0, 0.0], tokens=31),
-        "mlp.experts.2.up": norms([4.0, 22.0], tokens=32),  # mean square 13
+        "experts.0.up": norms([1.0, 9.0], tokens=40),  # mean square 5
+        "experts.1.up": norms([100.0, 0.0], tokens=31),
+        "experts.2.up": norms([4.0, 22.0], tokens=32),  # mean square 13
     }
     found, starved = activations_of(block, measured, 32)
-    assert starved == ["mlp.experts.1.up"]
-    assert found["mlp.experts.1.up"].tolist() == pytest.approx([3, 3]), "the root of the mean of 5 and 13"
-    assert found["mlp.experts.0.up"].tolist() == [1, 3]
+    assert starved == ["experts.1.up"]
+    assert found["experts.1.up"].tolist() == pytest.approx([3, 3]), "the root of the mean of 5 and 13"
+    assert found["experts.0.up"].tolist() == [1, 3]
     assert activations_of(block, measured, 31)[1] == []
-
-
-def test_where_all_experts_starve_every_feature_counts_one():
-    block = mixture(experts=2)
-    measured = {name: norms([1.0, 9.0], tokens=3) for name in block.projections}
-    found, starved = activations_of(block, measured, 4)
-    assert starved == list(block.projections)
-    assert all(values.tolist() == [1, 1] for values in found.values())
+    found, starved = activations_of(block, measured, 41)
+    assert starved == list(block.projections) and all(values.tolist() == [1, 1] for values in found.values())
 
 
 def sparse_weights(model):

@@ -57,14 +57,14 @@ class Second(Processes):
         return [dealt[0] - 1, *dealt]
 
 
-@pytest.mark.parametrize("statistic, sequences", [(SquaredNorms, 6), (Hessian, 12)])
-def test_processes_share_sequences_unless_sums_would_depend_on_it(llama, ids, statistic, sequences):
+def test_processes_share_sequences_unless_sums_would_depend_on_it(llama, ids):
     with inference(llama):
         engine = build_sweep(find_decoder(llama), Wanda(), ids, 4, processes=Second()).engine
-        inputs = engine.capture_all(statistic)
-        expected = engine.runner.capture(ids[-sequences:]).hidden
-    assert len(inputs.hidden) == sequences
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(inputs.hidden, expected))
+        for statistic, sequences in [(SquaredNorms, 6), (Hessian, 12)]:
+            inputs = engine.capture_all(statistic)
+            expected = engine.runner.capture(ids[-sequences:]).hidden
+            assert sum(map(len, inputs.hidden)) == sequences
+            assert all(torch.equal(ours, theirs) for ours, theirs in zip(inputs.hidden, expected))
 
 
 def test_norms_of_all_processes_come_together_once_for_those_that_share_them(llama, ids):
@@ -78,27 +78,22 @@ def test_norms_of_all_processes_come_together_once_for_those_that_share_them(lla
     assert engine.joined(norms, Hessian) is norms
 
 
-def test_dense_norms_are_the_models_own(any_model, ids):
+def test_dense_norms_are_the_models_own_of_the_first_sequences(any_model, ids):
     with inference(any_model):
         sweep = make_sweep(any_model, ids)
-        ours = {name: norms.value for block in sweep.dense_norms() for name, norms in block.items()}
+        ours = {name: norms for block in sweep.dense_norms() for name, norms in block.items()}
     for name, expected in squared_norms(any_model, ids[:4], sweep.decoder.projections).items():
-        torch.testing.assert_close(ours[name], expected)
-
-
-def test_squared_norms_of_an_alignment_set_are_the_first_sequences(llama, ids):
-    with inference(llama):
-        norms = make_sweep(llama, ids).dense_norms()[0]["model.layers.0.self_attn.q_proj"]
-    assert isinstance(norms, SquaredNorms) and norms.value.shape == (4, 32)
+        assert isinstance(ours[name], SquaredNorms)
+        torch.testing.assert_close(ours[name].value, expected)
 
 
 def test_dense_output_is_the_models_own(any_model, ids):
     """Whatever a head does with the last block's output: scales, caps, norms."""
     with inference(any_model):
         sweep = make_sweep(any_model, ids)
-        hidden = sweep.engine.dense().output.batches
-        logits = next_token_logits(sweep.decoder, ids[:1], hidden[0], sweep.engine.runner.wrap(ids), "cpu")
-        torch.testing.assert_close(logits, any_model(ids[:1]).logits, rtol=1e-4, atol=1e-4)
+        (hidden,) = sweep.engine.dense().output.batches
+        logits = next_token_logits(sweep.decoder, ids[:4], hidden, sweep.engine.runner.wrap(ids), "cpu")
+        torch.testing.assert_close(logits, any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4)
         (error,) = sweep.output_errors([uniform(sweep, 0.0)], "kl", None)
         assert error == pytest.approx(0, abs=1e-6)
 
@@ -151,13 +146,10 @@ def engine_of(records):
     return Engine(None, PlanApplier(Wanda()), torch.zeros(4, 4), 2, records)
 
 
-def test_without_records_every_step_is_measured():
-    engine, measure = engine_of(Records()), Measure()
-    assert [engine.measured([HALF], ("kl",), measure)[0] for _ in range(2)] == [[1], [2]]
-
-
-def test_a_finished_step_is_looked_up_and_another_question_is_another_step(tmp_path):
-    measure = Measure()
+def test_a_recorded_step_is_looked_up_and_another_question_is_another_step(tmp_path):
+    unrecorded, measure = Measure(), Measure()
+    engine = engine_of(Records())
+    assert [engine.measured([HALF], ("kl",), unrecorded)[0] for _ in range(2)] == [[1], [2]]
     engine_of(Records(tmp_path)).measured([HALF], ("kl",), measure)
     engine = engine_of(Records(tmp_path))
     value, tensors = engine.measured([SparsityPlan(dict(HALF.sparsity))], ("kl",), measure)

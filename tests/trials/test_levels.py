@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_model
+from conftest import make_ids, make_model
 from interruptions import interrupt_at_second_block
 from sweeps import build_sweep, state, unchanged, uniform
 
@@ -27,11 +27,11 @@ FAST = ALPS(iterations=6)
 class Solved:
     """A model with its levels at hand."""
 
-    def __init__(self, model, ids, saliency=None, target=0.6, batch_size=4, **options):
+    def __init__(self, model, ids, saliency=FAST, batch_size=4, **options):
         self.model = model
-        self.sweep = build_sweep(find_decoder(model), saliency or FAST, ids, 4, batch_size, **options)
+        self.sweep = build_sweep(find_decoder(model), saliency, ids, 4, batch_size, **options)
         with inference(model):
-            self.levels = self.sweep.solve_levels(target)
+            self.levels = self.sweep.solve_levels(0.6)
 
     def weight(self, projection, sparsity):
         """What a trial of a sparsity computes with."""
@@ -43,9 +43,14 @@ class Solved:
         return {name: self.weight(p, sparsity) for name, p in self.sweep.decoder.projections.items()}
 
 
-@pytest.fixture
-def solved(llama, ids):
-    return Solved(llama, ids)
+@pytest.fixture(scope="module")
+def solved():
+    """A Llama with its levels in memory, which tests only read."""
+    return Solved(make_model("llama"), make_ids())
+
+
+def equal(weights, others) -> bool:
+    return all(torch.equal(weight, others[name]) for name, weight in weights.items())
 
 
 def test_levels_lie_around_the_target():
@@ -87,20 +92,21 @@ def test_between_two_levels_it_is_interpolated(solved):
 
 def test_rounded_levels_are_mixed_by_rows(llama, ids):
     """A mean of two rounded values would be of more bits, and nearer to what was rounded than either."""
-    sweep = Sweep(build_sweep(find_decoder(llama), FAST, ids, 4, 4).engine.with_value_bits(2))
+    decoder = find_decoder(llama, targets=[r"layers\.1\.mlp\.down_proj"])
+    sweep = Sweep(build_sweep(decoder, FAST, ids, 4).engine.with_value_bits(2))
     with inference(llama):
         levels = sweep.solve_levels(0.6)
-    projection = sweep.decoder.blocks[1].pruned[-1]
-    whole = levels.changes(1, [uniform(sweep, 0.0)])[0](projection).applied(projection.weight)
-    assert CodedWeight.exact(whole, 2) is not None and (whole != 0).all(), "nothing falls, and all of it is rounded"
-    low, high = levels.sparsities[3:5]
-    found = []
-    for share in (0, 0.2, 0.5, 0.8, 1):
-        plan = uniform(sweep, low + share * (high - low))
-        found.append(levels.changes(1, [plan])[0](projection).applied(projection.weight))
+    (projection,) = decoder.projections.values()
+
+    def weight(sparsity):
+        return levels.changes(1, [uniform(sweep, sparsity)])[0](projection).applied(projection.weight)
+
+    assert CodedWeight.exact(weight(0.0), 2) is not None and (weight(0.0) != 0).all(), "nothing falls, all is rounded"
+    (low, high), shares = levels.sparsities[3:5], (0, 0.2, 0.5, 0.8, 1)
+    found = [weight(low + share * (high - low)) for share in shares]
     assert CodedWeight.exact(found[0], 2) is not None and CodedWeight.exact(found[-1], 2) is not None
     from_high = [(weight == found[-1]).all(dim=1) for weight in found]
-    for share, weight, rows in zip((0, 0.2, 0.5, 0.8, 1), found, from_high):
+    for share, weight, rows in zip(shares, found, from_high):
         assert torch.equal(weight, torch.where(rows[:, None], found[-1], found[0]))
         assert rows.float().mean() == pytest.approx(share, abs=1 / 16)
     assert all((fewer <= more).all() for fewer, more in zip(from_high, from_high[1:]))
@@ -116,141 +122,103 @@ def test_at_the_ends_it_is_dense_and_nothing(solved):
     torch.testing.assert_close(solved.weight(projection, (1 + last) / 2), solved.weight(projection, last) / 2)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
-def test_weights_that_are_transposed_or_stacked(family, ids):
-    solved = Solved(make_model(family, num_hidden_layers=1), ids)
-    target = 0.6
-    for name, weight in solved.all_weights(target).items():
-        projection = solved.sweep.decoder.projections[name]
-        assert weight.shape == projection.shape
-        assert (weight == 0).sum().item() == pytest.approx(target * weight.numel(), abs=1.1), name
+@pytest.mark.parametrize("family, saliency", [("gpt2", FAST), ("mixtral", FAST), ("llama", SparseGPT())])
+def test_weights_that_are_transposed_or_stacked(family, saliency, ids):
+    solved = Solved(make_model(family, num_hidden_layers=1), ids, saliency)
+    for name, weight in solved.all_weights(0.6).items():
+        assert weight.shape == solved.sweep.decoder.projections[name].shape
+        assert (weight == 0).sum().item() == pytest.approx(0.6 * weight.numel(), abs=1.1), name
 
 
 def test_plans_are_told_apart(solved):
     first, second = (block.pruned[0] for block in solved.sweep.decoder.blocks[:2])
-    plans = [uniform(solved.sweep, 0.6), SparsityPlan({**uniform(solved.sweep, 0.6).sparsity, first.name: 0.7})]
-    one, other = solved.levels.changes(0, plans)
-    zeros = [(change_of(first).applied(first.weight) == 0).float().mean().item() for change_of in (one, other)]
-    assert zeros[0] == pytest.approx(0.6, abs=0.01) and not torch.equal(
-        one(first).applied(first.weight), other(first).applied(first.weight)
-    )
-    one, other = solved.levels.changes(1, plans)
-    assert torch.equal(one(second).applied(second.weight), other(second).applied(second.weight))
-
-
-def test_a_sparsity_by_row_is_refused(solved):
-    projection = solved.sweep.decoder.blocks[0].pruned[0]
-    rows = torch.full((projection.shape[0],), 0.6, dtype=torch.float64)
-    (change_of,) = solved.levels.changes(0, [SparsityPlan({projection.name: rows})])
-    with pytest.raises(ValueError, match=f"{projection.name} was given a sparsity by row: levels are of whole"):
-        change_of(projection)
+    half = uniform(solved.sweep, 0.6)
+    plans = [half, SparsityPlan({**half.sparsity, first.name: 0.7})]
+    one, other = (change_of(first).applied(first.weight) for change_of in solved.levels.changes(0, plans))
+    assert (one == 0).float().mean().item() == pytest.approx(0.6, abs=0.01) and not torch.equal(one, other)
+    one, other = (change_of(second).applied(second.weight) for change_of in solved.levels.changes(1, plans))
+    assert torch.equal(one, other)
+    rows = torch.full((first.shape[0],), 0.6, dtype=torch.float64)
+    (change_of,) = solved.levels.changes(0, [SparsityPlan({first.name: rows})])
+    with pytest.raises(ValueError, match=f"{first.name} was given a sparsity by row: levels are of whole"):
+        change_of(first)
 
 
 def test_a_model_in_bfloat16_has_levels_in_bfloat16(ids):
-    solved = Solved(make_model("llama").bfloat16(), ids)
+    solved = Solved(make_model("llama", num_hidden_layers=1).bfloat16(), ids)
     assert {weight.dtype for weight in solved.all_weights(0.63).values()} == {torch.bfloat16}
 
 
-def test_sparsegpt_has_levels_too(llama, ids):
-    solved = Solved(llama, ids, SparseGPT())
-    for name, weight in solved.all_weights(0.6).items():
-        assert (weight == 0).float().mean().item() == pytest.approx(0.6, abs=2e-3), name
-
-
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_no_bit_depends_on_the_batches(family, ids):
-    first, second = (
-        Solved(make_model(family, num_hidden_layers=2), ids, batch_size=size).all_weights(0.63) for size in (1, 5)
-    )
-    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
-
-
-def test_weights_and_hooks_are_left_as_they_were(llama, ids):
-    before = state(llama)
-    solved = Solved(llama, ids)
-    with inference(llama):
-        errors = solved.sweep.output_errors(
-            [uniform(solved.sweep, s) for s in (0.0, 0.5, 0.63)], "kl", None, solved.levels
-        )
-    assert unchanged(llama, before)
-    assert errors[0] == pytest.approx(0, abs=1e-6) and errors[0] < errors[1] < errors[2]
+@pytest.mark.parametrize("fields", [{"family": "llama"}, {"family": "mixtral", "num_local_experts": 2}])
+def test_no_bit_depends_on_the_batches(fields, ids):
+    first, second = (Solved(make_model(**fields, num_hidden_layers=2), ids, batch_size=size) for size in (1, 5))
+    assert equal(first.all_weights(0.63), second.all_weights(0.63))
 
 
 def test_trials_compute_with_them(llama, ids):
     """Nearer to the dense model than what is left of the weights as they are, and at one pass of the sequences."""
-    sweep = build_sweep(find_decoder(llama), FAST, ids, 4, 4)
+    before, solved = state(llama), Solved(llama, ids)
+    assert unchanged(llama, before)
+    sweep, levels = solved.sweep, solved.levels
+    plans = [uniform(sweep, sparsity) for sparsity in (0.0, 0.5, 0.6, 0.63)]
     with inference(llama):
-        plan = uniform(sweep, 0.6)
-        masked = sweep.output_errors([plan], "kl", None, plan)[0]
-        levels = sweep.solve_levels(0.6)
-        sweep.output_errors([plan], "kl", None, levels)  # of the dense model's outputs, once
+        errors = sweep.output_errors(plans, "kl", None, levels)
         sweep.engine.runner.block_forwards = 0
-        (solved,) = sweep.output_errors([plan], "kl", None, levels)
+        assert sweep.output_errors(plans[2:3], "kl", None, levels) == errors[2:3]
         assert sweep.engine.runner.block_forwards == 4 * 3
-    assert solved < masked
+        (masked,) = sweep.output_errors(plans[2:3], "kl", None, plans[2])
+    assert errors[0] == pytest.approx(0, abs=1e-6) and errors[0] < errors[1] < errors[2] < min(errors[3], masked)
+    assert unchanged(llama, before)
 
 
-def test_they_lie_on_disk_beyond_the_budget(llama, ids):
-    in_memory, on_disk = Solved(llama, ids), Solved(llama, ids, max_hidden_bytes=0)
-    assert in_memory.levels.blocks and not in_memory.levels.records.keeps
+def test_they_lie_on_disk_beyond_the_budget_in_a_folder_that_goes_with_them(solved, llama, ids):
+    on_disk = Solved(llama, ids, max_hidden_bytes=0)
+    assert solved.levels.blocks and not solved.levels.records.keeps
     assert not on_disk.levels.blocks and on_disk.levels.records.keeps
-    for sparsity in (in_memory.levels.sparsities[2], 0.63, 0.2, 0.97):
-        other = on_disk.all_weights(sparsity)
-        assert all(torch.equal(weight, other[name]) for name, weight in in_memory.all_weights(sparsity).items())
+    for sparsity in (solved.levels.sparsities[2], 0.63, 0.2, 0.97):
+        assert equal(solved.all_weights(sparsity), on_disk.all_weights(sparsity))
+    folder = Path(on_disk.levels.records.directory)
+    assert len(list(folder.glob("levels-*.safetensors"))) == 3
+    on_disk.levels = None
+    on_disk.sweep.engine.cache.release()
+    assert not folder.exists()
 
 
-def test_a_budget_that_is_enough_keeps_them_in_memory(llama, ids):
-    decoder = find_decoder(llama)
-    size = sum(levels_bytes(block, level_sparsities(0.6)) for block in decoder.blocks)
-    assert Solved(llama, ids, max_hidden_bytes=size).levels.blocks
-    solved = Solved(llama, ids, max_hidden_bytes=size - 1)
+def test_a_budget_that_is_enough_keeps_them_in_memory(ids):
+    model = make_model("llama", num_hidden_layers=1)
+    (block,) = find_decoder(model).blocks
+    size = levels_bytes(block, level_sparsities(0.6))
+    assert Solved(model, ids, max_hidden_bytes=size).levels.blocks
+    solved = Solved(model, ids, max_hidden_bytes=size - 1)
     assert not solved.levels.blocks
     held = sum(file.stat().st_size for file in Path(solved.levels.records.directory).glob("levels-*"))
     assert held == pytest.approx(size, rel=0.25), "names and padding beside"
 
 
-def test_the_temporary_folder_goes_with_them(llama, ids):
-    solved = Solved(llama, ids, max_hidden_bytes=0)
-    folder = Path(solved.levels.records.directory)
-    assert len(list(folder.glob("levels-*.safetensors"))) == 3
-    solved.levels = None
-    solved.sweep.engine.cache.release()
-    assert not folder.exists()
-
-
-def test_recorded_levels_are_not_solved_again(ids, tmp_path, monkeypatch):
-    expected = Solved(make_model("llama"), ids).all_weights(0.63)
+def test_recorded_levels_are_not_solved_again(solved, llama, ids, tmp_path, monkeypatch):
     calls = interrupt_at_second_block(monkeypatch, levels_module, "_solve_block")
     with pytest.raises(ConnectionError):
-        Solved(make_model("llama"), ids, records=Records(tmp_path))
+        Solved(llama, ids, records=Records(tmp_path))
     assert calls == ["model.layers.0", "model.layers.1"]
-    solved = Solved(make_model("llama"), ids, records=Records(tmp_path))
+    resumed = Solved(llama, ids, records=Records(tmp_path))
     assert calls[2:] == ["model.layers.1", "model.layers.2"]
-    found = solved.all_weights(0.63)
-    assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
-    again = Solved(make_model("llama"), ids, records=Records(tmp_path), max_hidden_bytes=0)
+    again = Solved(llama, ids, records=Records(tmp_path), max_hidden_bytes=0)
     assert len(calls) == 4 and again.levels.records.directory == tmp_path
-    found = again.all_weights(0.63)
-    assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_a_disk_without_room_is_told_before_the_work(recorded, llama, ids, tmp_path, monkeypatch):
-    monkeypatch.setattr(Records, "has_room", lambda self, size: False)
-    monkeypatch.setattr(levels_module, "_solve_block", lambda *_args: pytest.fail("work began"))
-    options = {"records": Records(tmp_path)} if recorded else {}
-    with pytest.raises(
-        ValueError, match=r"at 7 sparsities take .* GB, more than the disk of .*work_dir, or set levels"
-    ):
-        Solved(llama, ids, max_hidden_bytes=0, **options)
-
-
-def test_levels_that_a_disk_has_lost_are_told(llama, ids, tmp_path):
-    solved = Solved(llama, ids, records=Records(tmp_path), max_hidden_bytes=0)
+    for other in (resumed, again):
+        assert equal(solved.all_weights(0.63), other.all_weights(0.63))
     lost = next(tmp_path.glob("levels-00001*"))
     lost.write_bytes(lost.read_bytes()[:-9])
     with pytest.raises(OSError, match="levels-00001 cannot be read back from .*: run it again on another disk"):
-        solved.all_weights(0.63)
+        again.all_weights(0.63)
+
+
+def test_a_disk_without_room_is_told_before_the_work(llama, ids, tmp_path, monkeypatch):
+    monkeypatch.setattr(Records, "has_room", lambda self, size: False)
+    monkeypatch.setattr(levels_module, "_solve_block", lambda *_args: pytest.fail("work began"))
+    message = r"at 7 sparsities take .* GB, more than the disk of .*work_dir, or set levels"
+    for options in ({}, {"records": Records(tmp_path)}):
+        with pytest.raises(ValueError, match=message):
+            Solved(llama, ids, max_hidden_bytes=0, **options)
 
 
 def test_trials_take_fewer_iterations_than_the_final_pruning(ids, monkeypatch):

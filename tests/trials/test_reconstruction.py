@@ -1,11 +1,9 @@
 import pytest
 from conftest import make_model
 from forward import squared_norms
-from sweeps import build_sweep
+from sweeps import make_sweep, uniform
 
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.masks import mask_rows
 from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import block_plan
@@ -34,7 +32,7 @@ def brute_reconstruction_error(model, ids, plan, projections):
 def test_reconstruction_error_by_brute_force(family, ids):
     model = make_model(family)
     with inference(model):
-        sweep = build_sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4)
+        sweep = make_sweep(model, ids)
         plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.2)]
         errors = sweep.reconstruction_errors(plans, "dense", None)
         expected = [brute_reconstruction_error(model, ids[:4], plan, sweep.decoder.projections) for plan in plans]
@@ -46,10 +44,9 @@ def test_reconstruction_error_on_the_sparse_stream(family, ids):
     """In the first block it is the dense model's; beyond, what comes of the sparse blocks is read."""
     model = make_model(family)
     with inference(model):
-        sweep = build_sweep(find_decoder(model), SALIENCIES.get("wanda")(), ids, 4)
+        sweep = make_sweep(model, ids)
         first = dict.fromkeys(sweep.decoder.blocks[0].pruned_names, 0.5)
-        nothing = dict.fromkeys(sweep.decoder.projections, 0.0)
-        plans = [SparsityPlan(nothing | first), SparsityPlan(dict.fromkeys(sweep.decoder.projections, 0.5))]
+        plans = [SparsityPlan(uniform(sweep, 0.0).sparsity | first), uniform(sweep)]
         sparse_stream = sweep.reconstruction_errors(plans, "sparse-stream", None)
         dense = sweep.reconstruction_errors(plans, "dense", None)
         assert sweep.reconstruction_errors(plans[1:], "sparse-stream", None) == sparse_stream[1:]

@@ -75,20 +75,21 @@ class Interrupt(SALIENCIES.get("wanda")):
 
 
 def test_an_interrupt_restores_weights_and_hooks(llama, ids):
-    for moment in [1, 5, 12, 20, 33, 41]:
-        for work in ["alignment_errors", "deviation", "final_masks"]:
-            before = state(llama)
+    measured_on, before = (
+        {"reference": "sparse-stream", "scope": "sequence", "metric": "l2", "label": None},
+        state(llama),
+    )
+    for work in [
+        lambda sweep: sweep.alignment_errors([uniform(sweep)], **measured_on),
+        lambda sweep: sweep.deviation(uniform(sweep), **measured_on),
+        lambda sweep: FinalPruning(sweep.engine, uniform(sweep)).find(),
+    ]:
+        for moment in [1, 5, 12, 20, 33, 41]:
             Interrupt.countdown = moment
             with pytest.raises(KeyboardInterrupt), inference(llama):
                 sweep = build_sweep(find_decoder(llama), Interrupt(), ids, 4)
-                measured_on = {"reference": "sparse-stream", "scope": "sequence", "metric": "l2", "label": None}
                 while True:
-                    if work == "alignment_errors":
-                        sweep.alignment_errors([uniform(sweep)], **measured_on)
-                    elif work == "deviation":
-                        sweep.deviation(uniform(sweep), **measured_on)
-                    else:
-                        FinalPruning(sweep.engine, uniform(sweep)).find()
+                    work(sweep)
             assert unchanged(llama, before)
 
 
@@ -119,12 +120,18 @@ def test_dense_scores_are_those_of_all_sequences(llama, ids):
 
 
 def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(llama, ids):
-    """A plan that prunes nothing has the dense model's stream; with another, later blocks receive something else."""
+    """A plan that prunes nothing has the dense model's stream; with another, later blocks receive something else.
+    Where the plan's stream has been run, it costs nothing."""
     with inference(llama):
         sweep = make_sweep(llama, ids)
         projections = sweep.decoder.projections
         dense = squared_norms(llama, ids[:4], projections)
-        untouched, pruned = (sweep.row_saliency(uniform(sweep, share), None) for share in (0.0, 0.6))
+        plans = [uniform(sweep, share) for share in (0.0, 0.6)]
+        untouched, pruned = (sweep.row_saliency(plan, None) for plan in plans)
+        sweep.engine.stream_of(plans[0])
+        before = sweep.engine.runner.block_forwards
+        sweep.row_saliency(plans[0], None)
+        assert sweep.engine.runner.block_forwards == before
     assert list(untouched) == list(pruned) == list(projections)
     for name, projection in projections.items():
         expected = (projection.weight.abs() * activation(dense[name])).double().sum(dim=1)
@@ -133,22 +140,10 @@ def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(llama, ids
         assert torch.allclose(pruned[name], expected, rtol=1e-4) == first, name
 
 
-def test_one_run_of_the_plans_stream_is_all_that_it_costs(llama, ids):
-    with inference(llama):
-        sweep = make_sweep(llama, ids)
-        plan = uniform(sweep)
-        sweep.engine.stream_of(plan)
-        before = sweep.engine.runner.block_forwards
-        sweep.row_saliency(plan, None)
-    assert sweep.engine.runner.block_forwards == before
-
-
 def test_a_saliency_that_is_nan_is_named(llama, ids, monkeypatch):
     """It would be a plan of NaN otherwise, of which nobody could tell where it came from."""
     monkeypatch.setattr(Wanda, "score", lambda self, weight, activation: weight * torch.nan)
-    with (
-        inference(llama),
-        pytest.raises(ValueError, match=r"saliency of model.layers.0.self_attn.q_proj is not finite"),
-    ):
+    message = r"saliency of model.layers.0.self_attn.q_proj is not finite"
+    with inference(llama), pytest.raises(ValueError, match=message):
         sweep = make_sweep(llama, ids)
         sweep.row_saliency(uniform(sweep), None)
