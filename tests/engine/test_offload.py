@@ -1,3 +1,4 @@
+import functools
 import hashlib
 import threading
 
@@ -5,12 +6,14 @@ import pytest
 import torch
 import transformers
 from accelerate import cpu_offload
-from conftest import make_model
+from conftest import make_ids, make_model
 from packaging.version import Version
+from sweeps import state, unchanged
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.compat.accelerate import is_offloaded
+from optimum_neuronal.engine import offload
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.offload import BlockLoader, ChangedWeights
 from optimum_neuronal.formats.packed import PackedMask
@@ -38,32 +41,37 @@ def on_disk(path, family):
     )
 
 
+@functools.cache
+def pruned(family):
+    """A model pruned in memory, and the report of it."""
+    pruner = NeuronALPruner(config())
+    return pruner.prune(make_model(family), make_ids()), pruner.report
+
+
 def checksums(path):
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(path.iterdir())}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_on_disk_is_pruned_like_one_in_memory(family, ids, tmp_path):
+def test_a_model_on_disk_is_pruned_and_evaluated_like_one_in_memory(family, ids, tmp_path):
     model = on_disk(tmp_path, family)
     assert all(parameter.is_meta for parameter in model.parameters())
-    before = checksums(tmp_path / "dense")
-    pruner, reference = NeuronALPruner(config()), NeuronALPruner(config())
+    before, pruner = checksums(tmp_path / "dense"), NeuronALPruner(config())
     pruner.prune(model, ids)
-    expected = reference.prune(make_model(family), ids)
-    assert pruner.report.decisions["block"]["candidates"] == reference.report.decisions["block"]["candidates"]
-    assert pruner.report.projections == reference.report.projections
+    expected, report = pruned(family)
+    assert pruner.report.decisions["block"]["candidates"] == report.decisions["block"]["candidates"]
+    assert pruner.report.projections == report.projections
     assert all(parameter.is_meta for parameter in model.parameters()), "weights are where they were"
     assert checksums(tmp_path / "dense") == before
     assert torch.equal(model(ids).logits, expected(ids).logits)
+    assert evaluate_perplexity(model, None, ids) == evaluate_perplexity(expected, None, ids)
 
     if family == "mixtral" and OLD:
         with pytest.raises(ValueError, match="cannot save a mixture of experts whose weights are offloaded"):
             pruner.save(model, tmp_path / "sparse")
         return
     pruner.save(model, tmp_path / "sparse")
-    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
-    state = expected.state_dict()
-    assert all(torch.equal(value, state[key]) for key, value in reloaded.state_dict().items())
+    assert unchanged(AutoModelForCausalLM.from_pretrained(tmp_path / "sparse"), state(expected))
 
 
 def test_magnitude_needs_no_forward(tmp_path):
@@ -85,8 +93,7 @@ def test_weights_in_cpu_memory(ids, tmp_path):
     assert not hasattr(model, "hf_device_map"), "as it was"
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
     assert torch.equal(model(ids).logits, reloaded(ids).logits)
-    expected = NeuronALPruner(config()).prune(make_model("llama"), ids)
-    assert torch.equal(model(ids).logits, expected(ids).logits)
+    assert torch.equal(model(ids).logits, pruned("llama")[0](ids).logits)
 
 
 def test_an_interrupted_prune_leaves_the_model_as_it_was(tmp_path, ids, monkeypatch):
@@ -96,25 +103,17 @@ def test_an_interrupted_prune_leaves_the_model_as_it_was(tmp_path, ids, monkeypa
     with pytest.raises(ZeroDivisionError):
         NeuronALPruner(config()).prune(model, ids)
     assert torch.equal(model(ids).logits, expected)
-    assert not any(isinstance(module._hf_hook.weights_map, ChangedWeights) for module in _offloaded(model))
-
-
-def test_a_sparse_model_on_disk_can_be_evaluated(tmp_path, ids):
-    model = NeuronALPruner(config()).prune(on_disk(tmp_path, "llama"), ids)
-    expected = NeuronALPruner(config()).prune(make_model("llama"), ids)
-    assert evaluate_perplexity(model, None, ids) == evaluate_perplexity(expected, None, ids)
-
-
-def _offloaded(model):
-    return [module for module in model.modules() if is_offloaded(module)]
+    offloaded = [module for module in model.modules() if is_offloaded(module)]
+    assert offloaded and not any(isinstance(module._hf_hook.weights_map, ChangedWeights) for module in offloaded)
 
 
 def test_only_one_block_is_loaded_and_the_next_one_is_read_ahead(tmp_path, monkeypatch):
     model = on_disk(tmp_path, "llama")
     decoder = find_decoder(model)
-    reads = []
-    original = BlockLoader._take
-    monkeypatch.setattr("optimum_neuronal.engine.offload._read", _noted(reads))
+    reads, read = [], offload._read
+    monkeypatch.setattr(
+        offload, "_read", lambda block: reads.append((block.name, threading.current_thread())) or read(block)
+    )
     loader = BlockLoader(decoder.blocks)
     for index in range(3):
         with loader.loaded(index) as block:
@@ -125,17 +124,6 @@ def test_only_one_block_is_loaded_and_the_next_one_is_read_ahead(tmp_path, monke
     loader._executor.shutdown()
     assert [name for name, _ in reads] == [block.name for block in decoder.blocks], "each once"
     assert [thread == threading.main_thread() for _, thread in reads] == [True, False, False]
-    assert original is BlockLoader._take
-
-
-def _noted(reads):
-    from optimum_neuronal.engine.offload import _read
-
-    def read(block):
-        reads.append((block.name, threading.current_thread()))
-        return _read(block)
-
-    return read
 
 
 def test_trial_forwards_see_the_weights_that_are_set(tmp_path, ids):
@@ -161,23 +149,20 @@ def test_masked_weights(ids):
     assert list(masked) == ["weight", "bias"] and len(masked) == 2
 
 
-@pytest.mark.parametrize("limit", [0, 10**6])
-def test_hidden_states_may_wait_in_cpu_memory(ids, limit):
-    expected = NeuronALPruner(config()).prune(make_model("mixtral"), ids)
-    model = NeuronALPruner(config()).prune(make_model("mixtral"), ids, max_hidden_bytes=limit)
-    assert all(torch.equal(value, model.state_dict()[key]) for key, value in expected.state_dict().items())
+def test_hidden_states_may_wait_in_cpu_memory(ids):
+    for limit in [0, 10**6]:
+        model = NeuronALPruner(config()).prune(make_model("mixtral"), ids, max_hidden_bytes=limit)
+        assert unchanged(model, state(pruned("mixtral")[0]))
 
 
 def test_an_unfinished_prune_goes_on_wherever_the_weights_are(tmp_path, ids, monkeypatch):
     model = on_disk(tmp_path, "mixtral")
-    expected = NeuronALPruner(config()).prune(make_model("mixtral"), ids)
     with monkeypatch.context() as patch:
         patch.setattr("optimum_neuronal.pruning.prune.apply_changes", lambda *_args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             NeuronALPruner(config()).prune(make_model("mixtral"), ids, tmp_path / "work")
-    pruner = NeuronALPruner(config())
-    pruner.prune(model, ids, tmp_path / "work")
-    assert torch.equal(model(ids).logits, expected(ids).logits)
+    NeuronALPruner(config()).prune(model, ids, tmp_path / "work")
+    assert torch.equal(model(ids).logits, pruned("mixtral")[0](ids).logits)
 
 
 def test_what_cannot_be_saved_is_refused_before_the_work(tmp_path, ids, monkeypatch):

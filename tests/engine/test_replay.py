@@ -2,6 +2,7 @@ import pytest
 import torch
 from conftest import make_model
 from forward import squared_norms, token_counts
+from sweeps import state, unchanged
 from torch import nn
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -11,9 +12,7 @@ from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.engine.statistics import Hessian, SquaredNorms
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, Projection
-from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.sparsity.plan import row_counts
-from optimum_neuronal.trials.applier import PlanApplier
 
 
 class Doubling(nn.Module):
@@ -48,13 +47,10 @@ def run(*arguments, **options):
         return replay(*arguments, **options)
 
 
-def test_every_batch_by_its_own_call(block):
+def test_every_batch_by_its_own_call_and_inputs_are_recorded_over_all(block):
     outputs, recorded = run(block, HIDDEN, CALLS, record=None)
     assert [output.tolist() for output in outputs] == [[[[17.0, 18.0]]], [[[29.0, 26.0]]]]
     assert recorded == {}
-
-
-def test_inputs_are_recorded_over_all_batches(block):
     recorded = run(block, HIDDEN, CALLS)[1]
     assert recorded["up"].value.tolist() == [[1, 4], [9, 0]]
     assert recorded["down"].value.tolist() == [[4, 16], [36, 0]]
@@ -126,10 +122,13 @@ def test_every_expert_is_measured_on_the_tokens_routed_to_it(family, ids):
     assert experts and len({tokens[p.name] for p in experts}) > 3, "not all experts receive the same tokens"
 
 
-def test_batches_do_not_matter(ids):
-    results = [recorded_norms(make_model("mixtral"), ids, batch_size)[1] for batch_size in (1, 5, 12)]
-    for other in results[1:]:
-        assert all(torch.equal(norms.value, other[name].value) for name, norms in results[0].items())
+def test_batches_do_not_matter_and_the_mixture_itself_is_left_alone(ids):
+    model = make_model("mixtral")
+    first, *others = [recorded_norms(model, ids, batch_size)[1] for batch_size in (1, 5, 12)]
+    for other in others:
+        assert all(torch.equal(norms.value, other[name].value) for name, norms in first.items())
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    assert model.config._experts_implementation == "grouped_mm"
 
 
 def test_an_experts_view_is_out_by_in():
@@ -143,13 +142,6 @@ def test_an_experts_view_is_out_by_in():
                 assert not (part[:, 3] if projection.transposed else part[3]).any()
 
 
-def test_the_mixture_itself_is_left_alone(ids):
-    model = make_model("mixtral")
-    recorded_norms(model, ids)
-    assert all("forward" not in module.__dict__ for module in model.modules())
-    assert model.config._experts_implementation == "grouped_mm"
-
-
 def test_experts_that_are_left_out_run_as_they_are(ids):
     decoder, norms = recorded_norms(make_model("mixtral"), ids, ignore=["experts"])
     assert not any(p.expert is not None for p in decoder.projections.values())
@@ -157,31 +149,13 @@ def test_experts_that_are_left_out_run_as_they_are(ids):
     assert norms["model.layers.0.mlp.experts"].value.shape == (12, 32), "the row step still compares their input"
 
 
-def test_a_starved_expert_counts_its_magnitude_on_the_scale_of_the_others(ids):
-    model = starved_model()
-    decoder, norms = recorded_norms(model, ids)
-    block = decoder.blocks[0]
-    activations, starved = PlanApplier(Wanda(), min_expert_tokens=1).activations(block, norms)
-    names = {
-        part: [f"{block.name}.mlp.experts.{e}.{part}" for e in range(4)] for part in ("gate_up_proj", "down_proj")
-    }
-    assert sorted(starved) == sorted(names["gate_up_proj"][2:] + names["down_proj"][2:])
-    for part in names:
-        others = torch.stack([activations[name] for name in names[part][:2]])
-        level = others.square().mean().sqrt()
-        torch.testing.assert_close(activations[names[part][3]], level.expand(others.shape[1]))
-    few, fell_back = PlanApplier(Wanda(), min_expert_tokens=10**6).activations(block, norms)
-    assert len(fell_back) == 8 and all(few[name].tolist() == [1.0] * len(few[name]) for name in fell_back)
-
-
 @pytest.mark.parametrize("topup", ["uniform", "neuronal"])
 def test_starved_experts_are_pruned_by_magnitude_and_named(ids, topup):
     model = starved_model()
     dense = model.model.layers[1].mlp.experts.gate_up_proj[3].detach().clone()
-    fields = {"num_samples": 12, "num_alignment_samples": 4}
-    if topup == "neuronal":
-        fields["topup_args"] = {"block_lambdas": [0.1], "row_lambdas": [0.1]}
-    pruner = NeuronALPruner(NeuronALConfig(0.5, topup=topup, min_expert_tokens=1, **{"saliency": "wanda", **fields}))
+    lambdas = {"block_lambdas": [0.1], "row_lambdas": [0.1]} if topup == "neuronal" else {}
+    fields = {"num_samples": 12, "num_alignment_samples": 4, "min_expert_tokens": 1}
+    pruner = NeuronALPruner(NeuronALConfig(0.5, "wanda", topup=topup, topup_args=lambdas, **fields))
     pruner.prune(model, ids)
     report = pruner.report
     assert report.starved_experts == [
@@ -199,25 +173,10 @@ def test_starved_experts_are_pruned_by_magnitude_and_named(ids, topup):
         assert gone.max() <= kept.min() and abs(len(gone) - count) <= 1
 
 
-def test_sparsity_is_counted_over_all_experts(ids):
-    model = make_model("qwen3_moe")
-    pruner = NeuronALPruner(
-        NeuronALConfig(0.7, topup="uniform", num_samples=12, min_expert_tokens=1, saliency="wanda")
-    )
-    pruner.prune(model, ids)
-    mixture = model.model.layers[1].mlp.experts
-    zeros = sum((p == 0).sum().item() for p in (mixture.gate_up_proj, mixture.down_proj))
-    total = mixture.gate_up_proj.numel() + mixture.down_proj.numel()
-    assert zeros / total == pytest.approx(0.7, abs=1e-3)
-    assert sum("experts" in name for name in pruner.report.projections) == 3 * 4 * 2
-
-
 def test_single_experts_can_be_left_out(ids):
     model = make_model("mixtral")
     before = [layer.mlp.experts.down_proj.detach().clone() for layer in model.model.layers]
-    config = NeuronALConfig(
-        0.7, num_samples=12, num_alignment_samples=4, ignore=[r"experts\.[01]\."], saliency="wanda"
-    )
+    config = NeuronALConfig(0.7, "wanda", topup="uniform", num_samples=12, ignore=[r"experts\.[01]\."])
     NeuronALPruner(config).prune(model, ids)
     for layer, weight in zip(model.model.layers, before):
         pruned = (layer.mlp.experts.down_proj == 0).any(dim=-1).any(dim=-1)
@@ -242,11 +201,10 @@ def test_experts_of_an_unknown_kind_are_refused_before_any_work(llama, ids):
 
     llama.model.layers[1].mlp = Mixture(llama.model.layers[1].mlp, llama.model.layers[2].mlp)
     llama.model.layers[2].mlp = make_model("llama", seed=1).model.layers[2].mlp
-    before = {key: value.clone() for key, value in llama.state_dict().items()}
-    with pytest.raises(
-        ValueError, match=r"experts\.0\.gate_proj takes no part .* or receives only some of the tokens"
-    ):
-        NeuronALPruner(NeuronALConfig(0.7, num_samples=12, saliency="wanda")).prune(llama, ids)
-    assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
-    config = NeuronALConfig(0.7, num_samples=12, num_alignment_samples=4, ignore=["experts"], saliency="wanda")
-    assert NeuronALPruner(config).prune(llama, ids) is llama
+    before = state(llama)
+    fields = {"saliency": "wanda", "topup": "uniform", "num_samples": 12}
+    message = r"experts\.0\.gate_proj takes no part .* or receives only some of the tokens"
+    with pytest.raises(ValueError, match=message):
+        NeuronALPruner(NeuronALConfig(0.7, **fields)).prune(llama, ids)
+    assert unchanged(llama, before)
+    assert NeuronALPruner(NeuronALConfig(0.7, ignore=["experts"], **fields)).prune(llama, ids) is llama
