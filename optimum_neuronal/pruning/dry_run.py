@@ -18,7 +18,8 @@ from ..system.machine import default_device
 from .bit_budget import Pair, likely
 from .context import check_unloaded
 from .prune import default_batch_size
-from .rehearsal import Step, rehearse
+from .rehearsal import rehearse
+from .work import Step
 
 
 FINAL = ("Pruning", "Rounding")  # labels of the steps behind the top-up's

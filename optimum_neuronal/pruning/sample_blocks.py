@@ -5,7 +5,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,30 +21,15 @@ from ..engine.runner import BlockRunner, Visit
 from ..model.architectures import experts_per_token
 from ..model.find_blocks import find_decoder
 from ..model.projections import Block, Decoder
+from .refit import Refit
+from .work import BLOCKS, FIRST, FORWARDS, HIDDEN, KEPT, LAST, MIDDLE, MOMENT, OTHER, OUTSIDE, RUNS, Work
 
 
-BLOCKS = 3  # the first, one in the middle, the last
-FIRST, MIDDLE, LAST, OUTSIDE = range(4)  # rows of `Work.spent`
-RUNS, OTHER, FORWARDS = range(3)  # and its columns
-MOMENT, HIDDEN, KEPT = range(3)  # places of `Work.memory`
 MOST = {False: 2**24, True: 2**22}  # weights of a block that is measured on a CPU as it is, by whether they are solved
 MOST_ELSEWHERE = 2**27
 HEAD = 64  # of a narrower stand-in
 
 clock = time.perf_counter
-
-
-def narrower(decoder: Decoder, solves: bool, device: torch.device) -> float:
-    """Return by how much blocks are too wide to be measured as they are; 1 if they are not.
-
-    Args:
-        decoder ([`Decoder`]): of the model.
-        solves (`bool`): True if weights are solved, which takes long.
-        device (`torch.device`): where to measure.
-    """
-    most = MOST[solves] if device.type == "cpu" else MOST_ELSEWHERE
-    weights = max(active_weights(block, decoder) for block in decoder.blocks)
-    return 1.0 if weights <= most else (weights / most) ** 0.5
 
 
 def sample_decoder(decoder: Decoder, device: torch.device) -> Decoder:
@@ -86,41 +71,46 @@ def narrow_decoder(decoder: Decoder, narrower: float) -> Decoder:
 
 def active_weights(block: Block, decoder: Decoder) -> float:
     """Return the number of a block's weights that a token is multiplied with."""
-    weights = sum(weight.numel() for weight in block.module.parameters())
     per_token = experts_per_token(decoder.config)
     experts = {p.owner for p in block.projections.values() if p.expert is not None} if per_token else ()
-    return weights - sum(owner.numel() * (1 - per_token / len(owner)) for owner in experts)
+    return _weights(block) - sum(owner.numel() * (1 - per_token / len(owner)) for owner in experts)
 
 
-@dataclass
-class Work:
-    """Measured work on a sample.
-
-    Args:
-        spent (`ndarray`, shape (4, 3)):
-            By place (first block, one in the middle, last, outside of blocks): seconds in runs of blocks, other seconds, and
-            runs of a block on one sequence.
-        memory (`ndarray`, shape (3,)):
-            Bytes that exist for a moment at most, of hidden states at most, and of the answer for each block.
-    """
-
-    spent: np.ndarray = field(default_factory=lambda: np.zeros((4, 3)))
-    memory: np.ndarray = field(default_factory=lambda: np.zeros(3))
-
-    def toward(self, other: "Work", share: float) -> "Work":
-        """Return the work on the line from this to another: this at a share of 0, the other at 1, never negative."""
-        spent = self.spent + share * (other.spent - self.spent)
-        return Work(spent.clip(0), (self.memory + share * (other.memory - self.memory)).clip(0))
+def _weights(block: Block) -> int:
+    return sum(weight.numel() for weight in block.module.parameters())
 
 
 class MeasuredRunner(BlockRunner):
-    """A runner that notes the work of a question by place. In the first block it warms up, and counts bytes."""
+    """A runner that notes the work of a question by place. In the first block it warms up, and counts bytes.
 
-    def __init__(self, decoder: Decoder, batch_size: int, device: torch.device):
+    Args:
+        middle (`float`): weights of all blocks of the model but the first and the last, in the sample's block in the middle.
+        narrower (`float`): how often the sample's width goes into the model's.
+        power (`int`): of the width that work on weights grows with.
+    """
+
+    def __init__(self, decoder: Decoder, batch_size: int, device: torch.device, middle=0.0, narrower=1.0, power=2):
         super().__init__(decoder, batch_size, device, quiet=True)
+        self.middle = middle
+        self._wider = Work(np.ones((4, 3)), np.array([narrower**2, narrower, narrower**2]))
+        self._wider.spent[:OUTSIDE, :FORWARDS] = narrower**2, narrower**power
+        self._wider.spent[OUTSIDE, :FORWARDS] = narrower
         self._works: dict[str, Work] = {}
         self._now: tuple[str, int, int] = ("", OUTSIDE, OTHER)  # label, row and column of the work that is being done
         self._since, self._bytes = 0.0, LiveBytes()
+
+    @classmethod
+    def of(cls, decoder: Decoder, solves: bool, batch_size: int, device: torch.device) -> "MeasuredRunner":
+        """Return a runner of a sample of a decoder. Wide blocks are narrowed, more if the prune solves weights."""
+        active = max(active_weights(block, decoder) for block in decoder.blocks)
+        most = MOST[solves] if device.type == "cpu" else MOST_ELSEWHERE
+        narrower = max(1.0, (active / most) ** 0.5)
+        sample = sample_decoder(decoder if narrower == 1 else narrow_decoder(decoder, narrower), device)
+        own, model = ([_weights(block) for block in of.blocks] for of in (sample, decoder))
+        if narrower > 1:
+            model = [weights / max(model) * max(own) for weights in model]
+        middle = max(0.0, sum(model) - own[0] - own[-1]) / own[len(own) // 2] if len(model) > 2 else 0.0
+        return cls(sample, batch_size, device, middle, narrower, 3 if solves else 2)
 
     def measure(self, label: str, ask: Callable[[], Any]) -> tuple[Any, dict[str, Work]]:
         """Return the answer to a question, and its work by label: also that of runs that it needed, with their own labels."""
@@ -129,11 +119,14 @@ class MeasuredRunner(BlockRunner):
         with self._bytes:
             answer = ask()
         self._switch(*self._now)
-        self._note_moment(label)
-        self._works[label].memory[KEPT] = bytes_of(answer) / len(self.decoder.blocks)
+        memory = self._works[label].memory
+        memory[MOMENT] = max(memory[MOMENT], self._bytes.peak - self._bytes.now)
+        memory[KEPT] = bytes_of(answer) / len(self.decoder.blocks)
         for work in self._works.values():
             if len(self.decoder.blocks) == BLOCKS:
                 work.spent[FIRST, :FORWARDS] = work.spent[MIDDLE, :FORWARDS]
+            work.spent *= self._wider.spent
+            work.memory *= self._wider.memory
         return answer, self._works
 
     def blocks(self, label: str | None = None) -> Iterator[tuple[int, Block]]:
@@ -190,14 +183,27 @@ class MeasuredRunner(BlockRunner):
         self._works.setdefault(label, Work())
         self._now, self._since = (label, place, kind), now
 
-    def _note_moment(self, label: str) -> None:
-        memory, live = self._works[label].memory, self._bytes
-        memory[MOMENT] = max(memory[MOMENT], live.peak - live.now)
-
     def _seconds(self) -> float:
         if torch.device(self.device).type != "cpu":
             torch.accelerator.synchronize(self.device)
         return clock()
+
+
+@dataclass(frozen=True)
+class FirstEpoch(Refit):
+    """A refit that runs one epoch and takes the others for as long.
+
+    Args:
+        runner ([`MeasuredRunner`], *optional*): notes them.
+    """
+
+    runner: MeasuredRunner | None = None
+
+    def fit(self, *args, **kwargs) -> dict[str, torch.Tensor]:
+        start = clock()
+        fitted = Refit(1, self.learning_rate).fit(*args, **kwargs)
+        self.runner.add((self.epochs - 1) * (clock() - start))
+        return fitted
 
 
 class LiveBytes(TorchDispatchMode):
