@@ -29,7 +29,7 @@ RUN = ("python", "sh")
 LENGTH = 32  # tokens that the models admit
 TEXT = " ".join(f"w{(i * i + 3 * i) % 60}" for i in range(600))
 LITTLE = {  # what commands are given beside what the page says, so that they are quick
-    "speed": ["--batches", "1", "--prompt-tokens", "8", "--new-tokens", "2", "--rounds", "1"],
+    "speed": ["--batches", "1", "--prompt-tokens", "8", "--new-tokens", "2", "--rounds", "1", "--no-torchao"],
     "evaluate": ["--max-windows", "2"],
     "compare": ["--max-windows", "2"],
 }

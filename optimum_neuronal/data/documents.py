@@ -10,13 +10,13 @@ import glob
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .hub_datasets import CALIBRATION_DATASETS, HubDataset, check_access, from_hub, parse_hub_name
+from .hub_datasets import CALIBRATION_DATASETS, HubDataset, from_hub, parse_hub_name
 from .texts import Documents, from_dataset, is_conversation
 
 
@@ -48,8 +48,8 @@ def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None) ->
             without a chat template.
     """
     if isinstance(dataset, (str, os.PathLike)):
-        documents = _from_name(os.fspath(dataset), split, from_hub)
-        assert documents is not None
+        documents = _from_name(os.fspath(dataset), split)
+        assert documents is not None  # it was downloaded
     elif isinstance(dataset, (list, tuple)):
         kind = "conversations" if dataset and is_conversation(dataset[0]) else "strings"
         documents = Documents(list(dataset), f"a list of {len(dataset)} {kind}", joined=len(dataset) == 1)
@@ -75,7 +75,7 @@ def check_dataset(name: str, split: str = "train") -> None:
     Args:
         name (`str`), split (`"train"` or `"test"`): see [`load_documents`].
     """
-    documents = _from_name(name, split, check_access)
+    documents = _from_name(name, split, download=False)
     if documents is not None and not documents.holds_conversations:
         documents.check()
 
@@ -101,9 +101,10 @@ def find_dataset(name: str) -> tuple[str, str | None] | HubDataset:
     return parse_hub_name(name)
 
 
-def _from_name(name: str, split: str, on_hub: Callable[[HubDataset, str, str], Documents | None]) -> Documents | None:
+def _from_name(name: str, split: str, download: bool = True) -> Documents | None:
+    """Open a named dataset. Without `download` one on the Hub is None, if it could be loaded."""
     found = find_dataset(name)
-    return on_hub(found, name, split) if isinstance(found, HubDataset) else _from_path(*found, split)
+    return from_hub(found, name, split, download) if isinstance(found, HubDataset) else _from_path(*found, split)
 
 
 def _from_path(path: str, column: str | None, split: str) -> Documents:

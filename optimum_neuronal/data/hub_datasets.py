@@ -78,61 +78,42 @@ def parse_hub_name(name: str) -> HubDataset:
     return replace(dataset, train_split=parts[0], test_split=parts[0]) if parts else dataset
 
 
-def from_hub(dataset: HubDataset, name: str, role: str) -> Documents:
+def from_hub(dataset: HubDataset, name: str, role: str, download: bool = True) -> Documents | None:
     """Load a dataset; without a connection, from the cache.
 
     Args:
         dataset ([`HubDataset`]): its address.
         name (`str`): the user's name for it.
         role (`"train"` or `"test"`): the split to load.
+        download (`bool`): False asks the Hub, if there is a connection, whether it may be read, and returns None.
 
     Raises:
-        `RuntimeError`: it could not be loaded.
+        `RuntimeError`: it cannot be loaded.
     """
     import datasets
+    from huggingface_hub import HfApi
 
     test = role == "test"
     split, file = (dataset.test_split, dataset.test_file) if test else (dataset.train_split, dataset.train_file)
-    files = {split: file} if file else None
+    options = {"data_files": {split: file} if file else None, "split": split, "revision": dataset.revision}
     no_connection = connection_error(dataset.hub_id)
     try:
+        if no_connection is None and not download:
+            return HfApi().auth_check(dataset.hub_id, repo_type="dataset")
         with _offline_mode(no_connection is not None):
-            data = datasets.load_dataset(
-                dataset.hub_id, dataset.config, data_files=files, split=split, revision=dataset.revision
-            )
-    except Exception as error:  # of many kinds: no network, no such id, config or split, gated, a full disk
+            data = datasets.load_dataset(dataset.hub_id, dataset.config, **options)
+    except Exception as error:  # of many kinds: no network, no such id, config or split, gated or private, a full disk
         cause = no_connection or error
-        raise _not_loaded(f"{name!r} ({dataset.hub_id}, split {split!r})", cause, no_connection is not None) from cause
+        reason = " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__
+        why = reason if no_connection is None else f"no connection to the Hub ({reason})"
+        shown = f"{name!r} ({dataset.hub_id}, split {split!r})"
+        raise RuntimeError(f"Could not load the dataset {shown}: {why}. Pass {ALTERNATIVES}.") from cause
     if test and dataset.test_documents:
         data = data.select(range(min(dataset.test_documents, len(data))))
     source = f"{name} ({dataset.hub_id}, split {split})"
     naming = ":".join(filter(None, [dataset.hub_id, dataset.config, split, "COLUMN"]))
     entries = from_dataset(data, dataset.column, source, naming).entries
     return Documents(entries, source, dataset.separator, dataset.joined, dataset.test_windows if test else None)
-
-
-def check_access(dataset: HubDataset, name: str, role: str) -> None:
-    """Raise `RuntimeError` for a dataset that [`from_hub`] could not load, without a download.
-
-    Args:
-        dataset, name, role: see [`from_hub`].
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    if connection_error(dataset.hub_id) is not None:
-        from_hub(dataset, name, role)
-        return
-    try:
-        HfApi().auth_check(dataset.hub_id, repo_type="dataset")
-    except RepositoryNotFoundError as error:  # also of a gated or private dataset
-        raise _not_loaded(f"{name!r} ({dataset.hub_id})", error) from error
-
-
-def _not_loaded(dataset: str, cause: Exception, no_connection: bool = False) -> RuntimeError:
-    reason = " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__
-    why = f"no connection to the Hub ({reason})" if no_connection else reason
-    return RuntimeError(f"Could not load the dataset {dataset}: {why}. Pass {ALTERNATIVES}.")
 
 
 def connection_error(hub_id: str) -> Exception | None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from ..pruning.context import check
 from ..pruning.reporting import measure_sparsity
 from ..report import PruningReport
 from ..system.notes import get_logger
+from ..validation import check_count, check_number
 from .callbacks import SparsityCallback, Training
 from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness
@@ -186,23 +186,18 @@ def _check_schedule(schedule: Mapping[int, float]) -> dict[int, float]:
     if not isinstance(schedule, Mapping):
         raise TypeError(f"schedule is {schedule!r}: expected step -> sparsity, {{0: 0.5, 100: 0.7}}.")
     sparsity_at = {_as_step(step): sparsity for step, sparsity in schedule.items()}
-    for sparsity in sparsity_at.values():
-        if isinstance(sparsity, bool) or not isinstance(sparsity, Real):
-            raise TypeError(f"schedule holds the sparsity {sparsity!r}: expected a number in [0, 1), such as 0.7.")
+    for step, sparsity in sparsity_at.items():
+        check_number(f"schedule[{step}]", sparsity, 0, 1)
     steps = sorted(sparsity_at)
     sparsities = [float(sparsity_at[step]) for step in steps]
     rising = all(later > earlier for earlier, later in zip(sparsities, sparsities[1:]))
-    if not steps or steps[0] < 0 or not rising or len(steps) < len(schedule):
-        raise ValueError(
-            f"schedule is {dict(schedule)}: expected steps from 0 on with rising sparsities: {{0: 0.5, 100: 0.7}}."
-        )
+    if not steps or not rising or len(steps) < len(schedule):
+        raise ValueError(f"schedule is {dict(schedule)}: expected rising sparsities, such as {{0: 0.5, 100: 0.7}}.")
     return dict(zip(steps, sparsities))
 
 
 def _as_step(step: int | str | None) -> int:
     """Return a step, which checkpoints hold as text, as a number."""
-    if isinstance(step, str) and step.isdecimal():
-        return int(step)
-    if isinstance(step, bool) or not isinstance(step, Integral):
-        raise TypeError(f"Expected the number of a step to prune after, a whole one such as 100, but it is {step!r}.")
-    return int(step)
+    number = int(step) if isinstance(step, str) and step.isdecimal() else step
+    check_count("the step to prune after", number, 0)
+    return int(number)  # type: ignore[arg-type]  # None is not a count

@@ -1,8 +1,9 @@
 import datasets
 import pytest
+from huggingface_hub import HfApi
 
-from optimum_neuronal.data import documents, hub_datasets
-from optimum_neuronal.data.documents import load_documents
+from optimum_neuronal.data import hub_datasets
+from optimum_neuronal.data.documents import check_dataset, load_documents
 from optimum_neuronal.data.hub_datasets import CALIBRATION_DATASETS
 
 
@@ -118,9 +119,18 @@ class TestHub:
         assert hub_datasets.connection_error("me/data") is None
 
 
-def test_without_a_connection_the_cache_is_asked(monkeypatch):
-    asked = []
-    monkeypatch.setattr(hub_datasets, "connection_error", lambda hub_id: OSError("unreachable"))
-    monkeypatch.setattr(hub_datasets, "from_hub", lambda *arguments: asked.append(arguments[1:]))
-    documents.check_dataset("c4", "test")
-    assert asked == [("c4", "test")]
+def test_checking_asks_the_hub_or_without_a_connection_the_cache(monkeypatch):
+    loaded, asked, connection = [], [], OSError("unreachable")
+
+    def load_dataset(*args, **kwargs):
+        loaded.append((args, kwargs["split"], datasets.config.HF_HUB_OFFLINE))
+        return datasets.Dataset.from_dict({"text": ["a"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(HfApi, "auth_check", lambda self, hub_id, repo_type: asked.append((hub_id, repo_type)))
+    monkeypatch.setattr(hub_datasets, "connection_error", lambda hub_id: connection)
+    check_dataset("c4", "test")
+    assert loaded == [(("allenai/c4", None), "validation", True)] and not asked
+    connection = None
+    check_dataset("c4", "test")
+    assert len(loaded) == 1 and asked == [("allenai/c4", "dataset")]

@@ -276,20 +276,21 @@ def test_bad_schedules(tmp_path, data, llama):
         ({}, "Expected either at_step"),
         ({"at_step": 1, "schedule": {1: 0.5}}, "Expected either at_step"),
         ({"schedule": {}}, "schedule is {}"),
-        ({"at_step": -1}, "steps from 0 on"),
+        ({"at_step": -1}, "the step to prune after is -1: expected a whole number of at least 0"),
         ({"schedule": {0: 0.7, 5: 0.5}}, "rising sparsities"),
-        ({"schedule": {0: 1.5}}, r"expected a share in \[0, 1\)"),
-        ({"schedule": {0: float("nan"), 1: 0.5}}, "rising sparsities"),
+        ({"schedule": {0: 1.5}}, r"schedule\[0\] is 1.5: expected a number from 0 to 1"),
+        ({"schedule": {0: 1}}, r"expected a share in \[0, 1\)"),
+        ({"schedule": {0: float("nan"), 1: 0.5}}, r"schedule\[0\] is nan"),
         ({"schedule": {1: 0.4, "1": 0.5}}, "rising sparsities"),
     ]:
         with pytest.raises(ValueError, match=message):
             NeuronALCallback(config, **fields)
     for fields, message in [
-        ({"schedule": {0.0: 0.3, 0.5: 0.7}}, "a whole one such as 100, but it is 0.0"),
-        ({"at_step": 1.7}, "a whole one such as 100, but it is 1.7"),
-        ({"at_step": True}, "but it is True"),
-        ({"schedule": {"first": 0.5}}, "but it is 'first'"),
-        ({"schedule": {0: "0.7"}}, "schedule holds the sparsity '0.7': expected a number"),
+        ({"schedule": {0.0: 0.3, 0.5: 0.7}}, "the step to prune after is 0.0: expected a whole number"),
+        ({"at_step": 1.7}, "the step to prune after is 1.7: expected a whole number"),
+        ({"at_step": True}, "the step to prune after is True"),
+        ({"schedule": {"first": 0.5}}, "the step to prune after is 'first'"),
+        ({"schedule": {0: "0.7"}}, r"schedule\[0\] is '0.7': expected a number"),
         ({"schedule": [(0, 0.5)]}, "schedule is .*: expected step -> sparsity"),
     ]:
         with pytest.raises(TypeError, match=message):
