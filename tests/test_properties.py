@@ -46,7 +46,7 @@ FIELDS = st.fixed_dictionaries(REQUIRED, optional=OTHERS) | st.fixed_dictionarie
 )
 
 
-@examples(50)
+@examples(25)
 @given(fields=FIELDS)
 def test_a_config_is_refused_in_words_or_comes_back_from_every_file(fields, tmp_path):
     try:

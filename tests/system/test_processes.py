@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_model, memory_of
+from profiles import by_day
 from safetensors.torch import load_file, save_file
 from several_processes import in_processes
 
@@ -101,35 +102,31 @@ def _prune(rank, count, folder, family, ids, fields):
     pruner.save(model, folder / f"saved{count}")
 
 
+# Levels on disk: of the first process in its work_dir, of the others in folders of their own.
+ON_DISK = {"saliency": "alps", "saliency_args": {"iterations": 6}, "max_hidden_bytes": 0}
+SEARCH = {"topup": "search", "topup_args": {"budget": 30}}
+
+
 @pytest.mark.parametrize(
-    "family, fields",
+    "family, fields, counts",
     [
-        ("llama", {}),
-        ("llama", {"topup_args": {**LAMBDAS, "reference": "dense"}}),
-        ("llama", {"topup": "search", "topup_args": {"budget": 30}}),
-        ("mixtral", {"min_expert_tokens": 20}),
-        (  # levels on disk: of the first process in its work_dir, of the others in folders of their own
-            "llama",
-            {
-                "saliency": "alps",
-                "saliency_args": {"iterations": 6},
-                "topup": "search",
-                "topup_args": {"budget": 30},
-                "max_hidden_bytes": 0,
-            },
-        ),
+        ("llama", {}, (1, 2, 4)),
+        ("llama", {"topup_args": {**LAMBDAS, "reference": "dense"}}, by_day((1, 2, 4), 1, 2)),
+        ("llama", SEARCH, by_day((1, 2, 4), 1, 2)),
+        ("mixtral", {"min_expert_tokens": 20}, by_day((1, 2, 4), 1, 2)),
+        ("llama", {**ON_DISK, **SEARCH}, by_day((1, 2, 4), 1, 2)),
     ],
 )
-def test_the_same_masks_for_any_number_of_processes(tmp_path, family, fields, ids):
-    for count in (1, 2, 4):
+def test_the_same_masks_for_any_number_of_processes(tmp_path, family, fields, counts, ids):
+    for count in counts:
         in_processes(count, _prune, tmp_path, tmp_path, family, ids, fields)
+        assert (tmp_path / f"saved{count}" / "model.safetensors").exists()
     expected = load_file(tmp_path / "1-0.safetensors")
-    for count, rank in ((2, 0), (2, 1), (4, 0), (4, 3)):
+    for count, rank in ((count, rank) for count in counts for rank in range(count)):
         found = load_file(tmp_path / f"{count}-{rank}.safetensors")
         assert all(torch.equal(value, found[key]) for key, value in expected.items()), (count, rank)
-    forwards = {name: int((tmp_path / f"{name}.forwards").read_text()) for name in ("1-0", "2-0", "4-0")}
-    assert forwards["4-0"] < forwards["2-0"] < forwards["1-0"], "each does its share"
-    assert all((tmp_path / f"saved{count}" / "model.safetensors").exists() for count in (1, 2, 4))
+    forwards = [int((tmp_path / f"{count}-0.forwards").read_text()) for count in counts]
+    assert all(fewer < more for more, fewer in zip(forwards, forwards[1:])), "each does its share"
 
 
 def test_torchrun(tmp_path, tokenizer, monkeypatch, capsys):
@@ -161,20 +158,13 @@ def _stop_after_the_search(rank, count, folder, ids):
 
     pruning.FinalPruning.find = lambda *_args: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS})).prune(
-            make_model("llama"), ids, folder / "work"
-        )
+        NeuronALPruner(NeuronALConfig(0.7, "wanda", **FIELDS)).prune(make_model("llama"), ids, folder / "work")
 
 
 def test_a_prune_goes_on_with_another_number_of_processes(tmp_path, ids):
-    expected = (
-        NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS}))
-        .prune(make_model("llama"), ids)
-        .state_dict()
-    )
+    pruner = NeuronALPruner(NeuronALConfig(0.7, "wanda", **FIELDS))
+    expected = pruner.prune(make_model("llama"), ids).state_dict()
     in_processes(2, _stop_after_the_search, tmp_path, tmp_path, ids)
     assert len(list((tmp_path / "work").glob("step-*"))) == 3
-    found = NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS})).prune(
-        make_model("llama"), ids, tmp_path / "work"
-    )
-    assert all(torch.equal(value, found.state_dict()[key]) for key, value in expected.items())
+    found = pruner.prune(make_model("llama"), ids, tmp_path / "work").state_dict()
+    assert all(torch.equal(value, found[key]) for key, value in expected.items())
