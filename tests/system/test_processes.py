@@ -122,9 +122,9 @@ def test_the_same_masks_for_any_number_of_processes(tmp_path, family, fields, co
         in_processes(count, _prune, tmp_path, tmp_path, family, ids, fields)
         assert (tmp_path / f"saved{count}" / "model.safetensors").exists()
     expected = load_file(tmp_path / "1-0.safetensors")
-    for count, rank in ((count, rank) for count in counts for rank in range(count)):
-        found = load_file(tmp_path / f"{count}-{rank}.safetensors")
-        assert all(torch.equal(value, found[key]) for key, value in expected.items()), (count, rank)
+    for path in tmp_path.glob("*-*.safetensors"):
+        found = load_file(path)
+        assert all(torch.equal(value, found[key]) for key, value in expected.items()), path.name
     forwards = [int((tmp_path / f"{count}-0.forwards").read_text()) for count in counts]
     assert all(fewer < more for more, fewer in zip(forwards, forwards[1:])), "each does its share"
 
