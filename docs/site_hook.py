@@ -1,9 +1,10 @@
-"""What `make docs` does beside mkdocs: takes in the repository's other texts, and turns links to code into names.
+"""Adds the repository's other texts and its notebooks to the site, and turns links to code into names.
 
-In the repository every link is relative to its file. On the site, a link to a page leads to the page, and one to a file
-that is no page, such as a module, becomes the file's path: where the repository is published is not known yet.
+In the repository every link is relative to its file. On the site, a link to a page leads to the page. A link to any other
+file, such as a module, becomes the file's path: where the repository is published is not known yet.
 """
 
+import json
 import os
 import re
 from pathlib import Path
@@ -13,22 +14,43 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-FURTHER = ("benchmarks/*.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+FURTHER = (
+    "examples/*.ipynb",
+    "benchmarks/*.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "CODE_OF_CONDUCT.md",
+)
 NO_PAGES = {"benchmarks/methods.head.md"}  # a part of another
 LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])+)\]\((?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
 NAME = re.compile(r"\[(<code>[\w.~]+</code>)\]")  # as docstrings in transformers' style refer to something
-TYPE = re.compile(r"<code>[^<]*`[^<]*")  # as they tell a type, Markdown that mkdocstrings takes for code
+TYPE = re.compile(r"<code>[^<]*`[^<]*")  # a docstring's type in Markdown, which mkdocstrings takes for code
+
+
+def page_name(path: Path) -> str:
+    """Return the name of a file's page on the site; a notebook's page ends in .md."""
+    return path.relative_to(ROOT).as_posix().replace(".ipynb", ".md")
 
 
 def further_pages() -> dict[str, Path]:
-    """Name on the site -> file, of all pages that lie outside of docs/."""
+    """Return the files of all pages that lie outside of docs/, by their names on the site."""
     found = (path for pattern in FURTHER for path in sorted(ROOT.glob(pattern)))
-    return {name: path for path in found if (name := path.relative_to(ROOT).as_posix()) not in NO_PAGES}
+    return {name: path for path in found if (name := page_name(path)) not in NO_PAGES}
+
+
+def read_page(path: Path) -> str:
+    """Return a file's Markdown; of a notebook its text and its code, without outputs."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    return "\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells)
 
 
 def on_files(files, config):
     for name, path in further_pages().items():
-        files.append(File.generated(config, name, content=path.read_text(encoding="utf-8")))
+        files.append(File.generated(config, name, content=read_page(path)))
     return files
 
 
@@ -48,7 +70,7 @@ def _on_the_site(link: re.Match, origin: Path, page: str) -> str:
     if not target.exists():
         return link[0]
     inside = target.is_relative_to(DOCS)
-    name = target.relative_to(DOCS if inside else ROOT).as_posix()
+    name = target.relative_to(DOCS).as_posix() if inside else page_name(target)
     if inside or name in further_pages():
         relative = os.path.relpath(name, Path(page).parent).replace(os.sep, "/")
         return f"[{link['text']}]({relative}{link['anchor'] or ''})"
