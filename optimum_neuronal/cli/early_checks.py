@@ -39,7 +39,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     if getattr(args, "plots", None):
         _check_plots(args.plots)
     if getattr(args, "model", None) is not None:
-        check_model(args.model)
+        check_model(args.model, args.revision)
 
 
 def _several(args: argparse.Namespace, name: str) -> list[str]:
@@ -66,7 +66,7 @@ def _check_plots(plots: str | bool) -> None:
     check_matplotlib()
 
 
-def check_model(name: str) -> None:
+def check_model(name: str, revision: str | None = None) -> None:
     """Raise `OSError` for a model that is neither a directory nor, as far as one request shows, on the Hub.
 
     Without this, loading asks again and again for minutes.
@@ -85,7 +85,8 @@ def check_model(name: str) -> None:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:
-        if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, constants.CONFIG_NAME), str):
+        cached = try_to_load_from_cache(name, constants.CONFIG_NAME, revision=revision)
+        if constants.HF_HUB_OFFLINE or isinstance(cached, str):
             return
         HfApi().model_info(name, timeout=10)
     except (RepositoryNotFoundError, HFValidationError) as error:

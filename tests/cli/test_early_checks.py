@@ -89,3 +89,9 @@ def test_a_model_that_is_nowhere_is_asked_for_once(tmp_path, monkeypatch):
         with pytest.raises(FileNotFoundError, match="does not exist: check its path"):
             check_model(name)
     assert asked == ["me/other", "qwen-sprase", "me/other"]
+    cached = {("me/other", "config.json", "v2"): "/cache/config.json"}
+    found = lambda name, file, revision: cached.get((name, file, revision))  # noqa: E731
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", found)
+    check_model("me/other", "v2")
+    with pytest.raises(OSError, match="not in the cache"):
+        check_model("me/other")
