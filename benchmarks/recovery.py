@@ -4,7 +4,7 @@
 
 The model is pruned with Wanda and NeuronAL. Then every example trains it on the source of Python's standard library, 8
 sequences of 256 tokens a step, less the modules that calibration.txt and heldout.txt are from. Perplexity is that of the
-demonstration: 96 windows of 256 tokens of heldout.txt. Prints the table of docs/training.md.
+demonstration: 96 windows of 256 tokens of heldout.txt. Prints the table of benchmarks/recovery.md.
 """
 
 import argparse
