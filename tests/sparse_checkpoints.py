@@ -48,3 +48,10 @@ def tensors_of(directory: Path) -> dict[str, Any]:
 def all_files(directory: Path) -> dict[str, bytes]:
     """Content of every file below a directory."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def same(one: dict, other: dict) -> bool:
+    """The same tensors by name: dtypes and values."""
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )

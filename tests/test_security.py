@@ -25,6 +25,7 @@ from optimum_neuronal import (
     save_pretrained,
 )
 from optimum_neuronal.checkpoint.card import with_format
+from optimum_neuronal.checkpoint.safe_files import load_checkpoint
 
 
 SECURITY = Path(__file__).parents[1] / "SECURITY.md"
@@ -114,6 +115,42 @@ def test_code_is_not_run(foreign, format):
     for read in READERS[format]:
         read(folder)
     assert not any("evil" in name for name in sys.modules)
+
+
+@promise("no-code")
+@FORMATS
+def test_attention_of_a_repository_is_refused_unless_the_caller_names_it(foreign, format):
+    """transformers would run the repository's code."""
+    readers = (load_packed, load_checkpoint, load if format == "packed" else prune_at_load)
+    kernel = "kernels-community/evil"
+    for named in (dict(_attn_implementation=kernel), dict(attn_implementation={"": kernel})):
+        folder = foreign(format)
+        change_config(folder, lambda config, named=named: config.update(named))
+        refused(folder, f"config.json names the attention '{kernel}', which is code of a repository", readers)
+        if "attn_implementation" in named:  # with the other name, transformers goes by the file, whatever is passed
+            for read in (SparseModelForCausalLM.from_pretrained, load_checkpoint):
+                assert read(folder, attn_implementation="eager").config._attn_implementation == "eager"
+        shutil.rmtree(folder)
+    with pytest.raises(Exception, match="kernels"):
+        load_checkpoint(foreign(format), attn_implementation=kernel)
+
+
+@promise("no-waiting")
+@FORMATS
+def test_absurd_configs_are_refused_at_once(foreign, format):
+    """Millions of layers would be made, and gigabytes of text read."""
+    folder = foreign(format)
+    change_config(folder, lambda config: config.update(num_hidden_layers=10**9))
+    readers = (load_packed, load_checkpoint, load if format == "packed" else prune_at_load)
+    refused(folder, "config.json names 1,000,000,000 layers, more than any model has", readers)
+    os.truncate(folder / "config.json", 2**31)
+    refused(
+        folder, "config.json has 2,147,483,648 bytes, more than any such file needs", (load_packed, load_checkpoint)
+    )
+    (folder / "config.json").unlink()
+    for read in (load_packed, load_checkpoint):
+        with pytest.raises(FileNotFoundError, match=f"no config.json in .*{format}"):
+            read(folder)
 
 
 class Evil:

@@ -11,7 +11,7 @@ import torch
 
 from ..formats.code_checks import CODED_DTYPES, GROUP
 from ..formats.coded import CodedWeight
-from ..formats.int8_weight import BITS, Int8Weight, check_matrix
+from ..formats.int8_weight import BITS, Int8Weight
 from ..formats.stand_in import StandIn
 from ..model.weight_names import PrunedWeights
 from ..system.notes import get_logger
@@ -141,13 +141,12 @@ class HeadCoding:
         if held is not None and held.is_storable():
             return held
         dense = tensor.unpack() if isinstance(tensor, StandIn) else tensor.detach()
-        coded = None
         try:
-            check_matrix(dense)
             coded = Int8Weight.rounded(dense) if self.rounds else Int8Weight.exact(dense)
         except ValueError as error:
             if self.rounds:
                 raise ValueError(f"{name} cannot be rounded to 8 bits: {error}.") from error
+            coded = None
         if coded is None:
             self._not_coded.append(name)
         return coded

@@ -24,8 +24,8 @@ from .safe_files import check_file, read_bytes
 from .save_pretrained import replaced_checkpoint
 from .saving import check_free
 from .sparsity_config import about_head
-from .stored_format import add_hint, dense_config, packed_config
-from .weight_writers import SHARD_SIZE, DenseWriter, PackedWriter, write_json
+from .stored_format import add_hint, dense_config, packed_config, write_json
+from .weight_writers import SHARD_SIZE, DenseWriter, PackedWriter
 
 
 def convert_checkpoint(

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from huggingface_hub import HfApi
@@ -17,7 +17,6 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 
 
-REFUSED = (401, 403)  # status codes
 # A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
 SNAPSHOT = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")
 HTTPError = HfHubHTTPError.__bases__[0]  # of httpx, or of httpx2 in later releases: no connection, a timeout
@@ -31,11 +30,10 @@ def hub_id(model: PreTrainedModel) -> str | None:
     if (path := Path(origin)).exists():
         cached = SNAPSHOT.search(path.absolute().as_posix())
         return cached[1].replace("--", "/") if cached else None
-    try:
+    with suppress(HFValidationError):
         validate_repo_id(origin)
-    except HFValidationError:
-        return None
-    return origin
+        return origin
+    return None
 
 
 def public_name(model: PreTrainedModel) -> str:
@@ -87,7 +85,7 @@ def explained(repo_id: str) -> Iterator[None]:
     except LocalTokenNotFoundError as error:
         raise _refusal(repo_id, "there is no token") from error
     except HfHubHTTPError as error:
-        if error.response is None or error.response.status_code not in REFUSED:
+        if error.response is None or error.response.status_code not in (401, 403):
             raise
         raise _refusal(repo_id, f"it said: {error}") from error
     except (HTTPError, OfflineModeIsEnabled) as error:

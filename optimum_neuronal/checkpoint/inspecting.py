@@ -121,10 +121,8 @@ class Inspection:
         rows.append(
             ["stored", f"{self.format}, {files}, {stored} (dense {dense}, packed {packed}, {share:.2f} of it)"]
         )
-        if self.pruned and self.bits_per_weight is not None:
-            rows.append(
-                ["bits a weight", f"{self.bits_per_weight:.2f} in pruned projections, all that is stored counted"]
-            )
+        if self.pruned and (bits := self.bits_per_weight) is not None:
+            rows.append(["bits a weight", f"{bits:.2f} in pruned projections, all that is stored counted"])
         about = ["", f"{self.source} ({self.model_type})"], rows
         parts = [("block", self.blocks), ("projection", self.kinds)]
         return [about, *(_share_table(title, shares) for title, shares in parts if shares)]

@@ -34,7 +34,6 @@ FILES = (
     *TOKENIZER_FILES,
 )  # fmt: skip
 
-PACKED_SHARD = re.compile(rf"{PACKED}-\d{{5}}-of-\d{{5}}{re.escape(SUFFIX)}")
 LISTED_FILE = re.compile(rf"\w[\w.-]*{re.escape(SUFFIX)}")  # what an index may name: no path, no hidden file
 
 # Shell patterns of files of weights, and of what tells where they lie.

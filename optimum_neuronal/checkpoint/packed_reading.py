@@ -38,11 +38,7 @@ class PackedFile:
 
     @classmethod
     def open(cls, path: str | Path) -> "PackedFile":
-        """Read and check a file's header alone: its weights are [`StoredWeight`]s.
-
-        Raises:
-            `ValueError`: it is no such file, or it is damaged.
-        """
+        """Read and check a file's header alone: its weights are [`StoredWeight`]s. Raise `ValueError` if it is damaged."""
         path = Path(path)
         stored, metadata = read_header(path)
         facts = _read_facts(path, metadata)

@@ -6,15 +6,16 @@ pass on any file of this machine. In the Hub's cache files are links to the cach
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..compat import transformers as internals
 from ..display import escaped
-from ..model.load_model import load_model
+from ..model import load_model
 from .names import CONFIG, DENSE_FILE, DENSE_INDEX, LISTED_FILE, SUFFIX
 from .schema import short
 
@@ -51,9 +52,19 @@ def check_file(directory: Path, name: str) -> Path:
 
 
 def check_config_file(directory: Path) -> None:
-    """Raise `ValueError` if config.json may not be opened; it may be missing, where a config was passed."""
+    """Raise `ValueError` if config.json may not be opened, or is absurdly large; it may be missing: a config was passed."""
     if os.path.lexists(directory / CONFIG):
-        check_file(directory, CONFIG)
+        check_small(directory, CONFIG)
+
+
+def check_config(config: PreTrainedConfig) -> None:
+    """Raise `ValueError` for a config that `from_pretrained` has read, as [`load_model.check_config`] does."""
+    attention = {name for name in internals.attention_names(config) if "/" in name}
+    if attention:
+        path = internals.find_file(config, CONFIG)
+        written = "" if path is None else repr(read_json(path.parent, path.name))
+        attention = {name for name in attention if repr(name) in written}  # the caller has passed the others
+    load_model.check_config(config, attention)
 
 
 def _blobs(home: Path) -> Path | None:
@@ -83,13 +94,18 @@ def check_header(path: Path) -> None:
     check_names(path, names)
 
 
-def read_bytes(directory: Path, name: str, largest: int | None = None) -> bytes:
-    """Return the content of a small file of a checkpoint. Raise `ValueError` if it is absurdly large."""
+def check_small(directory: Path, name: str, largest: int | None = None) -> Path:
+    """Return the path of a file, as [`check_file`] does. Raise `ValueError` if it is larger than so many bytes."""
     path = check_file(directory, name)
     size = path.stat().st_size
     if size > (largest or LARGEST):
         raise ValueError(f"{escaped(path)} has {size:,} bytes, more than any such file needs: it is damaged.")
-    return path.read_bytes()
+    return path
+
+
+def read_bytes(directory: Path, name: str, largest: int | None = None) -> bytes:
+    """Return the content of a small file of a checkpoint. Raise `ValueError` if it is absurdly large."""
+    return check_small(directory, name, largest).read_bytes()
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
@@ -154,13 +170,10 @@ def read_index(directory: Path, name: str) -> tuple[dict[str, set[str]], Any]:
 
 
 def check_dense(directory: str | Path) -> None:
-    """Check the files of dense weights in a directory, as [`dense_files`] does, before transformers opens them.
-
-    Where there are none, as with weights of another kind or on the Hub, nothing is checked.
-    """
+    """Check config.json and the files of dense weights in a directory, if there are any, before transformers opens them."""
     folder = Path(directory or "")
+    check_config_file(folder)
     if any(os.path.lexists(folder / name) for name in (DENSE_FILE, DENSE_INDEX)):
-        check_config_file(folder)
         dense_files(folder)
 
 
@@ -173,16 +186,28 @@ def check_listed(paths: Sequence[str | Path]) -> None:
             check_header(path)
 
 
-def load_checkpoint(model_or_path: str | Path, **model_kwargs) -> PreTrainedModel:
-    """Load a model, as [`load_model`] does, from a checkpoint that someone else may have made.
+def check_model_files(model_or_path: str | Path, kwargs: Mapping[str, Any]) -> None:
+    """Check the files of a model before transformers opens any; those of one on the Hub are not there yet.
 
     Args:
         model_or_path (`str` or `Path`): Hub id or directory of the model.
-        model_kwargs: for `from_pretrained`.
+        kwargs (`Mapping[str, Any]`): for `from_pretrained`.
 
     Raises:
-        `ValueError`: a file of weights is a pipe, or a link out of the directory; or an index is damaged.
+        `ValueError`: config.json is absurdly large, a file is a pipe or a link out of the directory, or an index damaged.
         `FileNotFoundError`: a file is missing.
     """
-    check_dense(model_or_path)
-    return load_model(model_or_path, **model_kwargs)
+    folder = Path(model_or_path, kwargs.get("subfolder") or "")
+    if folder.is_dir():
+        if not os.path.lexists(folder / CONFIG) and kwargs.get("config") is None:
+            raise FileNotFoundError(f"no {CONFIG} in {folder}: expected a model saved with save_pretrained.")
+        check_dense(folder)
+
+
+def load_checkpoint(model_or_path: str | Path, **model_kwargs) -> PreTrainedModel:
+    """Load a model, as [`load_model.load_model`] does, from a checkpoint that someone else may have made.
+
+    Arguments and errors are those of [`check_model_files`].
+    """
+    check_model_files(model_or_path, model_kwargs)
+    return load_model.load_model(model_or_path, **model_kwargs)

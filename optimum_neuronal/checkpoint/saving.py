@@ -62,7 +62,7 @@ def save_pruned(
 
     Raises:
         `ValueError`: there is no such format, or it cannot hold embeddings of 8 bits.
-        `OSError`: the directory is a file or cannot be written, or the disk is too full. Its files are as they were.
+        `OSError`: the directory cannot be written, or the disk is too full. Its files are as they were.
     """
     format = check_saveable(model, format, report.config.get("embedding_bits"))
     path = check_directory(directory)
@@ -164,7 +164,7 @@ def copy_processor(model: PreTrainedModel, folder: Path) -> None:
         return
     for name in PROCESSOR_FILES:
         try:
-            path = internals.find_file(model, name)
+            path = internals.find_file(config, name)
             if path is not None and not (folder / name).exists():
                 (folder / name).write_bytes(read_bytes(path.parent, path.name))
         except (OSError, ValueError) as error:

@@ -79,9 +79,13 @@ def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def add_hint(folder: Path) -> None:
     """Add to a packed checkpoint's config.json the sentence that transformers shows where this package is not imported."""
-    path = folder / CONFIG
-    config = json.loads(path.read_text(encoding="utf-8")) | {internals.WEIGHTS_KEY: HINT}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    write_json(folder / CONFIG, config | {internals.WEIGHTS_KEY: HINT})
+
+
+def write_json(path: Path, value: Mapping) -> None:
+    """Write a JSON file, its keys in order."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _with_format(config: Mapping[str, Any], format: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..formats.stand_in import StandIn
 from .coding import HeadCoding, Parts, PrunedCoding
 from .names import DENSE, INDEX_SUFFIX, PACKED, SUFFIX, shard
 from .packed_reading import METADATA
-from .stored_format import VERSION
+from .stored_format import VERSION, write_json
 from .stored_tensors import DTYPE_NAMES
 
 
@@ -163,8 +163,3 @@ def _owned(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-
-
-def write_json(path: Path, value: Mapping) -> None:
-    """Write a JSON file, its keys in order."""
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

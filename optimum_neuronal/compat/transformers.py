@@ -50,15 +50,24 @@ def fill_at_random(model: PreTrainedModel) -> None:
 # Files of the checkpoint that a model was loaded from.
 
 
-def find_file(model: PreTrainedModel, name: str) -> Path | None:
-    """Return the path of a file of the model's commit, downloaded from the Hub if need be; None if there is no such file.
+def find_file(config: PreTrainedConfig, name: str) -> Path | None:
+    """Return the path of a file of a config's commit, downloaded from the Hub if need be; None if there is no such file.
 
     Raises:
         `OSError`: the checkpoint cannot be reached.
     """
-    commit = getattr(model.config, "_commit_hash", None)
-    path = cached_file(model.config.name_or_path, name, revision=commit, _raise_exceptions_for_missing_entries=False)
+    commit = getattr(config, "_commit_hash", None)
+    path = cached_file(config.name_or_path, name, revision=commit, _raise_exceptions_for_missing_entries=False)
     return None if path is None else Path(path)
+
+
+def attention_names(config: PreTrainedConfig) -> set[str]:
+    """Return the names of the functions with which a config's model and its parts attend, as far as they are set.
+
+    A name with a slash is that of a repository: transformers runs its code.
+    """
+    parts = [config, *(getattr(config, part, None) for part in config.sub_configs)]
+    return {name for part in parts if isinstance(name := getattr(part, "_attn_implementation", None), str)}
 
 
 # Loading: the hooks of a quantizer.

@@ -5,7 +5,7 @@ The model is of the class that the checkpoint's config names, so that no head is
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from .find_blocks import find_decoder
 OF_TOKENIZERS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code",
 )  # fmt: skip
+MOST_LAYERS = 2000
 OF_CONFIGS = (*OF_TOKENIZERS, "code_revision", "gguf_file", "subfolder")
 
 
@@ -43,11 +44,30 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     """Return the class that loads a checkpoint's model, and its config. Raise `ValueError` if it cannot be pruned."""
     config = kwargs.get("config")
     if config is None:
-        config = AutoConfig.from_pretrained(model_or_path, **_for_configs(kwargs))
+        attention = {name: kwargs[name] for name in ("attn_implementation",) if name in kwargs}
+        config = AutoConfig.from_pretrained(model_or_path, **_for_configs(kwargs), **attention)
+        check_config(config, internals.attention_names(config) - {str(name) for name in attention.values()})
     loader = find_loader(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
     own = issubclass(loader, PreTrainedModel)
     check_kind(loader if own else _made_by(loader.__name__, config), config)
     return loader, config
+
+
+def check_config(config: PreTrainedConfig, attention: Collection[str]) -> None:
+    """Raise `ValueError` if making the model of a checkpoint's config would take hours, or run code from the Hub.
+
+    Args:
+        config (`PreTrainedConfig`): of the checkpoint.
+        attention (`Collection[str]`): names of attention functions that its file has, and not the caller.
+    """
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise ValueError(f"config.json names {layers:,} layers, more than any model has: it is damaged.")
+    if kernels := sorted(name for name in attention if "/" in name):
+        raise ValueError(
+            f"config.json names the attention {kernels[0]!r}, which is code of a repository on the Hub: remove it there, and "
+            "pass it as attn_implementation if you trust it."
+        )
 
 
 def _for_configs(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..checkpoint.names import PACKED_INDEX, SUFFIX
 from ..checkpoint.packed_reading import PackedFile, check_shapes, open_checkpoint, read_packed_index
-from ..checkpoint.safe_files import check_config_file
+from ..checkpoint.safe_files import check_config, check_config_file
 from ..checkpoint.save_pretrained import save_packed_by_default
 from ..checkpoint.sparsity_config import KEY, read_sparsity_config
 from ..checkpoint.stored_format import QUANTIZATION_CONFIG, check_agreement, check_packed, dense_config
@@ -83,6 +83,7 @@ class PackedQuantizer(internals.EarlyQuantizer):
 
     def see_config(self, config: PreTrainedConfig) -> None:
         """Set the file that transformers looks for, and check that it and the files that it names may be opened."""
+        check_config(config)
         check_agreement(read_sparsity_config(config), "packed")
         internals.look_for_weights(config, PACKED_INDEX)
         index = Path(config.name_or_path or "", PACKED_INDEX)

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..checkpoint.safe_files import check_dense, check_listed
+from ..checkpoint.safe_files import check_config, check_dense, check_listed
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..compat import transformers as internals
 from ..config import NeuronALConfig
@@ -39,6 +39,7 @@ class PruningQuantizer(internals.EarlyQuantizer):
                 f"{config.name_or_path or 'The model'} is sparse already (its config has a sparsity_config). Load the dense "
                 "model; or, to prune further, from_pretrained(..., quantization_config=..., sparsity_config=None)."
             )
+        check_config(config)
         check_dense(config.name_or_path)
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..checkpoint.packed_reading import PackedFile
-from ..checkpoint.safe_files import check_dense, check_listed
+from ..checkpoint.safe_files import check_listed, check_model_files
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..checkpoint.stored_format import check_agreement, is_ours
 from ..checkpoint.stored_weights import StoredInt8Weight, StoredWeight
@@ -83,6 +83,7 @@ class SparseModelForCausalLM:
         for name, why in REFUSED.items():
             if kwargs.get(name) is not None:
                 raise ValueError(f"SparseModelForCausalLM.from_pretrained takes no {name}: {why}.")
+        check_model_files(directory_or_id, kwargs)
         hub = {name: kwargs[name] for name in HUB if name in kwargs}
         config, _ = PreTrainedConfig.get_config_dict(directory_or_id, **hub)
         if _is_packed(config):
@@ -190,7 +191,6 @@ class PackingQuantizer(_IntoPacked):
     def see_config(self, config: PreTrainedConfig) -> None:
         """Raise for a packed checkpoint; sparse and dense models are packed alike."""
         check_agreement(read_sparsity_config(config), "dense")
-        check_dense(config.name_or_path)
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_: Any) -> None:
         check_listed(checkpoint_files or ())

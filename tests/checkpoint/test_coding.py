@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import make_model
-from sparse_checkpoints import change_config, save_pruned, tensors_of
+from sparse_checkpoints import change_config, same, save_pruned, tensors_of
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import (
@@ -48,12 +48,6 @@ def pruned(family="llama", bits=4, format="packed"):
 def coded(folder):
     """The coded weights in a directory, by name."""
     return {name: w for file in open_checkpoint(folder) for name, w in file.weights.items() if hasattr(w, "bits")}
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
-    )
 
 
 @pytest.mark.parametrize("family, bits", [("llama", 3), ("gpt2", 8), ("mixtral", 2), ("gpt_oss", 4)])

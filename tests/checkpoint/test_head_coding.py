@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from conftest import make_model
+from sparse_checkpoints import same
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint
@@ -41,12 +42,6 @@ def in_8_bits(folder) -> set[str]:
         for name, weight in file.weights.items()
         if isinstance(weight, StoredInt8Weight)
     }
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
-    )
 
 
 @pytest.mark.parametrize("family, value_bits", [*((family, None) for family in FAMILIES), ("llama", 4)])

@@ -11,7 +11,6 @@ from sparse_checkpoints import all_files, save_pruned
 
 from optimum_neuronal import convert_checkpoint, inspect_checkpoint
 from optimum_neuronal.checkpoint.opening import Checkpoint, find_checkpoint
-from optimum_neuronal.checkpoint.save_pretrained import save_pretrained
 
 
 def header(value, length=None, data=b"") -> bytes:
@@ -159,16 +158,6 @@ def test_links_within_the_directory_are_followed(dense):
     (dense / "model.safetensors").rename(dense / "weights")
     (dense / "model.safetensors").symlink_to("weights")
     assert not inspect_checkpoint(dense).problems
-
-
-def test_links_of_a_packed_checkpoint(tmp_path):
-    _, model = save_pruned(tmp_path / "dense")
-    save_pretrained(model, tmp_path / "model", format="packed")
-    file = tmp_path / "model" / "packed-00001-of-00001.safetensors"
-    file.rename(tmp_path / "outside")
-    file.symlink_to("../outside")
-    with pytest.raises(ValueError, match="packed-00001-of-00001.safetensors is a link to .*outside"):
-        inspect_checkpoint(tmp_path / "model")
 
 
 def test_weights_that_are_no_floats(dense):

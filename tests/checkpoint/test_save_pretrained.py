@@ -2,6 +2,9 @@ import copy
 import filecmp
 import json
 import pickle
+import shutil
+from collections import Counter
+from contextlib import suppress
 
 import peft
 import pytest
@@ -10,8 +13,13 @@ from conftest import make_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, inspect_checkpoint, save_pretrained
-from optimum_neuronal.checkpoint import weight_writers
+from optimum_neuronal import (
+    NeuronALConfig,
+    NeuronALPruner,
+    SparseModelForCausalLM,
+    inspect_checkpoint,
+    save_pretrained,
+)
 from optimum_neuronal.checkpoint.save_pretrained import checkpoint_tensors, save_packed_by_default
 
 
@@ -187,22 +195,46 @@ def test_what_has_no_packed_format(tmp_path):
     assert not list(tmp_path.glob("*/*")), "nothing was written"
 
 
-def test_a_disk_that_fills_up_leaves_the_old_files(tmp_path, monkeypatch):
-    model = pruned()
-    model.save_pretrained(tmp_path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    saved, save_file = [], weight_writers.save_file
+def full_disk(*args, **kwargs):
+    raise OSError(28, "No space left on device")
 
-    def full(*args, **kwargs):
-        if saved:
-            raise OSError(28, "No space left on device")
-        saved.append(save_file(*args, **kwargs))
 
-    monkeypatch.setattr(weight_writers, "save_file", full)
-    model.lm_head.weight.data.zero_()
-    with pytest.raises(OSError, match="No space left"):
-        model.save_pretrained(tmp_path, max_shard_size=1000)
-    assert saved and {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+def test_a_save_that_fails_at_any_step_leaves_the_old_files(tmp_path, monkeypatch):
+    """Of a dense model, of one that was loaded packed, and of one that computes packed; in either format."""
+    old = {"dense": tmp_path / "old dense", "packed": tmp_path / "old packed"}
+    for format, folder in old.items():
+        save_pretrained(pruned(), folder, format)
+    models = {
+        "dense": AutoModelForCausalLM.from_pretrained(old["dense"]),
+        "loaded packed": AutoModelForCausalLM.from_pretrained(old["packed"]),
+        "computes packed": SparseModelForCausalLM.from_pretrained(old["packed"]),
+    }
+    steps = (
+        "transformers.GenerationConfig.save_pretrained", "optimum_neuronal.checkpoint.save_pretrained.add_hint",
+        "optimum_neuronal.checkpoint.weight_writers.save_file", "transformers.modeling_utils.safe_save_file", "os.fsync",
+        "an invalid generation config",
+    )  # fmt: skip
+    failed = Counter()
+    for step in steps:
+        for name, model in models.items():
+            for format, other in (("dense", "packed"), ("packed", "dense"), ("packed", "packed")):
+                folder = shutil.copytree(old[other], tmp_path / step / f"{name}, {format} over {other}")
+                with monkeypatch.context() as patch, suppress(OSError, ValueError):
+                    if step in steps[:-1]:
+                        patch.setattr(step, full_disk)
+                    else:
+                        patch.setattr(model.generation_config, "cache_implementation", "nonsense")
+                    save_pretrained(model, folder, format)
+                    continue
+                failed[step] += 1
+                assert names(folder) == names(old[other])
+                assert filecmp.cmpfiles(folder, old[other], names(folder), shallow=False)[1:] == ([], [])
+    assert [failed[step] for step in steps] == [9, 6, 7, 2, 9, 9], "all that need the step"
+
+
+def test_dense_is_the_default(tmp_path):
+    save_pretrained(pruned(), tmp_path)
+    assert "model.safetensors" in names(tmp_path) and format_told(tmp_path) == ("dense", None)
 
 
 @pytest.mark.parametrize("format", ["dense", "packed"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import FEW
 from packed import assert_same_state, make_zeroed
+from profiles import by_day
 from safetensors.torch import load_file
 from sparse import make_sparse
 from transformers import AutoModelForCausalLM
@@ -29,7 +30,10 @@ def same_files(folder, other):
     return filecmp.cmpfiles(folder, other, names, shallow=False) == (names, [], [])
 
 
-@pytest.mark.parametrize("family", [*FEW, "qwen3_moe", "gpt_oss", "deepseek_v3", "minimax", "falcon"])
+FAMILIES = [*FEW, "qwen3_moe", "gpt_oss", "deepseek_v3", "minimax", "falcon"]
+
+
+@pytest.mark.parametrize("family", by_day(FAMILIES, "llama", "gpt2", "mixtral", "gpt_oss", "deepseek_v3", "falcon"))
 def test_the_same_files(family, tmp_path):
     model = make_zeroed(family)
     save_pretrained(model, tmp_path / "packed", format="packed", max_shard_size=30_000)

@@ -194,13 +194,6 @@ def test_a_flipped_bit_is_told_by_the_checksum(file, part):
         read(file.path.parent)
 
 
-def test_a_missing_part_is_told(file):
-    content = file.path.read_bytes()
-    file.path.write_bytes(content.replace(f'"{NAME}.packed_table"'.encode(), f'"{NAME}.packed_tablf"'.encode()))
-    with pytest.raises(ValueError, match="has no tensor .*packed_table"):
-        PackedFile.open(file.path)
-
-
 @examples(25)
 @given(data=st.data())
 def test_whatever_the_parts_hold_is_a_weight_with_these_zeros_or_an_error(file, data):
