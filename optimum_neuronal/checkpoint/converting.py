@@ -73,11 +73,10 @@ def convert_checkpoint(
     in_place = is_same(target, source)
     bits = {"value_bits": value_bits, "embedding_bits": embedding_bits}
     asked = {name: count for name, count in bits.items() if count is not None}
-    _check(checkpoint, format, in_place, asked)
+    sparsity_config = _check(checkpoint, format, in_place, asked) | asked
     names = [weight.name for weight in checkpoint.weights]
-    sparsity_config = {**checkpoint.sparsity_config, **asked}
     if embedding_bits is not None:
-        sparsity_config |= about_head(_find_head(checkpoint, names))
+        sparsity_config |= about_head(_find_head(source, sparsity_config, names))
     others = [] if in_place else _others(source)
     dense = sum(weight.dense_bytes for weight in checkpoint.weights)
     check_free(target, dense if format == "dense" else int(dense * (1 - sparsity_config["achieved_sparsity"])))
@@ -128,20 +127,20 @@ def check_value_bits(value_bits: int | None, format: str) -> None:
         )
 
 
-def _find_head(checkpoint: Checkpoint, names: list[str]) -> set[str]:
+def _find_head(directory: Path, sparsity_config: Mapping[str, Any], names: list[str]) -> set[str]:
     """Return the names of embeddings and head in a checkpoint whose weights have these names. Raise `ValueError` if it holds none."""
-    known = checkpoint.sparsity_config.get("head_weights") or token_weights(load_skeleton(checkpoint.directory))
+    known = sparsity_config.get("head_weights") or token_weights(load_skeleton(directory))
     found = head_names(known, names)
     if not found:
         raise ValueError(
-            f"{checkpoint.directory} holds no token embeddings and no head ({', '.join(known) or 'none are known'}): leave "
+            f"{directory} holds no token embeddings and no head ({', '.join(known) or 'none are known'}): leave "
             "embedding_bits out."
         )
     return found
 
 
-def _check(checkpoint: Checkpoint, format: str, in_place: bool, asked: Mapping[str, int]) -> None:
-    """Raise `ValueError` if a checkpoint cannot be converted to a format, with these bits by the names of their fields."""
+def _check(checkpoint: Checkpoint, format: str, in_place: bool, asked: Mapping[str, int]) -> dict[str, Any]:
+    """Return a checkpoint's sparsity_config. Raise `ValueError` if it cannot be converted to a format and the bits of fields."""
     if checkpoint.sparsity_config is None:
         raise ValueError(
             f"{checkpoint.directory} is not pruned (its config.json has no sparsity_config): prune it first, with "
@@ -157,6 +156,7 @@ def _check(checkpoint: Checkpoint, format: str, in_place: bool, asked: Mapping[s
         raise ValueError(f"{checkpoint.directory} is damaged: several of its files hold {twice!r}.")
     if in_place and any(path.is_symlink() for path in checkpoint.files):
         raise ValueError(f"The files of {checkpoint.directory} are links, as in the Hub's cache: name another output.")
+    return checkpoint.sparsity_config
 
 
 def _others(source: Path) -> list[str]:

@@ -186,7 +186,7 @@ def check_listed(paths: Sequence[str | Path]) -> None:
             check_header(path)
 
 
-def check_model_files(model_or_path: str | Path, kwargs: Mapping[str, Any]) -> None:
+def check_model_files(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> None:
     """Check the files of a model before transformers opens any; those of one on the Hub are not there yet.
 
     Args:
