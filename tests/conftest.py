@@ -50,6 +50,13 @@ def _model(family: str, seed: int, overrides: tuple) -> transformers.PreTrainedM
     return _MODELS[key]
 
 
+def make_model_on_disk(folder, family: str) -> transformers.PreTrainedModel:
+    """Return a model whose weights stay in files of a folder, which has the dense checkpoint too."""
+    make_model(family).save_pretrained(folder / "dense")
+    options = {"device_map": {"": "disk"}, "offload_folder": folder / "offload"}
+    return transformers.AutoModelForCausalLM.from_pretrained(folder / "dense", **options)
+
+
 def memory_of(fields: dict) -> dict:
     """Take from fields of a config, in place, the arguments of `prune` that change memory and speed alone."""
     return {name: fields.pop(name) for name in ("batch_size", "max_hidden_bytes") if name in fields}

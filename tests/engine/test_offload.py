@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from accelerate import cpu_offload
-from conftest import make_ids, make_model
+from conftest import make_ids, make_model, make_model_on_disk
 from packaging.version import Version
 from sweeps import state, unchanged
 from transformers import AutoModelForCausalLM
@@ -34,13 +34,6 @@ def config(**fields):
     return NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS, **fields})
 
 
-def on_disk(path, family):
-    make_model(family).save_pretrained(path / "dense")
-    return AutoModelForCausalLM.from_pretrained(
-        path / "dense", device_map={"": "disk"}, offload_folder=path / "offload"
-    )
-
-
 @functools.cache
 def pruned(family):
     """A model pruned in memory, and the report of it."""
@@ -54,7 +47,7 @@ def checksums(path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_on_disk_is_pruned_and_evaluated_like_one_in_memory(family, ids, tmp_path):
-    model = on_disk(tmp_path, family)
+    model = make_model_on_disk(tmp_path, family)
     assert all(parameter.is_meta for parameter in model.parameters())
     before, pruner = checksums(tmp_path / "dense"), NeuronALPruner(config())
     pruner.prune(model, ids)
@@ -75,7 +68,7 @@ def test_a_model_on_disk_is_pruned_and_evaluated_like_one_in_memory(family, ids,
 
 
 def test_magnitude_needs_no_forward(tmp_path):
-    model = on_disk(tmp_path, "llama")
+    model = make_model_on_disk(tmp_path, "llama")
     fields = {"saliency": "magnitude", "topup": "uniform", "topup_args": {}}
     pruner, reference = NeuronALPruner(config(**fields)), NeuronALPruner(config(**fields))
     pruner.prune(model)
@@ -97,7 +90,7 @@ def test_weights_in_cpu_memory(ids, tmp_path):
 
 
 def test_an_interrupted_prune_leaves_the_model_as_it_was(tmp_path, ids, monkeypatch):
-    model = on_disk(tmp_path, "llama")
+    model = make_model_on_disk(tmp_path, "llama")
     expected = model(ids).logits
     monkeypatch.setattr("optimum_neuronal.trials.alignment.total_error", lambda *_args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -108,7 +101,7 @@ def test_an_interrupted_prune_leaves_the_model_as_it_was(tmp_path, ids, monkeypa
 
 
 def test_only_one_block_is_loaded_and_the_next_one_is_read_ahead(tmp_path, monkeypatch):
-    model = on_disk(tmp_path, "llama")
+    model = make_model_on_disk(tmp_path, "llama")
     decoder = find_decoder(model)
     reads, read = [], offload._read
     monkeypatch.setattr(
@@ -128,7 +121,7 @@ def test_only_one_block_is_loaded_and_the_next_one_is_read_ahead(tmp_path, monke
 
 def test_trial_forwards_see_the_weights_that_are_set(tmp_path, ids):
     """accelerate's own hooks would read the dense ones again at every forward."""
-    model = on_disk(tmp_path, "llama")
+    model = make_model_on_disk(tmp_path, "llama")
     decoder = find_decoder(model)
     with inference(model), BlockLoader(decoder.blocks).loaded(0) as block:
         projection = block.projections[f"{block.name}.mlp.up_proj"]
@@ -156,7 +149,7 @@ def test_hidden_states_may_wait_in_cpu_memory(ids):
 
 
 def test_an_unfinished_prune_goes_on_wherever_the_weights_are(tmp_path, ids, monkeypatch):
-    model = on_disk(tmp_path, "mixtral")
+    model = make_model_on_disk(tmp_path, "mixtral")
     with monkeypatch.context() as patch:
         patch.setattr("optimum_neuronal.pruning.prune.apply_changes", lambda *_args: 1 / 0)
         with pytest.raises(ZeroDivisionError):

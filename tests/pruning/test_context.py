@@ -38,17 +38,18 @@ def test_weights_are_looked_at_last():
         check(skeleton(), config())
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
+def test_what_does_not_fit_the_model_is_refused_without_weights():
+    for fields, message in [
         ({"targets": ["qqq"]}, "match no projection"),
         ({"sparsity": 0.8, "pattern": "2:10"}, "32 input features, not a multiple of 10"),
         ({"seq_length": 1000}, "admits 1 to 64 tokens"),
-    ],
-)
-def test_what_does_not_fit_the_model_is_refused_without_weights(fields, message):
-    with pytest.raises(ValueError, match=message):
-        check_structure(skeleton(), config(**fields))
+    ]:
+        with pytest.raises(ValueError, match=message):
+            check_structure(skeleton(), config(**fields))
+    model, told = skeleton(), {"version": 1, "quant_method": "neuronal", "format": "dense"}
+    model.config.sparsity_config = {**told, "sparsity": 0.5, "achieved_sparsity": 0.5}
+    with pytest.raises(ValueError, match="is sparse already .* del model.config.sparsity_config"):
+        check_structure(model, config())
 
 
 def test_a_topup_may_refuse_the_model(own_topup, monkeypatch):
@@ -58,15 +59,6 @@ def test_a_topup_may_refuse_the_model(own_topup, monkeypatch):
     monkeypatch.setattr(own_topup, "check", refuse)
     with pytest.raises(ValueError, match="not with 3 blocks"):
         check_structure(skeleton(), config(topup="test-only"))
-
-
-def test_a_sparse_model_is_refused_without_weights():
-    model = skeleton()
-    model.config.sparsity_config = dict(
-        version=1, quant_method="neuronal", format="dense", sparsity=0.5, achieved_sparsity=0.5
-    )
-    with pytest.raises(ValueError, match="is sparse already .* del model.config.sparsity_config"):
-        check_structure(model, config())
 
 
 def test_weights_that_nobody_can_change(ids):
@@ -102,10 +94,9 @@ def test_a_model_that_shares_its_weights_is_refused_too(llama):
 
 
 def test_a_comparison_is_refused_while_the_model_is_pruned(llama, ids):
+    fields = {"sparsities": [0.5], "saliencies": ["magnitude"], "topups": ["uniform"]}
     with alone_with(llama), pytest.raises(RuntimeError, match="Another thread"):
-        compare(
-            llama, dataset=ids, evaluate={"test": ids}, sparsities=[0.5], saliencies=["magnitude"], topups=["uniform"]
-        )
+        compare(llama, dataset=ids, evaluate={"test": ids}, **fields)
 
 
 def test_a_failed_prune_lets_go(llama, ids):

@@ -8,19 +8,15 @@ from itertools import count
 import authors
 import pytest
 import torch
-from conftest import make_model, memory_of
+from conftest import make_model, make_model_on_disk, memory_of
 from interruptions import interrupt_at_second_block
-from sweeps import build_sweep, state, unchanged
-from transformers import AutoModelForCausalLM
+from sweeps import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.engine.calls import Stream
-from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.projections import trial_weights
 from optimum_neuronal.pruning.refit import Refit, _Weights
-from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.sparsity.masks import NewWeight
+
+from .fitted import Fitted
 
 
 FIELDS = {"topup": "uniform", "num_samples": 16, "num_alignment_samples": 4, "min_expert_tokens": 1}
@@ -43,55 +39,18 @@ def prune(model, ids, work_dir=None, **fields):
     return pruner
 
 
-def equal(model, other) -> bool:
-    values = other.state_dict()
-    return all(torch.equal(value, values[key]) for key, value in model.state_dict().items())
-
-
-class Fitted:
-    """A block that was pruned by half at random places, and fitted again."""
-
-    def __init__(self, family, ids, epochs=4, rate=0.2, index=0, **chosen):
-        self.model = make_model(family)
-        self.before = state(self.model)
-        with inference(self.model):
-            sweep = build_sweep(find_decoder(self.model, **chosen), SparseGPT(), ids, len(ids), 4)
-            inputs = sweep.engine.alignment_inputs()
-            self.runner, self.block, self.calls = sweep.engine.runner, sweep.decoder.blocks[index], inputs.calls[index]
-            self.inputs = Stream(inputs.hidden)
-            self.expected = self.runner.output(self.block, self.inputs, self.calls)
-            self.changes = {p.name: NewWeight(self.half(p)) for p in self.block.pruned}
-            self.found = Refit(epochs, rate).fit(self.block, self.changes, self.inputs, self.expected, self.calls)
-
-    @staticmethod
-    def half(projection):
-        kept = torch.rand(projection.shape, generator=torch.Generator().manual_seed(3)) < 0.5
-        return torch.where(kept, projection.weight, 0)
-
-    def heldout_error(self, weights) -> float:
-        """Mean squared error of the block's output on the last batch."""
-        last = [Stream(stream.batches[-1:]) for stream in (self.inputs, self.expected)]
-        with inference(self.model), trial_weights(self.block.pruned, lambda p: NewWeight(weights[p.name])):
-            output = self.runner.output(self.block, last[0], self.calls[-1:])
-        return (output.batches[0] - last[1].batches[0]).square().mean().item()
-
-    @property
-    def sparse(self):
-        return {p.name: self.half(p) for p in self.block.pruned}
+LAST = slice(-1, None)  # batch of the sequences that are held out
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "llama4_text"])
 class TestFit:
-    def test_zeros_stay_and_the_held_out_error_falls(self, family, ids):
+    def test_zeros_and_the_model_stay_and_the_held_out_error_falls(self, family, ids):
         fitted = Fitted(family, ids)
         for name, weight in fitted.found.items():
             assert weight.shape == fitted.sparse[name].shape
             assert torch.equal(weight == 0, fitted.sparse[name] == 0), name
         assert any(not torch.equal(weight, fitted.sparse[name]) for name, weight in fitted.found.items())
-        assert fitted.heldout_error(fitted.found) < 0.9 * fitted.heldout_error(fitted.sparse)
-
-    def test_nothing_of_the_model_is_touched(self, family, ids):
-        fitted = Fitted(family, ids)
+        assert fitted.error(fitted.found, LAST) < 0.9 * fitted.error(fitted.sparse, LAST)
         assert unchanged(fitted.model, fitted.before)
         assert all(p.grad is None and p.requires_grad for p in fitted.model.parameters())
 
@@ -123,13 +82,10 @@ def test_more_rate_moves_weights_further(ids):
 
 
 def test_what_is_not_pruned_gets_no_new_weight(ids):
+    """An expert that is left out shares its parameter with experts that are fitted."""
     fitted = Fitted("llama", ids, ignore=["k_proj", "down_proj"])
     assert set(fitted.found) == set(fitted.block.pruned_names) and len(fitted.found) == 5
     assert unchanged(fitted.model, fitted.before)
-
-
-def test_an_expert_that_is_left_out_stays(ids):
-    """It shares its parameter with experts that are fitted."""
     fitted = Fitted("mixtral", ids, ignore=[r"experts\.[01]\."])
     assert not any(".experts.0." in name for name in fitted.found)
     assert any(".experts.2." in name for name in fitted.found)
@@ -156,31 +112,26 @@ def last_epoch(monkeypatch):
 @pytest.mark.usefixtures("last_epoch")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
-class TestPrune:
-    def test_masks_and_all_but_projections_stay(self, family, method, ids):
-        plain, refitted, dense = (make_model(family) for _ in range(3))
-        prune(plain, ids, **METHODS[method], refit_epochs=0)
-        pruner = prune(refitted, ids, **METHODS[method])
-        projections = find_decoder(plain).projections
-        own, original = find_decoder(refitted).projections, find_decoder(dense).projections
-        first = [name for name in projections if ".0." in name.replace(".experts.0.", ".")]
-        for name in first:  # later blocks have other inputs, so that other weights fall there
-            assert torch.equal(projections[name].weight == 0, own[name].weight == 0), name
-        assert any(not torch.equal(projections[name].weight, own[name].weight) for name in first)
-        assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
-        owners = {id(projection.owner) for projection in own.values()}
-        pairs = zip(refitted.named_parameters(), dense.parameters())
-        rest = [(name, one, other) for (name, one), other in pairs if id(one) not in owners]
-        assert rest and all(torch.equal(one, other) for _, one, other in rest), "norms, biases, embeddings"
-        assert all(one.shape == other.weight.shape for one, other in zip(own.values(), original.values()))
-        assert all(parameter.grad is None and parameter.requires_grad for parameter in refitted.parameters())
-
-    def test_batches_change_no_bit(self, family, method, ids):
-        models = [make_model(family) for _ in range(3)]
-        for model, batch_size in zip(models, (1, 5, 5)):
-            prune(model, ids, **METHODS[method], batch_size=batch_size)
-        assert equal(models[1], models[2]), "twice the same"
-        assert equal(models[0], models[1])
+def test_masks_and_all_but_projections_stay_and_batches_change_no_bit(family, method, ids):
+    plain, refitted, again, one_by_one, dense = (make_model(family) for _ in range(5))
+    prune(plain, ids, **METHODS[method], refit_epochs=0)
+    pruner = prune(refitted, ids, **METHODS[method], batch_size=5)
+    for model, batch_size in ((again, 5), (one_by_one, 1)):
+        prune(model, ids, **METHODS[method], batch_size=batch_size)
+        assert unchanged(model, state(refitted))
+    projections = find_decoder(plain).projections
+    own, original = find_decoder(refitted).projections, find_decoder(dense).projections
+    first = [name for name in projections if ".0." in name.replace(".experts.0.", ".")]
+    for name in first:  # later blocks have other inputs, so that other weights fall there
+        assert torch.equal(projections[name].weight == 0, own[name].weight == 0), name
+    assert any(not torch.equal(projections[name].weight, own[name].weight) for name in first)
+    assert pruner.report.achieved_sparsity == pytest.approx(0.6, abs=2e-3)
+    owners = {id(projection.owner) for projection in own.values()}
+    pairs = zip(refitted.named_parameters(), dense.parameters())
+    rest = [(name, one, other) for (name, one), other in pairs if id(one) not in owners]
+    assert rest and all(torch.equal(one, other) for _, one, other in rest), "norms, biases, embeddings"
+    assert all(one.shape == other.weight.shape for one, other in zip(own.values(), original.values()))
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in refitted.parameters())
 
 
 @pytest.mark.usefixtures("last_epoch")
@@ -198,7 +149,7 @@ def test_a_model_in_bfloat16_stays_so(ids):
     prune(model, ids)
     prune(plain, ids, refit_epochs=0)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert not equal(model, plain)
+    assert not unchanged(model, state(plain))
 
 
 @pytest.mark.usefixtures("last_epoch")
@@ -235,11 +186,7 @@ def test_what_a_block_should_put_out(reconstruct, beside, ids, monkeypatch):
 
 @pytest.mark.usefixtures("last_epoch")
 def test_weights_on_disk(ids, tmp_path):
-    make_model("llama").save_pretrained(tmp_path / "dense")
-    model = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "dense", device_map={"": "disk"}, offload_folder=tmp_path / "offload"
-    )
-    in_memory = make_model("llama")
+    model, in_memory = make_model_on_disk(tmp_path, "llama"), make_model("llama")
     prune(model, ids, **ALPS, max_hidden_bytes=0)
     prune(in_memory, ids, **ALPS)
     assert torch.equal(model(ids).logits, in_memory(ids).logits)
@@ -255,7 +202,7 @@ def test_it_goes_on_after_a_crash(ids, tmp_path, monkeypatch):
     model = make_model("llama")
     prune(model, ids, tmp_path)
     assert [name[-1] for name in calls] == ["0", "1", "1", "2"], "no block is fitted twice"
-    assert equal(model, undisturbed)
+    assert unchanged(model, state(undisturbed))
 
 
 def test_batches_are_a_part_of_the_method():

@@ -1,5 +1,6 @@
 """The report, and the sparsity that it counts."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -52,20 +53,12 @@ def test_what_is_published_names_no_folder(tmp_path):
     assert str(tmp_path) not in str(report.to_dict())
 
 
-@pytest.mark.parametrize("column", ["", ":text"])
-def test_a_file_is_told_by_its_name(tmp_path, column):
+def test_a_file_is_told_by_its_name_even_if_it_cannot_be_seen_and_anything_else_as_it_is(tmp_path):
     (tmp_path / "own.jsonl").write_text("{}")
-    assert without_folders(f"{tmp_path}/own.jsonl{column}") == f"own.jsonl{column}"
-
-
-@pytest.mark.parametrize("column", ["", ":text"])
-def test_a_file_that_cannot_be_seen_is_told_by_its_name_too(column):
-    assert without_folders(f"/no/such/folder/own.jsonl{column}") == f"own.jsonl{column}"
-
-
-@pytest.mark.parametrize("dataset", ["wikitext2", "allenai/c4:train:text", "no/such/file.txt", "a text " * 1000])
-def test_what_is_no_file_is_told_as_it_is(dataset):
-    assert without_folders(dataset) == dataset
+    for folder, column in product([tmp_path, "/no/such/folder"], ["", ":text"]):
+        assert without_folders(f"{folder}/own.jsonl{column}") == f"own.jsonl{column}"
+    for dataset in ["wikitext2", "allenai/c4:train:text", "no/such/file.txt", "a text " * 1000]:
+        assert without_folders(dataset) == dataset
 
 
 def test_versions_are_those_that_run():

@@ -1,10 +1,9 @@
 import pytest
 import torch
 from by_hand import mean, refuses
-from conftest import make_model
+from conftest import make_model, make_model_on_disk
 from profiles import by_day
 from sweeps import build_sweep, make_sweep, state, unchanged
-from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine.capture import inference
@@ -150,11 +149,8 @@ def test_candidates_compute_with_levels_and_run_no_dense_block(saliency, llama, 
 
 def test_levels_go_with_the_search(ids, tmp_path):
     """A whole prune: levels in memory, on disk, recorded, of a model on disk, and none hit the target."""
-    make_model("llama").save_pretrained(tmp_path / "dense")
-    offloaded = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "dense", device_map={"": "disk"}, offload_folder=tmp_path / "offload"
-    )
-    models = {name: make_model("llama") for name in ("memory", "disk", "recorded", "none")} | {"offloaded": offloaded}
+    models = {name: make_model("llama") for name in ("memory", "disk", "recorded", "none")}
+    models["offloaded"] = make_model_on_disk(tmp_path, "llama")
     logits = {}
     for name, model in models.items():
         topup_args = {"budget": 16, "levels": name != "none"}

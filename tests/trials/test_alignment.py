@@ -61,19 +61,6 @@ def test_no_error_is_negative_infinite_or_of_scale(metric):
         assert torch.isfinite(dead)
 
 
-def test_total_counts_every_projection():
-    norms = {}
-    for model, value in (("dense", 1.0), ("sparse", 4.0)):
-        shared, own = SquaredNorms(), SquaredNorms()
-        shared.update(torch.tensor([[[1.0, value]]]), 1)
-        own.update(torch.tensor([[[value, 1.0]]]), 1)
-        norms[model] = {"q": shared, "k": shared, "o": own}
-    single = alignment_error(norms["dense"]["q"].value, norms["sparse"]["q"].value)
-    projections = [Projection(name, None, torch.nn.Linear(2, 2), True) for name in ("q", "k", "o")]
-    total = total_error(projections, norms["dense"], norms["sparse"], "sequence", "l2")
-    assert total.item() == pytest.approx(3 * single.item())
-
-
 def test_experts_count_by_their_share_of_the_tokens():
     mixture = torch.nn.Module()
     projections = [Projection(f"experts.{e}.up", "up", mixture, True, "up", e) for e in range(3)]
@@ -138,32 +125,28 @@ def test_plans_do_not_disturb_each_other(family, ids):
             assert together == alone
 
 
-def test_plans_that_cannot_win_are_abandoned(llama, ids):
-    with inference(llama):
-        sweep = make_sweep(llama, ids)
-        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2, 0.3)]
-        for reference in ("sparse-stream", "dense"):
-            measured_on = (reference, "sequence", "l2")
-            everything = sweep.alignment_errors(plans, *measured_on, label=None)
-            low, high = min(everything), max(everything)
-            assert sweep.alignment_errors(plans, *measured_on, label=None, bound=high) == everything
-            bounded = sweep.alignment_errors(plans, *measured_on, label=None, bound=low)
-            assert min(bounded) == low and bounded.index(low) == everything.index(low)
-            assert all(error in (whole, math.inf) for error, whole in zip(bounded, everything))
-            sweep.engine.runner.block_forwards = 0
-            assert sweep.alignment_errors(plans, *measured_on, label=None, bound=0.0) == 4 * [math.inf]
-            assert sweep.engine.runner.block_forwards <= 4 * 5, "all of them after the first block"
+def test_plans_that_cannot_win_are_abandoned(sweep):
+    plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2, 0.3)]
+    for reference in ("sparse-stream", "dense"):
+        measured_on = (reference, "sequence", "l2")
+        everything = sweep.alignment_errors(plans, *measured_on, label=None)
+        low, high = min(everything), max(everything)
+        assert sweep.alignment_errors(plans, *measured_on, label=None, bound=high) == everything
+        bounded = sweep.alignment_errors(plans, *measured_on, label=None, bound=low)
+        assert min(bounded) == low and bounded.index(low) == everything.index(low)
+        assert all(error in (whole, math.inf) for error, whole in zip(bounded, everything))
+        sweep.engine.runner.block_forwards = 0
+        assert sweep.alignment_errors(plans, *measured_on, label=None, bound=0.0) == 4 * [math.inf]
+        assert sweep.engine.runner.block_forwards <= 4 * 5, "all of them after the first block"
 
 
-def test_shared_work_is_done_once(llama, ids):
+def test_shared_work_is_done_once(sweep):
     """Candidates share the dense run of the first block; with the dense reference, of every block."""
-    with inference(llama):
-        sweep = make_sweep(llama, ids)
-        plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2)]
-        for reference, runs in (("sparse-stream", 1 + 3 + 2 * 6), ("dense", 3 + 9)):
-            sweep.engine.runner.block_forwards = 0
-            sweep.alignment_errors(plans, reference, "sequence", "l2", label=None)
-            assert sweep.engine.runner.block_forwards == 4 * runs
+    plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2)]
+    for reference, runs in (("sparse-stream", 1 + 3 + 2 * 6), ("dense", 3 + 9)):
+        sweep.engine.runner.block_forwards = 0
+        sweep.alignment_errors(plans, reference, "sequence", "l2", label=None)
+        assert sweep.engine.runner.block_forwards == 4 * runs
 
 
 def activations(model, ids, projections):
@@ -173,22 +156,21 @@ def activations(model, ids, projections):
     return found | {"model.norm": activation(last)}
 
 
-def test_deviation_from_the_dense_model_by_whole_forwards(llama, ids):
+def test_deviation_from_the_dense_model_by_whole_forwards(sweep, llama, ids):
     """Masks from the dense model's activations. A block's own place is what reads its output."""
-    with inference(llama):
-        sweep, before = make_sweep(llama, ids), state(llama)
-        plan, projections = uniform(sweep, 0.6), sweep.decoder.projections
-        found = find_deviation(sweep.engine, plan, "dense", "sequence", "l2", None)
-        assert unchanged(llama, before)
-        dense = activations(llama, ids[:4], projections)
+    before = state(llama)
+    plan, projections = uniform(sweep, 0.6), sweep.decoder.projections
+    found = find_deviation(sweep.engine, plan, "dense", "sequence", "l2", None)
+    assert unchanged(llama, before)
+    dense = activations(llama, ids[:4], projections)
 
-        def mask_of(projection):
-            score = projection.weight.abs() * dense[projection.name]
-            return Zeros(mask_rows(score, plan.row_counts(projection.name, projection.shape)))
+    def mask_of(projection):
+        score = projection.weight.abs() * dense[projection.name]
+        return Zeros(mask_rows(score, plan.row_counts(projection.name, projection.shape)))
 
-        with trial_weights(list(projections.values()), mask_of):
-            sparse = activations(llama, ids[:4], projections)
-        (error,) = sweep.alignment_errors([plan], "dense", "sequence", "l2", None)
+    with trial_weights(list(projections.values()), mask_of):
+        sparse = activations(llama, ids[:4], projections)
+    (error,) = sweep.alignment_errors([plan], "dense", "sequence", "l2", None)
     read_by = {f"model.layers.{i}": f"model.layers.{i + 1}.self_attn.q_proj" for i in (0, 1)}
     read_by["model.layers.2"] = "model.norm"
     inside = ("self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
@@ -200,27 +182,23 @@ def test_deviation_from_the_dense_model_by_whole_forwards(llama, ids):
         assert difference.abs().max() > 0.05, "there is something to compare"
 
 
-def test_a_plan_that_prunes_nothing_deviates_nowhere(llama, ids):
-    with inference(llama):
-        sweep = make_sweep(llama, ids)
-        decoder = sweep.decoder
-        fed = {decoder.place_fed_by(block, p).name for block in decoder.blocks for p in block.pruned}
-        for reference in ("sparse-stream", "dense"):
-            found = find_deviation(sweep.engine, uniform(sweep, 0.0), reference, "sequence", "l2", None)
-            assert found.error == pytest.approx(0, abs=1e-6)
-            assert found.places.keys() == fed and all(place.abs().max() < 1e-4 for place in found.places.values())
+def test_a_plan_that_prunes_nothing_deviates_nowhere(sweep):
+    decoder = sweep.decoder
+    fed = {decoder.place_fed_by(block, p).name for block in decoder.blocks for p in block.pruned}
+    for reference in ("sparse-stream", "dense"):
+        found = find_deviation(sweep.engine, uniform(sweep, 0.0), reference, "sequence", "l2", None)
+        assert found.error == pytest.approx(0, abs=1e-6)
+        assert found.places.keys() == fed and all(place.abs().max() < 1e-4 for place in found.places.values())
 
 
-def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(llama, ids):
+def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(sweep):
     """If only the middle block is pruned, it deviates as in the dense model, and the block behind it not at all."""
-    with inference(llama):
-        sweep = make_sweep(llama, ids)
-        middle = dict.fromkeys(sweep.decoder.blocks[1].pruned_names, 0.6)
-        plan = SparsityPlan({**uniform(sweep, 0.0).sparsity, **middle})
-        own, dense = (
-            find_deviation(sweep.engine, plan, reference, "sequence", "l2", None).places
-            for reference in ("sparse-stream", "dense")
-        )
+    middle = dict.fromkeys(sweep.decoder.blocks[1].pruned_names, 0.6)
+    plan = SparsityPlan({**uniform(sweep, 0.0).sparsity, **middle})
+    own, dense = (
+        find_deviation(sweep.engine, plan, reference, "sequence", "l2", None).places
+        for reference in ("sparse-stream", "dense")
+    )
     for name, place in own.items():
         if name.startswith("model.layers.1"):
             torch.testing.assert_close(place, dense[name], rtol=1e-3, atol=1e-3)

@@ -16,28 +16,26 @@ from optimum_neuronal.trials.applier import PlanApplier
 from optimum_neuronal.trials.engine import Cache, Engine
 
 
-def test_the_dense_model_runs_once_for_each_statistic_until_it_is_let_go(llama, ids):
-    with inference(llama):
-        engine, costs = make_sweep(llama, ids).engine, []
-        for ask in (None, SquaredNorms, Hessian, None, "release", None):
-            before = engine.runner.block_forwards
-            found = engine.cache.release() if ask == "release" else engine.dense(ask)
-            costs.append((engine.runner.block_forwards - before) // (4 * 3))
-            if ask is Hessian:
-                assert found.norms[0]["model.layers.0.mlp.up_proj"].hessian.shape == (32, 32)
+def test_the_dense_model_runs_once_for_each_statistic_until_it_is_let_go(sweep):
+    engine, costs = sweep.engine, []
+    for ask in (None, SquaredNorms, Hessian, None, "release", None):
+        before = engine.runner.block_forwards
+        found = engine.cache.release() if ask == "release" else engine.dense(ask)
+        costs.append((engine.runner.block_forwards - before) // (4 * 3))
+        if ask is Hessian:
+            assert found.norms[0]["model.layers.0.mlp.up_proj"].hessian.shape == (32, 32)
     assert costs == [1, 0, 1, 0, 0, 1], "of four sequences in three blocks"
 
 
-def test_norms_are_the_dense_models_or_those_of_the_hidden_states_at_hand(llama, ids):
-    with inference(llama):
-        engine = make_sweep(llama, ids).engine
-        inputs, block = engine.alignment_inputs(), engine.decoder.blocks[0]
-        twice = Stream([2 * states for states in inputs.hidden])
-        dense, own = (
-            engine.reference_norms(reference, 0, block, twice, inputs.calls[0])["model.layers.0.self_attn.o_proj"]
-            for reference in ("dense", "sparse-stream")
-        )
-        expected = engine.runner.inputs_of(block, twice, inputs.calls[0])["model.layers.0.self_attn.o_proj"]
+def test_norms_are_the_dense_models_or_those_of_the_hidden_states_at_hand(sweep):
+    engine = sweep.engine
+    inputs, block = engine.alignment_inputs(), engine.decoder.blocks[0]
+    twice = Stream([2 * states for states in inputs.hidden])
+    dense, own = (
+        engine.reference_norms(reference, 0, block, twice, inputs.calls[0])["model.layers.0.self_attn.o_proj"]
+        for reference in ("dense", "sparse-stream")
+    )
+    expected = engine.runner.inputs_of(block, twice, inputs.calls[0])["model.layers.0.self_attn.o_proj"]
     assert dense is engine.dense().norms[0]["model.layers.0.self_attn.o_proj"]
     assert torch.equal(own.value, expected.value) and not torch.equal(own.value, dense.value)
 
@@ -117,14 +115,13 @@ def test_dense_blocks_receive_what_sparse_blocks_before_them_put_out(llama, ids,
         torch.testing.assert_close(llama.model.norm(torch.cat(list(output))), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_last_plans_stream_is_kept_until_it_is_let_go(llama, ids):
-    with inference(llama):
-        sweep, costs = make_sweep(llama, ids), []
-        engine, first, second = sweep.engine, uniform(sweep), uniform(sweep)
-        for ask in (first, first, second, second, first, None, first):
-            before = engine.runner.block_forwards
-            engine.cache.release() if ask is None else engine.stream_of(ask)
-            costs.append((engine.runner.block_forwards - before) // (4 * 3))
+def test_the_last_plans_stream_is_kept_until_it_is_let_go(sweep):
+    costs = []
+    engine, first, second = sweep.engine, uniform(sweep), uniform(sweep)
+    for ask in (first, first, second, second, first, None, first):
+        before = engine.runner.block_forwards
+        engine.cache.release() if ask is None else engine.stream_of(ask)
+        costs.append((engine.runner.block_forwards - before) // (4 * 3))
     assert costs == [2, 0, 2, 0, 2, 0, 2], "what it receives and what it puts out, of four sequences in three blocks"
 
 

@@ -86,16 +86,14 @@ def _prune_by_hand(model, plan, ids, sweep, groups):
             projection.weight.masked_fill_(~mask, 0)
 
 
-def test_plans_share_what_they_have_in_common(llama, ids):
-    with inference(llama):
-        sweep = make_sweep(llama, ids)
-        base = uniform(sweep).sparsity
-        last = {**base, sweep.decoder.blocks[-1].pruned_names[0]: 0.9}
-        plans = [SparsityPlan(base), SparsityPlan(last), SparsityPlan(dict(base))]
-        alone = [sweep.output_errors([plan], "kl", None)[0] for plan in plans]
-        sweep.engine.runner.block_forwards = 0
-        assert sweep.output_errors(plans, "kl", None) == alone
-        assert sweep.engine.runner.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
+def test_plans_share_what_they_have_in_common(sweep):
+    base = uniform(sweep).sparsity
+    last = {**base, sweep.decoder.blocks[-1].pruned_names[0]: 0.9}
+    plans = [SparsityPlan(base), SparsityPlan(last), SparsityPlan(dict(base))]
+    alone = [sweep.output_errors([plan], "kl", None)[0] for plan in plans]
+    sweep.engine.runner.block_forwards = 0
+    assert sweep.output_errors(plans, "kl", None) == alone
+    assert sweep.engine.runner.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
 
 
 def test_pieces_of_sequences_add_up(llama, ids, monkeypatch):

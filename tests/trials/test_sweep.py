@@ -22,20 +22,20 @@ def bits_of(change):
     return getattr(change, "mask", change).bits
 
 
-def test_abandoning_does_not_change_the_decision(any_model, ids, monkeypatch):
+@pytest.mark.parametrize("family", by_day(FEW, "gpt2", "llama4_text", "mixtral"))
+def test_abandoning_does_not_change_the_decision(family, ids, monkeypatch):
+    lambdas = {"block_lambdas": (0.05, 0.1, 0.2, 0.25), "row_lambdas": (0.0, 0.1, 0.3)}
+    model = make_model(family)
     for scope in ["sequence", "pooled"]:
-        decisions = {}
+        decisions = []
         for abandons in (True, False):
             monkeypatch.setattr(Sweep, "can_abandon", abandons)
-            with inference(any_model):
-                topup = NeuronAL(
-                    alignment_scope=scope, block_lambdas=(0.05, 0.1, 0.2, 0.25), row_lambdas=(0.0, 0.1, 0.3)
-                )
-                allocation = topup.allocate(make_sweep(any_model, ids), 0.7)
-            lambdas = {step: decision["lambda"] for step, decision in allocation.decisions.items()}
+            with inference(model):
+                allocation = NeuronAL(alignment_scope=scope, **lambdas).allocate(make_sweep(model, ids), 0.7)
+            chosen = {step: decision["lambda"] for step, decision in allocation.decisions.items()}
             plan = {name: torch.as_tensor(value).tolist() for name, value in allocation.plan.sparsity.items()}
-            decisions[abandons] = lambdas, plan
-        assert decisions[True] == decisions[False]
+            decisions.append((chosen, plan))
+        assert decisions[0] == decisions[1]
 
 
 # Every family and every saliency; at night each with each.
@@ -108,30 +108,26 @@ def test_activations_that_are_not_finite_are_refused(ids):
             sweep.alignment_errors([uniform(sweep)], "dense", "sequence", "l2", label=None)
 
 
-def test_dense_scores_are_those_of_all_sequences(llama, ids):
-    with inference(llama):
-        sweep = make_sweep(llama, ids)
-        names = [block.pruned_names[0] for block in sweep.decoder.blocks]
-        scores = sweep.dense_scores(lambda block, a: [a[block.pruned_names[0]].sum().item()], "Scores")
-        expected = squared_norms(llama, ids, sweep.decoder.projections)
+def test_dense_scores_are_those_of_all_sequences(sweep, llama, ids):
+    names = [block.pruned_names[0] for block in sweep.decoder.blocks]
+    scores = sweep.dense_scores(lambda block, a: [a[block.pruned_names[0]].sum().item()], "Scores")
+    expected = squared_norms(llama, ids, sweep.decoder.projections)
     for (score,), name in zip(scores, names):
         assert score == pytest.approx(activation(expected[name]).sum().item(), rel=1e-5)
     assert sweep.engine.runner.block_forwards == 12 * 3
 
 
-def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(llama, ids):
+def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(sweep, llama, ids):
     """A plan that prunes nothing has the dense model's stream; with another, later blocks receive something else.
     Where the plan's stream has been run, it costs nothing."""
-    with inference(llama):
-        sweep = make_sweep(llama, ids)
-        projections = sweep.decoder.projections
-        dense = squared_norms(llama, ids[:4], projections)
-        plans = [uniform(sweep, share) for share in (0.0, 0.6)]
-        untouched, pruned = (sweep.row_saliency(plan, None) for plan in plans)
-        sweep.engine.stream_of(plans[0])
-        before = sweep.engine.runner.block_forwards
-        sweep.row_saliency(plans[0], None)
-        assert sweep.engine.runner.block_forwards == before
+    projections = sweep.decoder.projections
+    dense = squared_norms(llama, ids[:4], projections)
+    plans = [uniform(sweep, share) for share in (0.0, 0.6)]
+    untouched, pruned = (sweep.row_saliency(plan, None) for plan in plans)
+    sweep.engine.stream_of(plans[0])
+    before = sweep.engine.runner.block_forwards
+    sweep.row_saliency(plans[0], None)
+    assert sweep.engine.runner.block_forwards == before
     assert list(untouched) == list(pruned) == list(projections)
     for name, projection in projections.items():
         expected = (projection.weight.abs() * activation(dense[name])).double().sum(dim=1)

@@ -1,0 +1,60 @@
+"""A block that is fitted again."""
+
+import torch
+from conftest import make_model
+from sweeps import build_sweep, state
+
+from optimum_neuronal.engine.calls import Stream
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.statistics import Hessian
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.projections import trial_weights
+from optimum_neuronal.pruning.refit import Refit, fit_and_round
+from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.sparsity.masks import NewWeight
+
+
+class Fitted:
+    """A block that was pruned by half at random places, fitted, and with `bits` rounded on the way."""
+
+    def __init__(self, family, ids, epochs=4, rate=0.2, bits=None, **chosen):
+        self.model, self.refit = make_model(family), Refit(epochs, rate)
+        self.before = state(self.model)
+        with inference(self.model):
+            self.engine = build_sweep(find_decoder(self.model, **chosen), SparseGPT(), ids, len(ids)).engine
+            inputs = self.engine.alignment_inputs()
+            self.block, self.inputs, self.calls = self.engine.decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0]
+            self.expected = self.engine.runner.output(self.block, self.inputs, self.calls)
+            self.sparse = {p.name: self.half(p) for p in self.block.pruned}
+            if bits is not None:
+                self.engine = self.engine.with_value_bits(bits)
+                self.found = fit_and_round(self.engine, self.refit, *self.given())
+            else:
+                self.found = self.refit.fit(*self.given())
+
+    @staticmethod
+    def half(projection) -> torch.Tensor:
+        kept = torch.rand(projection.shape, generator=torch.Generator().manual_seed(3)) < 0.5
+        return torch.where(kept, projection.weight, 0)
+
+    def given(self):
+        changes = {name: NewWeight(weight) for name, weight in self.sparse.items()}
+        return self.block, changes, self.inputs, self.expected, self.calls
+
+    def with_weights(self, weights):
+        return trial_weights(self.block.pruned, lambda p: NewWeight(weights[p.name]))
+
+    def error(self, weights, batches=slice(None)) -> float:
+        """Mean squared error of the block's output, on all batches or some."""
+        with inference(self.model), self.with_weights(weights):
+            output = self.engine.runner.output(self.block, self.inputs, self.calls)
+        pairs = list(zip(output.batches, self.expected.batches))[batches]
+        return float(sum((own - expected).square().mean() for own, expected in pairs))
+
+    def rounded_at_the_end(self) -> dict[str, torch.Tensor]:
+        with inference(self.model):
+            fitted = self.refit.fit(*self.given())
+            with self.with_weights(fitted):
+                _, norms = self.engine.runner.replay(self.block, self.inputs, self.calls, Hessian)
+            activations, _ = self.engine.applier.activations(self.block, norms)
+            return self.engine.applier.rounded(self.block.pruned, fitted, activations, norms)

@@ -1,0 +1,11 @@
+import pytest
+from sweeps import make_sweep
+
+from optimum_neuronal.engine.capture import inference
+
+
+@pytest.fixture
+def sweep(llama, ids):
+    """A sweep over all projections of a Llama that is ready for inference."""
+    with inference(llama):
+        yield make_sweep(llama, ids)
