@@ -1,4 +1,4 @@
-"""What int8 activations cost: divergence of packed models that read one token at a time from the same weights dense.
+"""Measure the cost of int8 activations: divergence of packed models from dense computation, one token at a time.
 
     python -m benchmarks.activations [--sequences 8] [--bits 4 3]
 

@@ -1,4 +1,4 @@
-"""Where the time of NeuronAL's allocation goes, and how near its block forwards are to what the hardware can do.
+"""Measure where the time of NeuronAL's allocation goes, and how near its block forwards are to the hardware's peak.
 
     python -m benchmarks.allocation [--hidden-size 2048] [--tokens 256] [--threads 2]
 

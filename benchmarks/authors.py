@@ -1,4 +1,4 @@
-"""All figures of the authors' code on the reference model, beside ours: writes benchmarks/authors.md.
+"""Compare all figures of the authors' code on the reference model with ours, and write benchmarks/authors.md.
 
     python -m benchmarks.authors
 

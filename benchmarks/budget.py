@@ -1,4 +1,4 @@
-"""What more budget buys: perplexity of `topup="search"` against the passes of the alignment sequences that it may take.
+"""Measure the perplexity of `topup="search"` for several budgets of passes of the alignment sequences.
 
     python -m benchmarks.budget [--model demo] [--saliency wanda] [--sparsity 0.7] [--budgets 12 20 30 58 100 200]
 

@@ -1,4 +1,4 @@
-"""The figures of docs/concepts.md that are measured: alignment by lambda, and sparsity by block and kind of projections.
+"""Draw the measured figures of docs/concepts.md: alignment by lambda, and sparsity by block and kind of projections.
 
     python -m benchmarks.concept_figures [--lambdas 0.05 0.1 0.2]    # writes docs/figures/*.svg, in some minutes
 

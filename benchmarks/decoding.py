@@ -1,4 +1,4 @@
-"""What packed weights bring when a whole model generates: tokens per second against dense weights, in turns.
+"""Measure tokens per second of whole models with packed and with dense weights, in turns.
 
     python -m benchmarks.decoding [--shape 1b 3b 8b-stack] [--sparsity 0.7] [--threads 2] [--rounds 5]
 

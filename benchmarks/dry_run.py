@@ -1,4 +1,4 @@
-"""What a dry run foretells beside what the prune takes: time, and memory above the model.
+"""Compare time and memory that a dry run estimates with time and memory that the prune takes.
 
     python -m benchmarks.dry_run [--topups NAME ...] [--saliencies wanda alps] [--vocabularies 4000 64000] [--threads 2]
 

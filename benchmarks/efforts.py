@@ -1,4 +1,4 @@
-"""What each effort takes and brings, beside SparseGPT: excess and seconds on trained models.
+"""Measure excess and seconds of each effort, beside SparseGPT, on trained models.
 
     python -m benchmarks.efforts [--models demo reference DIR ...] [--sparsity 0.6 0.7 0.8] [--only WORDS ...]
 

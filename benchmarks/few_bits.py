@@ -1,4 +1,4 @@
-"""Zeros and values of few bits together, beside GPTQ: bits a weight and what they lose, on trained models.
+"""Measure bits per weight and excess of sparse quantised weights, beside GPTQ, on trained models.
 
     python -m benchmarks.few_bits [--models reference demo DIR ...] [--rows 60+3 60+3+refit int2 ...] [--first 40]
 

@@ -1,4 +1,4 @@
-"""The figure of docs/few_bits.md: perplexity against bits a weight, and against tokens per second, from its table of speed.
+"""Draw the figure of docs/few_bits.md from its table of speed: perplexity by bits per weight and by tokens per second.
 
 python -m benchmarks.few_bits_figure    # writes docs/figures/quality-by-speed.svg; nothing is measured
 """

@@ -1,4 +1,4 @@
-"""What the forms of `benchmarks.few_bits_speed` lose: bits a weight and perplexity of the demo's model.
+"""Measure bits per weight and perplexity of the demo's model for the rows of `benchmarks.few_bits_speed`.
 
     python -m benchmarks.few_bits_perplexity [--topup search] [--output DIR]
 

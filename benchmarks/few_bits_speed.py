@@ -1,4 +1,4 @@
-"""Tokens per second and memory with values of few bits: whole models, beside bf16 and torchao's int8 and int4, in turns.
+"""Measure tokens per second and memory with quantised values, beside bf16 and torchao's int8 and int4, in turns.
 
     python -m benchmarks.few_bits_speed [--shape 1b 3b] [--rows "packed 70%" ...] [--tokens 8] [--rounds 5]
 

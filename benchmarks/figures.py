@@ -1,4 +1,4 @@
-"""The figures of docs/concepts.md and docs/why.md, drawn from the tables of benchmarks/methods.md.
+"""Draw the figures of docs/concepts.md and docs/why.md from the tables of benchmarks/methods.md.
 
 python -m benchmarks.figures    # writes docs/figures/*.svg; nothing is measured
 """

@@ -1,7 +1,7 @@
 """GPTQ (Frantar et al., 2022), written out as a method of this package, to compare with: dense, asymmetric, by groups.
 
 Every row and group of columns has a scale and an offset, from its least and largest weight; the columns of the largest
-inputs are rounded first, and those to come make up for each. `benchmarks.gptq_kept` holds it against llm-compressor's.
+inputs are quantised first, and later columns compensate for each. `benchmarks.gptq_kept` compares it with llm-compressor's.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""GPTQ as llm-compressor computes it, beside what `benchmarks.gptq` writes out: one projection, and whole models.
+"""Compare llm-compressor's GPTQ with `benchmarks.gptq`, on one projection and on whole models.
 
     python -m benchmarks.gptq_kept [--models reference demo DIR ...] [--bits 2 3]
 

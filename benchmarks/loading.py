@@ -1,4 +1,4 @@
-"""What loading a packed checkpoint costs beside the dense one: seconds and peak memory.
+"""Measure seconds and peak memory of loading a packed and a dense checkpoint.
 
     python benchmarks/loading.py [--layers 12] [--repeats 5] [--folder .]
 

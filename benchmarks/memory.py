@@ -1,4 +1,4 @@
-"""Peak memory of a prune above the model itself, in blocks: the design allows three and the hidden states.
+"""Measure the peak memory of a prune above the model, in blocks: the design allows three and the hidden states.
 
     python -m benchmarks.memory [--hidden-size 1024] [--blocks 16]
 

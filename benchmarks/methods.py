@@ -1,4 +1,4 @@
-"""Saliencies and top-ups at three sparsities, on the two trained models at hand, and on any that you train beside.
+"""Compare saliencies and top-ups at three sparsities, on the two trained models and on models that you train.
 
     python -m benchmarks.methods [--models demo reference DIR ...] [--tables NAME ...] [--output DIR]
 

@@ -1,4 +1,4 @@
-"""One packed projection against dense ones, in turns: where packed weights pay, by tokens at a time.
+"""Compare one packed projection with dense ones, in turns, by the number of tokens at a time.
 
     python -m benchmarks.packed_kernels [--sparsity 0.6 0.7 0.8] [--value-bits 4 3] [--threads 2] [--rounds 15]
 

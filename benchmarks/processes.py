@@ -1,4 +1,4 @@
-"""Time of a prune shared by several processes, and the bytes that they exchange.
+"""Measure the time of a prune shared by several processes, and the bytes that they exchange.
 
     python -m benchmarks.processes [--counts 1 2] [--samples 64]
 

@@ -1,4 +1,4 @@
-"""Models to measure on whose weights mean nothing."""
+"""Makes models with random weights to measure on."""
 
 from transformers import LlamaConfig, LlamaForCausalLM
 

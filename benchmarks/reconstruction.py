@@ -1,4 +1,4 @@
-"""What it takes to reconstruct one wide projection: ALPS beside SparseGPT, and how well the processor is used.
+"""Measure time and processor use of ALPS and SparseGPT on one wide projection.
 
     python -m benchmarks.reconstruction [--shapes 4096x4096 4096x11008] [--sparsity 0.7] [--threads 2] [--device cpu]
 

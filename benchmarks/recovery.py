@@ -1,4 +1,4 @@
-"""What retraining brings back: the examples, run one after another on the model that comes with the package.
+"""Measure how much perplexity retraining brings back: run every example on the demo's model.
 
     python -m benchmarks.recovery [--steps 200] [--sparsity 0.7]
 

@@ -1,4 +1,4 @@
-"""Time of the search (both steps, 14 + 15 lambdas, 8 sequences) against the order of work of the authors' code.
+"""Compare NeuronAL's time (both steps, 14 + 15 lambdas, 8 sequences) with the order of work of the authors' code.
 
     python -m benchmarks.search [--threads 1] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""Retrain a sparse model to predict what its dense teacher predicts (KL divergence of the next-token distributions).
+"""Retrain a sparse model toward the predictions of its dense teacher (KL divergence of the next-token distributions).
 
 python examples/distill.py --model qwen3-70 --teacher Qwen/Qwen3-0.6B --train train.txt --evaluate wikitext2 --output tuned
 """

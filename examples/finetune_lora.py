@@ -1,4 +1,4 @@
-"""Fine-tune a sparse model with LoRA and merge it: the merged model is as sparse, and computes what was trained.
+"""Fine-tune a sparse model with LoRA and merge it: the merged model is as sparse, with the outputs of the trained one.
 
 python examples/finetune_lora.py --model qwen3-70 --train train.txt --evaluate wikitext2 --output qwen3-70-tuned
 """

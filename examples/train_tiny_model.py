@@ -3,7 +3,7 @@
     python examples/train_tiny_model.py --output tiny-model
 
 Writes the model (bf16), its byte-level BPE tokenizer, and two texts that the training never saw: calibration.txt and
-heldout.txt. Files are told apart by a hash of their name, so the split is always the same.
+heldout.txt. Files are assigned by a hash of their name, so the split is always equal.
 """
 
 import argparse
