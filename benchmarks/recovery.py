@@ -2,7 +2,7 @@
 
     python -m benchmarks.recovery [--steps 200] [--sparsity 0.7]
 
-The model is pruned with Wanda and NeuronAL. Then every example trains it on the source of Python's standard library, 8
+The model is pruned with the default methods. Then every example trains it on the source of Python's standard library, 8
 sequences of 256 tokens a step, less the modules that calibration.txt and heldout.txt are from. Perplexity is that of the
 demonstration: 96 windows of 256 tokens of heldout.txt. Prints the table of benchmarks/recovery.md.
 """
