@@ -113,14 +113,11 @@ class Inspection:
         """Return header and rows of each table."""
         rows = _about(self.sparsity_config) if self.pruned else [["pruned", "no: config.json has no sparsity_config"]]
         rows.append(["zeros found", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
-        files, share = (
-            "1 file" if self.files == 1 else f"{self.files} files",
-            self.packed_bytes / (self.dense_bytes or 1),
-        )
+        files = "1 file" if self.files == 1 else f"{self.files} files"
+        share = self.packed_bytes / self.dense_bytes if self.dense_bytes else 1.0
         stored, dense, packed = map(format_bytes, (self.stored_bytes, self.dense_bytes, self.packed_bytes))
-        rows.append(
-            ["stored", f"{self.format}, {files}, {stored} (dense {dense}, packed {packed}, {share:.2f} of it)"]
-        )
+        sizes = f"{stored} (dense {dense}, packed {packed}, {share:.2f} of it)"
+        rows.append(["stored", f"{self.format}, {files}, {sizes}"])
         if self.pruned and (bits := self.bits_per_weight) is not None:
             rows.append(["bits a weight", f"{bits:.2f} in pruned projections, all that is stored counted"])
         about = ["", f"{self.source} ({self.model_type})"], rows
