@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from huggingface_hub.constants import CONFIG_NAME
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..compat import transformers as internals
@@ -35,6 +36,7 @@ def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> Pr
 
     Raises:
         `ValueError`: a kind of model that cannot be pruned, or a class that transformers does not have; no weight is read.
+        `FileNotFoundError`: a directory without a config.
     """
     loader, _ = _checked_loader(model_or_path, model_kwargs)
     return loader.from_pretrained(model_or_path, **model_kwargs)
@@ -44,6 +46,9 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     """Return the class that loads a checkpoint's model, and its config. Raise `ValueError` if it cannot be pruned."""
     config = kwargs.get("config")
     if config is None:
+        folder = Path(model_or_path, kwargs.get("subfolder") or "")
+        if folder.is_dir() and not (folder / CONFIG_NAME).is_file() and kwargs.get("gguf_file") is None:
+            raise FileNotFoundError(f"There is no {CONFIG_NAME} in {folder}: name the directory of a model.")
         attention = {name: kwargs[name] for name in ("attn_implementation",) if name in kwargs}
         config = AutoConfig.from_pretrained(model_or_path, **_for_configs(kwargs), **attention)
         check_config(config, internals.attention_names(config) - {str(name) for name in attention.values()})

@@ -184,6 +184,13 @@ def test_a_class_of_the_callers_own_is_said_to_be_a_language_model():
     assert loading_code(Mine(make_model("llama").config)).of("x") == 'AutoModelForCausalLM.from_pretrained("x")'
 
 
+def test_a_directory_without_a_config_is_no_model(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    for load in (load_model, load_skeleton):
+        with pytest.raises(FileNotFoundError, match="There is no config.json in .*: name the directory of a model"):
+            load(tmp_path)
+
+
 def test_loaded_with_its_head_and_as_a_skeleton(tmp_path):
     model = make_kind("LlamaForSequenceClassification")
     model.save_pretrained(tmp_path)
