@@ -1,4 +1,4 @@
-"""Processes, memory, time, signals and numerical precision: what the machine offers.
+"""Processes, devices, numerical precision, memory and notes to users.
 
 This room imports no other room.
 """

@@ -5,7 +5,7 @@ from families import FAMILIES, LAYERS
 from torch import nn
 
 from optimum_neuronal.model.architectures import Architecture, register_architecture
-from optimum_neuronal.model.find_blocks import Patterns, Recorded, find_decoder
+from optimum_neuronal.model.find_blocks import Recorded, find_decoder
 
 
 def test_conv1d_is_seen_as_out_by_in():
@@ -130,14 +130,3 @@ def test_what_the_model_does_not_have(change, message):
         recorded = Recorded({**ABOUT, **change}, "model.layers")
         count = recorded.takes("model.layers.0.mlp.up_proj") + recorded.takes("model.layers.2.mlp.up_proj")
         recorded.check(nn.Module(), count)
-
-
-def test_patterns_are_searched_and_have_to_match():
-    patterns = Patterns(["mlp"], ["layers.0."])
-    assert patterns.takes("layers.1.mlp.up_proj") and not patterns.takes("layers.0.mlp.up_proj")
-    assert not patterns.takes("layers.1.q_proj")
-    patterns.check(nn.Module(), 1)
-    with pytest.raises(ValueError, match="leave no projection to prune"):
-        patterns.check(nn.Module(), 0)
-    with pytest.raises(ValueError, match=r"match no projection: \['typo'\]"):
-        Patterns(["typo"], None).check(nn.Module(), 1)
