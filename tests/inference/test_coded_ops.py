@@ -3,13 +3,13 @@ from itertools import product
 import pytest
 import torch
 from coded import coded_tensors, make_coded
+from kernel_checks import multiply_by_blocks
 from test_ops import error
 
 from optimum_neuronal.formats.codebooks import BITS
-from optimum_neuronal.inference import coded_ops, ops, torch_fallback
+from optimum_neuronal.inference import coded_ops, torch_fallback
 from optimum_neuronal.inference.activations import to_int8
 from optimum_neuronal.inference.packed_rows import DTYPES
-from optimum_neuronal.native.library import Kernel, find_kernel
 
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}
@@ -26,19 +26,14 @@ def test_as_dense():
         assert y.shape == (*lead, 37) and (not y.numel() or error(y, x, coded.unpack(), bias) < 3e-2)
 
 
-@pytest.mark.parametrize("value_bits", BITS)
-def test_many_rows_of_x_are_multiplied_block_by_block(value_bits, monkeypatch):
-    """The weight is never unpacked as a whole, and inputs are not rounded."""
-    if find_kernel() is None:
-        pytest.skip("there are no compiled kernels")
-    monkeypatch.setattr(ops, "SCRATCH_ROWS", 16)
-    seen, unpack = [], Kernel.unpack_coded
-    monkeypatch.setattr(
-        Kernel, "unpack_coded", lambda self, *args: seen.append(tuple(args[5].shape)) or unpack(self, *args)
-    )
-    coded, x, bias = make_coded(37, 133, value_bits), torch.randn(40, 133), torch.randn(37)
-    y = coded_ops.coded_linear(x, *coded_tensors(coded), bias, True)
-    assert seen == [(16, 133), (16, 133), (5, 133)] and error(y, x, coded.unpack(), bias) < 1e-5
+def test_many_rows_of_x_are_multiplied_block_by_block(monkeypatch):
+    """Inputs are not rounded then."""
+    for value_bits in BITS:
+        coded, x, bias = make_coded(37, 133, value_bits), torch.randn(40, 133), torch.randn(37)
+        tensors = coded_tensors(coded)
+        with monkeypatch.context() as patch:
+            y = multiply_by_blocks(patch, "unpack_coded", coded_ops.coded_linear, x, *tensors, bias, True)
+        assert error(y, x, coded.unpack(), bias) < 1e-5
 
 
 @pytest.mark.parametrize("int8", [False, True])

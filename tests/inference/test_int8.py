@@ -1,23 +1,22 @@
 """Matrices in 8 bits: kernels, operations and rows."""
 
 import dataclasses
-import os
 from itertools import product
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import check_rows_alone, kernels, multiply_by_blocks
 from profiles import examples
 from test_ops import error
 
 from optimum_neuronal.formats.int8_weight import Int8Weight
-from optimum_neuronal.inference import int8_ops, ops, torch_fallback
+from optimum_neuronal.inference import int8_ops, torch_fallback
 from optimum_neuronal.inference.int8_rows import Int8Rows
 from optimum_neuronal.inference.layouts import rows_of
 from optimum_neuronal.inference.packed_rows import DTYPES
 from optimum_neuronal.inference.packed_tensor import PackedTensor
-from optimum_neuronal.native.library import Kernel, find_kernel, find_library
 
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}
@@ -27,11 +26,6 @@ def make_int8(out, columns, dtype=torch.float32, seed=0) -> Int8Weight:
     weight = torch.randn(out, columns, generator=torch.Generator().manual_seed(seed))
     weight[1::5] = 0
     return Int8Weight.nearest(weight.to(dtype))
-
-
-def kernels() -> list[Kernel]:
-    library = find_library()
-    return [Kernel(library, name) for name in getattr(library, "kernels", ())]
 
 
 @examples(30)
@@ -64,20 +58,9 @@ def test_products_and_copies(out, columns, count, dtype, with_bias, seed):
 
 
 def test_neither_threads_nor_other_rows_change_a_bit():
-    for int8 in [False, True]:
-        rows, x = Int8Rows.of(make_int8(701, 1000)), torch.randn(8, 1000)
-        before = torch.get_num_threads()
-        for kernel in kernels():
-            results = []
-            try:
-                for threads in (1, 2, (os.cpu_count() or 1) + 3):
-                    torch.set_num_threads(threads)
-                    results.append(kernel.int8_linear(x, rows.levels, rows.scales, None, int8))
-            finally:
-                torch.set_num_threads(before)
-            assert all(torch.equal(result, results[0]) for result in results), kernel.name
-            alone = torch.cat([kernel.int8_linear(row[None], rows.levels, rows.scales, None, int8) for row in x])
-            assert torch.equal(alone, results[0]), kernel.name
+    rows = Int8Rows.of(make_int8(701, 1000))
+    for int8 in (False, True):
+        check_rows_alone("int8_linear", torch.randn(8, 1000), rows.levels, rows.scales, None, int8)
 
 
 def test_as_dense():
@@ -90,17 +73,10 @@ def test_as_dense():
 
 
 def test_many_rows_of_x_are_multiplied_block_by_block(monkeypatch):
-    """The weight is never unpacked as a whole, and inputs are not rounded."""
-    if find_kernel() is None:
-        pytest.skip("there are no compiled kernels")
-    monkeypatch.setattr(ops, "SCRATCH_ROWS", 16)
-    seen, unpack = [], Kernel.unpack_int8
-    monkeypatch.setattr(
-        Kernel, "unpack_int8", lambda self, *args: seen.append(tuple(args[2].shape)) or unpack(self, *args)
-    )
+    """Inputs are not rounded then."""
     rows, x, bias = Int8Rows.of(make_int8(37, 133)), torch.randn(40, 133), torch.randn(37)
-    y = rows.linear(x, bias)
-    assert seen == [(16, 133), (16, 133), (5, 133)] and error(y, x, rows.unpack(), bias) < 1e-5
+    y = multiply_by_blocks(monkeypatch, "unpack_int8", rows.linear, x, bias)
+    assert error(y, x, rows.unpack(), bias) < 1e-5
 
 
 @pytest.mark.parametrize("activations", ["int8", "bf16"])

@@ -2,6 +2,7 @@ from itertools import product
 
 import pytest
 import torch
+from kernel_checks import multiply_by_blocks
 from test_packed_rows import bits, sparse
 
 from optimum_neuronal.formats.packed import PackedWeight
@@ -39,18 +40,12 @@ def test_as_dense():
         assert not y.numel() or error(y, x, weight, bias) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_many_rows_of_x_are_multiplied_block_by_block(with_bias, monkeypatch):
-    """The weight is never unpacked as a whole, and the last block is shorter than the others."""
-    if find_kernel() is None:
-        pytest.skip("there are no compiled kernels")
-    monkeypatch.setattr(ops, "SCRATCH_ROWS", 16)
-    seen, unpack = [], Kernel.unpack
-    monkeypatch.setattr(Kernel, "unpack", lambda self, *args: seen.append(tuple(args[3].shape)) or unpack(self, *args))
+def test_many_rows_of_x_are_multiplied_block_by_block(monkeypatch):
     weight, x = finite((37, 133), torch.float32), finite((40, 133), torch.float32, 1, 2)
-    bias = finite((37,), torch.float32, 1) if with_bias else None
-    y = ops.packed_linear(x, *packed(weight), bias)
-    assert seen == [(16, 133), (16, 133), (5, 133)] and error(y, x, weight, bias) < 1e-5
+    for bias in (None, finite((37,), torch.float32, 1)):
+        with monkeypatch.context() as patch:
+            y = multiply_by_blocks(patch, "unpack", ops.packed_linear, x, *packed(weight), bias)
+        assert error(y, x, weight, bias) < 1e-5
 
 
 def test_few_rows_of_x_unpack_nothing(monkeypatch):

@@ -1,6 +1,5 @@
 """Kernels for values of few bits, against the same arithmetic in torch."""
 
-import os
 from itertools import product
 
 import pytest
@@ -8,8 +7,8 @@ import torch
 from coded import coded_tensors, make_coded
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import check_rows_alone, kernels
 from profiles import examples
-from test_native_library import kernels
 
 from optimum_neuronal.formats.codebooks import BITS
 from optimum_neuronal.inference import torch_fallback
@@ -69,19 +68,8 @@ def test_what_rounding_inputs_costs():
 
 def test_neither_threads_nor_other_rows_change_a_bit():
     for value_bits, int8 in product(BITS, [False, True]):
-        tensors, x = coded_tensors(make_coded(701, 1000, value_bits)), make_x(8, 1000)
-        before = torch.get_num_threads()
-        for kernel in kernels():
-            results = []
-            try:
-                for threads in (1, 2, (os.cpu_count() or 1) + 3):
-                    torch.set_num_threads(threads)
-                    results.append(kernel.coded_linear(x, *tensors, None, int8))
-            finally:
-                torch.set_num_threads(before)
-            assert all(torch.equal(result, results[0]) for result in results), kernel.name
-            alone = torch.cat([kernel.coded_linear(row[None], *tensors, None, int8) for row in x])
-            assert torch.equal(alone, results[0]), kernel.name
+        tensors = coded_tensors(make_coded(701, 1000, value_bits))
+        check_rows_alone("coded_linear", make_x(8, 1000), *tensors, None, int8)
 
 
 @FUZZ

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import check_rows_alone, kernels
 from profiles import examples
 
 from optimum_neuronal.formats.bitmask import INTEGERS
@@ -18,13 +19,6 @@ from optimum_neuronal.native.build import BuildError
 
 FUZZ = examples(60)
 TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
-
-
-def kernels() -> list[library.Kernel]:
-    found = library.find_library()
-    if isinstance(found, BuildError):
-        pytest.skip(str(found))
-    return [library.Kernel(found, name) for name in found.kernels]
 
 
 @pytest.fixture
@@ -88,19 +82,8 @@ def test_wide_rows_in_float32():
 
 def test_neither_threads_nor_other_rows_change_a_bit():
     for dtype in DTYPES:
-        weight, x = make_weight(701, 1000, dtype, 0.3), make_weight(8, 1000, dtype, 1, 1)
-        before = torch.get_num_threads()
-        for kernel in kernels():
-            results = []
-            try:
-                for threads in (1, 2, (os.cpu_count() or 1) + 3):
-                    torch.set_num_threads(threads)
-                    results.append(kernel.linear(x, *parts(weight), None))
-            finally:
-                torch.set_num_threads(before)
-            assert all(torch.equal(bits(result), bits(results[0])) for result in results), kernel.name
-            alone = torch.cat([kernel.linear(row[None], *parts(weight), None) for row in x])
-            assert torch.equal(bits(alone), bits(results[0])), kernel.name
+        tensors = parts(make_weight(701, 1000, dtype, 0.3))
+        check_rows_alone("linear", make_weight(8, 1000, dtype, 1, 1), *tensors, None)
 
 
 @FUZZ

@@ -1,0 +1,52 @@
+"""Checks that the kernels of every format of weights pass."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from optimum_neuronal.inference import ops
+from optimum_neuronal.native.build import BuildError
+from optimum_neuronal.native.library import Kernel, find_kernel, find_library
+
+
+def kernels() -> list[Kernel]:
+    """Return all compiled kernels that this processor can run."""
+    found = find_library()
+    if isinstance(found, BuildError):
+        pytest.skip(str(found))
+    return [Kernel(found, name) for name in found.kernels]
+
+
+def check_rows_alone(name: str, x: torch.Tensor, *arguments) -> None:
+    """Neither the number of threads nor the other rows of x change a bit of a kernel's product, by its name."""
+    before = torch.get_num_threads()
+    for kernel in kernels():
+        multiply, results = getattr(kernel, name), []
+        try:
+            for threads in (1, 2, (os.cpu_count() or 1) + 3):
+                torch.set_num_threads(threads)
+                results.append(multiply(x, *arguments))
+        finally:
+            torch.set_num_threads(before)
+        results.append(torch.cat([multiply(row[None], *arguments) for row in x]))
+        assert all(torch.equal(bits(result), bits(results[0])) for result in results), kernel.name
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+def multiply_by_blocks(monkeypatch, unpack: str, multiply: Callable, *arguments) -> torch.Tensor:
+    """Return `multiply(*arguments)` with a weight of shape (37, 133), which is never unpacked as a whole."""
+    if find_kernel() is None:
+        pytest.skip("there are no compiled kernels")
+    seen, original = [], getattr(Kernel, unpack)
+    monkeypatch.setattr(ops, "SCRATCH_ROWS", 16)
+    monkeypatch.setattr(
+        Kernel, unpack, lambda self, *args: seen.append(tuple(args[-1].shape)) or original(self, *args)
+    )
+    y = multiply(*arguments)
+    assert seen == [(16, 133), (16, 133), (5, 133)], "the last block is shorter"
+    return y
