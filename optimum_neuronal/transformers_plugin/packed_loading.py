@@ -5,15 +5,18 @@ interface differs between the supported releases, every family's own conversions
 are read ahead without bound, so that packed and unpacked weights would lie in memory together. Instead transformers
 reads files that look dense, see [`PackedFile`], and treats the checkpoint as a dense one.
 
-transformers reads files by a function that it holds in a global name, and has no hook around the reading. So the first
-load replaces that function by one that opens packed files, and leaves all others to the function that was there.
+transformers reads files by a function that it holds in a global name, and has no hook around the reading. So while
+packed files are loaded that function is replaced by one that opens them, and leaves all others to the function that was
+there. It is put back when the last of these loads ends or fails.
 """
 
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -57,6 +60,7 @@ class _ComparedName(str):
         return super().__ne__(other)
 
 
+_LOCK = RLock()  # a finalizer may run while it is held
 PackedConfig.__name__ = _ComparedName(PackedConfig.__name__)
 
 
@@ -99,8 +103,7 @@ class PackedQuantizer(internals.EarlyQuantizer):
         check_shapes(files, model.state_dict())
         self._paths = [_PackedPath(file) for file in self.readers(model, files)]
         checkpoint_files[:] = self._paths
-        if not isinstance(internals.get_file_opener(), _Opener):
-            internals.set_file_opener(_Opener(internals.get_file_opener()))
+        _open_packed_files(self)
 
     def readers(self, model: PreTrainedModel, files: list[PackedFile]) -> list[PackedFile]:
         """Return the files as transformers is to read them into a model, which has no weights yet."""
@@ -108,6 +111,7 @@ class PackedQuantizer(internals.EarlyQuantizer):
 
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
         """Leave nothing of the loading on the model, except that `save_pretrained` writes a packed checkpoint."""
+        _put_opener_back(self)
         if not all(path.is_opened for path in self._paths):
             raise RuntimeError(
                 "This release of transformers reads checkpoints in a new way, which is not supported yet."
@@ -144,12 +148,33 @@ class _Opener:
 
     def __init__(self, before: Callable):
         self.before = before
+        self.loads: weakref.WeakSet[PackedQuantizer] = weakref.WeakSet()  # at work
 
     def __call__(self, path: str | os.PathLike, *args, **kwargs):
         if not isinstance(path, _PackedPath):
             return self.before(path, *args, **kwargs)
         path.is_opened = True
         return path.file
+
+
+def _open_packed_files(load: PackedQuantizer) -> None:
+    """Let transformers open packed files until a load ends, or fails and is forgotten."""
+    with _LOCK:
+        if not isinstance(internals.get_file_opener(), _Opener):
+            internals.set_file_opener(_Opener(internals.get_file_opener()))
+        internals.get_file_opener().loads.add(load)
+    weakref.finalize(load, _put_opener_back)
+
+
+def _put_opener_back(ended: PackedQuantizer | None = None) -> None:
+    """Restore the function that transformers had before, unless another load is at work."""
+    with _LOCK:
+        opener = internals.get_file_opener()
+        if isinstance(opener, _Opener):
+            if ended is not None:
+                opener.loads.discard(ended)
+            if not list(opener.loads):  # its length counts what has just been forgotten
+                internals.set_file_opener(opener.before)
 
 
 _activations: ContextVar[str | None] = ContextVar("activations of weights that stay packed", default=None)

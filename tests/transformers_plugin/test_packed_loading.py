@@ -1,4 +1,5 @@
 import copy
+import gc
 import json
 import operator
 import os
@@ -18,7 +19,7 @@ from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, mode
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint.save_pretrained import save_packed_by_default
 from optimum_neuronal.compat import transformers as internals
-from optimum_neuronal.transformers_plugin.packed_loading import PackedConfig
+from optimum_neuronal.transformers_plugin.packed_loading import PackedConfig, PackedQuantizer
 
 
 INDEX, FILE = "packed.safetensors.index.json", "packed-00001-of-00001.safetensors"
@@ -195,6 +196,31 @@ def test_damage_is_an_error_that_says_where(packed, tmp_path, name, change, mess
     for device_map in (None, "auto"):
         with pytest.raises(ValueError, match=message):
             AutoModelForCausalLM.from_pretrained(folder, device_map=device_map)
+
+
+def test_transformers_opens_files_as_before_when_loads_have_ended(packed, tmp_path, monkeypatch):
+    """Whole, failed, one within another, and beside a wrapper that somebody else puts in place meanwhile."""
+    monkeypatch.setattr(modeling_utils, "safe_open", lambda *args, **kwargs: safetensors.safe_open(*args, **kwargs))
+    before, seen = modeling_utils.safe_open, []
+    AutoModelForCausalLM.from_pretrained(packed)
+    assert modeling_utils.safe_open is before
+    with pytest.raises(ValueError, match="is damaged"):
+        AutoModelForCausalLM.from_pretrained(damaged(packed, tmp_path, FILE, lambda content: content[:-1] + b"~"))
+    gc.collect()
+    assert modeling_utils.safe_open is before
+    post = PackedQuantizer.postprocess_model
+
+    def load_another_first(self, model, **kwargs):
+        seen.append(modeling_utils.safe_open)
+        if len(seen) == 1:
+            AutoModelForCausalLM.from_pretrained(packed)
+        seen.append(modeling_utils.safe_open)
+        return post(self, model, **kwargs)
+
+    monkeypatch.setattr(PackedQuantizer, "postprocess_model", load_another_first)
+    AutoModelForCausalLM.from_pretrained(packed)
+    assert len(seen) == 4 and len(set(seen)) == 1 and before not in seen
+    assert modeling_utils.safe_open is before
 
 
 def test_files_are_read_in_no_other_way(packed, monkeypatch):
