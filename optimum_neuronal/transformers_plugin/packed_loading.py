@@ -160,9 +160,11 @@ class _Opener:
 def _open_packed_files(load: PackedQuantizer) -> None:
     """Let transformers open packed files until a load ends, or fails and is forgotten."""
     with _LOCK:
-        if not isinstance(internals.get_file_opener(), _Opener):
-            internals.set_file_opener(_Opener(internals.get_file_opener()))
-        internals.get_file_opener().loads.add(load)
+        opener = internals.get_file_opener()
+        if not isinstance(opener, _Opener):
+            opener = _Opener(opener)
+            internals.set_file_opener(opener)
+        opener.loads.add(load)
     weakref.finalize(load, _put_opener_back)
 
 
