@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers.utils import logging
@@ -90,19 +91,26 @@ class BlockRunner:
         flowing: Streams = [Stream(inputs.hidden)] * streams
         if release:
             inputs.hidden = []
-        for index, block in self.blocks(label):
+
+        def advance(index: int, block: Block) -> None:
+            nonlocal flowing
             flowing = self._within_budget(visit(index, block, inputs.calls[index], flowing))
+
+        self.for_each_block(advance, label)
         return flowing
 
-    def blocks(self, label: str | None = None) -> Iterator[tuple[int, Block]]:
-        """Yield the index and the block for all blocks in order, each with its weights at hand.
+    def for_each_block(self, work: Callable[[int, Block], Any], label: str | None = None) -> list:
+        """Return what a function returns for every block, with its index and its weights at hand, in order.
 
         Args:
+            work: index, block -> anything.
             label (`str`, *optional*): of the progress bar; None shows none.
         """
+        found = []
         for index in self._shown_by_bar(range(len(self.decoder.blocks)), label):
             with self.loader.loaded(index) as block:
-                yield index, block
+                found.append(work(index, block))
+        return found
 
     def _shown_by_bar(self, indices: Sequence[int], label: str | None) -> Iterator[int]:
         """Yield indices beside a progress bar, the only one at a time; without a terminal, write a line for each step."""

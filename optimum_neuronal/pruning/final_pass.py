@@ -84,8 +84,9 @@ class FinalPruning:
             inputs = engine.capture_all(self._statistic, self.refit and self.refit.batch_size(engine.ids.shape[1]))
             engine.runner.run(inputs, 1 + self.toward_dense, visit, "Pruning", release=True)
         else:
-            for index, block in engine.runner.blocks("Pruning"):
-                take(index, block, partial(self._solve, block, block.pruned, None))
+            engine.runner.for_each_block(
+                lambda index, block: take(index, block, partial(self._solve, block, block.pruned, None)), "Pruning"
+            )
         return found, starved
 
     @property

@@ -25,7 +25,7 @@ from .prune import allocate, make_engine
 from .quantising import round_changes
 from .refit import Refit
 from .sample_blocks import FirstEpoch, MeasuredRunner
-from .work import FORWARDS, HIDDEN, KEPT, MIDDLE, MOMENT, OTHER, OUTSIDE, Step, Work
+from .work import COMPARING, FORWARDS, HIDDEN, KEPT, MIDDLE, MOMENT, OTHER, OUTSIDE, Step, Work
 
 
 FEW, MANY = 2, 6  # plans that a question is measured with; the difference is the work of four further ones
@@ -146,11 +146,10 @@ class Rehearsal(Sweep):
         changes, _ = self._ask(("final",), "Pruning", lambda _: final.find(), sequences=self.all_sequences)
         if bits is not None and not methods.saliency.updates_weights:
 
-            def round_all(_) -> None:
-                for _, block in engine.runner.blocks():
-                    round_changes(replace(engine.decoder, blocks=[block]), changes, bits)
+            def round_block(_, block: Block) -> None:
+                round_changes(replace(engine.decoder, blocks=[block]), changes, bits)
 
-            self._ask(("rounding",), "Rounding", round_all)
+            self._ask(("rounding",), "Rounding", lambda _: engine.runner.for_each_block(round_block))
 
     def _run_stream(self, plan: SparsityPlan, label: str | None) -> None:
         """Note the run of a plan's own stream, unless it was the last."""
@@ -217,7 +216,7 @@ class Rehearsal(Sweep):
             plans,
             round(spent[:, FORWARDS].sum()),
             float(spent[:, :FORWARDS].sum()),
-            int(max(inside.memory[MOMENT], outside.memory[MOMENT])),
+            int(max(inside.memory[MOMENT], outside.memory[COMPARING])),
             int(inside.memory[HIDDEN] * sequences),
             int(inside.memory[KEPT] * times * (middle + min(blocks, 2))),
         )
@@ -269,11 +268,11 @@ def rehearse(context: PruneContext, tokens: int, batch_size: int, device: torch.
     """
     context = replace(context, methods=context.methods.suited_to(context.decoder))
     config, methods = context.config, context.methods
-    runner = MeasuredRunner.of(context.decoder, methods.saliency.updates_weights, batch_size, device)
+    runner = MeasuredRunner.of(context.decoder, methods.saliency.updates_weights, tokens, batch_size, device)
     fits = FIT_BATCHES * Refit.batch_size(tokens) if config.refit_epochs else 0
-    count = min(config.num_samples, max(batch_size, fits))
+    count = min(config.num_samples, max(batch_size * tokens // runner.tokens, fits))
     vocabulary = getattr(runner.decoder.config, "vocab_size", None) or 2
-    ids = torch.randint(0, vocabulary, (count, tokens), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(0, vocabulary, (count, runner.tokens), generator=torch.Generator().manual_seed(0))
     small = replace(config, num_alignment_samples=min(config.num_alignment_samples, batch_size, count))
     with inference(runner.decoder.model):
         engine = make_engine(replace(context, config=small, cache=Cache()), runner, ids)

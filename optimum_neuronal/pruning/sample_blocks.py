@@ -22,11 +22,12 @@ from ..model.architectures import experts_per_token
 from ..model.find_blocks import find_decoder
 from ..model.projections import Block, Decoder
 from .refit import Refit
-from .work import BLOCKS, FIRST, FORWARDS, HIDDEN, KEPT, LAST, MIDDLE, MOMENT, OTHER, OUTSIDE, RUNS, Work
+from .work import BLOCKS, COMPARING, FIRST, FORWARDS, HIDDEN, KEPT, LAST, MIDDLE, MOMENT, OTHER, OUTSIDE, RUNS, Work
 
 
-MOST = {False: 2**24, True: 2**22}  # weights of a block that is measured on a CPU as it is, by whether they are solved
+MOST = {False: 2**22, True: 2**21}  # weights of a block that is measured on a CPU as it is, by whether they are solved
 MOST_ELSEWHERE = 2**27
+SHORT = 512  # tokens of a sequence in front of blocks that are narrowed
 HEAD = 64  # of a narrower stand-in
 
 clock = time.perf_counter
@@ -87,21 +88,34 @@ class MeasuredRunner(BlockRunner):
         middle (`float`): weights of all blocks of the model but the first and the last, in the sample's block in the middle.
         narrower (`float`): how often the sample's width goes into the model's.
         power (`int`): of the width that work on weights grows with.
+        tokens, longer (`int`, `float`): tokens of a sequence, and how often they go into those of the model's.
     """
 
-    def __init__(self, decoder: Decoder, batch_size: int, device: torch.device, middle=0.0, narrower=1.0, power=2):
+    def __init__(
+        self,
+        decoder: Decoder,
+        batch_size: int,
+        device: torch.device,
+        middle=0.0,
+        narrower=1.0,
+        power=2,
+        tokens=1,
+        longer=1.0,
+    ):
         super().__init__(decoder, batch_size, device, quiet=True)
-        self.middle = middle
-        self._wider = Work(np.ones((4, 3)), np.array([narrower**2, narrower, narrower**2]))
-        self._wider.spent[:OUTSIDE, :FORWARDS] = narrower**2, narrower**power
-        self._wider.spent[OUTSIDE, :FORWARDS] = narrower
+        self.middle, self.tokens = middle, tokens
+        self._wider = Work(np.ones((4, 3)), np.array([narrower**2, narrower * longer, narrower**2, 1]))
+        self._wider.spent[:OUTSIDE, :FORWARDS] = narrower**2 * longer, narrower**power
+        self._wider.spent[OUTSIDE, :FORWARDS] = narrower * longer
         self._works: dict[str, Work] = {}
         self._now: tuple[str, int, int] = ("", OUTSIDE, OTHER)  # label, row and column of the work that is being done
         self._since, self._bytes = 0.0, LiveBytes()
 
     @classmethod
-    def of(cls, decoder: Decoder, solves: bool, batch_size: int, device: torch.device) -> "MeasuredRunner":
-        """Return a runner of a sample of a decoder. Wide blocks are narrowed, more if the prune solves weights."""
+    def of(
+        cls, decoder: Decoder, solves: bool, tokens: int, batch_size: int, device: torch.device
+    ) -> "MeasuredRunner":
+        """Return a runner of a sample of a decoder. Wide blocks are narrowed, and their sequences cut."""
         active = max(active_weights(block, decoder) for block in decoder.blocks)
         most = MOST[solves] if device.type == "cpu" else MOST_ELSEWHERE
         narrower = max(1.0, (active / most) ** 0.5)
@@ -110,7 +124,8 @@ class MeasuredRunner(BlockRunner):
         if narrower > 1:
             model = [weights / max(model) * max(own) for weights in model]
         middle = max(0.0, sum(model) - own[0] - own[-1]) / own[len(own) // 2] if len(model) > 2 else 0.0
-        return cls(sample, batch_size, device, middle, narrower, 3 if solves else 2)
+        short = min(tokens, SHORT) if narrower > 1 else tokens
+        return cls(sample, batch_size, device, middle, narrower, 3 if solves else 2, short, tokens / short)
 
     def measure(self, label: str, ask: Callable[[], Any]) -> tuple[Any, dict[str, Work]]:
         """Return the answer to a question, and its work by label: also that of runs that it needed, with their own labels."""
@@ -120,7 +135,7 @@ class MeasuredRunner(BlockRunner):
             answer = ask()
         self._switch(*self._now)
         memory = self._works[label].memory
-        memory[MOMENT] = max(memory[MOMENT], self._bytes.peak - self._bytes.now)
+        memory[COMPARING] = self._bytes.peak - self._bytes.now
         memory[KEPT] = bytes_of(answer) / len(self.decoder.blocks)
         for work in self._works.values():
             if len(self.decoder.blocks) == BLOCKS:
@@ -129,14 +144,18 @@ class MeasuredRunner(BlockRunner):
             work.memory *= self._wider.memory
         return answer, self._works
 
-    def blocks(self, label: str | None = None) -> Iterator[tuple[int, Block]]:
-        before, last = self._now, len(self.decoder.blocks) - 1
-        for index, block in super().blocks(label):
-            place = FIRST if index == 0 else LAST if index == last else MIDDLE
+    def for_each_block(self, work: Callable[[int, Block], Any], label: str | None = None) -> list:
+        last = len(self.decoder.blocks) - 1
+
+        def noted(index: int, block: Block) -> Any:
+            before, place = self._now, FIRST if index == 0 else LAST if index == last else MIDDLE
             self._switch(label or before[0], place, OTHER)
             with self._counting(self._works[self._now[0]]) if index == 0 else self._bytes.paused():
-                yield index, block
+                found = work(index, block)
             self._switch(*before)
+            return found
+
+        return super().for_each_block(noted, label)
 
     @contextmanager
     def _counting(self, work: Work) -> Iterator[None]:

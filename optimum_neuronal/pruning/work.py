@@ -8,7 +8,7 @@ import numpy as np
 BLOCKS = 3  # of a sample: the first, one in the middle, the last
 FIRST, MIDDLE, LAST, OUTSIDE = range(4)  # rows of `Work.spent`
 RUNS, OTHER, FORWARDS = range(3)  # columns
-MOMENT, HIDDEN, KEPT = range(3)  # places of `Work.memory`
+MOMENT, HIDDEN, KEPT, COMPARING = range(4)  # places of `Work.memory`
 
 
 @dataclass
@@ -19,12 +19,13 @@ class Work:
         spent (`ndarray`, shape (4, 3)):
             By place (first block, one in the middle, last, outside of blocks): seconds in runs of blocks, other seconds, and
             runs of a block on one sequence.
-        memory (`ndarray`, shape (3,)):
-            Bytes that exist for a moment at most, of hidden states at most, and of the answer for each block.
+        memory (`ndarray`, shape (4,)):
+            Bytes that exist for a moment in a block at most, of hidden states at most, of the answer for each block, and that
+            exist for a moment outside of blocks at most.
     """
 
     spent: np.ndarray = field(default_factory=lambda: np.zeros((4, 3)))
-    memory: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    memory: np.ndarray = field(default_factory=lambda: np.zeros(4))
 
     def toward(self, other: "Work", share: float) -> "Work":
         """Return the work on the line from this to another: this at a share of 0, the other at 1, never negative."""

@@ -111,9 +111,9 @@ class Sweep:
             score: a block, with its weights at hand -> numbers.
             label (`str`): of the progress bar, and of the record.
         """
-        engine = self.engine
-        return engine.records.recorded(
-            label.lower(), lambda: ([score(block) for _, block in engine.runner.blocks(label)], {})
+        records, runner = self.engine.records, self.engine.runner
+        return records.recorded(
+            label.lower(), lambda: (runner.for_each_block(lambda _, block: score(block), label), {})
         )[0]
 
     def deviation(self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None) -> Deviation:
@@ -134,13 +134,16 @@ class Sweep:
         def measure() -> tuple[None, dict[str, torch.Tensor]]:
             rows: dict[str, torch.Tensor] = {}
             norms, _ = engine.stream_of(plan)
-            for index, block in engine.runner.blocks():
+
+            def add(index: int, block: Block) -> None:
                 activations, _ = engine.applier.activations(block, norms[index])
                 for projection in block.pruned:
                     score = engine.applier.score(projection, activations)
                     rows[projection.name] = score.double().sum(dim=1).cpu()
                     if not bool(torch.isfinite(rows[projection.name]).all()):
                         raise not_finite(projection.name)
+
+            engine.runner.for_each_block(add)
             return None, rows
 
         return engine.processes.from_first(engine.measured([plan], ("row saliency", label), measure))[1]
