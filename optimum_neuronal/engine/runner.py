@@ -122,8 +122,10 @@ class BlockRunner:
             sys.stderr.write(f"{label}\n")
         nested = self._bar_is_shown
         self._bar_is_shown = True
-        yield from logging.tqdm(indices, desc=label, unit="block", leave=False, disable=nested or None)
-        self._bar_is_shown = nested
+        try:
+            yield from logging.tqdm(indices, desc=label, unit="block", leave=False, disable=nested or None)
+        finally:
+            self._bar_is_shown = nested
 
     def replay(
         self,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch.func import functional_call
-from transformers.utils import logging
 
 from ..engine.calls import Call, Stream, first_output, restore_shared, to_device
 from ..engine.paired_inputs import stages
@@ -76,8 +75,7 @@ class Refit:
         rates = [self.learning_rate * size for size in weights.sizes()]
         least, best = _error(block, weights, heldout, scale), weights.snapshot()
         total, done = self.epochs * len(steps), 0
-        epochs = logging.tqdm(range(self.epochs), desc=f"Refit {block.name}", unit="epoch", leave=False, delay=1)
-        for epoch in epochs:
+        for epoch in range(self.epochs):
             order = torch.randperm(len(steps), generator=torch.Generator().manual_seed(epoch)).tolist()
             for place in order:
                 _set_rates(optimizer, rates, done / total)

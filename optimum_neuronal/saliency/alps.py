@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from transformers.utils import logging
 
 from ..sparsity.masks import ColumnPattern
 from ..sparsity.plan import row_counts
@@ -77,24 +76,21 @@ class ALPS(WeightUpdate):
             scale = matrix.diagonal().sqrt()
             scaled = matrix / scale / scale[:, None]
             with full_precision():
-                solved = self._solve_scaled(weight * scale, scaled, support, dampened.dead, name)
+                solved = self._solve_scaled(weight * scale, scaled, support, dampened.dead)
             return None if solved is None else solved.div_(scale)
 
         return dampened.solve(attempt)
 
     def _solve_scaled(
-        self, start: torch.Tensor, matrix: torch.Tensor, support: Support, dead: torch.Tensor, name: str
+        self, start: torch.Tensor, matrix: torch.Tensor, support: Support, dead: torch.Tensor
     ) -> torch.Tensor | None:
         """Return the sparse weights for a Hessian with a diagonal of 1; None if it is not positive definite."""
         start = start.masked_fill(dead, 0)  # weights of inputs that are always zero are pruned first
         target = start @ matrix
-        counted = logging.tqdm(range(1, self.iterations + 1), desc=name, unit="step", leave=False, delay=1)
         try:
-            found = find_support(Inverse(matrix), target, start, support, counted)
+            found = find_support(Inverse(matrix), target, start, support, range(1, self.iterations + 1))
         except torch.linalg.LinAlgError:
             return None
-        finally:
-            counted.close()
         return fit_support(matrix, target, found, support.exactly(found), self.refinements)
 
 

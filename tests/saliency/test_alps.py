@@ -218,29 +218,6 @@ def test_projections_with_the_same_input_share_the_factorisations(monkeypatch):
     assert len(made) == len(set(inverses)) == len({rho for _, rho in inverses}) < len(inverses)
 
 
-def test_progress_is_shown_where_a_projection_takes_longer_than_a_second(monkeypatch):
-    """A bar with the projection's name that appears after a second, and goes when it is solved, or fails."""
-    shown, closed = [], []
-
-    class Bar:
-        def __init__(self, steps, **options):
-            shown.append((len(steps), options))
-            self.steps = steps
-
-        def __iter__(self):
-            return iter(self.steps)
-
-        def close(self):
-            closed.append(1)
-
-    monkeypatch.setattr(alps.logging, "tqdm", Bar)
-    ALPS(iterations=9).prune(weights(3, 4), torch.eye(4), 0.5, name="fc1")
-    assert shown == [(9, {"desc": "fc1", "unit": "step", "leave": False, "delay": 1})] and closed == [1]
-    with pytest.raises(ValueError, match="cannot be inverted"):
-        ALPS().prune(weights(3, 4), -1e9 * torch.ones(4, 4) + torch.eye(4) * (1e9 + 1), 0.5, name="fc1")
-    assert len(closed) == len(shown) > 1
-
-
 def test_it_computes_in_float32_whatever_the_user_allows(monkeypatch):
     """The user's precision is put back, after an error too."""
     weight, hessian = random_layers()["(32, 80)"]
