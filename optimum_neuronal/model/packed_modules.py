@@ -41,10 +41,14 @@ def packed_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:
 
 
 def dense_state(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, StandIn]]:
-    """Return the state of the dense model in two parts: its tensors, and stand-ins for packed weights."""
+    """Return the state of the dense model in two parts: its tensors, and stand-ins for packed weights.
+
+    A packed module in several places has a stand-in for each.
+    """
     state, packed = model.state_dict(), {}
-    for name, module in packed_modules(model):
-        for buffer in module.owned:
-            state.pop(f"{name}.{buffer}", None)
-        packed[f"{name}{module.suffix}"] = module.stand_in()
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, PackedModule):
+            for buffer in module.owned:
+                state.pop(f"{name}.{buffer}", None)
+            packed[f"{name}{module.suffix}"] = module.stand_in()
     return state, packed

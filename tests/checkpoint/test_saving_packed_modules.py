@@ -6,7 +6,7 @@ import inspect
 import pytest
 import torch
 from conftest import FEW
-from packed import assert_same_state, make_zeroed
+from packed import assert_same_state, logits, make_zeroed
 from profiles import by_day
 from safetensors.torch import load_file
 from sparse import make_sparse
@@ -66,6 +66,16 @@ def test_converted_meanwhile(dtype, tmp_path):
     model.save_pretrained(tmp_path / "packed")
     save_pretrained(densify(model), tmp_path / "expected", format="packed")
     assert same_files(tmp_path / "packed", tmp_path / "expected")
+
+
+@pytest.mark.parametrize("format", ["packed", "dense"])
+def test_a_module_in_two_places_is_saved_under_both_names(format, tmp_path, ids):
+    model = sparsify(make_zeroed()).eval()
+    model.model.layers[1].mlp = model.model.layers[0].mlp
+    model.save_pretrained(tmp_path, format=format)
+    assert inspect_checkpoint(tmp_path).problems == []
+    reloaded = SparseModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(reloaded, ids), logits(model, ids))
 
 
 def test_over_the_files_that_it_was_loaded_from(tmp_path):
