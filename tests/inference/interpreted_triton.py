@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import by_day, examples
-from test_ops import TOLERANCE, error, finite, packed
-from test_packed_rows import bits, sparse
+from weights import TOLERANCE, bits, error, finite, packed, sparse
 
 from optimum_neuronal.inference import accelerator, torch_fallback, triton_kernels
 from optimum_neuronal.inference.packed_rows import DTYPES

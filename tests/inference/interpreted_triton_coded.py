@@ -7,13 +7,13 @@ from coded import coded_tensors, make_coded
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import by_day, examples
+from weights import TOLERANCE
 
 from optimum_neuronal.formats.codebooks import BITS
 from optimum_neuronal.inference import accelerator, torch_fallback, triton_coded
 from optimum_neuronal.inference.packed_rows import DTYPES
 
 
-TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}
 SPAN = 64 * triton_coded.WORDS
 
 

@@ -2,8 +2,7 @@ import sys
 
 import pytest
 import torch
-from test_ops import finite, packed
-from test_packed_rows import bits, sparse
+from weights import bits, finite, packed, sparse
 
 from optimum_neuronal.formats.bitmask import INTEGERS
 from optimum_neuronal.inference import accelerator, ops, torch_fallback
