@@ -4,7 +4,7 @@ PEFT itself is imported only where adapters are found.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,19 +70,25 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             parents[name]._modules[name.rpartition(".")[2]] = layer
 
 
-def guard_layer(layer: Any, weight: Sparse, exact: bool | None) -> bool:
+def unguarded_layers(model: nn.Module) -> list[Any]:
+    """Return PEFT's layers that [`guard_layer`] has not changed."""
+    return [m for m in model.modules() if hasattr(m, "get_base_layer") and not isinstance(m, _GuardedMerge)]
+
+
+def guard_layer(layer: Any, weight: Sparse, before_merge: Callable[[], None], exact: bool | None) -> bool:
     """Make an adapter layer keep the zeros of the weight that it updates when it is merged.
 
     Args:
         layer: of PEFT; its class becomes a subclass of its own.
         weight (`SparseWeight`): the weight that it updates.
+        before_merge (`Callable`): called before each merge; it is copied and pickled with the layer.
         exact (`bool`, *optional*):
             True: the forward leaves out the update of pruned weights too. None: as before if the layer is guarded.
 
     Returns:
         `bool`: False if the layer stays as it was.
     """
-    layer.sparse_weight = weight
+    layer.sparse_weight, layer.before_merge = weight, before_merge
     if exact is None and isinstance(layer, _GuardedMerge):
         return False
     own: Any = type(layer)
@@ -113,6 +119,7 @@ class _GuardedMerge(_PeftLayer):
     """
 
     sparse_weight: Sparse
+    before_merge: Callable[[], None]
     kind: type
     peft_class: type
 
@@ -121,6 +128,7 @@ class _GuardedMerge(_PeftLayer):
         return _new_layer, (self.kind, self.peft_class), *state
 
     def merge(self, *args: Any, **kwargs: Any) -> None:
+        self.before_merge()
         super().merge(*args, **kwargs)
         self._put_zeros_back()
 

@@ -6,20 +6,26 @@ without it, and the merged model computes what the trained one did.
 """
 
 import importlib.util
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from ..compat import peft
+from ..system.notes import get_logger
 from .sparse_weights import SparseWeight, find_sparse_weights, unwrap
+
+
+logger = get_logger(__name__)
 
 
 def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
     """Let `merge_and_unload` and `merge_adapter` of a sparse model with adapters keep every zero.
 
     Call it on the result of `get_peft_model` or `PeftModel.from_pretrained`, before training or merging. It leaves
-    nothing in saved files, so call it again after loading. LoRA, rsLoRA, DoRA and `target_parameters` (experts) are
-    understood.
+    nothing in saved files, so call it again after loading, and after adding an adapter: else the merge of an added one
+    keeps the zeros too, but its forward is not exact, of which a warning is given. LoRA, rsLoRA, DoRA and
+    `target_parameters` (experts) are understood.
 
     Args:
         model (`PeftModel`): or a transformers model with adapters (`add_adapter`); changed in place.
@@ -71,7 +77,35 @@ def guard_merging(model: nn.Module, weights: list[SparseWeight], exact: bool | N
         `bool`: True if a layer changed.
     """
     found = _weight_of_layer(list(peft.all_adapter_layers(model)), weights)
-    return any([peft.guard_layer(layer, weight, exact) for layer, weight in found.items()])
+    guard_added = _GuardAdded(unwrap(model), weights)
+    return any([peft.guard_layer(layer, weight, guard_added, exact) for layer, weight in found.items()])
+
+
+@dataclass(eq=False)
+class _GuardAdded:
+    """Guards, before a guarded layer merges, the adapter layers that were added to its model since, and warns of them.
+
+    Args:
+        model (`nn.Module`): that holds the layers.
+        weights (`list[SparseWeight]`): all of its pruned weights.
+    """
+
+    model: nn.Module
+    weights: list[SparseWeight]
+
+    def __call__(self) -> None:
+        added = _weight_of_layer(peft.unguarded_layers(self.model), self.weights)
+        for layer, weight in added.items():
+            peft.guard_layer(layer, weight, self, exact=False)
+            if layer.merged:  # before any guarded layer was
+                weight.apply()
+        if added:
+            names = [weight.name for weight in added.values()]
+            logger.warning(
+                f"Adapters were added to {names[0]}{' and others' if names[1:] else ''} after keep_lora_sparse. Merging leaves "
+                "out their updates of pruned weights, so that the merged model computes something else than the trained "
+                "one. Call keep_lora_sparse(model) again after an adapter was added, before it is trained."
+            )
 
 
 def _weight_of_layer(layers: list[Any], weights: list[SparseWeight]) -> dict[Any, SparseWeight]:

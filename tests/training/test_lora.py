@@ -183,6 +183,36 @@ def test_several_adapters(ids):
         model(input_ids=ids[:2], adapter_names=["default", "other"])
 
 
+@pytest.mark.parametrize("first, added", [("q_proj", "down_proj"), ("down_proj", "q_proj")])
+def test_adapters_that_are_added_later_fill_no_zeros_and_are_named(first, added, caplog):
+    """Whether they are merged before a guarded layer or after it; calling it again makes their forward exact."""
+    model = keep_lora_sparse(adapted("rslora", target_modules=[first], init_lora_weights=False))
+    zeros = zeros_of(model)
+    model.add_adapter("other", LoraConfig(r=2, target_modules=[added], init_lora_weights=False))
+    model.base_model.set_adapter(["default", "other"])
+    again = copy.deepcopy(model)
+    model.merge_adapter()
+    assert same_zeros(model, zeros)
+    (warning,) = caplog.messages
+    assert added in warning and "keep_lora_sparse(model) again" in warning
+    model.unmerge_adapter()
+    assert same_zeros(model.merge_and_unload(), zeros)
+    assert same_zeros(keep_lora_sparse(again).merge_and_unload(), zeros)
+    assert len(caplog.messages) == 1
+
+
+def test_an_adapter_that_transformers_adds_later_fills_no_zeros(caplog):
+    model = make_sparse()
+    zeros = zeros_of(model)
+    model.add_adapter(LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    keep_lora_sparse(model)
+    model.add_adapter(LoraConfig(target_modules=["k_proj"], init_lora_weights=False), "other")
+    for layer in adapter_layers(model).values():
+        layer.merge(adapter_names=["default", "other"])
+    assert same_zeros(model, zeros)
+    assert "k_proj" in caplog.text
+
+
 @pytest.mark.parametrize("case", ["lora", "dora", "experts"])
 @pytest.mark.parametrize("exact", [True, False])
 def test_it_goes_through_a_pickle(case, exact, ids):
