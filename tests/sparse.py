@@ -1,5 +1,8 @@
 """Sparse models to train, and their zeros told without the package."""
 
+import copy
+from functools import cache
+
 import torch
 from conftest import make_model
 
@@ -7,10 +10,16 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 
 
 def make_sparse(family="llama", sparsity=0.7, **overrides):
-    """A tiny sparse model, pruned by magnitude."""
-    model = make_model(family, **overrides)
+    """Return a tiny model that is pruned by magnitude: once for a session, and copied."""
+    model = copy.deepcopy(_pruned(family, sparsity, tuple(sorted(overrides.items()))))
+    torch.manual_seed(0)
+    return model
+
+
+@cache
+def _pruned(family, sparsity, overrides):
     config = NeuronALConfig(sparsity, saliency="magnitude", topup="uniform")
-    return NeuronALPruner(config).prune(model)
+    return NeuronALPruner(config).prune(make_model(family, **dict(overrides)))
 
 
 def zeros_of(model) -> dict[str, torch.Tensor]:

@@ -44,12 +44,10 @@ def is_unhooked(model):
 
 
 def test_no_zero_is_lost(tmp_path, data):
-    """By no optimizer, accumulated, clipped, with autocast and checkpoints; without the callback they are."""
+    """Accumulated, clipped, with autocast and checkpoints; without the callback they are lost."""
     for fields in (
         {"optim": "adamw_torch_fused", "gradient_accumulation_steps": 2, "max_grad_norm": 0.1},
-        {"optim": "adafactor"},
-        {"optim": "sgd", "optim_args": "momentum=0.9"},
-        {"optim": "adamw_torch", "bf16": True, "gradient_checkpointing": True},
+        {"optim": "adafactor", "bf16": True, "gradient_checkpointing": True},
     ):
         model = make_sparse()
         zeros, before = zeros_of(model), copy.deepcopy(model.state_dict())
@@ -272,28 +270,24 @@ def test_the_best_checkpoint_is_one_of_the_last_sparsity(tmp_path, data):
 
 def test_bad_schedules(tmp_path, data, llama):
     config = NeuronALConfig(0.7, num_samples=4, num_alignment_samples=2, saliency="wanda")
-    for fields, message in [
-        ({}, "Expected either at_step"),
-        ({"at_step": 1, "schedule": {1: 0.5}}, "Expected either at_step"),
-        ({"schedule": {}}, "schedule is {}"),
-        ({"at_step": -1}, "the step to prune after is -1: expected a whole number of at least 0"),
-        ({"schedule": {0: 0.7, 5: 0.5}}, "rising sparsities"),
-        ({"schedule": {0: 1.5}}, r"schedule\[0\] is 1.5: expected a number from 0 to 1"),
-        ({"schedule": {0: 1}}, r"expected a share in \[0, 1\)"),
-        ({"schedule": {0: float("nan"), 1: 0.5}}, r"schedule\[0\] is nan"),
-        ({"schedule": {1: 0.4, "1": 0.5}}, "rising sparsities"),
+    for error, fields, message in [
+        (ValueError, {}, "Expected either at_step"),
+        (ValueError, {"at_step": 1, "schedule": {1: 0.5}}, "Expected either at_step"),
+        (ValueError, {"schedule": {}}, "schedule is {}"),
+        (ValueError, {"at_step": -1}, "the step to prune after is -1: expected a whole number of at least 0"),
+        (ValueError, {"schedule": {0: 0.7, 5: 0.5}}, "rising sparsities"),
+        (ValueError, {"schedule": {0: 1.5}}, r"schedule\[0\] is 1.5: expected a number from 0 to 1"),
+        (ValueError, {"schedule": {0: 1}}, r"expected a share in \[0, 1\)"),
+        (ValueError, {"schedule": {0: float("nan"), 1: 0.5}}, r"schedule\[0\] is nan"),
+        (ValueError, {"schedule": {1: 0.4, "1": 0.5}}, "rising sparsities"),
+        (TypeError, {"schedule": {0.0: 0.3, 0.5: 0.7}}, "the step to prune after is 0.0: expected a whole number"),
+        (TypeError, {"at_step": 1.7}, "the step to prune after is 1.7: expected a whole number"),
+        (TypeError, {"at_step": True}, "the step to prune after is True"),
+        (TypeError, {"schedule": {"first": 0.5}}, "the step to prune after is 'first'"),
+        (TypeError, {"schedule": {0: "0.7"}}, r"schedule\[0\] is '0.7': expected a number"),
+        (TypeError, {"schedule": [(0, 0.5)]}, "schedule is .*: expected step -> sparsity"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            NeuronALCallback(config, **fields)
-    for fields, message in [
-        ({"schedule": {0.0: 0.3, 0.5: 0.7}}, "the step to prune after is 0.0: expected a whole number"),
-        ({"at_step": 1.7}, "the step to prune after is 1.7: expected a whole number"),
-        ({"at_step": True}, "the step to prune after is True"),
-        ({"schedule": {"first": 0.5}}, "the step to prune after is 'first'"),
-        ({"schedule": {0: "0.7"}}, r"schedule\[0\] is '0.7': expected a number"),
-        ({"schedule": [(0, 0.5)]}, "schedule is .*: expected step -> sparsity"),
-    ]:
-        with pytest.raises(TypeError, match=message):
+        with pytest.raises(error, match=message):
             NeuronALCallback(config, **fields)
     assert NeuronALCallback(config, schedule={"2": 0.7, np.int64(1): np.float32(0.5)}).schedule == {1: 0.5, 2: 0.7}
     with pytest.raises(ValueError, match="config has value_bits=4, but training changes values that were rounded"):

@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 import torch
 from conftest import make_model
@@ -14,20 +16,32 @@ def found(model):
     return {f"{weight.name}": ~weight.mask.unpack() for weight in find_sparse_weights(model)}
 
 
+def assert_same(masks, expected):
+    assert masks.keys() == expected.keys() and all(torch.equal(masks[name], expected[name]) for name in masks)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 def test_masks_are_the_zeros(family):
     model = make_sparse(family)
     zeros = {name.removesuffix(".weight"): zero for name, zero in zeros_of(model).items()}
-    masks = found(model)
-    assert masks.keys() == zeros.keys() and all(torch.equal(masks[name], zero) for name, zero in zeros.items())
+    assert_same(found(model), zeros)
 
 
 def test_only_what_was_to_be_pruned():
+    """The names that were recorded say what: patterns of a checkpoint are not run, be they slow or none."""
     model = make_model("llama")
     config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform", targets=["mlp"], ignore=["layers.0."])
     NeuronALPruner(config).prune(model)
     model.model.layers[0].mlp.up_proj.weight.data[:] = 0
-    assert list(found(model)) == [f"model.layers.{i}.mlp.{p}_proj" for i in (1, 2) for p in ("gate", "up", "down")]
+    expected = found(model)
+    assert list(expected) == [f"model.layers.{i}.mlp.{p}_proj" for i in (1, 2) for p in ("gate", "up", "down")]
+    for patterns in (["([a-z0-9._]+)+#"], ["("], None, ["nothing"]):
+        model.config.sparsity_config["config"].update(ignore=patterns, targets=patterns)
+        assert_same(found(model), expected)
+    del model.config.sparsity_config["config"]
+    assert found(model).keys() == expected.keys()
+    body = found(model.model)
+    assert {f"model.{name}" for name in body} == expected.keys(), "without its head it has other names"
 
 
 def test_single_experts():
@@ -41,30 +55,14 @@ def test_single_experts():
     assert shares == pytest.approx([0, 0.7, 0.7, 0], abs=1e-2)
 
 
-def test_patterns_of_a_checkpoint_are_not_run(monkeypatch):
-    """One that backtracks for ever, and some that are none: the masks are those of the names that were recorded."""
-    model = make_model("llama")
-    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform", targets=["mlp"], ignore=["layers.0."])
-    NeuronALPruner(config).prune(model)
-    expected = found(model)
-    for patterns in (["([a-z0-9._]+)+#"], ["("], None, ["nothing"]):
-        model.config.sparsity_config["config"].update(ignore=patterns, targets=patterns)
-        masks = found(model)
-        assert masks.keys() == expected.keys() and all(torch.equal(masks[name], expected[name]) for name in masks)
-    del model.config.sparsity_config["config"]
-    assert found(model).keys() == expected.keys()
-    body = found(model.model)
-    assert {f"model.{name}" for name in body} == expected.keys(), "without its head it has other names"
-
-
 def test_patterns_that_are_none():
-    for value in (3, "mlp", [3], {"mlp": 1}, [["mlp"]]):
-        for key in ("targets", "ignore"):
-            model = make_sparse()
-            model.config.sparsity_config["config"][key] = value
-            message = rf"sparsity_config.config.{key}(\[0\])? is .*: expected (a list or null|text)"
-            with pytest.raises(ValueError, match=message):
-                find_sparse_weights(model)
+    model = make_sparse()
+    config = model.config.sparsity_config["config"]
+    for value, key in product((3, "mlp", [3], {"mlp": 1}, [["mlp"]]), ("targets", "ignore")):
+        model.config.sparsity_config["config"] = {**config, key: value}
+        message = rf"sparsity_config.config.{key}(\[0\])? is .*: expected (a list or null|text)"
+        with pytest.raises(ValueError, match=message):
+            find_sparse_weights(model)
 
 
 def test_a_model_that_was_pruned_elsewhere(monkeypatch):
@@ -74,8 +72,7 @@ def test_a_model_that_was_pruned_elsewhere(monkeypatch):
     expected = found(model)
     assert not said
     del model.config.sparsity_config
-    masks = found(model)
-    assert all(torch.equal(masks[name], mask) for name, mask in expected.items())
+    assert_same(found(model), expected)
     assert len(said) == 1 and "no sparsity_config: the 69.96% of" in said[0]
 
 
@@ -105,8 +102,7 @@ def test_inside_of_wrappers_and_under_adapters():
     peft_model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], target_parameters=experts))
     names = [name for name, _ in peft_model.named_modules()]
     for adapted in (peft_model, model):
-        masks = found(adapted)
-        assert all(torch.equal(masks[name], mask) for name, mask in expected.items())
+        assert_same(found(adapted), expected)
     with without_adapters(model):
         assert not any("lora" in name for name, _ in model.named_modules())
     assert [name for name, _ in peft_model.named_modules()] == names
@@ -162,6 +158,5 @@ def test_a_copy_of_anything_else_is_no_matter():
     fields = {"modules_to_save": ["lm_head", "norm", "embed_tokens"]}
     adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"], **fields))
     names = [name for name, _ in adapted.named_modules()]
-    masks = found(adapted)
-    assert all(torch.equal(masks[name], mask) for name, mask in expected.items())
+    assert_same(found(adapted), expected)
     assert [name for name, _ in adapted.named_modules()] == names

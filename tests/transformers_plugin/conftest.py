@@ -1,5 +1,8 @@
 """A dense checkpoint to prune while it is loaded, and how."""
 
+import copy
+
+import peft
 import pytest
 import torch
 from conftest import make_model
@@ -22,3 +25,12 @@ def config(dense, **fields):
         topup="uniform", dataset=str(dense.parent / "text.txt"), num_samples=4, num_alignment_samples=2, seq_length=16
     )
     return NeuronALConfig(0.7, **{"saliency": "wanda", **values, **fields})
+
+
+def used_as_plain(model):
+    """Use a model as any other: compute gradients, convert a copy. Return it with an adapter merged that adds nothing."""
+    ids = torch.arange(16)[None]
+    model(ids, labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert copy.deepcopy(model).half().dtype == torch.float16
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"])).merge_and_unload()

@@ -1,5 +1,4 @@
 import copy
-import gc
 import json
 import operator
 import os
@@ -12,22 +11,23 @@ import pytest
 import safetensors
 import torch
 import transformers
-from conftest import make_model
 from profiles import by_day
+from sparse import make_sparse
 from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, modeling_utils
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint.save_pretrained import save_packed_by_default
 from optimum_neuronal.compat import transformers as internals
-from optimum_neuronal.transformers_plugin.packed_loading import PackedConfig, PackedQuantizer
+from optimum_neuronal.transformers_plugin.packed_loading import PackedConfig
+
+from .conftest import used_as_plain
 
 
 INDEX, FILE = "packed.safetensors.index.json", "packed-00001-of-00001.safetensors"
 
 
 def pruned(family="llama", dtype=torch.float32, **overrides):
-    model = make_model(family, **overrides).to(dtype)
-    NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform")).prune(model)
+    model = make_sparse(family, **overrides).to(dtype)
     save_packed_by_default(model)
     return model
 
@@ -109,11 +109,7 @@ def test_what_is_loaded_is_a_plain_model(packed, tmp_path):
     assert vars(model.config).keys() == vars(plain.config).keys()
     assert not hasattr(model, "is_quantized") and not hasattr(model.config, "quantization_config")
     assert model.config.sparsity_config == plain.config.sparsity_config, "in memory it is dense"
-    ids = torch.arange(16)[None]
-    model(ids, labels=ids).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    assert copy.deepcopy(model).half().dtype == torch.float16
-    merged = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"])).merge_and_unload()
+    merged = used_as_plain(model)
     assert_equal(merged, plain)
     merged.save_pretrained(tmp_path / "merged")
     assert (tmp_path / "merged" / FILE).exists()
@@ -196,31 +192,6 @@ def test_damage_is_an_error_that_says_where(packed, tmp_path, name, change, mess
     for device_map in (None, "auto"):
         with pytest.raises(ValueError, match=message):
             AutoModelForCausalLM.from_pretrained(folder, device_map=device_map)
-
-
-def test_transformers_opens_files_as_before_when_loads_have_ended(packed, tmp_path, monkeypatch):
-    """Whole, failed, one within another, and beside a wrapper that somebody else puts in place meanwhile."""
-    monkeypatch.setattr(modeling_utils, "safe_open", lambda *args, **kwargs: safetensors.safe_open(*args, **kwargs))
-    before, seen = modeling_utils.safe_open, []
-    AutoModelForCausalLM.from_pretrained(packed)
-    assert modeling_utils.safe_open is before
-    with pytest.raises(ValueError, match="is damaged"):
-        AutoModelForCausalLM.from_pretrained(damaged(packed, tmp_path, FILE, lambda content: content[:-1] + b"~"))
-    gc.collect()
-    assert modeling_utils.safe_open is before
-    post = PackedQuantizer.postprocess_model
-
-    def load_another_first(self, model, **kwargs):
-        seen.append(modeling_utils.safe_open)
-        if len(seen) == 1:
-            AutoModelForCausalLM.from_pretrained(packed)
-        seen.append(modeling_utils.safe_open)
-        return post(self, model, **kwargs)
-
-    monkeypatch.setattr(PackedQuantizer, "postprocess_model", load_another_first)
-    AutoModelForCausalLM.from_pretrained(packed)
-    assert len(seen) == 4 and len(set(seen)) == 1 and before not in seen
-    assert modeling_utils.safe_open is before
 
 
 def test_files_are_read_in_no_other_way(packed, monkeypatch):

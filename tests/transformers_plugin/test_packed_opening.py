@@ -1,13 +1,16 @@
 """Packed files are opened in place of the function that transformers opens files with, which all others still get."""
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import safetensors
 import torch
 from conftest import make_model
+from sparse import make_sparse
 from transformers import LlamaForCausalLM, modeling_utils
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained
+from optimum_neuronal import save_pretrained
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
 
 
@@ -15,9 +18,7 @@ from optimum_neuronal.checkpoint.packed_reading import PackedFile
 def packed(tmp_path_factory):
     """A packed llama in several files."""
     folder = tmp_path_factory.mktemp("packed") / "llama"
-    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
-    model = NeuronALPruner(config).prune(make_model("llama"))
-    save_pretrained(model, folder, "packed", max_shard_size=20_000)
+    save_pretrained(make_sparse("llama"), folder, "packed", max_shard_size=20_000)
     assert len(list(folder.glob("packed-*.safetensors"))) > 2
     return folder
 
@@ -96,27 +97,43 @@ def fail_to_find_files(monkeypatch, packed):
 
 
 def test_a_load_that_fails_changes_no_later_one(packed, dense, monkeypatch):
-    expected = LlamaForCausalLM.from_pretrained(packed)
+    monkeypatch.setattr(modeling_utils, "safe_open", lambda *args, **kwargs: safetensors.safe_open(*args, **kwargs))
+    before, expected = modeling_utils.safe_open, LlamaForCausalLM.from_pretrained(packed)
     failures = (
         fail_to_open, fail_between_files, fail_before_files, be_interrupted, fail_on_the_model, fail_to_find_files,
     )  # fmt: skip
     for fail in failures:
         with monkeypatch.context() as patch, pytest.raises((Exception, KeyboardInterrupt)):
             fail(patch, packed)
+        gc.collect()
+        assert modeling_utils.safe_open is before
         check_loads(packed, dense, expected)
 
 
-def test_loads_in_another_thread_while_one_is_under_way(packed, dense, monkeypatch):
-    expected, read, inner = LlamaForCausalLM.from_pretrained(packed), PackedFile.get_slice, []
+def load_in_another_thread(paths) -> list:
+    with ThreadPoolExecutor(1) as pool:
+        return list(pool.map(LlamaForCausalLM.from_pretrained, paths, timeout=60))
+
+
+def load_in_this_thread(paths) -> list:
+    return list(map(LlamaForCausalLM.from_pretrained, paths))
+
+
+@pytest.mark.parametrize("load", [load_in_another_thread, load_in_this_thread])
+def test_loads_while_one_is_under_way(load, packed, dense, monkeypatch):
+    before, read = modeling_utils.safe_open, PackedFile.get_slice
+    expected, inner, openers = LlamaForCausalLM.from_pretrained(packed), [], []
 
     def watched(*args):
         if not inner:
             inner.append(None)
-            with ThreadPoolExecutor(1) as pool:
-                inner[:] = pool.map(LlamaForCausalLM.from_pretrained, [packed, dense], timeout=60)
+            openers.append(modeling_utils.safe_open)
+            inner[:] = load([packed, dense])
+            openers.append(modeling_utils.safe_open)
         return read(*args)
 
     monkeypatch.setattr(PackedFile, "get_slice", watched)
     assert_same(LlamaForCausalLM.from_pretrained(packed), expected)
+    assert openers[0] is openers[1] is not before and modeling_utils.safe_open is before
     assert_same(inner[0], expected)
     assert_same(inner[1], make_model("llama"))

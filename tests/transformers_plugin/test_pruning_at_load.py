@@ -1,15 +1,14 @@
 import copy
 
-import peft
 import pytest
 import torch
 from conftest import make_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from optimum_neuronal import NeuronALPruner, save_pretrained
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, save_pretrained
 from optimum_neuronal.transformers_plugin.pruning_at_load import _revision
 
-from .conftest import config
+from .conftest import config, used_as_plain
 
 
 def test_pruning_at_load_is_pruning(dense):
@@ -37,13 +36,12 @@ def test_the_result_is_a_plain_model(dense):
     assert vars(model).keys() == vars(plain).keys()
     assert vars(model.config).keys() - vars(plain.config).keys() == {"sparsity_config"}
     assert not hasattr(model, "is_quantized") and not hasattr(model.config, "_is_quantized")
-    ids = torch.arange(16)[None]
-    model(ids, labels=ids).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    torch.optim.SGD(model.parameters(), 0.1).step()
-    assert copy.deepcopy(model).half().dtype == torch.float16 and model.to(torch.float64).dtype == torch.float64
-    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
-    merged = adapted.merge_and_unload()
+    save_pretrained(model, dense.parent / "packed", format="packed")
+    assert (dense.parent / "packed" / "packed-00001-of-00001.safetensors").exists()
+    assert not (dense.parent / "packed" / "model.safetensors").exists()
+    assert copy.deepcopy(model).to(torch.float64).dtype == torch.float64
+    merged = used_as_plain(model)
+    torch.optim.SGD(merged.parameters(), 0.1).step()
     merged.save_pretrained(dense.parent / "merged")
     again = AutoModelForCausalLM.from_pretrained(dense.parent / "merged")
     assert torch.equal(again.lm_head.weight, merged.lm_head.weight)
@@ -83,21 +81,17 @@ def test_a_sparse_checkpoint_is_refused_unless_forced(dense):
 
 
 def test_mistakes_are_found_before_the_weights_are_read(dense):
+    (dense / "model.safetensors").write_bytes(b"\0" * 8)
     for fields, message in (
         (dict(dataset="nowhere.txt"), "nowhere.txt"),
         (dict(dataset=None), "No calibration data"),
         (dict(targets=["no_such_proj"]), "no_such_proj"),
         (dict(seq_length=4096), "4096"),
     ):
-        (dense / "model.safetensors").write_bytes(b"\0" * 8)
         with pytest.raises((ValueError, OSError), match=message):
             AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense, **fields))
-
-
-def test_a_missing_tokenizer_is_found_before_the_weights_are_read(dense):
     for file in dense.glob("tokenizer*"):
         file.unlink()
-    (dense / "model.safetensors").write_bytes(b"\0" * 8)
     with pytest.raises(ValueError, match="needs a tokenizer"):
         AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense))
 
@@ -110,13 +104,6 @@ def test_a_checkpoint_that_wants_itself_pruned_is_refused(dense):
         AutoModelForCausalLM.from_pretrained(dense)
 
 
-def test_what_was_pruned_at_load_is_saved_packed(dense):
-    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=config(dense))
-    save_pretrained(model, dense.parent / "packed", format="packed")
-    assert (dense.parent / "packed" / "packed-00001-of-00001.safetensors").exists()
-    assert not (dense.parent / "packed" / "model.safetensors").exists()
-
-
 def test_the_tokenizer_is_of_the_commit_that_the_weights_are_of():
     for files, revision in (
         (["/cache/hub/models--me--llama/snapshots/3f0a/model.safetensors"], "3f0a"),
@@ -127,3 +114,13 @@ def test_the_tokenizer_is_of_the_commit_that_the_weights_are_of():
         (None, None),
     ):
         assert _revision(files) == revision
+
+
+def test_the_config_is_a_quantization_config_to_transformers(dense):
+    cfg = config(dense)
+    assert NeuronALConfig.from_dict(copy.deepcopy(cfg).to_dict()) == cfg
+    model = AutoModelForCausalLM.from_pretrained(dense, quantization_config=cfg.to_dict())
+    expected = AutoModelForCausalLM.from_pretrained(dense, quantization_config=cfg)
+    assert torch.equal(model.model.layers[0].mlp.up_proj.weight, expected.model.layers[0].mlp.up_proj.weight)
+    with pytest.raises(ValueError, match="no field 'saliencys'"):
+        AutoModelForCausalLM.from_pretrained(dense, quantization_config={**cfg.to_dict(), "saliencys": "wanda"})

@@ -5,10 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 import torch
-import transformers
 from conftest import FEW, make_model
 from packed import assert_close, assert_same_state, logits, make_zeroed
 from profiles import by_day
@@ -97,13 +97,12 @@ def test_auto_model_goes_on_giving_dense_models(saved):
 
 
 def test_dtypes_and_devices(saved):
-    for format in ("packed", "dense"):
-        for dtype in (torch.bfloat16, torch.float16, "auto", "float32"):
-            for device_map in (None, "auto", "cpu"):
-                model = SparseModelForCausalLM.from_pretrained(saved / format, dtype=dtype, device_map=device_map)
-                plain = AutoModelForCausalLM.from_pretrained(saved / format, dtype=dtype, device_map=device_map)
-                assert model.dtype == plain.dtype == model.model.layers[0].mlp.up_proj.values.dtype
-                assert_same_state(densify(model), plain.state_dict())
+    for dtype in (torch.bfloat16, torch.float16, "auto", "float32"):
+        plain = AutoModelForCausalLM.from_pretrained(saved / "dense", dtype=dtype)
+        for format, device_map in product(("packed", "dense"), (None, "auto", "cpu")):
+            model = SparseModelForCausalLM.from_pretrained(saved / format, dtype=dtype, device_map=device_map)
+            assert model.dtype == plain.dtype == model.model.layers[0].mlp.up_proj.values.dtype
+            assert_same_state(densify(model), plain.state_dict())
 
 
 def test_room_is_told_by_the_packed_size(tmp_path):
@@ -196,12 +195,6 @@ def test_sharded_and_without_the_head(tmp_path, ids):
     assert torch.equal(loaded.layers[0].mlp.up_proj.dense(), model.model.layers[0].mlp.up_proj.weight)
 
 
-def test_the_pipeline(saved, tokenizer):
-    model = SparseModelForCausalLM.from_pretrained(saved / "packed")
-    generator = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
-    assert generator("w1 w2", max_new_tokens=2)[0]["generated_text"].startswith("w1 w2")
-
-
 PEAK = """
 import sys, threading, time
 sys.path[:0] = sys.argv[3:]
@@ -232,7 +225,7 @@ print((peak - before) / model.packing.dense_bytes, model.packing.packed_bytes / 
 def test_memory(saved, tmp_path, format):
     """At most the packed model and few projections, each of which is a sixtieth of the dense ones."""
     model = make_zeroed(
-        "llama", sparsity=0.8, hidden_size=512, intermediate_size=1024, num_hidden_layers=12, num_attention_heads=8,
+        "llama", sparsity=0.8, hidden_size=384, intermediate_size=768, num_hidden_layers=12, num_attention_heads=8,
         num_key_value_heads=8,
     )  # fmt: skip
     save_pretrained(model, tmp_path, format=format)
