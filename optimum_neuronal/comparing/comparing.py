@@ -5,27 +5,41 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..checkpoint.hub import public_name
+from ..compat.accelerate import is_offloaded
+from ..data.calibration import as_token_ids
 from ..evaluation.evaluated_model import as_model
+from ..evaluation.perplexity import evaluate_perplexity, load_windows
+from ..evaluation.tasks import evaluate_tasks
 from ..files.atomic import write_durably
-from ..pruning.context import alone_with, versions
+from ..model.packed_size import packed_size
+from ..model.projections import trial_weights
+from ..pruning.calibrating import draw_calibration, own_tokenizer
+from ..pruning.context import PruneContext, alone_with, check, identity, versions
+from ..pruning.prune import default_batch_size, find_changes
+from ..pruning.reporting import make_report
+from ..sparsity.plan import row_sparsity
+from ..system.machine import reset_peak_memory
 from ..system.notes import get_logger
+from ..trials.engine import Cache
 from .comparison import Comparison, check_output
-from .measuring import Measurements
 from .results import DENSE, Result
 from .settings import Combination, ComparisonSettings
 
 
 logger = get_logger(__name__)
 
+BINS = 64  # of the rows of a weight in a heat map
+EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError, OSError)
 RECORDS = "results"  # folder of finished results in the output directory
 LONGEST = 80  # characters of a method's name in that of a file; a digest makes it unique
 
@@ -94,13 +108,13 @@ def run_comparison(
     output: str | Path | None = None,
     overwrite: bool = False,
 ) -> Comparison:
-    """Return the comparison with these settings. Other arguments and errors are those of [`compare`]."""
+    """Return the comparison with these settings. [`compare`] has the other arguments and the errors."""
     measurements = Measurements(model, tokenizer, settings)
     records = None if output is None else Path(output) / RECORDS
     find = partial(_recorded, records, overwrite, measurements.identity())
     with alone_with(model):
         dense = find(Combination(0.0, DENSE, DENSE), {}, measurements.dense)
-        calibration = measurements.calibration.to_dict() if measurements.calibration is not None else {}
+        calibration = {} if measurements.calibration is None else measurements.calibration.to_dict()
         comparison = Comparison(public_name(model), dense, [], calibration, versions())
         for combination, config in logging.tqdm(settings.configs.items(), desc="Comparing", unit="combination"):
             fields = config if isinstance(config, str) else config.to_dict()
@@ -140,3 +154,98 @@ def _recorded(
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(path, (json.dumps(asdict(result), indent=2) + "\n").encode())
     return result
+
+
+class Measurements:
+    """Measurements of the dense model and of each combination, with everything that combinations share.
+
+    The model's weights are put back after each. [`run_comparison`] has the arguments and the errors.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, settings: ComparisonSettings
+    ):
+        self.model, self.settings = model, settings
+        self.decoder = check(model, settings.possible[0]).decoder
+        if any(is_offloaded(projection.module) for projection in self.decoder.projections.values()):
+            raise ValueError("compare tries weights in memory: load the model without offloading.")
+        self.calibration = draw_calibration(model, settings.calibrated, tokenizer, settings.dataset)
+        self.shared = {"calibration": self.calibration, "cache": Cache(lasting=True)}
+        self.shared |= {"batch_size": settings.batch_size, "max_hidden_bytes": settings.max_hidden_bytes}
+        self.tokenizer = tokenizer or (self.calibration and self.calibration.tokenizer)
+        if settings.tasks or any(as_token_ids(test) is None for test in settings.tests.values()):
+            self.tokenizer = self.tokenizer or own_tokenizer(model)
+        self.windows = {
+            name: load_windows(
+                model.config, self.tokenizer, test, settings.calibrated.seq_length, settings.max_windows
+            )
+            for name, test in settings.tests.items()
+        }
+        self.task_options = {"limit": settings.limit, "include_path": settings.include_path}
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that a result depends on, except its config."""
+        ids = torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
+        tests = {
+            name: hashlib.sha256(windows.contiguous().numpy().tobytes()).hexdigest()
+            for name, windows in self.windows.items()
+        }
+        own = {"tests": tests, "tasks": self.settings.tasks, **self.task_options, "versions": versions()}
+        return {**identity(self.model, self.decoder, ids), **own}
+
+    def dense(self) -> Result:
+        """Return the figures of the dense model."""
+        size = packed_size(self.decoder, lambda projection: 0)
+        return Result(0.0, DENSE, DENSE, **self._figures(), bits_per_weight=size.bits_per_weight)
+
+    def run(self, combination: Combination) -> Result:
+        """Return the figures of one combination, from search to test; the model's weights are put back."""
+        config = self.settings.configs[combination]
+        result = Result(**combination._asdict())
+        if isinstance(config, str):
+            return replace(result, error=config)
+        reset_peak_memory()
+        try:
+            context = replace(PruneContext.of(self.decoder, config), **self.shared)
+            outcome = find_changes(context)
+            report = make_report(context, outcome)
+            with trial_weights(list(self.decoder.projections.values()), lambda p: outcome.changes[p.name]):
+                rows = self._row_sparsity() if context.methods.topup.by_row else {}
+                figures = self._figures()
+        except EXPECTED as error:
+            return replace(result, error=" ".join(f"{error}".split()) or type(error).__name__)
+        return replace(
+            result,
+            **figures,
+            bits_per_weight=report.bits_per_weight,
+            achieved_sparsity=report.achieved_sparsity,
+            block_sparsity=list(report.blocks.values()),
+            row_sparsity=rows,
+            allocation_seconds=report.seconds["allocation"],
+            pruning_seconds=report.seconds["pruning"],
+            peak_memory=report.peak_memory,
+            block_lambda=report.block_lambda,
+            row_lambda=report.row_lambda,
+            decisions=report.decisions,
+            config=report.config,
+        )
+
+    def _row_sparsity(self) -> dict[str, list[float]]:
+        """Return projection name -> mean sparsity of `BINS` stretches of its rows; small projections are left out."""
+        return {
+            name: [round(part.mean().item(), 4) for part in row_sparsity(projection.weight).tensor_split(BINS)]
+            for name, projection in self.decoder.projections.items()
+            if projection.shape[0] >= BINS
+        }
+
+    def _figures(self) -> dict[str, Any]:
+        """Return perplexity and accuracy of the model with its present weights."""
+        perplexity = {
+            name: evaluate_perplexity(self.model, None, ids, batch_size=default_batch_size(ids.shape[1]))
+            for name, ids in self.windows.items()
+        }
+        accuracy = {}
+        if self.settings.tasks:
+            results = evaluate_tasks(self.model, self.tokenizer, self.settings.tasks, **self.task_options)
+            accuracy = {name: asdict(result) for name, result in results.items()}
+        return {"perplexity": perplexity, "accuracy": accuracy}

@@ -1,11 +1,15 @@
 """Outcome of a comparison of methods: results, the paper's aggregates, tables, figures and files."""
 
 import base64
+import csv
 import html
+import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,8 @@ from ..display import format_html, format_markdown, format_table
 from ..files.atomic import write_durably
 from ..files.directories import check_writable
 from .figures import KINDS, draw_figures
-from .results import Aggregate, Result, geometric_mean
-from .tables import Table, aggregate_table, combination_table, to_csv
+from .results import DENSE, Aggregate, Result, bits_text, geometric_mean, grouped
+from .tables import Column, Table, accuracy_text, make_table, short
 
 
 JSON, CSV, PAGE = TABLES = ("comparison.json", "comparison.csv", "comparison.md")
@@ -33,22 +37,17 @@ def check_output(directory: str | Path, overwrite: bool, names: Sequence[str] = 
         names (`Sequence[str]`): patterns of `Path.glob`.
     """
     folder = check_writable(directory, "write tables to")
-    if overwrite or _holds_comparison(folder):
-        return folder
-    for path in sorted(path for name in names for path in folder.glob(name)):
-        raise FileExistsError(
-            f"{Path(directory) / path.name} was not written by a comparison: rename it, or choose another directory; or "
-            "overwrite it (overwrite=True, --overwrite), which also runs again what is finished there."
-        )
-    return folder
-
-
-def _holds_comparison(folder: Path) -> bool:
-    """Return True if the directory has a `comparison.json` that a comparison wrote."""
     with suppress(OSError, ValueError):
         content = json.loads((folder / JSON).read_text(encoding="utf-8"))
-        return isinstance(content, dict) and content.keys() >= {"model", "dense", "results", "aggregates"}
-    return False
+        if isinstance(content, dict) and content.keys() >= {"model", "dense", "results", "aggregates"}:
+            return folder
+    for path in sorted(path for name in names for path in folder.glob(name)):
+        if not overwrite:
+            raise FileExistsError(
+                f"{Path(directory) / path.name} was not written by a comparison: rename it, or choose another directory; "
+                "or overwrite it (overwrite=True, --overwrite), which also runs again what is finished there."
+            )
+    return folder
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,30 +97,67 @@ class Comparison:
 
     def aggregates(self) -> list[Aggregate]:
         """Return one aggregate for each sparsity, top-up and number of bits, in their order."""
-        groups: dict[tuple[float, str, int | None], list[Result]] = {}
-        for result in self.results:
-            members = groups.setdefault((result.sparsity, result.topup, result.value_bits), [])
-            if result.error is None:
-                members.append(result)
-        return [self._aggregate(*key, results) for key, results in groups.items()]
-
-    def _aggregate(self, sparsity: float, topup: str, value_bits: int | None, results: Sequence[Result]) -> Aggregate:
-        factors = [r.perplexity[name] / self.dense.perplexity[name] for r in results for name in r.perplexity]
-        retained = [r.mean_accuracy / self.dense.mean_accuracy for r in results if self.dense.mean_accuracy]
-        means = geometric_mean(factors), geometric_mean(retained)
-        return Aggregate(sparsity, topup, *means, len(results), value_bits)
+        found = []
+        for (sparsity, topup, bits), members in grouped(self.results, "sparsity", "topup", "value_bits").items():
+            members = [result for result in members if result.error is None]
+            factors = [r.perplexity[name] / self.dense.perplexity[name] for r in members for name in r.perplexity]
+            retained = [r.mean_accuracy / self.dense.mean_accuracy for r in members if self.dense.mean_accuracy]
+            means = geometric_mean(factors), geometric_mean(retained)
+            found.append(Aggregate(sparsity, topup, *means, len(members), bits))
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, with the aggregates, JSON-serialisable."""
         return {**asdict(self), "aggregates": [asdict(aggregate) for aggregate in self.aggregates()]}
 
     def table(self) -> Table:
-        """Return the main table: one row per combination."""
-        return combination_table(self.dense, self.results)
+        """Return the main table: one row per combination below the dense model's row.
+
+        The best of every sparsity and number of bits is marked. Columns of bits are left out if no result has bits.
+        """
+        shown = [self.dense, *self.results]
+        columns = [
+            Column("sparsity", [r.sparsity if r.error else r.achieved_sparsity for r in shown], "{:.2%}".format),
+            Column("saliency", [r.saliency for r in shown]),
+            Column("top-up", [None if r.saliency == DENSE else r.topup for r in shown]),
+        ]
+        value_bits = Column("value bits", [r.value_bits for r in shown])
+        bits_per_weight = Column("bits a weight", [r.bits_per_weight for r in shown], "{:.2f}".format)
+        columns += [column for column in (value_bits, bits_per_weight) if set(column.values) != {None}]
+        for name in self.dense.perplexity:
+            columns.append(Column(f"perplexity {name}", [r.perplexity.get(name) for r in shown], short, min))
+        most_accurate = partial(max, key=itemgetter("accuracy"))
+        for name in self.dense.accuracy:
+            columns.append(Column(name, [r.accuracy.get(name) for r in shown], accuracy_text, most_accurate))
+        if self.dense.accuracy:
+            columns.append(Column("mean accuracy", [r.mean_accuracy for r in shown], "{:.2%}".format, max))
+        costs = {
+            "allocation s": lambda r: f"{r.allocation_seconds:.1f}",
+            "pruning s": lambda r: f"{r.pruning_seconds:.1f}",
+            "peak GB": lambda r: f"{max(r.peak_memory.values(), default=0) / 1e9:.2f}",
+        }
+        for title, text in costs.items():
+            columns.append(Column(title, ["-" if r.error else "" if r.saliency == DENSE else text(r) for r in shown]))
+        lambdas = [[f"{value:g}" for value in (r.block_lambda, r.row_lambda) if value is not None] for r in shown]
+        texts = [f"failed: {r.error}" if r.error else " / ".join(own) for r, own in zip(shown, lambdas)]
+        columns.append(Column("lambda block / row", texts))
+        return make_table(columns, [None, *((r.sparsity, r.value_bits) for r in self.results)])
 
     def aggregate_table(self) -> Table:
-        """Return the table of the aggregates: one row per top-up."""
-        return aggregate_table(self.aggregates(), with_tasks=bool(self.dense.accuracy))
+        """Return a table with a row per top-up and a column per sparsity, bits and aggregate; the best is marked."""
+        aggregates = self.aggregates()
+        topups = list(dict.fromkeys(entry.topup for entry in aggregates))
+        found = {(entry.topup, entry.sparsity, entry.value_bits): entry for entry in aggregates}
+        measures: list[tuple] = [("perplexity x dense", "perplexity_factor", short, min)]
+        if self.dense.accuracy:
+            measures.append(("accuracy retained", "accuracy_retention", "{:.1%}".format, max))
+        columns = [Column("top-up", topups)]
+        for title, attribute, text, best in measures:
+            for sparsity, bits in dict.fromkeys((entry.sparsity, entry.value_bits) for entry in aggregates):
+                # None while the comparison runs, or if all combinations failed
+                values = [getattr(found.get((topup, sparsity, bits)), attribute, None) for topup in topups]
+                columns.append(Column(f"{title}, {sparsity:.0%}{bits_text(bits)}", values, text, best))
+        return make_table(columns, ["all"] * len(topups))
 
     def __str__(self) -> str:
         return f"{format_table(*self.table()[:2])}\n\n{format_table(*self.aggregate_table()[:2])}"
@@ -145,17 +181,26 @@ class Comparison:
 
     def to_csv(self) -> str:
         """Return the main table as CSV, one line per combination, in full precision."""
-        return to_csv(self.dense, self.results)
+        columns = ["saliency", "topup", "sparsity", "achieved_sparsity", "allocation_seconds", "pruning_seconds"]
+        columns += ["block_lambda", "row_lambda", "value_bits", "bits_per_weight", "error"]
+        rows = []
+        for result in [self.dense, *self.results]:
+            row = {column: getattr(result, column) for column in columns}
+            row["peak_memory"] = max(result.peak_memory.values(), default=None)
+            row |= {f"perplexity {name}": result.perplexity.get(name) for name in self.dense.perplexity}
+            for kind in ("accuracy", "stderr"):
+                row |= {f"{kind} {name}": result.accuracy.get(name, {}).get(kind) for name in self.dense.accuracy}
+            rows.append(row)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
 
     def save(self, directory: str | Path, overwrite: bool = False) -> list[Path]:
         """Write `comparison.json`, `.csv` and `.md` into a directory, which is made if need be; return their paths.
 
-        Args:
-            directory (`str` or `Path`): a new one, or one with an earlier comparison, whose tables are replaced.
-            overwrite (`bool`): True permits to replace files of these names that no comparison wrote.
-
-        Raises:
-            `FileExistsError`: there is a file that no comparison wrote.
+        An earlier comparison there is replaced. [`check_output`] has the arguments and errors.
         """
         contents = (json.dumps(self.to_dict(), indent=2) + "\n", self.to_csv(), self.to_markdown())
         files = {name: content.encode() for name, content in zip(TABLES, contents)}
@@ -168,11 +213,10 @@ class Comparison:
             directory (`str` or `Path`, *optional*):
                 Folder for .png and .svg files, which is made if need be. A `comparison.md` that [`save`] wrote there
                 shows the figures too. None: nothing is written.
-            overwrite (`bool`): as for [`save`].
+            overwrite (`bool`): True permits to replace figures that no comparison wrote.
 
         Raises:
-            `ImportError`: matplotlib is not installed.
-            `FileExistsError`: there is a file that no comparison wrote.
+            `ImportError`, `FileExistsError`: matplotlib is not installed; [`check_output`] has the other.
         """
         if directory is not None:
             check_output(directory, overwrite, FIGURES)

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..figure_style import (
@@ -19,7 +19,7 @@ from ..figure_style import (
     show_round_numbers,
     wrapped,
 )
-from .results import Result, bits_text
+from .results import Result, bits_text, grouped
 
 
 BY_SECONDS, BY_BITS, BY_BLOCK, BY_ROW, BY_LAMBDA = KINDS = (
@@ -54,15 +54,12 @@ def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[s
     results = [result for result in results if result.error is None]
     if not results:
         return {}
-    figures = {BY_SECONDS: plot_by_seconds(model, dense, results, styles)}
+    figures = {BY_SECONDS: plot_perplexity(model, dense, results, styles, False)}
     with_bits = [result for result in results if result.bits_per_weight is not None]
     if len({(result.sparsity, result.value_bits) for result in with_bits}) > 1:
-        figures[BY_BITS] = plot_by_bits(model, dense, with_bits, styles)
+        figures[BY_BITS] = plot_perplexity(model, dense, with_bits, styles, True)
     shares = [share for result in results for rows in result.row_sparsity.values() for share in rows]
-    groups: dict[tuple, list[Result]] = {}
-    for result in results:
-        groups.setdefault((result.saliency, result.sparsity, result.value_bits), []).append(result)
-    for (saliency, sparsity, bits), members in groups.items():
+    for (saliency, sparsity, bits), members in grouped(results, "saliency", "sparsity", "value_bits").items():
         stem = _stem(f"{saliency}-{100 * sparsity:g}" + ("" if bits is None else f"-{bits}bits"))
         title = f"{model}, {saliency}, {_target(members[0])}"
         figures[f"{BY_BLOCK}-{stem}"] = plot_by_block(title, members, styles)
@@ -79,54 +76,30 @@ def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[s
     return figures
 
 
-def plot_by_seconds(model: str, dense: Result, results: Sequence[Result], styles: Styles) -> Files:
-    """Draw perplexity against runtime on log axes: a panel per sparsity and number of bits, a point per method."""
-    panels: dict[tuple, list[Result]] = {}
-    for result in sorted(results, key=lambda result: (result.sparsity, -(result.value_bits or 99))):
-        panels.setdefault((result.sparsity, result.value_bits), []).append(result)
-    axis = {"xlabel": "Runtime in seconds: allocation and pruning", "xscale": "log"}
-    return _plot_perplexity(model, dense, list(panels.values()), styles, lambda result: result.seconds, axis)
+def plot_perplexity(model: str, dense: Result, results: Sequence[Result], styles: Styles, by_bits: bool) -> Files:
+    """Draw perplexity on a log axis. The colour shows the top-up, the marker the saliency.
 
-
-def plot_by_bits(model: str, dense: Result, results: Sequence[Result], styles: Styles) -> Files:
-    """Draw perplexity against bits a weight: a line, dashed by bits of values, through the sparsities of a method."""
-    axis = {"xlabel": "Bits a weight of the pruned projections"}
-    return _plot_perplexity(model, dense, [results], styles, lambda result: result.bits_per_weight, axis, joined=True)
-
-
-def _plot_perplexity(
-    model: str,
-    dense: Result,
-    panels: Sequence[Sequence[Result]],
-    styles: Styles,
-    place: Callable[[Result], Any],
-    axis: Mapping[str, str],
-    joined: bool = False,
-) -> Files:
-    """Draw perplexity on a log axis, in panels below each other. The colour shows the top-up, the marker the saliency.
-
-    Args:
-        model (`str`), dense ([`Result`]), styles (`Mapping`): see [`draw_figures`].
-        panels: results of each panel.
-        place: result -> its place on the horizontal axis.
-        axis (`Mapping[str, str]`): label and scale of the horizontal axis.
-        joined (`bool`): True draws lines through the results of a method, False points and titles of panels.
+    By bits a weight, a line per method joins its sparsities; its dashes show the bits of values. By runtime, on a log axis,
+    a method is a point, and each sparsity and number of bits has a panel.
     """
-    results = [result for members in panels for result in members]
+    if by_bits:
+        panels, axis = [list(results)], {"xlabel": "Bits a weight of the pruned projections"}
+        dashes = dict(zip(dict.fromkeys(result.value_bits for result in results), itertools.cycle(DASHES)))
+    else:
+        results = sorted(results, key=lambda result: (result.sparsity, -(result.value_bits or 99)))
+        panels = list(grouped(results, "sparsity", "value_bits").values())
+        axis, dashes = {"xlabel": "Runtime in seconds: allocation and pruning", "xscale": "log"}, {}
     markers = dict(zip(dict.fromkeys(result.saliency for result in results), itertools.cycle(MARKERS)))
-    dashes = dict(zip(dict.fromkeys(result.value_bits for result in results), itertools.cycle(DASHES)))
     with new_figure(1 + 3.2 * len(panels), f"{model}: {_subject(results)}") as (figure, files):
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, members in zip(all_axes, panels):
-            lines: dict[tuple, list[tuple[Any, float]]] = {}
-            for r in members:
-                point = place(r), r.mean_perplexity if math.isfinite(r.mean_perplexity) else math.nan
-                lines.setdefault((r.saliency, r.topup, r.value_bits), []).append(point)
-            for (saliency, topup, bits), points in lines.items():
-                look = {"marker": markers[saliency], "ls": dashes[bits] if joined else "none"}
-                axes.plot(*zip(*sorted(points)), **styles[topup] | POINT | look)
+            for (saliency, topup, bits), runs in grouped(members, "saliency", "topup", "value_bits").items():
+                finite = [r.mean_perplexity if math.isfinite(r.mean_perplexity) else math.nan for r in runs]
+                points = sorted(zip([r.bits_per_weight if by_bits else r.seconds for r in runs], finite))
+                look = {"marker": markers[saliency], "ls": dashes.get(bits, "none")}
+                axes.plot(*zip(*points), **styles[topup] | POINT | look)
             axes.axhline(dense.mean_perplexity, **DENSE_LINE)
-            if not joined:
+            if not by_bits:
                 infinite = [f"{r.saliency} + {r.topup}" for r in members if math.isinf(r.mean_perplexity)]
                 title = _target(members[0]) + (f" (infinite: {', '.join(infinite)})" if infinite else "")
                 axes.set_title(wrapped(title), loc="left")
@@ -136,7 +109,7 @@ def _plot_perplexity(
             show_round_numbers(axes.yaxis)
         show_round_numbers(all_axes[0].xaxis)
         figure.align_ylabels(all_axes)
-        add_legend(figure, _handles(results, styles, markers, dashes if joined else {}, dense))
+        add_legend(figure, _handles(results, styles, markers, dashes, dense))
     return files
 
 

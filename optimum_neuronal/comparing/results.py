@@ -1,8 +1,9 @@
 """Results of single combinations of methods, and the paper's aggregates over several."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 
@@ -85,6 +86,14 @@ class Result:
 def bits_text(value_bits: int | None) -> str:
     """Return the end of a text on a combination: `", 4 bits"`, or nothing if values are not quantised."""
     return "" if value_bits is None else f", {value_bits} bits"
+
+
+def grouped(results: Iterable[Result], *attributes: str) -> dict[tuple, list[Result]]:
+    """Return the results by their values of several attributes, in the order of each group's first result."""
+    groups: dict[tuple, list[Result]] = {}
+    for result in results:
+        groups.setdefault(attrgetter(*attributes)(result), []).append(result)
+    return groups
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config import NeuronALConfig, as_json
-from ..data.documents import check_dataset
 from ..evaluation.perplexity import name_test_sets
 from ..evaluation.tasks import check_tasks
 from ..formats.codebooks import BITS
 from ..pruning.context import check_memory
+from ..pruning.context import check_texts as check_data
 from ..registry import parse_method
 from ..saliency import SALIENCIES
 from ..system.processes import Processes
@@ -33,11 +33,12 @@ class Combination(NamedTuple):
 
 @dataclass
 class ComparisonSettings:
-    """Settings of a comparison. Arguments and errors are those of [`compare`], as far as they need no model.
+    """Settings of a comparison. [`compare`] has the arguments and the errors that need no model.
 
-    `config` holds further fields of [`NeuronALConfig`]. Two attributes are found from the arguments:
+    `config` holds further fields of [`NeuronALConfig`]. Further attributes are found from the arguments:
 
     - `configs`: each combination, in the order asked for -> its [`NeuronALConfig`], or the reason why there is none.
+    - `possible`: the configs alone, at least one; `calibrated` is one that needs calibration, if any does.
     - `tests`: name -> test set.
     """
 
@@ -55,6 +56,8 @@ class ComparisonSettings:
     batch_size: int | None = None
     max_hidden_bytes: int | None = None
     configs: dict[Combination, NeuronALConfig | str] = field(init=False)
+    possible: list[NeuronALConfig] = field(init=False)
+    calibrated: NeuronALConfig = field(init=False)
     tests: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,32 +71,31 @@ class ComparisonSettings:
             if name not in known:
                 hint = did_you_mean(name, sorted(known | {entry.name for entry in fields(self) if entry.init}))
                 raise TypeError(f"compare has no argument {name!r}.{hint}")
-        self.configs = self._make_configs(self._combinations())
+        others, self.configs = as_json(self.config), {}
+        for combination in self._combinations():
+            try:
+                self.configs[combination] = make_config(combination, self.dataset, others)
+            except ValueError as error:
+                self.configs[combination] = " ".join(str(error).split())
+        self.possible = [config for config in self.configs.values() if isinstance(config, NeuronALConfig)]
+        if not self.possible:
+            raise ValueError(f"No combination is possible: {next(iter(self.configs.values()))}")
+        self.calibrated = max(self.possible, key=lambda config: config.make_methods().needs_calibration)
         self.tests = name_test_sets(self.evaluate)
         self.tasks = check_texts("tasks", self.tasks, "['boolq']")
-        calibrated = any(config.make_methods().needs_calibration for config in self.possible.values())
-        if isinstance(self.dataset, str) and calibrated:
-            check_dataset(self.dataset)
-        for test in self.tests.values():
-            if isinstance(test, str):
-                check_dataset(test, "test")
+        check_data(self.calibrated, [test for test in self.tests.values() if isinstance(test, str)])
         if self.tasks:
             check_tasks(self.tasks, self.include_path, self.limit)
-
-    @property
-    def possible(self) -> dict[Combination, NeuronALConfig]:
-        """Combinations with a config; at least one."""
-        return {combination: found for combination, found in self.configs.items() if isinstance(found, NeuronALConfig)}
 
     def _combinations(self) -> list[Combination]:
         saliencies = check_texts("saliencies", self.saliencies, "['wanda']")
         topups = check_texts("topups", self.topups, "['search']")
         sparsities = check_several("sparsities", self.sparsities, "[0.6, 0.7]")
+        one = self.value_bits is None or isinstance(self.value_bits, int)
+        value_bits = check_several("value_bits", [self.value_bits] if one else self.value_bits, "[None, 4, 3]")
         for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
             for method in methods:
                 registry.get(parse_method(method)[0])
-        one = self.value_bits is None or isinstance(self.value_bits, int)
-        value_bits = check_several("value_bits", [self.value_bits] if one else self.value_bits, "[None, 4, 3]")
         for bits in value_bits:
             check_bits("value_bits", bits, BITS)
         combinations = [Combination(*found) for found in product(sparsities, saliencies, topups, value_bits)]
@@ -103,28 +105,12 @@ class ComparisonSettings:
             )
         return combinations
 
-    def _make_configs(self, combinations: Sequence[Combination]) -> dict[Combination, NeuronALConfig | str]:
-        others, configs = as_json(self.config), {}
-        for combination in combinations:
-            try:
-                configs[combination] = make_config(combination, self.dataset, others)
-            except ValueError as error:
-                configs[combination] = " ".join(str(error).split())
-        if all(isinstance(config, str) for config in configs.values()):
-            raise ValueError(f"No combination is possible: {next(iter(configs.values()))}")
-        return configs
-
 
 def make_config(combination: Combination, dataset: Any, others: Mapping[str, Any]) -> NeuronALConfig:
-    """Return the config of a combination. If the saliency knows no rows, the top-up leaves them alone if it can.
+    """Return the config of a combination, with the other fields given. Raise `ValueError` if it is not possible.
 
-    Args:
-        combination ([`Combination`]): sparsity, methods and bits.
-        dataset: calibration data; the config holds a name or a path only.
-        others (`Mapping[str, Any]`): fields of the config for all combinations.
-
-    Raises:
-        `ValueError`, `TypeError`: this combination is not possible.
+    If the saliency knows no rows, the top-up leaves them alone if it can. Of the calibration data, the config holds a name
+    or a path only.
     """
     saliency, saliency_args = parse_method(combination.saliency)
     topup, topup_args = parse_method(combination.topup)

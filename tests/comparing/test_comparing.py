@@ -7,7 +7,7 @@ from conftest import make_model
 from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity, inspect_checkpoint
-from optimum_neuronal.comparing import comparing, measuring
+from optimum_neuronal.comparing import comparing
 from optimum_neuronal.comparing.results import Result
 from optimum_neuronal.comparing.settings import Combination
 from optimum_neuronal.engine import runner
@@ -50,7 +50,7 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
 
 
 def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):
-    runs, run = [], measuring.Measurements.run
+    runs, run = [], comparing.Measurements.run
 
     def interrupted(self, combination):
         runs.append(combination)
@@ -58,7 +58,7 @@ def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatc
             raise KeyboardInterrupt
         return run(self, combination)
 
-    monkeypatch.setattr(measuring.Measurements, "run", interrupted)
+    monkeypatch.setattr(comparing.Measurements, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compare(llama, **METHODS, **others, output=tmp_path)
     assert len(json.loads((tmp_path / "comparison.json").read_text())["results"]) == 2
@@ -117,8 +117,8 @@ def test_impossible_combinations_are_rows_too(llama, others):
 
 
 def test_bad_input_is_refused_before_work(llama, others, monkeypatch):
-    monkeypatch.setattr(measuring, "find_changes", lambda *args: pytest.fail("work began"))
-    monkeypatch.setattr(measuring, "evaluate_perplexity", lambda *args, **kwargs: pytest.fail("work began"))
+    monkeypatch.setattr(comparing, "find_changes", lambda *args: pytest.fail("work began"))
+    monkeypatch.setattr(comparing, "evaluate_perplexity", lambda *args, **kwargs: pytest.fail("work began"))
     for arguments, message in (
         ({"saliencies": ["wandq"]}, "Did you mean 'wanda'"),
         ({"topups": ["uniforn:x=1"]}, "Did you mean 'uniform'"),
@@ -162,7 +162,7 @@ def test_what_is_given_may_come_from_generators(llama, ids, others):
 
 def test_dense_work_is_shared(llama, others, monkeypatch):
     checks, captures = [], []
-    monkeypatch.setattr(measuring, "check", lambda *a, o=measuring.check: (checks.append(1), o(*a))[1])
+    monkeypatch.setattr(comparing, "check", lambda *a, o=comparing.check: (checks.append(1), o(*a))[1])
     original = runner.check_replay
     monkeypatch.setattr(runner, "check_replay", lambda *a: (captures.append(1), original(*a))[1])
     compare(llama, saliencies=["wanda", "multiflow"], topups=["uniform", "neuronal:steps=block"], **others)
@@ -173,7 +173,7 @@ def test_out_of_memory_is_a_row_too(llama, others, monkeypatch):
     def fails(*args, **kwargs):
         raise MemoryError
 
-    monkeypatch.setattr(measuring, "find_changes", fails)
+    monkeypatch.setattr(comparing, "find_changes", fails)
     comparison = compare(llama, saliencies=["wanda"], topups=["uniform"], **others)
     assert comparison.failed[0].error == "MemoryError"
 

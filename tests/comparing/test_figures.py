@@ -62,7 +62,7 @@ def drawn(found):
 def calls(monkeypatch):
     """The functions that draw are only called; figure's function -> its arguments, by call."""
     seen = {}
-    for name in ("plot_by_seconds", "plot_by_bits", "plot_by_block", "plot_by_row", "plot_by_lambda"):
+    for name in ("plot_perplexity", "plot_by_block", "plot_by_row", "plot_by_lambda"):
         seen[name] = []
         monkeypatch.setattr(figures, name, lambda *given, name=name: seen[name].append(given))
     return seen
@@ -107,7 +107,7 @@ def test_titles_name_the_model_the_saliency_and_the_target():
 def test_one_colour_per_method_and_one_scale_of_all_heat_maps(calls):
     found = [result("owl", "ria", row_sparsity=ROWS), result("owl", row_sparsity={"0.q": [0.3, 0.7], "1.q": [0.9]})]
     drawn([FAILED, *found, result("uniform")])
-    styles = [given[-1] for given in calls["plot_by_seconds"] + calls["plot_by_block"]]
+    styles = [given[3] for given in calls["plot_perplexity"]] + [given[-1] for given in calls["plot_by_block"]]
     assert len(styles) == 3 and all(style == styles[0] for style in styles) and list(styles[0]) == ["uniform", "owl"]
     assert [given[2:] for given in calls["plot_by_row"]] == [(0.3, 0.9)] * 2
     assert DENSE.mean_perplexity == pytest.approx(10)
