@@ -149,7 +149,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             )
 
     def _filled(self) -> dict[str, Any]:
-        """Return the fields that are None, filled in by the effort and what goes with the rest; those given are unchanged."""
+        """Return the fields that are None, filled in by the effort and what goes with the rest; given fields are unchanged."""
         effort = EFFORTS[self.effort]
         topup, saliency, epochs = self.topup, self.saliency, self.refit_epochs
         if topup is None:

@@ -94,7 +94,7 @@ class NeuronALPruner(OptimumQuantizer):
             tokenizer (*optional*): as for the class; None: the checkpoint's own.
             stream_to (`str` or `Path`, *optional*):
                 For models larger than memory: the blocks' weights stay on disk and are read one block at a time. Names
-                a folder for those that have to be rewritten, see [`load_streamed`].
+                a folder for weights that have to be rewritten, see [`load_streamed`].
             device (`torch.device`, *optional*): with `stream_to`: where to compute. None: the accelerator, or the CPU.
             model_kwargs: for transformers' `from_pretrained`: `dtype`, `device_map`, `revision`, ...
         """

@@ -104,7 +104,7 @@ def find_source(
 ) -> Path:
     """Return the directory of a checkpoint that is to be converted; download one on the Hub into the cache.
 
-    Arguments are those of [`convert_checkpoint`].
+    [`convert_checkpoint`] has the arguments.
 
     Raises:
         `ValueError`: it is no directory, and there is no output; or the id of no model.

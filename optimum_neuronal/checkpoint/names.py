@@ -36,7 +36,7 @@ FILES = (
 
 LISTED_FILE = re.compile(rf"\w[\w.-]*{re.escape(SUFFIX)}")  # what an index may name: no path, no hidden file
 
-# Shell patterns of files of weights, and of what tells where they lie.
+# Shell patterns of files of weights, and of indexes that name the file of each weight.
 DENSE_FILES = (DENSE_FILE, f"{DENSE}-[0-9]*-of-[0-9]*{SUFFIX}", DENSE_INDEX)
 PACKED_FILES = (f"{PACKED}-[0-9]*-of-[0-9]*{SUFFIX}", PACKED_INDEX)
 WEIGHT_FILES = (*DENSE_FILES, *PACKED_FILES)

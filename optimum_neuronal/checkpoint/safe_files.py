@@ -187,7 +187,7 @@ def check_listed(paths: Sequence[str | Path]) -> None:
 
 
 def check_model_files(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> None:
-    """Check the files of a model before transformers opens any; those of one on the Hub are not there yet.
+    """Check the files of a model before transformers opens any. A model on the Hub has no files here yet.
 
     Args:
         model_or_path (`str` or `Path`): Hub id or directory of the model.
@@ -207,7 +207,7 @@ def check_model_files(model_or_path: str | os.PathLike[str], kwargs: Mapping[str
 def load_checkpoint(model_or_path: str | Path, **model_kwargs) -> PreTrainedModel:
     """Load a model, as [`load_model.load_model`] does, from a checkpoint that someone else may have made.
 
-    Arguments and errors are those of [`check_model_files`].
+    [`check_model_files`] has the arguments and the errors.
     """
     check_model_files(model_or_path, model_kwargs)
     return load_model.load_model(model_or_path, **model_kwargs)

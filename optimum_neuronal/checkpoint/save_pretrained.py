@@ -90,7 +90,7 @@ def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[
 
 
 def write_model(model: PreTrainedModel, folder: Path, format: str, **kwargs: Any) -> None:
-    """Write a model's config and weights into an empty folder; arguments are those of [`save_pretrained`]."""
+    """Write a model's config and weights into an empty folder; [`save_pretrained`] has the arguments."""
     is_offloaded, is_packed = any(parameter.is_meta for parameter in model.parameters()), _is_packed(model)
     change = packed_config if format == "packed" else dense_config
     with _config_of(model, change):

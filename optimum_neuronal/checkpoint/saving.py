@@ -139,7 +139,7 @@ def _upload(api: HfApi, folder: str, repo_id: str, revision: str | None, commit_
             folder_path=folder,
             revision=revision,
             commit_message=commit_message,
-            delete_patterns=list(WEIGHT_FILES),  # but for those that are uploaded
+            delete_patterns=list(WEIGHT_FILES),  # except files that are uploaded
         )
     except RuntimeError as error:  # a file could not be uploaded
         raise OSError(

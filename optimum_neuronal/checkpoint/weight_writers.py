@@ -31,7 +31,7 @@ class DenseWriter:
     ```
 
     The files get their names when all are written. (huggingface_hub's helpers divide tensors whose sizes are known
-    beforehand; those of packed weights are not.)
+    beforehand; sizes of packed weights are not.)
 
     Args:
         folder (`str` or `Path`): where the files are written; exists.

@@ -112,7 +112,7 @@ def add_switch(parser: Flags, flag: str, meaning: str) -> None:
 
 
 def add_model_flags(parser: Flags, rare: Flags | None = None) -> None:
-    """Add the flags that say which model to load, and how; those that are rarely needed to a group of their own."""
+    """Add the flags that say which model to load, and how; rarely needed flags get a group of their own."""
     rare = rare or parser
     parser.add_argument("--model", required=True, help="Hub id or directory of the model (required)")
     parser.add_argument(

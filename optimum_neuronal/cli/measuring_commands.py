@@ -125,11 +125,11 @@ class CompareCommand(Command):
         add_config_flags(parser, (name for name in CONFIG_FLAGS if name not in cls.WITHOUT), cls.SEVERAL)
 
     def work(self) -> None:
-        from ..comparing.comparing import run_comparison
+        from ..comparing.comparing import Measurements
 
         args, device = self.args, device_of(self.args)
         settings = self._check()
-        comparison = run_comparison(*load(args, device), settings, args.output, args.overwrite)
+        comparison = Measurements(*load(args, device), settings).compare(args.output, args.overwrite)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
         if args.plots:
             write(", ".join(path.name for path in comparison.plot(args.output, args.overwrite).paths))

@@ -38,6 +38,8 @@ from .settings import Combination, ComparisonSettings
 
 logger = get_logger(__name__)
 
+# Fields of a report that a result has too.
+REPORTED = ("bits_per_weight", "achieved_sparsity", "peak_memory", "block_lambda", "row_lambda", "decisions", "config")
 BINS = 64  # of the rows of a weight in a heat map
 EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError, OSError)
 RECORDS = "results"  # folder of finished results in the output directory
@@ -98,68 +100,13 @@ def compare(
     settings = ComparisonSettings(**chosen, config=config)
     if output is not None:
         check_output(output, overwrite)
-    return run_comparison(*as_model(model, tokenizer), settings, output, overwrite)
-
-
-def run_comparison(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    settings: ComparisonSettings,
-    output: str | Path | None = None,
-    overwrite: bool = False,
-) -> Comparison:
-    """Return the comparison with these settings. [`compare`] has the other arguments and the errors."""
-    measurements = Measurements(model, tokenizer, settings)
-    records = None if output is None else Path(output) / RECORDS
-    find = partial(_recorded, records, overwrite, measurements.identity())
-    with alone_with(model):
-        dense = find(Combination(0.0, DENSE, DENSE), {}, measurements.dense)
-        calibration = {} if measurements.calibration is None else measurements.calibration.to_dict()
-        comparison = Comparison(public_name(model), dense, [], calibration, versions())
-        for combination, config in logging.tqdm(settings.configs.items(), desc="Comparing", unit="combination"):
-            fields = config if isinstance(config, str) else config.to_dict()
-            result = find(combination, fields, partial(measurements.run, combination))
-            if result.error is not None:
-                logger.warning(f"{result.method} failed: {result.error}")
-            comparison.results.append(result)
-            if output is not None:
-                comparison.save(output, overwrite)
-    return comparison
-
-
-def _recorded(
-    folder: Path | None,
-    overwrite: bool,
-    depends_on: Mapping[str, Any],
-    combination: Combination,
-    config: Mapping[str, Any] | str,
-    make: Callable[[], Result],
-) -> Result:
-    """Return the recorded result of a combination, or make and record it. Failures are not recorded.
-
-    The name of a record holds a digest of `depends_on` and of the config, so that no other result is taken for it.
-    """
-    if folder is None:
-        return make()
-    content = json.dumps([config, depends_on], sort_keys=True, default=str)
-    words = [f"{combination.sparsity:g}", combination.saliency, combination.topup]
-    words += [] if combination.value_bits is None else [f"{combination.value_bits}bits"]
-    words = [re.sub(r"[^\w.-]", "_", word)[:LONGEST] for word in words]
-    path = folder / ("-".join([*words, hashlib.sha256(content.encode()).hexdigest()[:12]]) + ".json")
-    if path.exists() and not overwrite:
-        with suppress(ValueError, TypeError):  # a damaged record is made again
-            return Result(**json.loads(path.read_text(encoding="utf-8")))
-    result = make()
-    if result.error is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_durably(path, (json.dumps(asdict(result), indent=2) + "\n").encode())
-    return result
+    return Measurements(*as_model(model, tokenizer), settings).compare(output, overwrite)
 
 
 class Measurements:
     """Measurements of the dense model and of each combination, with everything that combinations share.
 
-    The model's weights are put back after each. [`run_comparison`] has the arguments and the errors.
+    The model's weights are put back after each. [`compare`] has the arguments and the errors.
     """
 
     def __init__(
@@ -170,7 +117,7 @@ class Measurements:
         if any(is_offloaded(projection.module) for projection in self.decoder.projections.values()):
             raise ValueError("compare tries weights in memory: load the model without offloading.")
         self.calibration = draw_calibration(model, settings.calibrated, tokenizer, settings.dataset)
-        self.shared = {"calibration": self.calibration, "cache": Cache(lasting=True)}
+        self.shared: dict[str, Any] = {"calibration": self.calibration, "cache": Cache(lasting=True)}
         self.shared |= {"batch_size": settings.batch_size, "max_hidden_bytes": settings.max_hidden_bytes}
         self.tokenizer = tokenizer or (self.calibration and self.calibration.tokenizer)
         if settings.tasks or any(as_token_ids(test) is None for test in settings.tests.values()):
@@ -181,7 +128,24 @@ class Measurements:
             )
             for name, test in settings.tests.items()
         }
-        self.task_options = {"limit": settings.limit, "include_path": settings.include_path}
+        self.task_options: dict[str, Any] = {"limit": settings.limit, "include_path": settings.include_path}
+
+    def compare(self, output: str | Path | None = None, overwrite: bool = False) -> Comparison:
+        """Return the results of all combinations, measured or read from the output directory."""
+        find = partial(_recorded, output, overwrite, self.identity())
+        with alone_with(self.model):
+            dense = find(Combination(0.0, DENSE, DENSE), {}, self.dense)
+            calibration = {} if self.calibration is None else self.calibration.to_dict()
+            comparison = Comparison(public_name(self.model), dense, [], calibration, versions())
+            for combination, config in logging.tqdm(self.settings.configs.items(), "Comparing", unit="combination"):
+                fields = config if isinstance(config, str) else config.to_dict()
+                result = find(combination, fields, partial(self.run, combination))
+                if result.error is not None:
+                    logger.warning(f"{result.method} failed: {result.error}")
+                comparison.results.append(result)
+                if output is not None:
+                    comparison.save(output, overwrite)
+        return comparison
 
     def identity(self) -> dict[str, Any]:
         """Return everything that a result depends on, except its config."""
@@ -217,17 +181,11 @@ class Measurements:
         return replace(
             result,
             **figures,
-            bits_per_weight=report.bits_per_weight,
-            achieved_sparsity=report.achieved_sparsity,
+            **{name: getattr(report, name) for name in REPORTED},
             block_sparsity=list(report.blocks.values()),
             row_sparsity=rows,
             allocation_seconds=report.seconds["allocation"],
             pruning_seconds=report.seconds["pruning"],
-            peak_memory=report.peak_memory,
-            block_lambda=report.block_lambda,
-            row_lambda=report.row_lambda,
-            decisions=report.decisions,
-            config=report.config,
         )
 
     def _row_sparsity(self) -> dict[str, list[float]]:
@@ -249,3 +207,32 @@ class Measurements:
             results = evaluate_tasks(self.model, self.tokenizer, self.settings.tasks, **self.task_options)
             accuracy = {name: asdict(result) for name, result in results.items()}
         return {"perplexity": perplexity, "accuracy": accuracy}
+
+
+def _recorded(
+    output: str | Path | None,
+    overwrite: bool,
+    depends_on: Mapping[str, Any],
+    combination: Combination,
+    config: Mapping[str, Any] | str,
+    make: Callable[[], Result],
+) -> Result:
+    """Return the result of a combination that an output directory records, or make and record it; failures are not recorded.
+
+    The name of a record holds a digest of `depends_on` and of the config, so that no other result is taken for it.
+    """
+    if output is None:
+        return make()
+    content = json.dumps([config, depends_on], sort_keys=True, default=str)
+    sparsity, saliency, topup, bits = combination
+    words = [f"{sparsity:g}", saliency[:LONGEST], topup[:LONGEST], *([] if bits is None else [f"{bits}bits"])]
+    name = re.sub(r"[^\w.-]", "_", "-".join([*words, hashlib.sha256(content.encode()).hexdigest()[:12]]))
+    path = Path(output) / RECORDS / f"{name}.json"
+    if path.exists() and not overwrite:
+        with suppress(ValueError, TypeError):  # a damaged record is made again
+            return Result(**json.loads(path.read_text(encoding="utf-8")))
+    result = make()
+    if result.error is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, (json.dumps(asdict(result), indent=2) + "\n").encode())
+    return result

@@ -17,8 +17,7 @@ from ..display import format_html, format_markdown, format_table
 from ..files.atomic import write_durably
 from ..files.directories import check_writable
 from .figures import KINDS, draw_figures
-from .results import DENSE, Aggregate, Result, bits_text, geometric_mean, grouped
-from .tables import Column, Table, accuracy_text, make_table, short
+from .results import DENSE, Aggregate, Column, Result, Table, accuracy_text, bits_text, geometric_mean, grouped, short
 
 
 JSON, CSV, PAGE = TABLES = ("comparison.json", "comparison.csv", "comparison.md")
@@ -66,10 +65,9 @@ class Figures:
         return f"Figures({', '.join(self.images)})"
 
     def _repr_html_(self) -> str:
-        return "\n".join(
-            f'<img alt="{html.escape(name)}" width="800" src="data:image/png;base64,{base64.b64encode(image).decode()}"/>'
-            for name, image in self.images.items()
-        )
+        tag = '<img alt="{}" width="800" src="data:image/png;base64,{}"/>'
+        images = {html.escape(name): base64.b64encode(image).decode() for name, image in self.images.items()}
+        return "\n".join(tag.format(*image) for image in images.items())
 
 
 @dataclass(repr=False)
@@ -141,7 +139,7 @@ class Comparison:
         lambdas = [[f"{value:g}" for value in (r.block_lambda, r.row_lambda) if value is not None] for r in shown]
         texts = [f"failed: {r.error}" if r.error else " / ".join(own) for r, own in zip(shown, lambdas)]
         columns.append(Column("lambda block / row", texts))
-        return make_table(columns, [None, *((r.sparsity, r.value_bits) for r in self.results)])
+        return Table.of(columns, [None, *((r.sparsity, r.value_bits) for r in self.results)])
 
     def aggregate_table(self) -> Table:
         """Return a table with a row per top-up and a column per sparsity, bits and aggregate; the best is marked."""
@@ -157,7 +155,7 @@ class Comparison:
                 # None while the comparison runs, or if all combinations failed
                 values = [getattr(found.get((topup, sparsity, bits)), attribute, None) for topup in topups]
                 columns.append(Column(f"{title}, {sparsity:.0%}{bits_text(bits)}", values, text, best))
-        return make_table(columns, ["all"] * len(topups))
+        return Table.of(columns, ["all"] * len(topups))
 
     def __str__(self) -> str:
         return f"{format_table(*self.table()[:2])}\n\n{format_table(*self.aggregate_table()[:2])}"

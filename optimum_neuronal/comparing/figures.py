@@ -42,13 +42,7 @@ def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[s
 
     A top-up has the same colour in all figures. A colour means the same sparsity in all heat maps.
 
-    Args:
-        model (`str`): name of the pruned model.
-        dense ([`Result`]): figures of the dense model.
-        results (`Sequence[Result]`): failed ones are left out.
-
-    Returns:
-        `dict`: name of a figure -> its files.
+    [`Comparison`] has the arguments; failed results are left out. Returns name of a figure -> its files.
     """
     styles = make_styles(result.topup for result in results)  # also of failed ones, so that a later run keeps them
     results = [result for result in results if result.error is None]
@@ -109,7 +103,16 @@ def plot_perplexity(model: str, dense: Result, results: Sequence[Result], styles
             show_round_numbers(axes.yaxis)
         show_round_numbers(all_axes[0].xaxis)
         figure.align_ylabels(all_axes)
-        add_legend(figure, _handles(results, styles, markers, dashes, dense))
+        from matplotlib.lines import Line2D  # new_figure has checked that it is there
+
+        shown = [(name, styles[name] | POINT | {"marker": "o"}) for name in dict.fromkeys(r.topup for r in results)]
+        shown += [(name, {"color": GREY, "ls": "none", "ms": 8, "marker": marker}) for name, marker in markers.items()]
+        for bits, dash in dashes.items():
+            shown.append(
+                ("original values" if bits is None else f"values of {bits} bits", {"color": GREY, "ls": dash})
+            )
+        shown.append((f"dense model: {dense.mean_perplexity:.4g}", DENSE_LINE))
+        add_legend(figure, [Line2D([], [], label=name, **look) for name, look in shown])
     return files
 
 
@@ -168,20 +171,6 @@ def plot_by_lambda(title: str, perplexities: Mapping[float, float], chosen: floa
             show_round_numbers(axis)
         add_legend(figure, axes.lines)
     return files
-
-
-def _handles(results: Sequence[Result], styles: Styles, markers: Mapping, dashes: Mapping, dense: Result) -> list:
-    """Return the entries of a legend: colours of top-ups, markers of saliencies, dashes of bits, the dense model."""
-    from matplotlib.lines import Line2D
-
-    topups = dict.fromkeys(result.topup for result in results)
-    handles = [Line2D([], [], label=name, **styles[name] | POINT | {"marker": "o"}) for name in topups]
-    grey = {"color": GREY, "ls": "none", "ms": 8}
-    handles += [Line2D([], [], label=name, marker=marker, **grey) for name, marker in markers.items()]
-    for bits, dash in dashes.items():
-        label = "original values" if bits is None else f"values of {bits} bits"
-        handles.append(Line2D([], [], color=GREY, ls=dash, label=label))
-    return [*handles, Line2D([], [], label=f"dense model: {dense.mean_perplexity:.4g}", **DENSE_LINE)]
 
 
 def _target(result: Result) -> str:

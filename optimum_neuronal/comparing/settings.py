@@ -71,8 +71,22 @@ class ComparisonSettings:
             if name not in known:
                 hint = did_you_mean(name, sorted(known | {entry.name for entry in fields(self) if entry.init}))
                 raise TypeError(f"compare has no argument {name!r}.{hint}")
+        saliencies = check_texts("saliencies", self.saliencies, "['wanda']")
+        topups = check_texts("topups", self.topups, "['search']")
+        sparsities = check_several("sparsities", self.sparsities, "[0.6, 0.7]")
+        one = self.value_bits is None or isinstance(self.value_bits, int)
+        value_bits = check_several("value_bits", [self.value_bits] if one else self.value_bits, "[None, 4, 3]")
+        for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
+            for method in methods:
+                registry.get(parse_method(method)[0])
+        for bits in value_bits:
+            check_bits("value_bits", bits, BITS)
+        if not (sparsities and saliencies and topups and value_bits):
+            raise ValueError(
+                "There is nothing to compare: name at least one saliency, top-up, sparsity and number of bits."
+            )
         others, self.configs = as_json(self.config), {}
-        for combination in self._combinations():
+        for combination in map(Combination._make, product(sparsities, saliencies, topups, value_bits)):
             try:
                 self.configs[combination] = make_config(combination, self.dataset, others)
             except ValueError as error:
@@ -87,24 +101,6 @@ class ComparisonSettings:
         if self.tasks:
             check_tasks(self.tasks, self.include_path, self.limit)
 
-    def _combinations(self) -> list[Combination]:
-        saliencies = check_texts("saliencies", self.saliencies, "['wanda']")
-        topups = check_texts("topups", self.topups, "['search']")
-        sparsities = check_several("sparsities", self.sparsities, "[0.6, 0.7]")
-        one = self.value_bits is None or isinstance(self.value_bits, int)
-        value_bits = check_several("value_bits", [self.value_bits] if one else self.value_bits, "[None, 4, 3]")
-        for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
-            for method in methods:
-                registry.get(parse_method(method)[0])
-        for bits in value_bits:
-            check_bits("value_bits", bits, BITS)
-        combinations = [Combination(*found) for found in product(sparsities, saliencies, topups, value_bits)]
-        if not combinations:
-            raise ValueError(
-                "There is nothing to compare: name at least one saliency, top-up, sparsity and number of bits."
-            )
-        return combinations
-
 
 def make_config(combination: Combination, dataset: Any, others: Mapping[str, Any]) -> NeuronALConfig:
     """Return the config of a combination, with the other fields given. Raise `ValueError` if it is not possible.
@@ -112,16 +108,8 @@ def make_config(combination: Combination, dataset: Any, others: Mapping[str, Any
     If the saliency knows no rows, the top-up leaves them alone if it can. Of the calibration data, the config holds a name
     or a path only.
     """
-    saliency, saliency_args = parse_method(combination.saliency)
     topup, topup_args = parse_method(combination.topup)
-    without_rows = {} if SALIENCIES.get(saliency).knows_rows else TOPUPS.get(topup).without_rows
-    return NeuronALConfig(
-        sparsity=combination.sparsity,
-        value_bits=combination.value_bits,
-        saliency=saliency,
-        saliency_args=saliency_args,
-        topup=topup,
-        topup_args={**without_rows, **topup_args},
-        dataset=dataset if isinstance(dataset, str) else None,
-        **others,
-    )
+    knows_rows = SALIENCIES.get(parse_method(combination.saliency)[0]).knows_rows
+    without_rows = {} if knows_rows else TOPUPS.get(topup).without_rows
+    name = dataset if isinstance(dataset, str) else None
+    return NeuronALConfig(**combination._asdict(), topup_args={**without_rows, **topup_args}, dataset=name, **others)

@@ -199,7 +199,7 @@ def saves_offloaded_experts() -> bool:
 
 
 def bytes_of(size: int | str) -> int:
-    """Return `max_shard_size`, a number or a text such as `"500MB"`, in bytes. Raise `TypeError` or `ValueError` for anything else."""
+    """Return `max_shard_size`, such as `"500MB"`, in bytes. Raise `TypeError` or `ValueError` unless it is a size."""
     message = f"max_shard_size is {size!r}: expected bytes, or text such as '500MB'"
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise TypeError(f"{message}.")

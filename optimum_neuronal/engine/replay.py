@@ -61,7 +61,7 @@ def _recording(
     statistic: type[SquaredNorms],
     skipped: Sequence[Projection],
 ) -> Iterator[None]:
-    """Record the inputs of all projections while the context lasts, those of experts too."""
+    """Record the inputs of all projections, also of experts, while the context lasts."""
     watched = {name: p.module for name, p in block.projections.items() if p.expert is None}
     watched |= {experts.name: experts.module for experts in block.experts if not experts.stacked}
     with ExitStack() as stack:

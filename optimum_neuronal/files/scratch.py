@@ -49,7 +49,7 @@ def _make(place: Path, stem: str) -> tuple[Path, FileLock]:
 
 
 def remove_left_over(place: Path, stem: str) -> None:
-    """Remove the temporary directories that killed processes left in a place; those in use stay."""
+    """Remove the temporary directories that killed processes left in a place; directories in use stay."""
     pattern, found = re.compile(rf"{re.escape(stem)}-[0-9a-f]{{8}}"), []
     with suppress(OSError):
         found = [Path(entry.path) for entry in os.scandir(place) if pattern.fullmatch(entry.name)]

@@ -45,7 +45,7 @@ class Projection:
 
     @property
     def owner(self) -> nn.Parameter:
-        """The parameter that holds the weight, alone or with those of other experts."""
+        """The parameter that holds the weight, alone or with the weights of other experts."""
         return getattr(self.module, self.parameter)
 
     @property

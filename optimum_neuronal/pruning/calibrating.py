@@ -18,7 +18,7 @@ def draw_calibration(
     dataset: Any = None,
     revision: str | None = None,
 ) -> CalibrationSet | None:
-    """Return the calibration sequences that a config asks for, or those of another dataset.
+    """Return the calibration sequences that a config asks for, or sequences of another dataset.
 
     Args:
         model (`PreTrainedModel`): gives the vocabulary and the longest sequence; its weights need not be loaded.

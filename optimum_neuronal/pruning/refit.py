@@ -175,7 +175,7 @@ def fit_and_round(
 ) -> dict[str, torch.Tensor]:
     """Return fitted weights with quantised values.
 
-    Projections are quantised stage by stage, and those that follow are fitted again to make up for it. Gradients straight
+    Projections are quantised stage by stage, and the following ones are fitted again to make up for it. Gradients straight
     through the rounding, the usual way, end at more error here: docs/few_bits.md has both.
 
     Args:

@@ -126,7 +126,7 @@ class Rehearsal(Sweep):
 
     @property
     def all_sequences(self) -> float:
-        """The calibration sequences, in those of the sample."""
+        """The number of calibration sequences, as a multiple of the sample's."""
         return self._config.num_samples / len(self.engine.ids)
 
     def check(self) -> None:
@@ -236,7 +236,7 @@ class Rehearsal(Sweep):
         return [1 + self._random.random() for _ in things]
 
     def _of_all_blocks(self, found: list[list]) -> list[list]:
-        """Return numbers for the model's blocks that are near to those of the sample's first pruned one."""
+        """Return numbers for the model's blocks that are near to the numbers of the sample's first pruned block."""
         first = next(values for values in found if values)
         return [
             [value and value * (1 + 0.1 * self._random.random()) for value in first] if block.pruned else []

@@ -88,7 +88,7 @@ class MeasuredRunner(BlockRunner):
         middle (`float`): weights of all blocks of the model but the first and the last, in the sample's block in the middle.
         narrower (`float`): how often the sample's width goes into the model's.
         power (`int`): of the width that work on weights grows with.
-        tokens, longer (`int`, `float`): tokens of a sequence, and how often they go into those of the model's.
+        tokens, longer (`int`, `float`): tokens of a sequence, and how often they go into a sequence of the model's.
     """
 
     def __init__(

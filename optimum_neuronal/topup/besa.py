@@ -46,7 +46,7 @@ class BESA(TopUp):
         epochs (`int`): how often the alignment sequences are gone through, a step of the optimiser for each.
         learning_rate (`float`):
             Of Adam. The authors' code has 0.01 where Prodigy is turned off: 8 steps of 0.16 lead as far as 128 of
-            those.
+            0.01.
         penalty (`float`): weight of the sparsity's deviation in the loss (5 in the authors' commands).
         candidate_step (`float`): distance of the candidate pruning rates 0, step, ..., 1; 1 / step is a whole number.
     """

@@ -19,7 +19,7 @@ class Space:
     Args:
         names (`list[str]`): of the projections.
         sizes (`Tensor`): their numbers of weights.
-        blocks (`Tensor` of int64): number of its block, among those with pruned projections.
+        blocks (`Tensor` of int64): number of its block, among the blocks with pruned projections.
         depth (`Tensor`): position of its block, from -1 (first) to 1 (last); 0 if there is only one.
         kinds (`dict[str, Tensor]`): kind -> 1 for the projections of this kind, else 0.
         target (`float`): mean sparsity of all weights.

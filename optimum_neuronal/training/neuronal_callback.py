@@ -151,7 +151,7 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         with _as_if_dense(model), untouched_randomness():
             pruner.prune(model, self.ids)
         for keeper in self._keepers(model):
-            keeper.apply()  # some saliencies update the other weights, those that were zero already among them
+            keeper.apply()  # some saliencies update the other weights, even weights that were zero already
             assert pruner.report is not None  # it has just pruned
             _record_anew(model, pruner.report)
         self.sparsity_config = getattr(model.config, KEY)

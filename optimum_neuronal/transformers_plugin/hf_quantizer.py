@@ -1,4 +1,4 @@
-"""Tells transformers which class reads a `quant_method` of this package, and which quantizer acts on it.
+"""Registers with transformers which class reads a `quant_method` of this package, and which quantizer acts on it.
 
 In memory the method is always `"neuronal"`; packed checkpoints have another name, see `checkpoint.stored_format`, which
 is repeated here to import nothing. `registration` imports this while transformers is being imported, hence the imports

@@ -225,14 +225,14 @@ def recorded(folder, make, combination=OWL, config=None, depends_on="a", overwri
 def test_a_finished_result_is_read_whole(tmp_path):
     make = Make()
     assert recorded(tmp_path, make) == recorded(tmp_path, make) and make.calls == 1
-    (record,) = tmp_path.iterdir()
+    (record,) = (tmp_path / "results").iterdir()
     assert record.name.startswith("0.7-wanda-owl_m_7-") and record.suffix == ".json"
     recorded(tmp_path, make, OWL._replace(value_bits=3))
-    assert any(path.name.startswith("0.7-wanda-owl_m_7-3bits-") for path in tmp_path.iterdir())
+    assert any(path.name.startswith("0.7-wanda-owl_m_7-3bits-") for path in record.parent.iterdir())
     recorded(tmp_path, make, OWL._replace(sparsity=0.6))
     recorded(tmp_path, make, config={"seed": 1})
     recorded(tmp_path, make, depends_on="b")
-    assert make.calls == 5 == len(list(tmp_path.iterdir()))
+    assert make.calls == 5 == len(list(record.parent.iterdir()))
 
 
 def test_failures_are_not_kept_and_nothing_is_without_a_directory(tmp_path):
