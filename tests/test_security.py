@@ -153,6 +153,27 @@ def test_absurd_configs_are_refused_at_once(foreign, format):
             read(folder)
 
 
+@promise("no-second-opinion")
+@FORMATS
+@pytest.mark.parametrize("name, value", [("intermediate_size", 56), ("vocab_size", 65), ("num_key_value_heads", 1)])
+def test_shapes_that_are_not_the_models_are_refused(foreign, format, name, value):
+    folder = foreign(format)
+    change_config(folder, lambda config: config.update({name: value}))
+    refused(folder, r"has the shape \(.*\), but the model's \(", (inspect_it, convert_it))
+    for read in (load_packed, load_checkpoint):
+        with pytest.raises((ValueError, RuntimeError), match="shape|mismatch"):
+            read(folder)
+
+
+@FORMATS
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_labels", "num_local_experts", "hidden_size"])
+def test_no_absurd_model_is_made_to_compare_shapes(foreign, format, name):
+    """Nor is its config, which may list something for each layer."""
+    folder = foreign(format)
+    change_config(folder, lambda config: config.update({name: 10**9, "model_type": "qwen3_moe"}))
+    assert inspect_it(folder).problems == []
+
+
 class Evil:
     def __reduce__(self):
         return os.mkdir, ("was run",)

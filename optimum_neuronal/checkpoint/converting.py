@@ -41,7 +41,7 @@ def convert_checkpoint(
 ) -> Path:
     """Write a pruned checkpoint in the other format, bit for bit the same weights unless values are to be rounded.
 
-    No model is built; one weight and the file that is being written are held in memory. Tokenizer, report, model card and
+    No model is loaded; one weight and the file that is being written are held in memory. Tokenizer, report, model card and
     other small files come along; `config.json` and the model card are changed to the format. A README.md of the user's own
     in the output stays. As with every save, a kill leaves no mixture of old and new files.
 

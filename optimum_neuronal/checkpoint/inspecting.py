@@ -143,7 +143,7 @@ class Inspection:
 def inspect_checkpoint(
     directory_or_id: str | Path, revision: str | None = None, token: str | None = None
 ) -> Inspection:
-    """Read every weight of a checkpoint once, one at a time, and count the zeros. No model is built.
+    """Read every weight of a checkpoint once, one at a time, and count the zeros. No model is loaded.
 
     Args:
         directory_or_id (`str` or `Path`): of a dense or packed checkpoint; one on the Hub is downloaded into the cache.

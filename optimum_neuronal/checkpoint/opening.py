@@ -4,13 +4,16 @@ A checkpoint may come from anywhere, so nothing that its files say is believed b
 """
 
 from pathlib import Path
+from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from ..model.load_model import MOST_LAYERS, load_skeleton
 from ..validation import check_path
 from .names import CONFIG, DENSE_INDEX, FOREIGN_SUFFIXES, WEIGHT_FILES, is_of_weights
-from .packed_reading import check_tensors, open_checkpoint
+from .packed_reading import check_shapes, check_tensors, open_checkpoint
 from .safe_files import dense_files, read_json
 from .sparsity_config import read_sparsity_config
 from .stored_format import stored_format
@@ -18,8 +21,13 @@ from .stored_tensors import DTYPES, read_header
 from .stored_weights import StoredWeight
 
 
+LARGEST_NUMBER = 10**8  # in the config.json of a model whose shapes are compared
+
+
 class Checkpoint:
     """The files in a directory. Opening them reads and checks all headers, and no weight.
+
+    Shapes are compared with the model of config.json, which is made without weights.
 
     Args:
         directory (`str` or `Path`): of the checkpoint.
@@ -32,7 +40,7 @@ class Checkpoint:
         weights (`list[StoredWeight]`): in the order of the files.
 
     Raises:
-        `ValueError`: the checkpoint is damaged, or names files elsewhere.
+        `ValueError`: the checkpoint is damaged, names files elsewhere, or does not fit its model.
         `OSError`: a file is missing or cannot be read.
     """
 
@@ -52,6 +60,33 @@ class Checkpoint:
             files = dense_weights(self.directory)
         self.files = list(files)
         self.weights = [weight for weights in files.values() for weight in weights]
+        self._check_fit()
+
+    def _check_fit(self) -> None:
+        """Raise `ValueError` if weights have other shapes than in the model of config.json, as loading does.
+
+        A model that transformers does not know, or that config.json makes absurdly large, is not compared, nor is one
+        that another tool has quantized.
+        """
+        quantized = self.format == "dense" and self.config.get("quantization_config") is not None
+        if quantized or not _is_cheap(self.config):
+            return
+        try:
+            parameters = load_skeleton(self.directory, torch.float32, trust_remote_code=False).state_dict()
+        except Exception:  # of any kind: the values of a config may be anything
+            return
+        # transformers leaves out tensors of dense files that the model does not have
+        check_shapes([w for w in self.weights if self.format == "packed" or w.name in parameters], parameters)
+
+
+def _is_cheap(value: Any, key: str = "") -> bool:
+    """Return False if a model of a config would have very many modules, or lists of very many numbers be made for it."""
+    if isinstance(value, dict):
+        return all(_is_cheap(part, str(name)) for name, part in value.items())
+    if isinstance(value, list):
+        return all(_is_cheap(part, key) for part in value)
+    limit = MOST_LAYERS if any(part in key for part in ("layer", "expert", "label")) else LARGEST_NUMBER
+    return not isinstance(value, int) or value <= limit
 
 
 def dense_weights(directory: Path) -> dict[Path, list[StoredWeight]]:

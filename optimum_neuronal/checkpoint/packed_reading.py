@@ -160,23 +160,22 @@ def check_tensors(path: Path, found: set[str], index: Path, listed: set[str]) ->
         )
 
 
-def check_shapes(files: Iterable[PackedFile], parameters: Mapping[str, torch.Tensor]) -> None:
-    """Raise `ValueError` if a packed weight does not fit into its model.
+def check_shapes(weights: Iterable[StoredWeight], parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise `ValueError` if a weight does not fit into its model.
 
     Args:
-        files (`Iterable[PackedFile]`): of the checkpoint.
+        weights (`Iterable[StoredWeight]`): of the checkpoint.
         parameters (`Mapping[str, Tensor]`): the model's by name, on any device. Where transformers makes a parameter of
             several tensors, so that their names differ, none may be larger than the largest parameter.
     """
     largest = max(parameter.numel() for parameter in parameters.values())
-    for file in files:
-        for name, weight in file.weights.items():
-            parameter = parameters.get(name)
-            if parameter is not None and tuple(parameter.shape) != weight.shape:
-                raise ValueError(
-                    f"{file.path}: {name} has the shape {weight.shape}, but the model's {tuple(parameter.shape)}."
-                )
-            if parameter is None and weight.numel > largest:
-                raise ValueError(
-                    f"{file.path}: {name} has the shape {weight.shape}, larger than any weight of the model."
-                )
+    for weight in weights:
+        parameter = parameters.get(weight.name)
+        if parameter is not None and tuple(parameter.shape) != weight.shape:
+            raise ValueError(
+                f"{weight.path}: {weight.name} has the shape {weight.shape}, but the model's {tuple(parameter.shape)}."
+            )
+        if parameter is None and weight.numel > largest:
+            raise ValueError(
+                f"{weight.path}: {weight.name} has the shape {weight.shape}, larger than any weight of the model."
+            )

@@ -100,7 +100,7 @@ class PackedQuantizer(internals.EarlyQuantizer):
         folder = Path(checkpoint_files[0]).parent
         check_config_file(folder)
         files = open_checkpoint(folder)
-        check_shapes(files, model.state_dict())
+        check_shapes([weight for file in files for weight in file.weights.values()], model.state_dict())
         self._paths = [_PackedPath(file) for file in self.readers(model, files)]
         checkpoint_files[:] = self._paths
         _open_packed_files(self)

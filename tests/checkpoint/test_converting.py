@@ -211,6 +211,7 @@ def test_memory_is_a_shard_and_a_weight(tmp_path):
     In a process of its own, whose C library hands freed memory back at once: other tests leave theirs behind.
     """
     save_pruned(tmp_path / "model")
+    change_config(tmp_path / "model", lambda config: config.update(model_type="of large layers"))
     weight = torch.zeros(1024, 2048, dtype=torch.bfloat16)
     weight[:, ::3] = torch.randn(1024, 683).bfloat16()
     save_file(

@@ -226,9 +226,10 @@ def test_shapes_are_compared_with_the_model(folder):
     folder, file, index = folder
     (folder / FILE).write_bytes(file)
     (folder / INDEX).write_bytes(index)
-    files, model = open_checkpoint(folder), {name: tensor.to("meta") for name, tensor in tensors().items()}
-    check_shapes(files, model)
+    weights = [weight for file in open_checkpoint(folder) for weight in file.weights.values()]
+    model = {name: tensor.to("meta") for name, tensor in tensors().items()}
+    check_shapes(weights, model)
     with pytest.raises(ValueError, match=rf"{FILE}: {NAME} has the shape \(6, 5\), but the model's \(5, 6\)"):
-        check_shapes(files, model | {NAME: torch.empty(5, 6, device="meta")})
+        check_shapes(weights, model | {NAME: torch.empty(5, 6, device="meta")})
     with pytest.raises(ValueError, match="larger than any weight of the model"):
-        check_shapes(files, {"small": torch.empty(2, device="meta")})
+        check_shapes(weights, {"small": torch.empty(2, device="meta")})
