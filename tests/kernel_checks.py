@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,10 @@ import torch
 from optimum_neuronal.inference import ops
 from optimum_neuronal.native.build import BuildError
 from optimum_neuronal.native.library import Kernel, find_kernel, find_library
+
+
+ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
+FAR = 2**31 + 5  # more than 31 bits number
 
 
 def kernels() -> list[Kernel]:
@@ -32,6 +37,21 @@ def check_rows_alone(name: str, x: torch.Tensor, *arguments) -> None:
             torch.set_num_threads(before)
         results.append(torch.cat([multiply(row[None], *arguments) for row in x]))
         assert all(torch.equal(bits(result), bits(results[0])) for result in results), kernel.name
+
+
+def check_product(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """`y`, of x's dtype, is `x @ weight.T + bias` as float64 gives it, but for one rounding and float32's sums."""
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
+    off = (y.double() - exact).abs() - ROUNDING[x.dtype] * exact.abs() - 1e-6 * size
+    assert y.dtype == x.dtype and y.shape == exact.shape and off.max() <= 1e-7
+
+
+def far_behind(values: torch.Tensor, folder: Path) -> torch.Tensor:
+    """Return `FAR` values and then these, in a file that holds nothing but the last ones."""
+    many = torch.from_file(str(folder / "values"), shared=True, size=FAR + len(values), dtype=values.dtype)
+    many[FAR:] = values
+    return many
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from itertools import product
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_checks import FAR, far_behind
 from profiles import by_day, examples
 from weights import TOLERANCE, bits, error, finite, packed, sparse
 
@@ -123,16 +124,13 @@ def test_bits_that_lie_askew():
 
 
 def test_values_behind_two_to_the_31(tmp_path):
-    """More values than 32 bits number, in a file that holds nothing but the last ones."""
-    far = 2**31 + 5
     weight = finite((4, 70), torch.bfloat16)
     mask, values, offsets = packed(weight)
-    many = torch.from_file(str(tmp_path / "values"), shared=True, size=far + len(values), dtype=torch.bfloat16)
-    many[far:] = values
-    assert torch.equal(triton_kernels.unpack_rows(mask, many, offsets + far, 70), weight)
+    many = far_behind(values, tmp_path)
+    assert torch.equal(triton_kernels.unpack_rows(mask, many, offsets + FAR, 70), weight)
     x = finite((3, 70), torch.bfloat16, 1, 2)
     near = triton_kernels.packed_linear(x, mask, values, offsets, None)
-    assert torch.equal(triton_kernels.packed_linear(x, mask, many, offsets + far, None), near)
+    assert torch.equal(triton_kernels.packed_linear(x, mask, many, offsets + FAR, None), near)
 
 
 def test_the_same_sums_every_time():

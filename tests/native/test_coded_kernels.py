@@ -7,7 +7,7 @@ import torch
 from coded import coded_tensors, make_coded
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_checks import check_rows_alone, kernels
+from kernel_checks import FAR, check_product, check_rows_alone, far_behind, kernels
 from profiles import examples
 
 from optimum_neuronal.formats.codebooks import BITS
@@ -16,7 +16,6 @@ from optimum_neuronal.inference.packed_rows import DTYPES
 
 
 FUZZ = examples(30)
-TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
 
 
 def make_x(count, columns, dtype=torch.float32, seed=1) -> torch.Tensor:
@@ -42,14 +41,9 @@ def test_products(out, columns, count, value_bits, dtype, density, with_bias, se
     coded = make_coded(out, columns, value_bits, density, seed=seed, short=short)
     tensors, x = coded_tensors(coded), make_x(count, columns, dtype, seed)
     bias = torch.randn(out).to(dtype) if with_bias else None
-    weight = coded.unpack().double()
-    exact = torch.nn.functional.linear(x.double(), weight, None if bias is None else bias.double())
-    size = x.double().abs() @ weight.abs().T + (0 if bias is None else bias.double().abs())
     by_bytes = torch_fallback.coded_linear(x, *tensors, bias, True)
     for kernel in kernels():
-        y = kernel.coded_linear(x, *tensors, bias, False)
-        off = (y.double() - exact).abs() - TOLERANCE[dtype] * exact.abs() - 1e-6 * size
-        assert y.dtype == dtype and off.max() <= 1e-7, kernel.name
+        check_product(kernel.coded_linear(x, *tensors, bias, False), x, coded.unpack(), bias)
         assert torch.equal(kernel.coded_linear(x, *tensors, bias, True), by_bytes), kernel.name
 
 
@@ -116,12 +110,8 @@ def test_inputs_that_are_nearly_zero():
 
 @pytest.mark.parametrize("value_bits", BITS)
 def test_codes_behind_two_to_the_31(value_bits, tmp_path):
-    """More bytes of codes than 31 bits number, in a file that holds nothing but the last ones."""
-    far, coded = 2**31 + 5, make_coded(9, 200, value_bits)
-    bits, codes, offsets, *rest = coded_tensors(coded)
-    many = torch.from_file(str(tmp_path / "codes"), shared=True, size=far + len(codes), dtype=torch.uint8)
-    many[far:] = codes
-    x = make_x(3, 200)
+    bits, codes, offsets, *rest = coded_tensors(make_coded(9, 200, value_bits))
+    many, x = far_behind(codes, tmp_path), make_x(3, 200)
     for kernel in kernels():
         near = kernel.coded_linear(x, bits, codes, offsets, *rest, None, False)
-        assert torch.equal(kernel.coded_linear(x, bits, many, offsets + far, *rest, None, False), near), kernel.name
+        assert torch.equal(kernel.coded_linear(x, bits, many, offsets + FAR, *rest, None, False), near), kernel.name

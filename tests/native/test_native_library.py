@@ -7,10 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_checks import check_rows_alone, kernels
+from kernel_checks import FAR, bits, check_product, check_rows_alone, far_behind, kernels
 from profiles import examples
 
-from optimum_neuronal.formats.bitmask import INTEGERS
 from optimum_neuronal.formats.packed import PackedWeight
 from optimum_neuronal.inference.packed_rows import DTYPES, PackedRows
 from optimum_neuronal.native import library
@@ -18,7 +17,6 @@ from optimum_neuronal.native.build import BuildError
 
 
 FUZZ = examples(60)
-TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
 
 
 @pytest.fixture
@@ -44,10 +42,6 @@ def parts(weight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return rows.bits, rows.values, rows.offsets
 
 
-def bits(tensor):
-    return tensor.view(INTEGERS[tensor.element_size()])
-
-
 @FUZZ
 @given(
     out=st.integers(1, 70),
@@ -62,13 +56,8 @@ def test_products(out, columns, count, dtype, density, with_bias, seed):
     weight = make_weight(out, columns, dtype, density, seed)
     x = make_weight(count, columns, dtype, 1, seed + 1)  # with a row of zeros
     bias = torch.randn(out).to(dtype) if with_bias else None
-    exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    size = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
     for kernel in kernels():
-        y = kernel.linear(x, *parts(weight), bias)
-        assert y.dtype == dtype and y.shape == exact.shape
-        off = (y.double() - exact).abs() - TOLERANCE[dtype] * exact.abs() - 1e-6 * size
-        assert off.max() <= 1e-7, kernel.name
+        check_product(kernel.linear(x, *parts(weight), bias), x, weight, bias)
 
 
 def test_wide_rows_in_float32():
@@ -97,34 +86,30 @@ def test_neither_threads_nor_other_rows_change_a_bit():
 def test_dense_copies_are_bit_equal(out, columns, dtype, density, seed):
     """Of any bits: NaN with its payload, infinity, subnormal numbers and -0.0 too."""
     generator = torch.Generator().manual_seed(seed)
-    raw = torch.randint(0, 256, (out * columns * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+    raw = torch.randint(0, 256, (out * columns, dtype.itemsize), generator=generator, dtype=torch.uint8)
+    raw[torch.rand(out * columns, generator=generator) >= density] = 0
     weight = raw.view(dtype).view(out, columns)
-    bits(weight)[torch.rand(out, columns, generator=generator) >= density] = 0
     weight[0, 0] = -0.0
     packed = PackedWeight.pack(weight)
     for kernel in kernels():
-        dense = torch.full_like(weight, 7)
+        dense, flat = torch.full_like(weight, 7), torch.full_like(weight, 7)
         kernel.unpack(*parts(weight), dense)
-        assert torch.equal(bits(dense), bits(weight)), kernel.name
-        dense = torch.full_like(weight, 7)
-        assert kernel.unpack_flat(packed.mask.bits, packed.values, dense)
-        assert torch.equal(bits(dense), bits(weight)), kernel.name
+        assert kernel.unpack_flat(packed.mask.bits, packed.values, flat)
+        assert torch.equal(bits(dense), bits(weight)) and torch.equal(bits(flat), bits(weight)), kernel.name
         assert not kernel.unpack_flat(packed.mask.bits, packed.values[1:], dense)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_behind_two_to_the_31(dtype, tmp_path):
-    """More values than 32 bits number, in a file that holds nothing but the last ones."""
-    far, weight, x = 2**31 + 5, make_weight(9, 200, dtype, 0.3), make_weight(3, 200, dtype, 1, 1)
+    weight, x = make_weight(9, 200, dtype, 0.3), make_weight(3, 200, dtype, 1, 1)
     mask, values, offsets = parts(weight)
-    many = torch.from_file(str(tmp_path / "values"), shared=True, size=far + len(values), dtype=dtype)
-    many[far:] = values
+    many = far_behind(values, tmp_path)
     for kernel in kernels():
         dense = torch.full_like(weight, 7)
-        kernel.unpack(mask, many, offsets + far, dense)
+        kernel.unpack(mask, many, offsets + FAR, dense)
         assert torch.equal(bits(dense), bits(weight)), kernel.name
         near = kernel.linear(x, mask, values, offsets, None)
-        assert torch.equal(bits(kernel.linear(x, mask, many, offsets + far, None)), bits(near)), kernel.name
+        assert torch.equal(bits(kernel.linear(x, mask, many, offsets + FAR, None)), bits(near)), kernel.name
 
 
 def test_bits_are_counted():
@@ -190,10 +175,7 @@ def test_one_warning_without_kernels(monkeypatch, choosing_anew):
     library.warn_without_kernel()
     assert len(warnings) == 1
     assert "no C compiler was found. Torch computes" in warnings[0] and "times as long" in warnings[0]
-
-
-def test_a_forced_kernel_without_kernels_is_an_error(monkeypatch, choosing_anew):
-    without_library(monkeypatch)
+    library.find_kernel.cache_clear()
     monkeypatch.setenv(library.VARIABLE, "portable")
     with pytest.raises(
         RuntimeError, match="is 'portable', but there are no compiled kernels: no C compiler was found"
@@ -204,13 +186,11 @@ def test_a_forced_kernel_without_kernels_is_an_error(monkeypatch, choosing_anew)
 def test_a_damaged_library(tmp_path, monkeypatch, choosing_anew):
     without_library(monkeypatch)
     broken = tmp_path / "broken.so"
-    broken.write_text("no library")
-    monkeypatch.setattr(library, "cached_library", lambda: broken)
-    assert "the compiled kernels cannot be loaded" in str(library.find_library())
-    broken.write_text("no library")
-    library.find_library.cache_clear()
-    monkeypatch.setattr(library, "installed_library", lambda: broken)
-    assert "the compiled kernels cannot be loaded" in str(library.find_library())
+    for finds in ("cached_library", "installed_library"):
+        broken.write_text("no library")
+        monkeypatch.setattr(library, finds, lambda: broken)
+        library.find_library.cache_clear()
+        assert "the compiled kernels cannot be loaded" in str(library.find_library())
 
 
 def test_a_damaged_library_in_the_cache_is_made_anew(tmp_path, monkeypatch, choosing_anew):

@@ -95,6 +95,14 @@ assert all(specs) and len(modules) == 1 and len(sys.executed) == 1
 """
 
 
+IN_TRANSFORMERS = """
+import sys
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+assert "neuronal" in AUTO_QUANTIZER_MAPPING and "neuronal" in AUTO_QUANTIZATION_CONFIG_MAPPING
+assert not any(type(finder).__module__.startswith("optimum_neuronal") for finder in sys.meta_path)
+"""
+
+
 def run(code, *arguments, path=""):
     paths = [str(path), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -126,14 +134,14 @@ def test_a_failed_import_can_be_repeated(lazy):
     run(BEGIN + LOOKED_FOR + FAILS + REGISTERED, "fails", path=lazy)
 
 
+@at_night
 @pytest.mark.parametrize(
-    "first", ["", pytest.param("import importlib.util; importlib.util.find_spec('transformers.quantizers.auto')", marks=at_night), pytest.param("import transformers.quantizers.auto", marks=at_night)]
-)  # fmt: skip
+    "first",
+    [
+        "importlib.util.find_spec('transformers.quantizers.auto')",
+        "importlib.import_module('transformers.quantizers.auto')",
+    ],
+)
 def test_in_transformers(first):
-    """Whether somebody looked for the list before, or imported it before this package."""
-    run(
-        f"import sys\n{first}\nimport optimum_neuronal\n{first}\n"
-        "from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING\n"
-        "assert 'neuronal' in AUTO_QUANTIZER_MAPPING and 'neuronal' in AUTO_QUANTIZATION_CONFIG_MAPPING\n"
-        "assert not any(type(finder).__module__.startswith('optimum_neuronal') for finder in sys.meta_path)"
-    )
+    """Somebody looks for the list, or imports it, before this package. `test_memory` imports this package first."""
+    run(f"import importlib.util\n{first}\nimport optimum_neuronal\n{first}\n{IN_TRANSFORMERS}")
