@@ -262,6 +262,8 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     try:
         text = path.read_bytes().decode("utf-8")
         found = yaml.safe_load(text) if path.suffix.lower() in YAML else json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{path} cannot be read: lists and objects lie in each other too deep.") from None
     except (ValueError, yaml.YAMLError) as error:  # a ValueError of json and of text that is not UTF-8
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if isinstance(found, dict) and isinstance(found.get("config"), dict):

@@ -298,3 +298,10 @@ def test_files_that_are_no_recipes(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         NeuronALConfig.from_json_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["deep.json", "deep.yaml"])
+def test_files_of_too_many_brackets_are_refused_in_words(tmp_path, name):
+    (tmp_path / name).write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=f"{name} cannot be read: lists and objects lie in each other too deep"):
+        read_config_file(tmp_path / name)

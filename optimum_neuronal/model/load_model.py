@@ -188,7 +188,10 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
     Raises:
         `ValueError`: the config names a class that transformers does not have.
     """
-    architecture = architecture or next(iter(config.architectures or []), None)
+    named = config.architectures or []
+    if not isinstance(named, (list, tuple)) or not all(isinstance(name, str) for name in named):
+        raise ValueError(f"The config's 'architectures' is {named!r}: expected a list with the name of a class.")
+    architecture = architecture or next(iter(named), None)
     if trust_remote_code and (remote := _remote_loader(config, architecture)):
         return remote
     is_text = config.get_text_config(decoder=True) is config
@@ -202,9 +205,9 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
     is_language_model = architecture is None or architecture.endswith(OF_LANGUAGE_MODELS)
     if is_language_model and _made_by("AutoModelForCausalLM", config) is not None:
         return AutoModelForCausalLM
-    named = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
+    known = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
     raise ValueError(
-        f"The config, of model_type {config.model_type!r}, {named}, and transformers has no such model: if its code comes "
+        f"The config, of model_type {config.model_type!r}, {known}, and transformers has no such model: if its code comes "
         "with it, allow that (trust_remote_code); or load it yourself and give it to NeuronALPruner.prune."
     )
 

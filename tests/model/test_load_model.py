@@ -148,6 +148,11 @@ def test_what_is_no_class_of_the_config_is_refused():
             ValueError, match=f"of model_type 'llama', names the class {name!r}, and transformers has no such"
         ):
             find_loader(transformers.LlamaConfig(architectures=[name]))
+    for named in ([5], "LlamaForCausalLM", {"a": 1}, [None]):
+        config = transformers.LlamaConfig()
+        config.architectures = named
+        with pytest.raises(ValueError, match="'architectures' is .*: expected a list with the name of a class"):
+            find_loader(config)
 
 
 def test_code_that_comes_with_a_model_needs_trust():
