@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from ..checkpoint.hub import public_name
 from ..compat.accelerate import is_offloaded
+from ..config import NeuronALConfig
 from ..data.calibration import as_token_ids
 from ..evaluation.evaluated_model import as_model
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
@@ -33,7 +34,7 @@ from ..system.notes import get_logger
 from ..trials.engine import Cache
 from .comparison import Comparison, check_output
 from .results import DENSE, Result
-from .settings import Combination, ComparisonSettings
+from .settings import ComparisonSettings
 
 
 logger = get_logger(__name__)
@@ -134,12 +135,12 @@ class Measurements:
         """Return the results of all combinations, measured or read from the output directory."""
         find = partial(_recorded, output, overwrite, self.identity())
         with alone_with(self.model):
-            dense = find(Combination(0.0, DENSE, DENSE), {}, self.dense)
+            dense = find(Result(0.0, DENSE, DENSE), {}, self.dense)
             calibration = {} if self.calibration is None else self.calibration.to_dict()
             comparison = Comparison(public_name(self.model), dense, [], calibration, versions())
-            for combination, config in logging.tqdm(self.settings.configs.items(), "Comparing", unit="combination"):
-                fields = config if isinstance(config, str) else config.to_dict()
-                result = find(combination, fields, partial(self.run, combination))
+            for result, config in logging.tqdm(self.settings.combinations, "Comparing", unit="combination"):
+                if config is not None:
+                    result = find(result, config.to_dict(), partial(self.run, result, config))
                 if result.error is not None:
                     logger.warning(f"{result.method} failed: {result.error}")
                 comparison.results.append(result)
@@ -162,12 +163,8 @@ class Measurements:
         size = packed_size(self.decoder, lambda projection: 0)
         return Result(0.0, DENSE, DENSE, **self._figures(), bits_per_weight=size.bits_per_weight)
 
-    def run(self, combination: Combination) -> Result:
+    def run(self, combination: Result, config: NeuronALConfig) -> Result:
         """Return the figures of one combination, from search to test; the model's weights are put back."""
-        config = self.settings.configs[combination]
-        result = Result(**combination._asdict())
-        if isinstance(config, str):
-            return replace(result, error=config)
         reset_peak_memory()
         try:
             context = replace(PruneContext.of(self.decoder, config), **self.shared)
@@ -177,9 +174,9 @@ class Measurements:
                 rows = self._row_sparsity() if context.methods.topup.by_row else {}
                 figures = self._figures()
         except EXPECTED as error:
-            return replace(result, error=" ".join(f"{error}".split()) or type(error).__name__)
+            return replace(combination, error=" ".join(f"{error}".split()) or type(error).__name__)
         return replace(
-            result,
+            combination,
             **figures,
             **{name: getattr(report, name) for name in REPORTED},
             block_sparsity=list(report.blocks.values()),
@@ -213,8 +210,8 @@ def _recorded(
     output: str | Path | None,
     overwrite: bool,
     depends_on: Mapping[str, Any],
-    combination: Combination,
-    config: Mapping[str, Any] | str,
+    combination: Result,
+    config: Mapping[str, Any],
     make: Callable[[], Result],
 ) -> Result:
     """Return the result of a combination that an output directory records, or make and record it; failures are not recorded.
@@ -224,8 +221,8 @@ def _recorded(
     if output is None:
         return make()
     content = json.dumps([config, depends_on], sort_keys=True, default=str)
-    sparsity, saliency, topup, bits = combination
-    words = [f"{sparsity:g}", saliency[:LONGEST], topup[:LONGEST], *([] if bits is None else [f"{bits}bits"])]
+    words = [f"{combination.sparsity:g}", combination.saliency[:LONGEST], combination.topup[:LONGEST]]
+    words += [] if combination.value_bits is None else [f"{combination.value_bits}bits"]
     name = re.sub(r"[^\w.-]", "_", "-".join([*words, hashlib.sha256(content.encode()).hexdigest()[:12]]))
     path = Path(output) / RECORDS / f"{name}.json"
     if path.exists() and not overwrite:

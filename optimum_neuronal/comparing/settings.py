@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..config import NeuronALConfig, as_json
 from ..evaluation.perplexity import name_test_sets
@@ -17,18 +17,7 @@ from ..saliency import SALIENCIES
 from ..system.processes import Processes
 from ..topup import TOPUPS
 from ..validation import check_bits, check_several, check_texts, did_you_mean
-
-
-OWN = ("saliency", "saliency_args", "topup", "topup_args")  # fields of a config in which combinations differ
-
-
-class Combination(NamedTuple):
-    """Sparsity, methods with their hyper-parameters, and bits of each quantised value (None: not quantised)."""
-
-    sparsity: float
-    saliency: str
-    topup: str
-    value_bits: int | None = None
+from .results import Result
 
 
 @dataclass
@@ -37,7 +26,8 @@ class ComparisonSettings:
 
     `config` holds further fields of [`NeuronALConfig`]. Further attributes are found from the arguments:
 
-    - `configs`: each combination, in the order asked for -> its [`NeuronALConfig`], or the reason why there is none.
+    - `combinations`: each, in the order asked for, with its [`NeuronALConfig`] and no figures yet; a combination that is
+      not possible has an error in place of the config.
     - `possible`: the configs alone, at least one; `calibrated` is one that needs calibration, if any does.
     - `tests`: name -> test set.
     """
@@ -55,7 +45,7 @@ class ComparisonSettings:
     include_path: str | Path | None = None
     batch_size: int | None = None
     max_hidden_bytes: int | None = None
-    configs: dict[Combination, NeuronALConfig | str] = field(init=False)
+    combinations: list[tuple[Result, NeuronALConfig | None]] = field(init=False)
     possible: list[NeuronALConfig] = field(init=False)
     calibrated: NeuronALConfig = field(init=False)
     tests: dict[str, Any] = field(init=False)
@@ -66,7 +56,13 @@ class ComparisonSettings:
         check_memory(self.batch_size, self.max_hidden_bytes)
         if self.config.get("embedding_bits") is not None:
             raise ValueError("compare quantises projections alone: leave embedding_bits out.")
-        known = {entry.name for entry in fields(NeuronALConfig)} - {"sparsity", *OWN}
+        known = {entry.name for entry in fields(NeuronALConfig)} - {
+            "sparsity",
+            "saliency",
+            "saliency_args",
+            "topup",
+            "topup_args",
+        }
         for name in self.config:
             if name not in known:
                 hint = did_you_mean(name, sorted(known | {entry.name for entry in fields(self) if entry.init}))
@@ -85,15 +81,17 @@ class ComparisonSettings:
             raise ValueError(
                 "There is nothing to compare: name at least one saliency, top-up, sparsity and number of bits."
             )
-        others, self.configs = as_json(self.config), {}
-        for combination in map(Combination._make, product(sparsities, saliencies, topups, value_bits)):
+        others, self.combinations = as_json(self.config), []
+        for combination in dict.fromkeys(product(sparsities, saliencies, topups, value_bits)):
+            result, config = Result(*combination[:3], value_bits=combination[3]), None
             try:
-                self.configs[combination] = make_config(combination, self.dataset, others)
+                config = make_config(result, self.dataset, others)
             except ValueError as error:
-                self.configs[combination] = " ".join(str(error).split())
-        self.possible = [config for config in self.configs.values() if isinstance(config, NeuronALConfig)]
+                result.error = " ".join(str(error).split())
+            self.combinations.append((result, config))
+        self.possible = [config for _, config in self.combinations if config is not None]
         if not self.possible:
-            raise ValueError(f"No combination is possible: {next(iter(self.configs.values()))}")
+            raise ValueError(f"No combination is possible: {self.combinations[0][0].error}")
         self.calibrated = max(self.possible, key=lambda config: config.make_methods().needs_calibration)
         self.tests = name_test_sets(self.evaluate)
         self.tasks = check_texts("tasks", self.tasks, "['boolq']")
@@ -102,7 +100,7 @@ class ComparisonSettings:
             check_tasks(self.tasks, self.include_path, self.limit)
 
 
-def make_config(combination: Combination, dataset: Any, others: Mapping[str, Any]) -> NeuronALConfig:
+def make_config(combination: Result, dataset: Any, others: Mapping[str, Any]) -> NeuronALConfig:
     """Return the config of a combination, with the other fields given. Raise `ValueError` if it is not possible.
 
     If the saliency knows no rows, the top-up leaves them alone if it can. Of the calibration data, the config holds a name
@@ -111,5 +109,12 @@ def make_config(combination: Combination, dataset: Any, others: Mapping[str, Any
     topup, topup_args = parse_method(combination.topup)
     knows_rows = SALIENCIES.get(parse_method(combination.saliency)[0]).knows_rows
     without_rows = {} if knows_rows else TOPUPS.get(topup).without_rows
-    name = dataset if isinstance(dataset, str) else None
-    return NeuronALConfig(**combination._asdict(), topup_args={**without_rows, **topup_args}, dataset=name, **others)
+    return NeuronALConfig(
+        sparsity=combination.sparsity,
+        saliency=combination.saliency,
+        topup=combination.topup,
+        topup_args={**without_rows, **topup_args},
+        value_bits=combination.value_bits,
+        dataset=dataset if isinstance(dataset, str) else None,
+        **others,
+    )

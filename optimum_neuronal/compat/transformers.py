@@ -22,6 +22,7 @@ from transformers.utils.hub import cached_file, convert_file_size_to_int
 
 # Keys of config.json that describe the file, not the model.
 OF_THE_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version")
+WEIGHTS_KEY = "transformers_weights"  # key of a config with the name of the file of weights
 SAVES_OFFLOADED_EXPERTS = "5.17"  # first release whose save_pretrained reads experts that are on disk
 OFFLOADED = {"weights": "disk", "all else": "cpu"}  # two places: 5.13 ignores a map that names one
 
@@ -45,9 +46,6 @@ def fill_at_random(model: PreTrainedModel) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model.init_weights()
-
-
-# Files of the checkpoint that a model was loaded from.
 
 
 def find_file(config: PreTrainedConfig, name: str) -> Path | None:
@@ -94,9 +92,6 @@ class EarlyQuantizer(HfQuantizer):
     def update_attn_implementation(self, config: PreTrainedConfig) -> PreTrainedConfig:
         self.see_config(config)
         return config
-
-
-WEIGHTS_KEY = "transformers_weights"  # key of a config with the name of the file of weights
 
 
 def look_for_weights(config: PreTrainedConfig, name: str) -> None:

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ from profiles import by_day
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity, inspect_checkpoint
 from optimum_neuronal.comparing import comparing
 from optimum_neuronal.comparing.results import Result
-from optimum_neuronal.comparing.settings import Combination
 from optimum_neuronal.engine import runner
 from optimum_neuronal.saliency import SALIENCIES
 
@@ -52,11 +52,11 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
 def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):
     runs, run = [], comparing.Measurements.run
 
-    def interrupted(self, combination):
+    def interrupted(self, combination, config):
         runs.append(combination)
         if len(runs) == 3:
             raise KeyboardInterrupt
-        return run(self, combination)
+        return run(self, combination, config)
 
     monkeypatch.setattr(comparing.Measurements, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -215,7 +215,7 @@ class Make:
         return Result(0.7, "wanda", "owl:m=7", {"test": 12.5}, pruning_seconds=self.calls, error=self.error)
 
 
-OWL = Combination(0.7, "wanda", "owl:m=7")
+OWL = Result(0.7, "wanda", "owl:m=7")
 
 
 def recorded(folder, make, combination=OWL, config=None, depends_on="a", overwrite=False):
@@ -227,9 +227,9 @@ def test_a_finished_result_is_read_whole(tmp_path):
     assert recorded(tmp_path, make) == recorded(tmp_path, make) and make.calls == 1
     (record,) = (tmp_path / "results").iterdir()
     assert record.name.startswith("0.7-wanda-owl_m_7-") and record.suffix == ".json"
-    recorded(tmp_path, make, OWL._replace(value_bits=3))
+    recorded(tmp_path, make, replace(OWL, value_bits=3))
     assert any(path.name.startswith("0.7-wanda-owl_m_7-3bits-") for path in record.parent.iterdir())
-    recorded(tmp_path, make, OWL._replace(sparsity=0.6))
+    recorded(tmp_path, make, replace(OWL, sparsity=0.6))
     recorded(tmp_path, make, config={"seed": 1})
     recorded(tmp_path, make, depends_on="b")
     assert make.calls == 5 == len(list(record.parent.iterdir()))
