@@ -76,10 +76,8 @@ def test_no_number_is_fetched_from_a_device(monkeypatch):
 def test_devices_without_data_get_shapes():
     """As torch.compile traces a model that lies on a GPU: nothing is computed, and no kernel is chosen."""
     with torch._subclasses.FakeTensorMode():
-        mask, offsets = (
-            torch.empty(6, 8, dtype=torch.uint8, device="cuda"),
-            torch.empty(7, dtype=torch.int64, device="cuda"),
-        )
+        mask = torch.empty(6, 8, dtype=torch.uint8, device="cuda")
+        offsets = torch.empty(7, dtype=torch.int64, device="cuda")
         x, values = torch.empty(2, 50, device="cuda"), torch.empty(9, device="cuda")
         y, dense = ops.packed_linear(x, mask, values, offsets), ops.unpack_rows(mask, values, offsets, 50)
     assert y.shape == (2, 6) and dense.shape == (6, 50) and y.device.type == dense.device.type == "cuda"

@@ -50,6 +50,8 @@ def damages(module):
         yield f"without {name}", good
         yield f"{name} as complex numbers", {**good, name: part.to(torch.complex64)}
         yield f"{name} without dimensions", {**good, name: part.new_zeros(())}
+        if name in ("offsets", "bits"):
+            yield f"{name} with flipped bits", {**good, name: part.index_put((torch.tensor(0),), part[0] ^ 1)}
         if name == "offsets":
             yield "offsets far behind", {**good, name: part + 10**9}
         if name in ("values", "codes", "levels", "bits", "scales"):

@@ -79,12 +79,6 @@ def test_layers_that_no_table_knows():
         assert tied == (model.packing.left_dense.get("lm_head") == "shares its weight with another module")
 
 
-def test_float64_is_left_dense():
-    model = make_zeroed().double()
-    with pytest.raises(ValueError, match="is smaller packed"):
-        sparsify(model)
-
-
 def test_dense_weights_are_freed_one_after_the_other(monkeypatch):
     from optimum_neuronal.inference import sparsify as module
 
@@ -136,6 +130,8 @@ def test_models_that_are_refused():
     for carrying in (adapted, adapted.base_model.model):
         with pytest.raises(ValueError, match="merge them first"):
             sparsify(carrying)
+    with pytest.raises(ValueError, match="is smaller packed"):
+        sparsify(copy.deepcopy(model).double())
     model.is_quantized = True
     with pytest.raises(ValueError, match="only floating-point weights can be packed"):
         sparsify(model)
