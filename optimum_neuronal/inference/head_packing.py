@@ -1,6 +1,8 @@
 """Holds token embeddings and head in 8 bits: of a model in memory, and as they are read from a file."""
 
 from collections import Counter
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from transformers import PreTrainedModel
 from ..formats.int8_weight import Int8Weight
 from ..model.packed_modules import packed_modules
 from ..model.weight_names import token_weights
+from .inference_only import ADVICE
 from .int8_rows import Int8Rows
 from .packed_embedding import PackedEmbedding, TiedLinear, is_embedding, is_head
 from .packed_linear import PackedLinear
@@ -78,6 +81,55 @@ def unpack_head(model: PreTrainedModel) -> None:
             replace_module(model, table, embedding)
             for head in heads:
                 replace_module(model, head, head.to_linear(embedding.weight))
+    for part in model.modules():
+        for name, method in TYING.items():
+            if isinstance(vars(part).get(name), method):
+                delattr(part, name)
+
+
+class _Tied:
+    """A method of a model that ties its head to its embeddings; a packed head shares the embeddings' rows already.
+
+    Unlike a bound method it is copied and pickled with the model.
+
+    Args:
+        model (`PreTrainedModel`): with a [`TiedLinear`], or the part of such a model that holds the embeddings.
+        whole (`PreTrainedModel`): the model.
+    """
+
+    def __init__(self, model: PreTrainedModel, whole: PreTrainedModel):
+        self.model, self.whole = model, whole
+
+    def check_shared(self, table: nn.Module | None) -> None:
+        """Raise `ValueError` if packed heads compute with other embeddings than these."""
+        if any(head.embedding is not table for head in self.whole.modules() if isinstance(head, TiedLinear)):
+            raise ValueError(f"The head is packed, and tied to the packed token embeddings: to change them, {ADVICE}.")
+
+
+class _TieWeights(_Tied):
+    """Replaces `tie_weights`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.check_shared(self.model.get_input_embeddings())
+
+
+class _SetInputEmbeddings(_Tied):
+    """Replaces `set_input_embeddings`."""
+
+    def __call__(self, value: nn.Module) -> None:
+        self.check_shared(value)
+
+
+TYING = {"tie_weights": _TieWeights, "set_input_embeddings": _SetInputEmbeddings}
+
+
+def keep_tied(model: PreTrainedModel) -> None:
+    """Refuse changes of embeddings that a packed head shares, and leave them as they are where the head is tied again."""
+    if any(isinstance(module, TiedLinear) for module in model.modules()):
+        for part in model.modules():
+            with suppress(NotImplementedError):  # a part for images may have no embeddings
+                if isinstance(part, PreTrainedModel) and isinstance(part.get_input_embeddings(), PackedEmbedding):
+                    part.__dict__.update({name: method(part, model) for name, method in TYING.items()})
 
 
 def _by_weight(model: PreTrainedModel) -> list[tuple[nn.Parameter, dict[str, nn.Module]]]:

@@ -21,7 +21,7 @@ from ..model.packed_modules import packed_modules
 from ..system.machine import hand_back_freed
 from ..validation import check_embedding_bits
 from .coded_rows import check_activations
-from .head_packing import pack_head, unpack_head
+from .head_packing import keep_tied, pack_head, unpack_head
 from .packed_experts import put_stacks, take_stacks
 from .packed_linear import PackedLinear
 from .packed_module import take_place
@@ -147,6 +147,7 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str], refusal: 
     saved_packed = saves_packed_by_default(model) if before is None else before.saved_packed
     summarize(model, left_dense, saved_packed)
     hand_back_freed()
+    keep_tied(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             save_packed_by_default(module)

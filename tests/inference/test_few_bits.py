@@ -154,6 +154,27 @@ def test_moved_converted_copied_and_compiled(family, fields, ids):
         held(model)[0].load_state_dict(state)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gemma3_text", "llama"])
+def test_a_tied_head_stays_tied_and_embeddings_that_it_shares_are_not_replaced(family, ids):
+    original = sparsify(make_zeroed(family), embedding_bits=8)
+    expected, head = logits(original, ids), type(original.get_output_embeddings())
+    for model in (original, copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+        model.tie_weights()
+        model.set_input_embeddings(model.get_input_embeddings())
+        if head is TiedLinear:
+            for part in (model, model.base_model):
+                with pytest.raises(
+                    ValueError, match="tied to the packed token embeddings: .* call optimum_neuronal.den"
+                ):
+                    part.set_input_embeddings(torch.nn.Embedding(64, 32))
+        assert torch.equal(logits(model, ids), expected) and type(model.get_output_embeddings()) is head
+    dense, table = densify(original), torch.nn.Embedding(64, 32)
+    dense.set_input_embeddings(table)
+    dense.tie_weights()
+    assert dense.get_input_embeddings() is table
+    assert (dense.get_output_embeddings().weight is table.weight) == (head is TiedLinear)
+
+
 def test_what_is_refused(ids):
     model = zeroed()
     state = clone(model)
