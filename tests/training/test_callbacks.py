@@ -43,6 +43,17 @@ def is_unhooked(model):
     return not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
+class Nested(TrainerCallback):
+    """Runs something after the second step."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            self.run()
+
+
 def test_no_zero_is_lost(tmp_path, data):
     """Accumulated, clipped, with autocast and checkpoints; without the callback they are lost."""
     for fields in (
@@ -58,18 +69,12 @@ def test_no_zero_is_lost(tmp_path, data):
     assert not same_zeros(model, zeros)
 
 
-class Vandal(TrainerCallback):
-    """Changes one pruned weight."""
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        if state.global_step == state.max_steps:
-            weight = model.model.layers[0].mlp.up_proj.weight.data.view(-1)
-            weight[(weight == 0).nonzero()[0]] = 1e-6
-
-
 def test_a_single_lost_zero_raises_at_the_end(tmp_path, data):
+    model = make_sparse()
+    weight = model.model.layers[0].mlp.up_proj.weight.data.view(-1)
+    vandal = Nested(lambda: weight.index_fill_(0, (weight == 0).nonzero()[0], 1e-6))
     with pytest.raises(SparsityLostError, match="1 pruned weights .*model.layers.0.mlp.up_proj: 1"):
-        make_trainer(make_sparse(), tmp_path, data, SparsityCallback(), Vandal()).train()
+        make_trainer(model, tmp_path, data, SparsityCallback(), vandal, max_steps=2).train()
 
 
 def test_resuming_and_the_best_checkpoint(tmp_path, data):
@@ -111,17 +116,6 @@ def test_a_failed_training_leaves_nothing_behind_that_the_next_one_minds(tmp_pat
     data[0]["input_ids"] = good
     trainer.train()
     assert same_zeros(model, zeros) and is_unhooked(model)
-
-
-class Nested(TrainerCallback):
-    """Runs something after the second step."""
-
-    def __init__(self, run):
-        self.run = run
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 2:
-            self.run()
 
 
 def test_one_callback_serves_two_trainings_at_the_same_time(tmp_path, data):

@@ -12,7 +12,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from sparse import make_sparse, same_zeros, step, zeros_of
 from torch.nn.functional import linear
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, inspect_checkpoint, keep_lora_sparse, keep_sparsity
+from optimum_neuronal import inspect_checkpoint, keep_lora_sparse, keep_sparsity
 from optimum_neuronal.compat.peft import adapter_layers
 from optimum_neuronal.training.lora import check_peft
 
@@ -33,6 +33,18 @@ def adapted(case, **overrides):
     family, fields = CASES[case]
     torch.manual_seed(0)
     return get_peft_model(make_sparse(family), LoraConfig(r=4, **{**fields, **overrides}))
+
+
+@pytest.fixture(autouse=True)
+def peft_is_left_alone():
+    """Nothing of PEFT itself is wrapped, so that models which nobody guards merge as ever."""
+    methods = BaseTuner.merge_and_unload, BaseTuner.merge_adapter, Linear.merge, Linear.unmerge, Linear.forward
+    yield
+    assert methods == (
+        BaseTuner.merge_and_unload, BaseTuner.merge_adapter, Linear.merge, Linear.unmerge, Linear.forward
+    )  # fmt: skip
+    assert {method.__module__ for method in methods[:2]} == {BaseTuner.__module__}
+    assert not any(hasattr(method, "__wrapped__") for method in methods)
 
 
 def train(model, ids, steps=2):
@@ -146,23 +158,8 @@ def test_a_merge_that_will_change_the_model_is_told_before_training(caplog):
     assert "the merged model will compute something else" in told and "keep_lora_sparse(model) before" in told
 
 
-def test_peft_itself_is_left_alone(ids):
-    """Nothing of it is wrapped, so that models which nobody guards merge as ever."""
-    methods = BaseTuner.merge_and_unload, BaseTuner.merge_adapter, Linear.merge, Linear.unmerge, Linear.forward
-    for exact in (True, False):
-        keep_lora_sparse(train(adapted("lora"), ids), exact=exact).merge_and_unload()
-    with keep_sparsity(model := adapted("lora")):
-        train(model, ids)
-    model.merge_adapter()
-    now = BaseTuner.merge_and_unload, BaseTuner.merge_adapter, Linear.merge, Linear.unmerge, Linear.forward
-    assert methods == now
-    assert {method.__module__ for method in methods[:2]} == {BaseTuner.__module__}
-    assert not any(hasattr(method, "__wrapped__") for method in methods)
-
-
 def test_an_unguarded_merge_fills_zeros_and_is_noticed_afterwards(ids, tmp_path):
-    merged = NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform")).prune(make_model("llama"))
-    merged = train(get_peft_model(merged, LoraConfig(target_modules=["q_proj"])), ids).merge_and_unload()
+    merged = train(adapted("lora", target_modules=["q_proj"]), ids).merge_and_unload()
     with pytest.raises(ValueError, match="zeros were lost since, by training or merging"):
         keep_sparsity(merged)
     merged.save_pretrained(tmp_path)
