@@ -2,8 +2,8 @@
 
 import html
 import re
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 
 Cell = tuple[int, int]  # row and column, from 0, the header not counted
@@ -69,6 +69,41 @@ def _tabulated(
 def _holds_numbers(rows: Sequence[Sequence[Any]], column: int) -> bool:
     cells = [cell for row in rows if (cell := str(row[column])) not in ("", "-")]
     return bool(cells) and all(map(NUMBER.fullmatch, cells))
+
+
+class Column(NamedTuple):
+    """Column of a table: a value for each row, None if there is none, the text of a value, and how to find the best."""
+
+    title: str
+    values: Sequence[Any]
+    text: Callable[[Any], str] = str
+    best: Callable[[Iterable[Any]], Any] | None = None
+
+
+class Table(NamedTuple):
+    """Arguments of [`format_table`], [`format_markdown`] and [`format_html`]; `bold` are the best cells."""
+
+    header: list[str]
+    rows: list[list[str]]
+    bold: frozenset[Cell]
+
+    @classmethod
+    def of(cls, columns: Sequence[Column], groups: Sequence[Hashable]) -> "Table":
+        """Return a table of columns. In every group of rows, the best of every column that has a best is bold.
+
+        `groups` has the group of every row; None: no group. Cells that look like the best are bold too. A group with a
+        single value has no best.
+        """
+        cells = [["-" if value is None else column.text(value) for value in column.values] for column in columns]
+        bold = set()
+        for group in {*groups} - {None}:
+            rows = [row for row, own in enumerate(groups) if own == group]
+            for number, column in enumerate(columns):
+                values = {row: column.values[row] for row in rows if column.values[row] is not None}
+                if column.best is not None and len(values) > 1:
+                    best = column.text(column.best(values.values()))
+                    bold |= {(row, number) for row in values if cells[number][row] == best}
+        return cls([column.title for column in columns], [list(row) for row in zip(*cells)], frozenset(bold))
 
 
 def format_count(value: int) -> str:

@@ -1,4 +1,1 @@
-"""Compares many prunes of one model: the loop, tables and figures.
-
-This room imports everything that one prune needs. The command line and the demonstration call it.
-"""
+"""Compares many prunes of one model: one loop, its tables and figures. It imports everything that a prune needs."""

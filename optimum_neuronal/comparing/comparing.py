@@ -123,17 +123,20 @@ class Measurements:
         self.tokenizer = tokenizer or (self.calibration and self.calibration.tokenizer)
         if settings.tasks or any(as_token_ids(test) is None for test in settings.tests.values()):
             self.tokenizer = self.tokenizer or own_tokenizer(model)
+        length, most = settings.calibrated.seq_length, settings.max_windows
         self.windows = {
-            name: load_windows(
-                model.config, self.tokenizer, test, settings.calibrated.seq_length, settings.max_windows
-            )
+            name: load_windows(model.config, self.tokenizer, test, length, most)
             for name, test in settings.tests.items()
         }
         self.task_options: dict[str, Any] = {"limit": settings.limit, "include_path": settings.include_path}
 
     def compare(self, output: str | Path | None = None, overwrite: bool = False) -> Comparison:
         """Return the results of all combinations, measured or read from the output directory."""
-        find = partial(_recorded, output, overwrite, self.identity())
+        ids = torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
+        tests = {name: hashlib.sha256(test.numpy().tobytes()).hexdigest() for name, test in self.windows.items()}
+        depends_on: dict[str, Any] = {**identity(self.model, self.decoder, ids), "versions": versions()}
+        depends_on |= {"tests": tests, "tasks": self.settings.tasks, **self.task_options}
+        find = partial(_recorded, output, overwrite, depends_on)
         with alone_with(self.model):
             dense = find(Result(0.0, DENSE, DENSE), {}, self.dense)
             calibration = {} if self.calibration is None else self.calibration.to_dict()
@@ -147,16 +150,6 @@ class Measurements:
                 if output is not None:
                     comparison.save(output, overwrite)
         return comparison
-
-    def identity(self) -> dict[str, Any]:
-        """Return everything that a result depends on, except its config."""
-        ids = torch.empty(0, 0, dtype=torch.int64) if self.calibration is None else self.calibration.ids
-        tests = {
-            name: hashlib.sha256(windows.contiguous().numpy().tobytes()).hexdigest()
-            for name, windows in self.windows.items()
-        }
-        own = {"tests": tests, "tasks": self.settings.tasks, **self.task_options, "versions": versions()}
-        return {**identity(self.model, self.decoder, ids), **own}
 
     def dense(self) -> Result:
         """Return the figures of the dense model."""

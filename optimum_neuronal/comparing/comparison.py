@@ -13,11 +13,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ..display import format_html, format_markdown, format_table
+from ..display import Column, Table, format_html, format_markdown, format_table
 from ..files.atomic import write_durably
 from ..files.directories import check_writable
 from .figures import KINDS, draw_figures
-from .results import DENSE, Aggregate, Column, Result, Table, accuracy_text, bits_text, geometric_mean, grouped, short
+from .results import DENSE, Aggregate, Result, bits_text, geometric_mean, grouped
 
 
 JSON, CSV, PAGE = TABLES = ("comparison.json", "comparison.csv", "comparison.md")
@@ -51,15 +51,10 @@ def check_output(directory: str | Path, overwrite: bool, names: Sequence[str] = 
 
 @dataclass(frozen=True, repr=False)
 class Figures:
-    """Figures of a comparison; a notebook shows them.
+    """Figures of a comparison; a notebook shows them. There are no paths if the figures were not written."""
 
-    Args:
-        images (`dict[str, bytes]`): name -> PNG.
-        paths (`list[Path]`): the files, .png and .svg; empty if the figures were not written.
-    """
-
-    images: dict[str, bytes]
-    paths: list[Path]
+    images: dict[str, bytes]  # name -> PNG
+    paths: list[Path]  # .png and .svg files
 
     def __repr__(self) -> str:
         return f"Figures({', '.join(self.images)})"
@@ -123,10 +118,10 @@ class Comparison:
         bits_per_weight = Column("bits a weight", [r.bits_per_weight for r in shown], "{:.2f}".format)
         columns += [column for column in (value_bits, bits_per_weight) if set(column.values) != {None}]
         for name in self.dense.perplexity:
-            columns.append(Column(f"perplexity {name}", [r.perplexity.get(name) for r in shown], short, min))
+            columns.append(Column(f"perplexity {name}", [r.perplexity.get(name) for r in shown], _short, min))
         most_accurate = partial(max, key=itemgetter("accuracy"))
         for name in self.dense.accuracy:
-            columns.append(Column(name, [r.accuracy.get(name) for r in shown], accuracy_text, most_accurate))
+            columns.append(Column(name, [r.accuracy.get(name) for r in shown], _with_error, most_accurate))
         if self.dense.accuracy:
             columns.append(Column("mean accuracy", [r.mean_accuracy for r in shown], "{:.2%}".format, max))
         costs = {
@@ -146,7 +141,7 @@ class Comparison:
         aggregates = self.aggregates()
         topups = list(dict.fromkeys(entry.topup for entry in aggregates))
         found = {(entry.topup, entry.sparsity, entry.value_bits): entry for entry in aggregates}
-        measures: list[tuple] = [("perplexity x dense", "perplexity_factor", short, min)]
+        measures: list[tuple] = [("perplexity x dense", "perplexity_factor", _short, min)]
         if self.dense.accuracy:
             measures.append(("accuracy retained", "accuracy_retention", "{:.1%}".format, max))
         columns = [Column("top-up", topups)]
@@ -236,3 +231,13 @@ def _write(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     for name, content in contents.items():
         write_durably(folder / name, content)
     return [folder / name for name in contents]
+
+
+def _short(value: float) -> str:
+    """Return a perplexity or a factor with two decimals, as a power of ten from 10,000."""
+    return f"{value:.2f}" if value < 10000 else f"{value:.2e}"
+
+
+def _with_error(task: Mapping[str, Any]) -> str:
+    """Return a task's accuracy with its standard error, if there is one: `"60.00% ± 1.00%"`."""
+    return f"{task['accuracy']:.2%}" + ("" if task["stderr"] is None else f" ± {task['stderr']:.2%}")

@@ -1,12 +1,10 @@
-"""Results of single combinations of methods, the paper's aggregates over several, and how a table shows them."""
+"""Results of single combinations of methods, and the paper's aggregates over several."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple
-
-from ..display import Cell
+from typing import Any
 
 
 DENSE = "dense"
@@ -102,8 +100,7 @@ def grouped(results: Iterable[Result], *attributes: str) -> dict[tuple, list[Res
 class Aggregate:
     """Aggregate of a top-up at one sparsity over the `saliencies` that did not fail (paper, section 5.3).
 
-    The factor is the geometric mean of perplexity over the dense model's, the retention that of mean accuracy; None: no
-    result.
+    The factor is the geometric mean of perplexity over the dense model's, the retention of mean accuracy. None: no result.
     """
 
     sparsity: float
@@ -119,48 +116,3 @@ def geometric_mean(values: Sequence[float], default: Any = None) -> Any:
     if not values:
         return default
     return math.exp(sum(math.log(value) if value > 0 else -math.inf for value in values) / len(values))
-
-
-class Column(NamedTuple):
-    """Column of a table: a value for each row, None if there is none, the text of a value, and how to find the best."""
-
-    title: str
-    values: Sequence[Any]
-    text: Callable[[Any], str] = str
-    best: Callable[[Iterable[Any]], Any] | None = None
-
-
-class Table(NamedTuple):
-    """Arguments of `format_table`, `format_markdown` and `format_html` of `display`; `bold` are the best cells."""
-
-    header: list[str]
-    rows: list[list[str]]
-    bold: frozenset[Cell]
-
-    @classmethod
-    def of(cls, columns: Sequence[Column], groups: Sequence[Hashable]) -> "Table":
-        """Return a table of columns. In every group of rows, the best of every column that has a best is bold.
-
-        `groups` has the group of every row; None: no group. Cells that look like the best are bold too. A group with a
-        single value has no best.
-        """
-        cells = [["-" if value is None else column.text(value) for value in column.values] for column in columns]
-        bold = set()
-        for group in {*groups} - {None}:
-            rows = [row for row, own in enumerate(groups) if own == group]
-            for number, column in enumerate(columns):
-                values = {row: column.values[row] for row in rows if column.values[row] is not None}
-                if column.best is not None and len(values) > 1:
-                    best = column.text(column.best(values.values()))
-                    bold |= {(row, number) for row in values if cells[number][row] == best}
-        return cls([column.title for column in columns], [list(row) for row in zip(*cells)], frozenset(bold))
-
-
-def short(value: float) -> str:
-    """Return a perplexity or a factor with two decimals, as a power of ten from 10,000."""
-    return f"{value:.2f}" if value < 10000 else f"{value:.2e}"
-
-
-def accuracy_text(task: dict[str, Any]) -> str:
-    """Return a task's accuracy with its standard error, as far as there is one: `"60.00% ± 1.00%"`."""
-    return f"{task['accuracy']:.2%}" + (f" ± {task['stderr']:.2%}" if task.get("stderr") is not None else "")

@@ -26,8 +26,7 @@ class ComparisonSettings:
 
     `config` holds further fields of [`NeuronALConfig`]. Further attributes are found from the arguments:
 
-    - `combinations`: each, in the order asked for, with its [`NeuronALConfig`] and no figures yet; a combination that is
-      not possible has an error in place of the config.
+    - `combinations`: each, in the order asked for, with its config; with an error and None if it is not possible.
     - `possible`: the configs alone, at least one; `calibrated` is one that needs calibration, if any does.
     - `tests`: name -> test set.
     """
@@ -56,13 +55,8 @@ class ComparisonSettings:
         check_memory(self.batch_size, self.max_hidden_bytes)
         if self.config.get("embedding_bits") is not None:
             raise ValueError("compare quantises projections alone: leave embedding_bits out.")
-        known = {entry.name for entry in fields(NeuronALConfig)} - {
-            "sparsity",
-            "saliency",
-            "saliency_args",
-            "topup",
-            "topup_args",
-        }
+        known = {entry.name for entry in fields(NeuronALConfig)}
+        known -= {"sparsity", "saliency", "saliency_args", "topup", "topup_args"}
         for name in self.config:
             if name not in known:
                 hint = did_you_mean(name, sorted(known | {entry.name for entry in fields(self) if entry.init}))
@@ -79,11 +73,11 @@ class ComparisonSettings:
             check_bits("value_bits", bits, BITS)
         if not (sparsities and saliencies and topups and value_bits):
             raise ValueError(
-                "There is nothing to compare: name at least one saliency, top-up, sparsity and number of bits."
+                "There is nothing to compare: name a saliency, a top-up, a sparsity and a number of bits."
             )
         others, self.combinations = as_json(self.config), []
-        for combination in dict.fromkeys(product(sparsities, saliencies, topups, value_bits)):
-            result, config = Result(*combination[:3], value_bits=combination[3]), None
+        for sparsity, saliency, topup, bits in dict.fromkeys(product(sparsities, saliencies, topups, value_bits)):
+            result, config = Result(sparsity, saliency, topup, value_bits=bits), None
             try:
                 config = make_config(result, self.dataset, others)
             except ValueError as error:
@@ -109,12 +103,6 @@ def make_config(combination: Result, dataset: Any, others: Mapping[str, Any]) ->
     topup, topup_args = parse_method(combination.topup)
     knows_rows = SALIENCIES.get(parse_method(combination.saliency)[0]).knows_rows
     without_rows = {} if knows_rows else TOPUPS.get(topup).without_rows
-    return NeuronALConfig(
-        sparsity=combination.sparsity,
-        saliency=combination.saliency,
-        topup=combination.topup,
-        topup_args={**without_rows, **topup_args},
-        value_bits=combination.value_bits,
-        dataset=dataset if isinstance(dataset, str) else None,
-        **others,
-    )
+    own = {name: getattr(combination, name) for name in ("sparsity", "saliency", "topup", "value_bits")}
+    source = dataset if isinstance(dataset, str) else None
+    return NeuronALConfig(**own, topup_args={**without_rows, **topup_args}, dataset=source, **others)
