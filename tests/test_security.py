@@ -267,6 +267,31 @@ def test_links_out_of_the_directory_are_refused(foreign, format, tmp_path):
 
 @promise("no-links")
 @FORMATS
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "generation_config.json"])
+def test_links_beside_the_weights_are_refused(foreign, format, name, tmp_path):
+    folder = foreign(format)
+    (tmp_path / "outside").write_text("{}")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("../outside")
+    readers = (
+        READERS[format] if name != "adapter_config.json" else (inspect_it, convert_it, load_packed, load_checkpoint)
+    )
+    refused(folder, f"{name} is a link to .*outside, outside of the directory", readers)
+
+
+@FORMATS
+def test_adapters_are_named_and_not_verified(foreign, format):
+    folder = foreign(format)
+    assert inspect_it(folder).verdict == "Verified: the zeros agree with the sparsity_config."
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / name).write_text("{}")
+    found = inspect_it(folder)
+    assert found.to_dict()["adapters"] == ["adapter_config.json", "adapter_model.safetensors"]
+    assert "NOT checked: adapter_config.json, adapter_model.safetensors. transformers loads this adapter" in str(found)
+
+
+@promise("no-links")
+@FORMATS
 def test_links_of_the_hubs_cache_are_followed(foreign, format, tmp_path):
     cache = tmp_path / "models--me--llama"
     commit = cache / "snapshots" / "c0" / format

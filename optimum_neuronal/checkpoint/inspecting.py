@@ -70,6 +70,7 @@ class Inspection:
         blocks, kinds (`dict[str, Share]`):
             By decoder block and by kind of projection. For a model that was not pruned, of all matrices in blocks.
         problems (`list[str]`): where the zeros do not agree with the sparsity_config.
+        adapters (`list[str]`): names of the files of an adapter, which is not checked and which transformers loads too.
     """
 
     source: str
@@ -87,6 +88,7 @@ class Inspection:
     blocks: dict[str, Share] = field(default_factory=dict)
     kinds: dict[str, Share] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    adapters: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts, JSON-serialisable."""
@@ -132,6 +134,16 @@ class Inspection:
     @property
     def verdict(self) -> str:
         """The last line of the text."""
+        if not self.adapters:
+            return self._verdict
+        return (
+            f"{self._verdict} NOT checked: {', '.join(self.adapters)}. transformers loads this adapter with the model, which "
+            "then computes something else: remove it unless you trust it."
+        )
+
+    @property
+    def _verdict(self) -> str:
+        """The verdict on the weights."""
         if not self.pruned:
             return "Not pruned, so there is nothing to verify."
         if not self.problems:
@@ -165,6 +177,7 @@ def inspect_checkpoint(
         sparsity_config=about or {},
         format=checkpoint.format,
         files=len(checkpoint.files),
+        adapters=checkpoint.adapters,
     )
     places = None
     if about is not None:

@@ -16,6 +16,10 @@ CONFIG = "config.json"  # without it a directory is no model
 GENERATION_CONFIG = "generation_config.json"
 MODEL_CARD = "README.md"
 
+# Adapters of PEFT: transformers loads them with the model in whose directory they lie.
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors", "adapter_model.bin")
+
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = f"{SUFFIX}.index.json"
 DENSE, PACKED = "model", "packed"  # what the names of weights begin with

@@ -12,9 +12,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from ..model.load_model import MOST_LAYERS, load_skeleton
 from ..validation import check_path
-from .names import CONFIG, DENSE_INDEX, FOREIGN_SUFFIXES, WEIGHT_FILES, is_of_weights
+from .names import ADAPTER_CONFIG, ADAPTER_FILES, CONFIG, DENSE_INDEX, FOREIGN_SUFFIXES, WEIGHT_FILES, is_of_weights
 from .packed_reading import check_shapes, check_tensors, open_checkpoint
-from .safe_files import dense_files, read_json
+from .safe_files import check_config_file, dense_files, read_json
 from .sparsity_config import read_sparsity_config
 from .stored_format import stored_format
 from .stored_tensors import DTYPES, read_header
@@ -38,6 +38,7 @@ class Checkpoint:
         format (`str`): `"dense"` or `"packed"`.
         files (`list[Path]`): of weights.
         weights (`list[StoredWeight]`): in the order of the files.
+        adapters (`list[str]`): names of the files of an adapter in the directory, which are not read.
 
     Raises:
         `ValueError`: the checkpoint is damaged, names files elsewhere, or does not fit its model.
@@ -49,6 +50,8 @@ class Checkpoint:
         if not self.directory.is_dir():
             raise NotADirectoryError(f"{directory} is no directory: expected one with a model's files.")
         self.config = read_json(self.directory, CONFIG)
+        check_config_file(self.directory)
+        self.adapters = [name for name in ADAPTER_FILES if (self.directory / name).exists()]
         try:
             self.sparsity_config = read_sparsity_config(self.config)
             self.format = stored_format(self.config, self.sparsity_config)
@@ -131,7 +134,7 @@ def find_checkpoint(
             str(directory_or_id),
             revision=revision,
             token=token,
-            allow_patterns=None if whole else [CONFIG, *WEIGHT_FILES],
+            allow_patterns=None if whole else [CONFIG, ADAPTER_CONFIG, *WEIGHT_FILES],
             ignore_patterns=[f"*{suffix}" for suffix in FOREIGN_SUFFIXES],
         )
     except HFValidationError as error:

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..compat import transformers as internals
 from ..display import escaped
 from ..model import load_model
-from .names import CONFIG, DENSE_FILE, DENSE_INDEX, LISTED_FILE, SUFFIX
+from .names import ADAPTER_FILES, CONFIG, DENSE_FILE, DENSE_INDEX, GENERATION_CONFIG, LISTED_FILE, SUFFIX
 from .schema import short
 
 
@@ -52,9 +52,15 @@ def check_file(directory: Path, name: str) -> Path:
 
 
 def check_config_file(directory: Path) -> None:
-    """Raise `ValueError` if config.json may not be opened, or is absurdly large; it may be missing: a config was passed."""
+    """Raise `ValueError` if config.json may not be opened, or is absurdly large; it may be missing: a config was passed.
+
+    So are the files that transformers reads beside it: the generation config, and adapters.
+    """
     if os.path.lexists(directory / CONFIG):
         check_small(directory, CONFIG)
+    for name in (GENERATION_CONFIG, *ADAPTER_FILES):
+        if os.path.lexists(directory / name):
+            check_file(directory, name)
 
 
 def check_config(config: PreTrainedConfig) -> None:
