@@ -65,24 +65,18 @@ def test_a_mixture_that_is_dense_among_packed_ones(ids):
     assert_close(logits(densify(model), ids), expected)
 
 
-def test_another_function_says_what_to_do(ids):
-    model = sparsify(make_zeroed("mixtral"))
-    model.set_experts_implementation("eager")
-    with pytest.raises(
-        TypeError, match=rf"set_experts_implementation\('{FUNCTION}'\), or call optimum_neuronal.densify"
-    ):
-        logits(model, ids)
-    model.set_experts_implementation(FUNCTION)
-    logits(model, ids)
-
-
-def test_a_dense_model_with_the_config_of_a_packed_one(ids):
-    """As `from_config(model.config)` makes it."""
-    model = sparsify(make_zeroed("mixtral"))
-    other = make_model("mixtral")
+def test_other_functions(ids):
+    """Another function says what to do; a dense model with the config of a packed one computes as ever."""
+    model, other = sparsify(make_zeroed("mixtral")), make_model("mixtral")
     expected = logits(other, ids)
     other.config._experts_implementation = model.config._experts_implementation
     assert_close(logits(other, ids), expected)
+    model.set_experts_implementation("eager")
+    again = rf"set_experts_implementation\('{FUNCTION}'\), or call optimum_neuronal.densify"
+    with pytest.raises(TypeError, match=again):
+        logits(model, ids)
+    model.set_experts_implementation(FUNCTION)
+    logits(model, ids)
 
 
 def test_gradients(ids):

@@ -52,20 +52,25 @@ def test_all_projections_that_are_pruned_are_packed():
     assert model.packing.packed == len(FAMILIES["llama"].expected(0)) * 3
 
 
-def test_what_is_not_smaller_is_left_dense_and_named(caplog):
+def test_what_is_left_dense_is_named(caplog, ids):
     model = make_zeroed()
     layer = model.model.layers[1]
     layer.mlp.up_proj.weight.data.normal_()
     layer.self_attn.k_proj.weight = layer.self_attn.q_proj.weight  # tied
+    down = layer.mlp.down_proj
+    down.forward = lambda x: 2 * torch.nn.functional.linear(x, down.weight)
+    expected = logits(model, ids)
     with caplog.at_level(logging.INFO, "transformers.optimum_neuronal.inference.summary"):
         sparsify(model)
     assert model.packing.left_dense == {
         "model.layers.1.mlp.up_proj": "not smaller packed",
+        "model.layers.1.mlp.down_proj": "its forward was replaced",
         "model.layers.1.self_attn.q_proj": "shares its weight with another module",
         "model.layers.1.self_attn.k_proj": "shares its weight with another module",
     }
     assert type(layer.mlp.up_proj) is nn.Linear and "up_proj (not smaller packed)" in str(model.packing)
-    assert any("18 weights packed" in record.getMessage() for record in caplog.records)
+    assert_close(logits(model, ids), expected)
+    assert any("17 weights packed" in record.getMessage() for record in caplog.records)
 
 
 def test_layers_that_no_table_knows():
@@ -98,15 +103,6 @@ def test_dense_weights_are_freed_one_after_the_other(monkeypatch):
         gc.enable()
     assert alive[-1] <= 2 and all(later <= earlier for earlier, later in zip(alive, alive[1:]))
     assert len(alive) == 21 and alive[5] <= len(weights) - 5
-
-
-def test_a_module_whose_forward_was_replaced(ids):
-    model = make_zeroed()
-    layer = model.model.layers[0].mlp.up_proj
-    layer.forward = lambda x: 2 * torch.nn.functional.linear(x, layer.weight)
-    expected = logits(model, ids)
-    assert_close(logits(sparsify(model), ids), expected)
-    assert model.packing.left_dense == {"model.layers.0.mlp.up_proj": "its forward was replaced"}
 
 
 def test_twice_and_what_is_dense_already(ids):
