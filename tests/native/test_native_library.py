@@ -139,14 +139,12 @@ def test_the_variable_forces_a_kernel(name, monkeypatch, choosing_anew):
             library.find_kernel()
 
 
-def test_the_variable_may_name_torch(monkeypatch, choosing_anew):
+def test_the_variable_may_name_torch_but_no_other_kernel(monkeypatch, choosing_anew):
     monkeypatch.setenv(library.VARIABLE, "torch")
     assert library.find_kernel() is None and library.kernel_name() == "torch"
     monkeypatch.setattr(library.logger, "warning", pytest.fail)
     library.warn_without_kernel()
-
-
-def test_a_kernel_that_does_not_exist(monkeypatch, choosing_anew):
+    library.find_kernel.cache_clear()
     monkeypatch.setenv(library.VARIABLE, "sse")
     with pytest.raises(ValueError, match="OPTIMUM_NEURONAL_KERNEL is 'sse': expected one of portable, neon, avx2"):
         library.find_kernel()

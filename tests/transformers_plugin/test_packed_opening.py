@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM, modeling_utils
 
 from optimum_neuronal import save_pretrained
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
+from optimum_neuronal.transformers_plugin import packed_loading
 
 
 @pytest.fixture(scope="module")
@@ -65,46 +66,33 @@ def test_what_somebody_else_puts_there_works_before_after_and_between_loads(pack
     check_loads(packed, dense, expected)
 
 
-def fail_to_open(monkeypatch, packed):
-    LlamaForCausalLM.from_pretrained(packed, disable_mmap=True)
+def fail(*args, **kwargs):
+    raise ZeroDivisionError
 
 
-def fail_between_files(monkeypatch, packed):
-    monkeypatch.setattr(PackedFile, "keys", lambda file: 1 / 0)
-    LlamaForCausalLM.from_pretrained(packed)
+def interrupt(*args):
+    raise KeyboardInterrupt
 
 
-def fail_before_files(monkeypatch, packed):
-    monkeypatch.setattr(LlamaForCausalLM, "_load_pretrained_model", lambda *args, **kwargs: 1 / 0)
-    LlamaForCausalLM.from_pretrained(packed)
-
-
-def be_interrupted(monkeypatch, packed):
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(PackedFile, "get_slice", interrupt)
-    LlamaForCausalLM.from_pretrained(packed)
-
-
-def fail_on_the_model(monkeypatch, packed):
-    LlamaForCausalLM.from_pretrained(packed, ignore_mismatched_sizes=True, hidden_size=64)
-
-
-def fail_to_find_files(monkeypatch, packed):
-    monkeypatch.setattr("optimum_neuronal.transformers_plugin.packed_loading.open_checkpoint", lambda path: 1 / 0)
-    LlamaForCausalLM.from_pretrained(packed)
+# Loads that fail before, between and after files: what is replaced, by what, and the arguments.
+FAILURES = (
+    (None, None, {"disable_mmap": True}),
+    (None, None, {"ignore_mismatched_sizes": True, "hidden_size": 64}),
+    ((PackedFile, "keys"), fail, {}),
+    ((PackedFile, "get_slice"), interrupt, {}),
+    ((LlamaForCausalLM, "_load_pretrained_model"), fail, {}),
+    ((packed_loading, "open_checkpoint"), fail, {}),
+)
 
 
 def test_a_load_that_fails_changes_no_later_one(packed, dense, monkeypatch):
     monkeypatch.setattr(modeling_utils, "safe_open", lambda *args, **kwargs: safetensors.safe_open(*args, **kwargs))
     before, expected = modeling_utils.safe_open, LlamaForCausalLM.from_pretrained(packed)
-    failures = (
-        fail_to_open, fail_between_files, fail_before_files, be_interrupted, fail_on_the_model, fail_to_find_files,
-    )  # fmt: skip
-    for fail in failures:
+    for replaced, function, arguments in FAILURES:
         with monkeypatch.context() as patch, pytest.raises((Exception, KeyboardInterrupt)):
-            fail(patch, packed)
+            if replaced is not None:
+                patch.setattr(*replaced, function)
+            LlamaForCausalLM.from_pretrained(packed, **arguments)
         gc.collect()
         assert modeling_utils.safe_open is before
         check_loads(packed, dense, expected)
