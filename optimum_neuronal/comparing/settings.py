@@ -16,7 +16,7 @@ from ..registry import parse_method
 from ..saliency import SALIENCIES
 from ..system.processes import Processes
 from ..topup import TOPUPS
-from ..validation import check_bits, check_several, check_texts, did_you_mean
+from ..validation import check_bits, check_number, check_several, check_texts, did_you_mean
 from .results import Result
 
 
@@ -69,6 +69,8 @@ class ComparisonSettings:
         for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
             for method in methods:
                 registry.get(parse_method(method)[0])
+        for sparsity in sparsities:
+            check_number("sparsities", sparsity, 0, 1)
         for bits in value_bits:
             check_bits("value_bits", bits, BITS)
         if not (sparsities and saliencies and topups and value_bits):

@@ -124,7 +124,7 @@ def test_bad_input_is_refused_before_work(llama, others, monkeypatch):
         ({"topups": ["uniforn:x=1"]}, "Did you mean 'uniform'"),
         ({"topups": ["uniform:x"]}, "expected NAME or NAME:KEY=VALUE"),
         ({"topups": []}, "nothing to compare"),
-        ({"sparsities": [1.5]}, "No combination is possible: sparsity is 1.5"),
+        ({"sparsities": [1.5]}, "sparsities is 1.5: expected a number from 0 to 1"),
         ({"num_samples": 100}, "The token ids hold 6 sequences"),
     ):
         with pytest.raises(ValueError, match=message):
