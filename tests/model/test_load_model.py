@@ -150,7 +150,7 @@ def test_what_is_no_class_of_the_config_is_refused():
             find_loader(transformers.LlamaConfig(architectures=[name]))
     for named in ([5], "LlamaForCausalLM", {"a": 1}, [None]):
         config = transformers.LlamaConfig()
-        config.architectures = named
+        config.__dict__["architectures"] = named  # some releases check what is set
         with pytest.raises(ValueError, match="'architectures' is .*: expected a list with the name of a class"):
             find_loader(config)
 
