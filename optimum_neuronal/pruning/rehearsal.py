@@ -250,8 +250,7 @@ def _shared(decoder: Decoder, plans: Sequence[SparsityPlan]) -> float:
     for block in decoder.blocks:
         known: dict[tuple, int] = {}
         for index, plan in enumerate(plans):
-            values = [torch.as_tensor(plan.sparsity[name], dtype=torch.float64) for name in block.pruned_names]
-            key = (paths[index], *(value.numpy().tobytes() for value in values))
+            key = (paths[index], plan.key(block.pruned_names))
             paths[index] = known.setdefault(key, len(known))
         runs += len(known)
     return runs / len(decoder.blocks)

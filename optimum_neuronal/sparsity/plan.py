@@ -1,6 +1,6 @@
 """Sparsity plans: the sparsity of every projection or row, and the number of pruned weights in every row."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,11 @@ class SparsityPlan:
     def row_counts(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         """Return the weights to prune in every row of the projection `name`, int64, shape (out,). See [`row_counts`]."""
         return row_counts(self.sparsity[name], shape)
+
+    def key(self, names: Iterable[str]) -> bytes:
+        """Return the sparsities of these projections as bytes: equal for equal plans, whatever they are made of."""
+        values = (torch.as_tensor(self.sparsity[name], dtype=torch.float64) for name in names)
+        return b"".join(value.numpy().tobytes() for value in values)
 
 
 def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

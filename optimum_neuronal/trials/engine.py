@@ -129,8 +129,9 @@ class Engine:
         if not self.records.keeps and self.processes.count == 1:
             return measure()
         digest = hashlib.sha256(repr(question).encode())
-        for name, value in (item for plan in plans for item in plan.sparsity.items()):
-            digest.update(name.encode() + torch.as_tensor(value, dtype=torch.float64).numpy().tobytes())
+        for plan in plans:
+            for name in plan.sparsity:
+                digest.update(name.encode() + plan.key([name]))
         return self.records.recorded(f"step-{digest.hexdigest()[:16]}", measure)
 
     def alignment_inputs(self) -> BlockInputs:

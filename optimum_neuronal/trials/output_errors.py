@@ -153,8 +153,7 @@ def _alike(block: Block, plans: Sequence[SparsityPlan], streams: Streams, member
     """Return the members in groups with one output of the block: the same hidden states, and the same plan for it."""
     alike: dict[tuple, list[int]] = {}
     for member in members:
-        plan = (torch.as_tensor(plans[member].sparsity[name], dtype=torch.float64) for name in block.pruned_names)
-        key = (streams[member], b"".join(value.numpy().tobytes() for value in plan))
+        key = (streams[member], plans[member].key(block.pruned_names))
         alike.setdefault(key, []).append(member)
     return list(alike.values())
 
