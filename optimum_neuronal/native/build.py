@@ -9,6 +9,7 @@ import platform
 import shlex
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -189,3 +190,15 @@ def _locked(folder: Path) -> Iterator[None]:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def is_cut_off(path: Path) -> bool:
+    """Return True for an ELF file that ends before its last table: to load it would end the process by a signal."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if not header.startswith(b"\x7fELF"):
+        return False
+    if len(header) < 64:
+        return True
+    start, entry, entries = struct.unpack_from("<40xQ10xHH", header)
+    return path.stat().st_size < start + entry * entries

@@ -6,7 +6,6 @@ The environment variable OPTIMUM_NEURONAL_KERNEL forces one: a name of `KERNELS`
 import ctypes
 import os
 import platform
-import struct
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ..system.notes import get_logger
-from .build import BuildError, cached_library, installed_library
+from .build import BuildError, cached_library, installed_library, is_cut_off
 
 
 logger = get_logger(__name__)
@@ -87,18 +86,6 @@ class Library:
     def count_bits(self, bits: torch.Tensor) -> int:
         """How many bits are set in a contiguous tensor of uint8 on the CPU."""
         return self._library.neuronal_count_bits(bits.data_ptr(), bits.numel())
-
-
-def is_cut_off(path: Path) -> bool:
-    """Return True for an ELF file that ends before its last table: to load it would end the process by a signal."""
-    with path.open("rb") as file:
-        header = file.read(64)
-    if not header.startswith(b"\x7fELF"):
-        return False
-    if len(header) < 64:
-        return True
-    start, entry, entries = struct.unpack_from("<40xQ10xHH", header)
-    return path.stat().st_size < start + entry * entries
 
 
 class Kernel:
