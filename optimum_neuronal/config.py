@@ -2,16 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal, overload
 
 import yaml  # transformers and huggingface_hub bring it
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .config_fields import EFFORTS, ConfigFields, arguments, find_recipe
+from .config_fields import EFFORTS, ConfigFields, arguments, as_json, find_recipe
 from .formats.codebooks import BITS
 from .methods import RECONSTRUCT, Methods
 from .registry import parse_method
@@ -283,19 +282,3 @@ def _as_arguments(name: str, values: Any) -> dict[str, Any]:
         except (TypeError, ValueError):
             raise TypeError(f"{name} holds {key}={value!r}: expected numbers, text, or lists of these.") from None
     return dict(values or {})
-
-
-def as_json(value: Any) -> Any:
-    """Return a value as it comes back from JSON: lists for arrays, tuples and iterators, and Python's own numbers.
-
-    So a config equals the one that is made of its saved dict, and an iterator is read once.
-    """
-    if isinstance(value, Mapping):
-        return {key: as_json(part) for key, part in value.items()}
-    if hasattr(value, "tolist"):  # arrays, tensors and their scalars
-        return value.tolist()
-    if isinstance(value, Real) and not isinstance(value, (int, float)):
-        return float(value)
-    if isinstance(value, (list, tuple, range, Iterator)):
-        return [as_json(part) for part in value]
-    return value

@@ -3,8 +3,9 @@
 The flags of the command line are made of them whenever `optimum-cli` starts, so nothing heavy is imported here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
+from numbers import Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
@@ -195,3 +196,19 @@ def arguments() -> str:
         optional = "" if entry.default_factory is MISSING and entry.default is not None else ", *optional*"
         lines.append(f"        {entry.name} (`{name}`{optional}): {explain(entry)}.")
     return "\n".join(["Args:", *lines])
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as it comes back from JSON: lists for arrays, tuples and iterators, and Python's own numbers.
+
+    So a config equals the one that is made of its saved dict, and an iterator is read once.
+    """
+    if isinstance(value, Mapping):
+        return {key: as_json(part) for key, part in value.items()}
+    if hasattr(value, "tolist"):  # arrays, tensors and their scalars
+        return value.tolist()
+    if isinstance(value, Real) and not isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, (list, tuple, range, Iterator)):
+        return [as_json(part) for part in value]
+    return value

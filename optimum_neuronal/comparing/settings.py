@@ -6,7 +6,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..config import NeuronALConfig, as_json
+from ..config import NeuronALConfig
+from ..config_fields import as_json
 from ..evaluation.perplexity import name_test_sets
 from ..evaluation.tasks import check_tasks
 from ..formats.codebooks import BITS
