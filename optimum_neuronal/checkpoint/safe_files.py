@@ -205,9 +205,8 @@ def check_model_files(model_or_path: str | os.PathLike[str], kwargs: Mapping[str
     """
     folder = Path(model_or_path, kwargs.get("subfolder") or "")
     if folder.is_dir():
-        if not os.path.lexists(folder / CONFIG) and kwargs.get("config") is None:
-            raise FileNotFoundError(f"no {CONFIG} in {folder}: expected a model saved with save_pretrained.")
         check_dense(folder)
+        load_model.check_has_config(model_or_path, kwargs)
 
 
 def load_checkpoint(model_or_path: str | Path, **model_kwargs) -> PreTrainedModel:

@@ -46,9 +46,7 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     """Return the class that loads a checkpoint's model, and its config. Raise `ValueError` if it cannot be pruned."""
     config = kwargs.get("config")
     if config is None:
-        folder = Path(model_or_path, kwargs.get("subfolder") or "")
-        if folder.is_dir() and not (folder / CONFIG_NAME).is_file() and kwargs.get("gguf_file") is None:
-            raise FileNotFoundError(f"There is no {CONFIG_NAME} in {folder}: name the directory of a model.")
+        check_has_config(model_or_path, kwargs)
         attention = {name: kwargs[name] for name in ("attn_implementation",) if name in kwargs}
         config = AutoConfig.from_pretrained(model_or_path, **_for_configs(kwargs), **attention)
         check_config(config, internals.attention_names(config) - {str(name) for name in attention.values()})
@@ -56,6 +54,14 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     own = issubclass(loader, PreTrainedModel)
     check_kind(loader if own else _made_by(loader.__name__, config), config)
     return loader, config
+
+
+def check_has_config(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> None:
+    """Raise `FileNotFoundError` for a directory without a config, unless the arguments of `from_pretrained` bring one."""
+    folder = Path(model_or_path, kwargs.get("subfolder") or "")
+    brought = kwargs.get("config") is not None or kwargs.get("gguf_file") is not None
+    if folder.is_dir() and not brought and not (folder / CONFIG_NAME).is_file():
+        raise FileNotFoundError(f"There is no {CONFIG_NAME} in {folder}: name the directory of a model.")
 
 
 def check_config(config: PreTrainedConfig, attention: Collection[str]) -> None:
