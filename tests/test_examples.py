@@ -2,15 +2,19 @@
 
 import ast
 import hashlib
+import importlib.util
 import json
 import runpy
 import sys
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 from sparse import same_zeros, zeros_of
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.config_fields import EFFORTS
@@ -90,9 +94,51 @@ def text(tmp_path):
     return ("--train", tmp_path / "train.txt", "--evaluate", tmp_path / "test.txt", "--steps", 2, "--length", 32)
 
 
-@pytest.mark.parametrize("name", ["finetune.py", "finetune_lora.py", "distill.py"])
-def test_retraining(tmp_path, monkeypatch, capsys, text, name):
+@dataclass
+class SFTConfig(TrainingArguments):
+    """Stands in for TRL's, with the fields that the example sets."""
+
+    max_length: int = 1024
+    packing: bool = False
+    packing_strategy: str = "bfd"
+
+
+class SFTTrainer(Trainer):
+    """Stands in for TRL's: it makes sequences of the texts itself."""
+
+    def __init__(self, model, args, train_dataset, processing_class, callbacks):
+        assert args.packing and args.packing_strategy == "wrapped"
+        ids = processing_class("\n".join(train_dataset["text"]))["input_ids"]
+        windows = zip(*[iter(ids)] * args.max_length)
+        data = [{"input_ids": torch.tensor(window), "labels": torch.tensor(window)} for window in windows]
+        super().__init__(model, args, train_dataset=data, callbacks=callbacks)
+
+
+@pytest.fixture
+def trl(monkeypatch):
+    """TRL, or what stands in for it where it is not installed: no requirement of the tests brings it."""
+    if importlib.util.find_spec("trl") is None:
+        stand_in = ModuleType("trl")
+        stand_in.SFTConfig, stand_in.SFTTrainer = SFTConfig, SFTTrainer
+        monkeypatch.setitem(sys.modules, "trl", stand_in)
+
+
+@pytest.mark.parametrize(
+    "name, flags",
+    [
+        ("finetune.py", ()),
+        ("finetune_lora.py", ()),
+        ("finetune_trl.py", ()),
+        ("finetune_trl.py", ("--lora",)),
+        ("distill.py", ()),
+    ],
+)
+def test_retraining(tmp_path, monkeypatch, capsys, text, trl, name, flags):
     prepare(tmp_path, 0)
+    if name == "finetune_trl.py":
+        lines = [json.dumps({"text": line}) for line in text[1].read_text().split("\n\n")]
+        (tmp_path / "train.jsonl").write_text("\n".join(lines))
+        text = ("--train", tmp_path / "train.jsonl", *text[2:], *flags)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "dense")
     NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform")).prune(model)
     zeros = zeros_of(model)
@@ -158,9 +204,10 @@ def test_prune_and_compare(tmp_path, capsys):
 
 
 def test_run_faster_and_fine_tune(tmp_path, capsys):
-    found = run_notebook("run_faster_and_fine_tune.ipynb", STEPS=2, **small(tmp_path))
+    found = run_notebook("run_faster_and_fine_tune.ipynb", STEPS=2, WIDTH=256, **small(tmp_path))
     assert found["tuned"] < found["pruned"]
     assert found["zeros"] == pytest.approx(0.7, abs=1e-3)
     printed = capsys.readouterr().out
     assert "tokens per second dense" in printed and "70% zeros" in printed
+    assert found["packed"].packing.packed == 7 and found["wide"].lm_head.weight.dtype == torch.bfloat16
     assert (tmp_path / "sparse" / "tokenizer.json").exists() and found["model"].packing is not None

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from ..display import format_bytes, format_html
 from ..model.packed_modules import packed_modules
 from ..system.notes import get_logger
 
@@ -13,7 +14,7 @@ logger = get_logger(__name__)
 
 @dataclass
 class PackingSummary:
-    """What `sparsify` did, as `model.packing`.
+    """What `sparsify` did, as `model.packing`. `print(model.packing)` shows it as a sentence, a notebook as a table.
 
     Args:
         packed (`int`): packed weights, of which a mixture of experts has two.
@@ -33,6 +34,15 @@ class PackingSummary:
         if self.left_dense:
             text += "; left dense: " + ", ".join(f"{name} ({why})" for name, why in self.left_dense.items())
         return text
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ["packed weights", f"{self.packed:,}"],
+            ["bytes packed", format_bytes(self.packed_bytes)],
+            ["bytes dense", format_bytes(self.dense_bytes)],
+            *([f"left dense: {name}", why] for name, why in self.left_dense.items()),
+        ]
+        return format_html(["", "packed model"], rows)
 
 
 def summarize(model: nn.Module, left_dense: dict[str, str], saved_packed: bool) -> None:

@@ -1,0 +1,55 @@
+"""Fine-tune a sparse model with TRL's SFTTrainer: every weight that was pruned stays zero, with LoRA too.
+
+python examples/finetune_trl.py --model qwen3-70 --train train.jsonl --evaluate wikitext2 --output qwen3-70-tuned
+
+Each line of train.jsonl is {"text": "..."}. It needs `pip install trl peft`.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from datasets import load_dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+
+from optimum_neuronal import SparsityCallback, evaluate_perplexity, keep_lora_sparse
+
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--model", required=True, help="Hub id or directory of a sparse model")
+parser.add_argument("--train", type=Path, required=True, help="jsonl file with training text")
+parser.add_argument("--evaluate", default="wikitext2", help="test text (default: wikitext2)")
+parser.add_argument("--output", type=Path, required=True, help="directory for the tuned model")
+parser.add_argument("--steps", type=int, default=200, help="(default: 200)")
+parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
+parser.add_argument("--lora", action="store_true", help="train LoRA and merge it, instead of all weights")
+args = parser.parse_args()
+
+model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+tokenizer = AutoTokenizer.from_pretrained(args.model)
+print(f"before: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
+
+if args.lora:  # not by SFTTrainer's peft_config: keep_lora_sparse comes before training
+    model = keep_lora_sparse(get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")))
+arguments = SFTConfig(
+    args.output / "checkpoints",
+    max_steps=args.steps,
+    max_length=args.length,
+    packing=True,
+    packing_strategy="wrapped",  # text is cut into sequences of max_length tokens
+    per_device_train_batch_size=8,
+    learning_rate=2e-3 if args.lora else 5e-4,
+    lr_scheduler_type="cosine",
+    save_strategy="no",
+    report_to="none",
+    bf16=False,  # as the model is; TRL's default is bfloat16, which not every processor computes with
+)
+data = load_dataset("json", data_files=str(args.train), split="train")
+SFTTrainer(model, arguments, train_dataset=data, processing_class=tokenizer, callbacks=[SparsityCallback()]).train()
+
+model = model.merge_and_unload() if args.lora else model
+print(f"after: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
+model.save_pretrained(args.output)
+tokenizer.save_pretrained(args.output)
