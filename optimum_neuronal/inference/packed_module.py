@@ -34,13 +34,13 @@ class PackedBuffers(PackedModule):
         self.columns, self.transposed = rows.shape[1], transposed
         self.kind, self.owned = rows.kind, rows.names
         for name in rows.names:
-            self.register_buffer(name, getattr(rows, name).detach())
+            self.register_buffer(name, _as_bytes(getattr(rows, name).detach()))
         self.checked = True
 
     @property
     def rows(self) -> Rows:
         """Return the rows, which share the buffers. Raise `RuntimeError` if parts were set since and do not agree."""
-        rows = rows_of(self.kind, [getattr(self, name) for name in self.owned], self.columns)
+        rows = rows_of(self.kind, [_of_bytes(getattr(self, name)) for name in self.owned], self.columns)
         if not self.checked and not self.held.is_meta:
             try:
                 rows.check()
@@ -113,9 +113,9 @@ class PackedBuffers(PackedModule):
             except ValueError as error:
                 errors.append(f"{prefix}{self.owned[1]} is damaged: {error}.")
                 return
-        for name in given.keys() & {"values", "codes"}:
-            if len(given[name]) != len(getattr(self, name)):
-                setattr(self, name, getattr(self, name).new_empty(len(given[name])))
+        for name in given.keys() & {"values", "codes", "scales"}:
+            if given[name].shape != getattr(self, name).shape:
+                setattr(self, name, getattr(self, name).new_empty(given[name].shape))
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors
         )
@@ -137,13 +137,14 @@ class PackedBuffers(PackedModule):
             return
         for name, tensor in parts.items():
             own = getattr(self, name)
-            if tensor.ndim != own.ndim or (name == self.owned[0] and len(tensor) != len(own)):
+            other_form = tensor.ndim != own.ndim and name != "scales"  # of which there are short and other ones
+            if other_form or (name == self.owned[0] and len(tensor) != len(own)):
                 raise ValueError(f"its {name} have shape {list(tensor.shape)}: expected {list(own.shape)}")
         held = next(name for name in self.owned if getattr(self, name) is self.held)
         if parts[held].dtype not in DTYPES and not (converted and parts[held].is_floating_point()):
             raise ValueError(f"its {held} have dtype {parts[held].dtype}: expected {', '.join(map(str, DTYPES))}")
         tensors[self.owned.index(held)] = parts[held].to(self.held.dtype) if converted else parts[held]
-        rows_of(self.kind, tensors, self.columns).check()
+        rows_of(self.kind, [_of_bytes(tensor) for tensor in tensors], self.columns).check()
 
     def extra_repr(self) -> str:
         rows = self.rows
@@ -208,6 +209,16 @@ def take_place(new: nn.Module, old: nn.Module) -> nn.Module:
     for name in HOOKS:
         setattr(new, name, getattr(old, name))
     return new
+
+
+def _as_bytes(part: torch.Tensor) -> torch.Tensor:
+    """View 16-bit scales of shape (out, groups) as bytes of shape (out, groups, 2): DDP cannot broadcast int16 buffers."""
+    return part.unsqueeze(-1).view(torch.uint8) if part.dtype == torch.int16 else part
+
+
+def _of_bytes(part: torch.Tensor) -> torch.Tensor:
+    """Undo [`_as_bytes`]."""
+    return part.view(torch.int16).squeeze(-1) if part.dtype == torch.uint8 and part.ndim == 3 else part
 
 
 def _keeps_content(function, device: torch.device) -> bool:

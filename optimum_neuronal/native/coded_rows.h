@@ -108,12 +108,14 @@ static int coded_product(const Job *weight, const Kernel *how, int dtype, int by
     if (!arranged)
         return NO_MEMORY;
     memset(arranged, 0, all);
-    float *x_scales = (float *)(void *)(arranged + numbers);
+    float *x_scales = (float *)(void *)(arranged + numbers), factors[MOST_ROWS];
     if (bytes)
         arrange_bytes(x, dtype, taken, columns, count, (int8_t *)arranged, x_scales);
-    else
+    else {
         arrange(x, dtype, taken, columns, count, how, arranged);
-    Product product = {*weight, how->rows[which], count, dtype, taken, rows, bias, y};
+        lower((float *)(void *)arranged, taken, columns, count, how, factors);
+    }
+    Product product = {*weight, how->rows[which], count, dtype, taken, rows, bias, y, bytes ? NULL : factors};
     product.job.x = arranged;
     product.job.x_scales = x_scales;
     each_chunk(rows, chunk_rows(rows, threads), threads, multiply, &product);

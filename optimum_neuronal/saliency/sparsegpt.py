@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import torch
 
+from ..engine.statistics import wide_dtype
 from ..sparsity.masks import ColumnPattern, mask_groups, mask_whole
 from ..validation import check_count, check_number
 from .base import DampenedHessian, WeightUpdate, check_sparsity, register_saliency
@@ -76,9 +77,14 @@ class SparseGPT(WeightUpdate):
 
 
 def _inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
-    """Return the upper Cholesky factor of the inverse; None if there is none in float32."""
-    factor, failed = torch.linalg.cholesky_ex(matrix)
+    """Return the upper Cholesky factor of the inverse, float32; None if there is none.
+
+    It is computed in float64: in float32 its error is the matrix's condition number times as large, 1e-5 and more, and
+    differs between processors, which turns masks around and moves perplexities by percents.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix.to(wide_dtype(matrix.device)))
     if bool(failed):
         return None
     inverse, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+    inverse = inverse.to(matrix.dtype)
     return None if bool(failed) or not bool(torch.isfinite(inverse).all()) else inverse

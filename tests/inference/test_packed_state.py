@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from several_processes import in_processes
+from torch import distributed, nn
 from torch.autograd import forward_ad
+from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from optimum_neuronal import densify, evaluate_perplexity, sparsify
@@ -34,6 +36,11 @@ def modules():
 @pytest.fixture(params=range(3), ids=["values", "codes", "levels"])
 def module(request):
     return list(modules())[request.param]
+
+
+def with_wide_scales():
+    """A module whose weights are so large that its scales are no short ones."""
+    return PackedLinear(pack_rows(1000 * sparse(), False, ValueFormat(3, "int8"))).eval()
 
 
 def compute(module):
@@ -133,3 +140,32 @@ def test_perplexity_with_a_head_in_8_bits(tied):
     model = sparsify(model, embedding_bits=8)
     rounded = evaluate_perplexity(densify(copy.deepcopy(model)), None, ids)
     assert evaluate_perplexity(model, None, ids) == pytest.approx(rounded, rel=1e-2)
+
+
+def test_short_scales_give_way_to_others_and_the_reverse():
+    short, wide = list(modules())[1], with_wide_scales()
+    assert (short.rows.scales.dtype, wide.rows.scales.dtype) == (torch.uint8, torch.int16)
+    for source, target in [(short, with_wide_scales()), (wide, copy.deepcopy(short))]:
+        target.load_state_dict(copy.deepcopy(source.state_dict()))
+        assert torch.equal(target.dense(), source.dense()) and torch.equal(compute(target), compute(source))
+
+
+def _broadcast_in_two(rank, count):
+    """The second process holds other weights: DistributedDataParallel gives it those of the first, before each forward too."""
+    for module in (*modules(), with_wide_scales()):
+        expected = compute(module)
+        width = expected.shape[-1]
+        trained = nn.Linear(width, 1).bfloat16()
+        x = torch.arange(8) if isinstance(module, PackedEmbedding) else torch.ones(2, 192, dtype=torch.bfloat16)
+        if rank:
+            getattr(module, "scales" if "scales" in module.owned else "values").zero_()
+        model = DistributedDataParallel(nn.Sequential(module, trained), broadcast_buffers=True)
+        model.train()
+        module.eval()
+        model(x).sum().backward()
+        assert torch.equal(compute(module), expected) and trained.weight.grad is not None
+        distributed.barrier()
+
+
+def test_buffers_are_broadcast_by_distributed_data_parallel(tmp_path):
+    in_processes(2, _broadcast_in_two, tmp_path)

@@ -5,7 +5,8 @@ import torch
 from random_layers import hessian_of, inputs, weights
 from trained import loss
 
-from optimum_neuronal.saliency.sparsegpt import SparseGPT
+from optimum_neuronal.saliency.base import DampenedHessian
+from optimum_neuronal.saliency.sparsegpt import SparseGPT, _inverse_factor
 from optimum_neuronal.sparsity.masks import ColumnPattern
 
 
@@ -91,3 +92,13 @@ def test_bad_arguments_are_refused():
     ]:  # fmt: skip
         with pytest.raises(error, match=f"{name} is {value!r}"):
             SparseGPT(**{name: value})
+
+
+def test_the_factor_is_exact_to_float32_where_inputs_are_nearly_the_same():
+    """Else it depends on the order in which a processor sums, and masks and perplexities with it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(512, 1, generator=generator) + 0.05 * torch.randn(512, 128, generator=generator)
+    matrix = DampenedHessian(x.T @ x, 0.01, "layer").matrix
+    exact = torch.linalg.cholesky(torch.linalg.inv(matrix.double()), upper=True)
+    error = (_inverse_factor(matrix).double() - exact).norm() / exact.norm()
+    assert error < 1e-7
