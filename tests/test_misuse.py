@@ -1,11 +1,18 @@
-"""Every public function with values of every wrong type: the error is ours, names what came, and nothing is done."""
+"""Every public function with values of every wrong type, and calls that are refused for what they are called on.
 
+The error is ours and names what came, and nothing is done.
+"""
+
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
+from packed import assert_same_state
+from sparse import make_sparse
 
 import optimum_neuronal
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
@@ -135,3 +142,116 @@ def test_a_value_of_the_wrong_type(case, parameter, tmp_path, monkeypatch):
         message = str(error.value)
         assert message.rstrip().endswith((".", "?")) and len(message.split()) > 4, f"{kind}: a raw error: {message!r}"
         assert not list(tmp_path.iterdir()), f"{kind}: something is written"
+
+
+def packed_model():
+    return optimum_neuronal.sparsify(make_sparse())
+
+
+def adapted(model, merged: bool = False):
+    model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    if merged:
+        model.merge_adapter()
+    return model
+
+
+def dense_weight_of(model) -> dict[str, torch.Tensor]:
+    return {
+        "model.layers.0.mlp.up_proj.weight": torch.ones(model.get_submodule("model.layers.0.mlp.up_proj").dense_shape)
+    }
+
+
+def damaged_part_of(model) -> dict[str, torch.Tensor]:
+    """Return one packed weight whose values are too few."""
+    name = "model.layers.0.mlp.up_proj."
+    parts = {key: value.clone() for key, value in model.state_dict().items() if key.startswith(name)}
+    return {**parts, f"{name}values": parts[f"{name}values"][:-1]}
+
+
+def dense(**overrides):
+    return make_model("llama", **overrides)
+
+
+def with_nan():
+    model = dense()
+    model.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")
+    return model
+
+
+# What is called -> the model that it is called on, and the call, with a folder that holds a file of the user's.
+REFUSED = {
+    "prune: token ids beyond the vocabulary": (dense, lambda m, d: make_pruner().prune(m, ids() + 10**6)),
+    "prune: too few sequences": (dense, lambda m, d: make_pruner().prune(m, ids()[:2])),
+    "prune: no calibration": (dense, lambda m, d: make_pruner().prune(m)),
+    "prune: targets that match nothing": (dense, lambda m, d: make_pruner(targets=["gone"]).prune(m, ids())),
+    "prune: work_dir is a file": (dense, lambda m, d: make_pruner().prune(m, ids(), work_dir=d / "own.txt")),
+    "prune: a weight that is not finite": (with_nan, lambda m, d: make_pruner().prune(m, ids())),
+    "prune: sparse already": (make_sparse, lambda m, d: make_pruner().prune(m, ids())),
+    "prune: packed": (packed_model, lambda m, d: make_pruner().prune(m, ids())),
+    "prune: with adapters": (lambda: adapted(dense()), lambda m, d: make_pruner().prune(m, ids())),
+    "save_pretrained: into a file": (dense, lambda m, d: optimum_neuronal.save_pretrained(m, d / "own.txt")),
+    "save_pretrained: below a file": (dense, lambda m, d: optimum_neuronal.save_pretrained(m, d / "own.txt" / "new")),
+    "save_pretrained: packed, a variant": (
+        make_sparse, lambda m, d: optimum_neuronal.save_pretrained(m, d, "packed", variant="fp16")),
+    "save_pretrained: no such size": (make_sparse, lambda m, d: optimum_neuronal.save_pretrained(m, d, max_shard_size="x")),
+    "its own save_pretrained: packed, a state dict": (
+        packed_model, lambda m, d: m.save_pretrained(d, state_dict=dense().state_dict())),
+    "save: a model that another pruner has pruned": (make_sparse, lambda m, d: pruned().save(m, d / "new")),
+    "convert: no model there": (dense, lambda m, d: optimum_neuronal.convert_checkpoint(d, "packed", d / "new")),
+    "sparsify: dense": (dense, lambda m, d: optimum_neuronal.sparsify(m)),
+    "sparsify: dense, few bits": (dense, lambda m, d: optimum_neuronal.sparsify(m, value_bits=4)),
+    "sparsify: twice, few bits": (packed_model, lambda m, d: optimum_neuronal.sparsify(m, value_bits=4)),
+    "sparsify: twice, head": (packed_model, lambda m, d: optimum_neuronal.sparsify(m, embedding_bits=8)),
+    "sparsify: no such bits": (make_sparse, lambda m, d: optimum_neuronal.sparsify(m, value_bits=5)),
+    "sparsify: no such activations": (make_sparse, lambda m, d: optimum_neuronal.sparsify(m, 4, activations="int4")),
+    "sparsify: with adapters": (lambda: adapted(make_sparse()), lambda m, d: optimum_neuronal.sparsify(m)),
+    "load_state_dict: dense into packed": (packed_model, lambda m, d: m.load_state_dict(dense_weight_of(m), strict=False)),
+    "load_state_dict: damaged into packed": (
+        packed_model, lambda m, d: m.load_state_dict(damaged_part_of(m), strict=False)),
+    "forward: packed, in training": (
+        packed_model, lambda m, d: m(inputs_embeds=torch.ones(1, 4, m.config.hidden_size, requires_grad=True))),
+    "keep_sparsity: dense": (dense, lambda m, d: optimum_neuronal.keep_sparsity(m)),
+    "keep_sparsity: packed": (packed_model, lambda m, d: optimum_neuronal.keep_sparsity(m)),
+    "keep_lora_sparse: no adapters": (make_sparse, lambda m, d: optimum_neuronal.keep_lora_sparse(m)),
+    "keep_lora_sparse: dense": (lambda: adapted(dense()), lambda m, d: optimum_neuronal.keep_lora_sparse(m)),
+    "keep_lora_sparse: merged": (
+        lambda: adapted(make_sparse(), merged=True), lambda m, d: optimum_neuronal.keep_lora_sparse(m)),
+    "evaluate_perplexity: too little text": (
+        dense, lambda m, d: optimum_neuronal.evaluate_perplexity(m, None, ids()[:1, :4], seq_length=16)),
+    "compare: no such top-up": (dense, lambda m, d: optimum_neuronal.compare(m, dataset=ids(), topups=["gone"])),
+    "compare: sparse already": (
+        make_sparse, lambda m, d: optimum_neuronal.compare(
+            m, dataset=ids(), evaluate={"own": ids()}, topups=["uniform"], sparsities=[0.5], num_samples=12)),
+}  # fmt: skip
+
+
+def about(model) -> dict:
+    """Everything of a model but its weights that a call might leave behind."""
+    modules = {name: module for name, module in model.named_modules(remove_duplicate=False)}
+    hooks = [name for name in vars(torch.nn.Module()) if "hook" in name]
+    return {
+        "classes": {name: type(module) for name, module in modules.items()},
+        "modes": {name: module.training for name, module in modules.items()},
+        "hooks": {name: [list(getattr(module, hook) or ()) for hook in hooks] for name, module in modules.items()},
+        "own": {name: sorted(vars(module)) for name, module in modules.items()},
+        "trained": {name: (p.requires_grad, p.grad) for name, p in model.named_parameters()},
+        "config": model.config.to_dict(),
+        "generation": model.generation_config.to_dict(),
+    }
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_refused_call_changes_nothing(what, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make, call = REFUSED[what]
+    model = make().train()
+    model.get_submodule("base_model.model.model.norm" if hasattr(model, "peft_config") else "model.norm").eval()
+    model.config.use_cache = True
+    (tmp_path / "own.txt").write_text("precious")
+    before, state = copy.deepcopy(about(model)), copy.deepcopy(model.state_dict())
+    with pytest.raises(OURS):
+        call(model, tmp_path)
+    assert about(model) == before
+    assert_same_state(model, state)
+    assert [path.name for path in tmp_path.iterdir()] == ["own.txt"]
+    assert (tmp_path / "own.txt").read_text() == "precious"
