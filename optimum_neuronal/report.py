@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .display import format_html, format_table
+from .files.atomic import write_durably
 
 
 REPORT_NAME = "neuronal_report.json"
@@ -81,7 +82,7 @@ class PruningReport:
         """
         path = Path(directory) / REPORT_NAME
         content = {**self.to_dict(), "files": sorted({*files, REPORT_NAME})}
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_durably(path, (json.dumps(content, indent=2) + "\n").encode())
         return path
 
     def __repr__(self) -> str:

@@ -81,12 +81,14 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
 
 @contextmanager
 def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield the staging folder of [`replaced_directory`]; errors while it is written say that nothing was changed."""
-    with replaced_directory(path, belongs, last=CONFIG) as staging:
-        try:
+    """Yield the staging folder of [`replaced_directory`]; errors of the disk say that nothing was changed."""
+    try:
+        with replaced_directory(path, belongs, last=CONFIG) as staging:
             yield staging
-        except (OSError, SafetensorError) as error:
-            raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
+    except FileExistsError:  # says itself what is in the way
+        raise
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"Saving to {path} failed, and its files are as they were: {error}") from error
 
 
 def write_model(model: PreTrainedModel, folder: Path, format: str, **kwargs: Any) -> None:

@@ -57,6 +57,7 @@ class SpeedCommand(Command):
         from ..evaluation.quantized import EAGER, FORMS
         from ..evaluation.speed import measure_speed
         from ..evaluation.speed_figure import plot_speed
+        from ..files.atomic import write_durably
 
         args = self.args
         if args.threads:
@@ -69,7 +70,7 @@ class SpeedCommand(Command):
             write(EAGER)
         if args.plots:
             for suffix, content in plot_speed(report).items():
-                Path(args.plots + suffix).write_bytes(content)
+                write_durably(Path(args.plots + suffix), content)
 
     def _load(self):
         """Return the model in its forms, the growth of the process with each, and the reasons why some are missing."""

@@ -2,14 +2,13 @@
 
 The new files are written and brought to the disk in a hidden *staging* folder first. A directory that does not exist yet
 then appears by one renaming. Into one that exists, the files are moved one by one: the file without which the directory
-is no model is removed first and moved last. A kill between these moves loses nothing: what was not moved yet is whole in
-the staging folder, until the next save removes it.
+is no model is moved away first and moved in last. A kill between these moves loses nothing: what was not moved yet is whole
+in the staging folder, until the next save removes it. After an error or Ctrl-C between these moves, everything is moved back.
 
 What is written survives a power cut. What a program has written may otherwise be in memory alone for half a minute.
 """
 
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +18,15 @@ from .scratch import remove_left_over, scratch_directory
 
 
 STAGING = ".saving"  # the staging folder's name begins with it
+REPLACED = "replaced"  # a folder beside it, for old files that the new ones replace
 
 
 @contextmanager
 def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], last: str) -> Iterator[Path]:
     """Yield an empty staging folder, and move its files into the directory when the block ends.
 
-    An exception in the block leaves the directory as it was. Staging folders of killed processes are removed first.
+    An exception, in the block or while files are moved, leaves the directory as it was. Staging folders of killed processes
+    are removed first.
 
     Args:
         directory (`str` or `Path`): may exist or not; of a symbolic link, the directory that it points to.
@@ -48,8 +49,7 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
         if path.exists():
             _move_files(staging, path, belongs, last)
         else:
-            staging.rename(path)
-            directory_to_disk(path.parent)
+            _move_folder(staging, path)
 
 
 def _check_kinds(new: Path, old: Path) -> None:
@@ -61,21 +61,41 @@ def _check_kinds(new: Path, old: Path) -> None:
             raise FileExistsError(f"{place} is a {kind} in the way: rename it or choose another directory.")
 
 
+def _move_folder(staging: Path, path: Path) -> None:
+    """Give a new directory its name, or leave nothing."""
+    try:
+        staging.rename(path)
+        directory_to_disk(path.parent)
+    except BaseException:
+        if not staging.exists():
+            path.rename(staging)
+        raise
+
+
 def _move_files(staging: Path, path: Path, belongs: Callable[[str], bool], last: str) -> None:
-    """Replace the old files by the new ones. The order holds after a power cut too."""
-    new = sorted(os.listdir(staging), key=lambda name: name == last)
-    (path / last).unlink(missing_ok=True)
-    directory_to_disk(path)
-    for entry in list(os.scandir(path)):
-        if entry.is_file() and belongs(entry.name) and entry.name not in new:
-            os.unlink(entry.path)
-    for name in new:
-        if name == last:
-            directory_to_disk(path)
-        if (path / name).is_dir():
-            shutil.rmtree(path / name)
-        os.replace(staging / name, path / name)
-    directory_to_disk(path)
+    """Replace the old files by the new ones, or leave all as they were. The order holds after a power cut too."""
+    new, aside = sorted(os.listdir(staging), key=lambda name: name == last), staging.with_name(REPLACED)
+    old = [e.name for e in os.scandir(path) if e.name in (*new, last) or (e.is_file() and belongs(e.name))]
+    old.sort(key=lambda name: name != last)
+    aside.mkdir()
+    try:
+        for name in old:
+            os.rename(path / name, aside / name)
+            if name == last:
+                directory_to_disk(path)
+        for name in new:
+            if name == last:
+                directory_to_disk(path)
+            os.replace(staging / name, path / name)
+        directory_to_disk(path)
+    except BaseException:
+        for name in reversed(new):
+            if not os.path.lexists(staging / name):
+                os.rename(path / name, staging / name)
+        for name in reversed(old):
+            if os.path.lexists(aside / name):
+                os.rename(aside / name, path / name)
+        raise
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -86,7 +106,7 @@ def write_durably(path: Path, content: bytes) -> None:
         content (`bytes`): all of it.
 
     Raises:
-        `OSError`: it cannot be written; it is as it was.
+        `OSError`: it cannot be written, and is as it was or new; the message names it.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -95,10 +115,12 @@ def write_durably(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+        directory_to_disk(path.parent)  # the renaming too
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # a full disk names no file
         raise
-    directory_to_disk(path.parent)  # the renaming too
 
 
 def tree_to_disk(directory: Path) -> None:

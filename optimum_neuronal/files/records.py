@@ -123,7 +123,6 @@ class Records:
 
 def _begin(directory: Path, identity: dict[str, Any]) -> Path | None:
     """Mark a directory as this prune's, and return it. Returns None if its disk is full."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / IDENTITY
     before = _read_identity(path)
     if before is not None:
@@ -133,9 +132,10 @@ def _begin(directory: Path, identity: dict[str, Any]) -> Path | None:
                 "delete that directory to begin anew."
             )
         return directory
-    if any(not OWN_FILE.fullmatch(entry.name) for entry in directory.iterdir()):
+    if directory.exists() and any(not OWN_FILE.fullmatch(entry.name) for entry in directory.iterdir()):
         raise ValueError(f"{directory} holds something else than an unfinished prune: choose another.")
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         write_durably(path, json.dumps(identity, indent=2).encode())
     except OSError as error:
         if error.errno not in FULL:
@@ -247,9 +247,9 @@ def acquired(file: Path) -> FileLock:
         `BlockingIOError`: another process holds it; the message names the process.
         `OSError`: the file cannot be made, or is a symbolic link.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file, blocking=False, thread_local=False)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
         file.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
     except Timeout as error:
@@ -260,6 +260,6 @@ def acquired(file: Path) -> FileLock:
             f"{file.parent} is in use by {holder or 'another process'}: wait for it to end, or choose another directory."
         ) from error
     except OSError as error:
-        if error.errno not in (*NO_LOCKS, errno.ENOSPC):  # a full disk: the lock holds without a name
+        if error.errno not in (*NO_LOCKS, *FULL):  # a full disk: the lock has no name
             raise
     return lock

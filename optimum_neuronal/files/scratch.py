@@ -42,10 +42,15 @@ def _make(place: Path, stem: str) -> tuple[Path, FileLock]:
         directory = place / f"{stem}-{uuid.uuid4().hex[:8]}"
         directory.mkdir()
         lock = FileLock(directory / LOCK)
-        with suppress(FileNotFoundError):  # another process removed it before it was locked
-            lock.acquire()
-            (directory / CONTENT).mkdir()
-            return directory, lock
+        try:
+            with suppress(FileNotFoundError):  # another process removed it before it was locked
+                lock.acquire()
+                (directory / CONTENT).mkdir()
+                return directory, lock
+        except BaseException:  # a full disk
+            lock.release()
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
 
 
 def remove_left_over(place: Path, stem: str) -> None:

@@ -140,8 +140,14 @@ def cached_library() -> Path:
 
 
 def cache_folder() -> Path:
-    """The folder of compiled libraries in the user's cache: below XDG_CACHE_HOME, else ~/.cache."""
+    """The folder of compiled libraries in the user's cache: below XDG_CACHE_HOME, else ~/.cache.
+
+    Raises:
+        [`BuildError`]: there is no home directory, or these are relative, so that each working directory had its own cache.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    if not os.path.isabs(base):
+        raise BuildError(f"the cache directory {base} is not absolute: set HOME or XDG_CACHE_HOME")
     return Path(os.path.realpath(base)) / "optimum_neuronal" / "native"
 
 

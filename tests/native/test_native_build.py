@@ -1,11 +1,13 @@
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
+from full_disk import FullDisk, count_calls, files
 
 from optimum_neuronal.native import build
 
@@ -110,6 +112,34 @@ def test_a_cache_that_cannot_be_written(make_compiler, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(build.BuildError, match="the cache directory .* cannot be used: Not a directory"):
         build.cached_library()
+
+
+def test_a_disk_that_is_full_at_any_call(cache, make_compiler):
+    """An error in words, and no library or half of one; with room again it is compiled."""
+    make_compiler()
+    calls = count_calls(build.cached_library)
+    for number in range(1, calls + 1):
+        shutil.rmtree(cache.parents[1])
+        with pytest.raises(build.BuildError, match="the cache directory .* cannot be used: No space left on device"):
+            FullDisk(number).run(build.cached_library)
+        assert {Path(name).name for name in files(cache.parents[1])} <= {"lock"}
+        assert build.cached_library().read_text() == "compiled\n"
+    assert calls > 3
+
+
+@pytest.mark.parametrize("variables", [{"XDG_CACHE_HOME": "cache"}, {"HOME": "home"}, {}])
+def test_no_cache_in_the_working_directory(tmp_path, monkeypatch, variables):
+    """Where there is no home directory, as for a user without an entry, "~" stays what it is."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if not variables:
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(build.BuildError, match="^the cache directory .* is not absolute: set HOME or XDG_CACHE_HOME$"):
+        build.cached_library()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="the superuser may write everywhere")
