@@ -77,13 +77,24 @@ class CommandParser(argparse.ArgumentParser):
     """A parser that shows its own usage for an unknown flag; `argparse` leaves that to the parser of all commands."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parse as `argparse` does, but raise for unknown arguments, with the closest flag."""
+        """Parse as `argparse` does, but raise for unknown arguments, with the closest flag.
+
+        Unknown flags come first: a required one that is misspelled would only be said to be missing.
+        """
+        words = sys.argv[1:] if args is None else list(args)
+        flags = [word for word in words if word.startswith("--") and " " not in word]
+        for flag in flags[: flags.index("--") if "--" in flags else None]:
+            name = flag.partition("=")[0]
+            if not any(option.startswith(name) for option in self._option_string_actions):  # it may be shortened
+                self._refuse(flag)
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            flag = next((word for word in unknown if word.startswith("-")), unknown[0])
-            known = [option for option in self._option_string_actions if option.startswith("--")]
-            self.error(f"unrecognized argument: {flag}.{did_you_mean(flag.partition('=')[0], known)}")
+            self._refuse(next((word for word in unknown if word.startswith("-")), unknown[0]))
         return namespace, unknown
+
+    def _refuse(self, word: str) -> None:
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        self.error(f"unrecognized argument: {word}.{did_you_mean(word.partition('=')[0], known)}")
 
 
 def describe(parser: argparse.ArgumentParser, usage: str, description: str, examples: Sequence[str]) -> None:

@@ -84,6 +84,13 @@ def test_help_and_unknown_flags(capsys):
             parser.parse_known_args(words)
         shown = capsys.readouterr().err
         assert stop.value.code == 2 and shown.startswith("usage: tool") and message in shown
+    assert parser.parse_args(["--data=c4"]).dataset == "c4", "shortened"
+    parser.add_argument("name", nargs="*")
+    assert parser.parse_args(["--dataset", "c4", "--", "--datset"]).name == ["--datset"]
+    parser.add_argument("--model", required=True)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--modle", "me/model"])
+    assert "unrecognized argument: --modle. Did you mean '--model'?" in capsys.readouterr().err
     describe(parser, "--dataset NAME", "What it does.", ("--dataset c4", ""))
     shown = parser.format_help()
     assert shown.startswith("usage: tool --dataset NAME\n\nWhat it does.")
