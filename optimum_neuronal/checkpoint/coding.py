@@ -66,7 +66,8 @@ class PrunedCoding:
         found = self._code(name, tensor)
         if found is None or found[0].nbytes >= tensor.numel() * tensor.element_size():
             return None
-        (weight, transposed), dtype, shape = found, DTYPE_NAMES[tensor.dtype], list(tensor.shape)
+        weight, transposed = found
+        dtype, shape = DTYPE_NAMES[weight.dtype], list(tensor.shape)
         facts = {"shape": shape, "bits": weight.bits, "group": GROUP, "dtype": dtype}
         if transposed:
             facts["transposed"] = True
@@ -131,7 +132,7 @@ class HeadCoding:
         weight = self._code(name, tensor) if name in self.names else None
         if weight is None or weight.nbytes >= tensor.numel() * tensor.element_size():
             return None
-        dtype, shape = DTYPE_NAMES[tensor.dtype], list(tensor.shape)
+        dtype, shape = DTYPE_NAMES[weight.dtype], list(tensor.shape)
         facts = {"shape": shape, "mask": False, "bits": BITS, "group": GROUP, "dtype": dtype}
         return weight.parts(name), facts, int8_seed(name, dtype, shape)
 

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from ..model.load_model import MOST_LAYERS, load_skeleton
 from ..validation import check_path
 from .names import ADAPTER_CONFIG, ADAPTER_FILES, CONFIG, DENSE_INDEX, FOREIGN_SUFFIXES, WEIGHT_FILES, is_of_weights
-from .packed_reading import check_shapes, check_tensors, open_checkpoint
+from .packed_reading import check_fit, check_tensors, open_checkpoint
 from .safe_files import check_config_file, dense_files, read_json
 from .sparsity_config import read_sparsity_config
 from .stored_format import stored_format
@@ -79,7 +79,7 @@ class Checkpoint:
         except Exception:  # of any kind: the values of a config may be anything
             return
         # transformers leaves out tensors of dense files that the model does not have
-        check_shapes([w for w in self.weights if self.format == "packed" or w.name in parameters], parameters)
+        check_fit([w for w in self.weights if self.format == "packed" or w.name in parameters], parameters)
 
 
 def _is_cheap(value: Any, key: str = "") -> bool:

@@ -160,8 +160,8 @@ def check_tensors(path: Path, found: set[str], index: Path, listed: set[str]) ->
         )
 
 
-def check_shapes(weights: Iterable[StoredWeight], parameters: Mapping[str, torch.Tensor]) -> None:
-    """Raise `ValueError` if a weight does not fit into its model.
+def check_fit(weights: Iterable[StoredWeight], parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise `ValueError` if a weight does not fit into its model: by its shape, or as integers where floats belong.
 
     Args:
         weights (`Iterable[StoredWeight]`): of the checkpoint.
@@ -174,6 +174,11 @@ def check_shapes(weights: Iterable[StoredWeight], parameters: Mapping[str, torch
         if parameter is not None and tuple(parameter.shape) != weight.shape:
             raise ValueError(
                 f"{weight.path}: {weight.name} has the shape {weight.shape}, but the model's {tuple(parameter.shape)}."
+            )
+        if parameter is not None and parameter.is_floating_point() and not weight.dtype.is_floating_point:
+            raise ValueError(
+                f"{weight.path}: {weight.name} has the dtype {weight.get_dtype()}, but the model's is a floating-point weight: "
+                "the checkpoint is damaged. Download or save it again."
             )
         if parameter is None and weight.numel > largest:
             raise ValueError(

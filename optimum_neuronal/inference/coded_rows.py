@@ -34,6 +34,8 @@ class CodedRows:
         like (`Tensor`): shape (0,), of the weight's dtype, in which results are.
         shape (`tuple[int, int]`): (out, in).
         activations (`str`): `"int8"` or `"bf16"`: how inputs are multiplied.
+        rounded (`torch.dtype`, *optional*): to which elements are rounded before they become the weight's dtype: that of
+            the file, so that each reader finds the same numbers in each dtype. None: the weight's.
     """
 
     names: ClassVar[tuple[str, ...]] = ("bits", "codes", "offsets", "scales", "table", "like")
@@ -46,6 +48,7 @@ class CodedRows:
     like: torch.Tensor
     shape: tuple[int, int]
     activations: str = "int8"
+    rounded: torch.dtype | None = None
 
     @classmethod
     def of(cls, coded: CodedWeight, activations: str = "int8") -> "CodedRows":
@@ -60,14 +63,16 @@ class CodedRows:
         like = torch.empty(0, dtype=coded.dtype, device=coded.codes.device)
         short = narrow(coded.scales)
         scales = coded.scales.contiguous().view(torch.int16) if short is None else short
-        rows = cls(bits, coded.codes, offsets, scales, coded.table, like, tuple(coded.shape), activations)
+        rows = cls(bits, coded.codes, offsets, scales, coded.table, like, tuple(coded.shape), activations, coded.dtype)
         rows.check()
         return rows
 
     def to_packed(self) -> CodedWeight:
         """The weight as files hold it; codes are shared, and bits too if in % 64 == 0."""
         mask = close_up(self.bits, self.shape)
-        return CodedWeight(mask, self.codes, widen(self.scales), self.table, self.value_bits, self.dtype)
+        return CodedWeight(
+            mask, self.codes, widen(self.scales), self.table, self.value_bits, self.rounded or self.dtype
+        )
 
     @property
     def kind(self) -> str:
@@ -105,10 +110,10 @@ class CodedRows:
         return coded_linear(x, self.bits, self.codes, self.offsets, self.scales, self.table, bias, int8)
 
     def unpack(self) -> torch.Tensor:
-        """The dense matrix: scales times levels, rounded to the weight's dtype."""
-        return unpack_coded(
-            self.bits, self.codes, self.offsets, self.scales, self.table, self.shape[1], self.like.dtype
-        )
+        """The dense matrix: scales times levels, rounded, of the weight's dtype."""
+        dtype = self.rounded or self.dtype
+        dense = unpack_coded(self.bits, self.codes, self.offsets, self.scales, self.table, self.shape[1], dtype)
+        return dense.to(self.dtype)
 
     def converted(self, device: torch.device | None, dtype: torch.dtype | None) -> "CodedRows":
         """These rows on another device, or of another dtype, in which scales and levels stay as they are."""
@@ -133,8 +138,8 @@ class CodedRows:
 
     def joins(self, other: "CodedRows") -> bool:
         """Whether rows of another weight can follow these: they have to have the same table."""
-        mine = (self.shape[1], self.dtype, self.device, self.activations)
-        same = mine == (other.shape[1], other.dtype, other.device, other.activations)
+        mine = (self.shape[1], self.dtype, self.rounded, self.device, self.activations)
+        same = mine == (other.shape[1], other.dtype, other.rounded, other.device, other.activations)
         return same and torch.equal(self.table, other.table)
 
     @classmethod

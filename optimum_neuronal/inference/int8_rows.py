@@ -25,6 +25,8 @@ class Int8Rows:
         like (`Tensor`): shape (0,), of the weight's dtype, in which results are.
         shape (`tuple[int, int]`): (out, in).
         activations (`str`): `"int8"` or `"bf16"`: how inputs are multiplied.
+        rounded (`torch.dtype`, *optional*): to which elements are rounded before they become the weight's dtype: that of
+            the file, so that each reader finds the same numbers in each dtype. None: the weight's.
     """
 
     names: ClassVar[tuple[str, ...]] = ("levels", "scales", "like")
@@ -35,6 +37,7 @@ class Int8Rows:
     like: torch.Tensor
     shape: tuple[int, int]
     activations: str = "int8"
+    rounded: torch.dtype | None = None
 
     @classmethod
     def of(cls, int8: Int8Weight, activations: str = "int8") -> "Int8Rows":
@@ -45,13 +48,13 @@ class Int8Rows:
         """
         like = torch.empty(0, dtype=int8.dtype, device=int8.levels.device)
         scales = int8.scales.contiguous().view(torch.int16)
-        rows = cls(int8.levels.contiguous(), scales, like, tuple(int8.shape), activations)
+        rows = cls(int8.levels.contiguous(), scales, like, tuple(int8.shape), activations, int8.dtype)
         rows.check()
         return rows
 
     def to_packed(self) -> Int8Weight:
         """The weight as files hold it, shared."""
-        return Int8Weight(self.levels, self.scales.view(torch.bfloat16), self.dtype)
+        return Int8Weight(self.levels, self.scales.view(torch.bfloat16), self.rounded or self.dtype)
 
     @property
     def kind(self) -> str:
@@ -86,11 +89,12 @@ class Int8Rows:
         """Some rows, no others being unpacked: shape (*ids.shape, in), of the weight's dtype."""
         flat = ids.reshape(-1)
         scales = self.scales.index_select(0, flat).view(torch.bfloat16).float()
-        return scaled(self.levels.index_select(0, flat), scales).to(self.dtype).view(*ids.shape, self.shape[1])
+        found = scaled(self.levels.index_select(0, flat), scales).to(self.rounded or self.dtype)
+        return found.to(self.dtype).view(*ids.shape, self.shape[1])
 
     def unpack(self) -> torch.Tensor:
-        """The dense matrix: scales times levels, rounded to the weight's dtype."""
-        return unpack_int8(self.levels, self.scales, self.dtype)
+        """The dense matrix: scales times levels, rounded, of the weight's dtype."""
+        return unpack_int8(self.levels, self.scales, self.rounded or self.dtype).to(self.dtype)
 
     def converted(self, device: torch.device | None, dtype: torch.dtype | None) -> "Int8Rows":
         """These rows on another device, or of another dtype, in which scales and levels stay as they are."""
@@ -106,8 +110,8 @@ class Int8Rows:
 
     def joins(self, other: "Int8Rows") -> bool:
         """Whether rows of another weight can follow these."""
-        mine = (self.shape[1], self.dtype, self.device, self.activations)
-        return mine == (other.shape[1], other.dtype, other.device, other.activations)
+        mine = (self.shape[1], self.dtype, self.rounded, self.device, self.activations)
+        return mine == (other.shape[1], other.dtype, other.rounded, other.device, other.activations)
 
     @classmethod
     def joined(cls, parts: Sequence["Int8Rows"]) -> "Int8Rows":

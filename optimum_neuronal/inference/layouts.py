@@ -22,15 +22,16 @@ def lay_out(packed: PackedWeight | CodedWeight | Int8Weight, activations: str = 
     return CodedRows.of(packed, activations) if isinstance(packed, CodedWeight) else PackedRows.of(packed)
 
 
-def rows_of(kind: str, tensors: Sequence[torch.Tensor], columns: int) -> Rows:
+def rows_of(kind: str, tensors: Sequence[torch.Tensor], columns: int, rounded: torch.dtype | None = None) -> Rows:
     """The rows that consist of these tensors.
 
     Args:
         kind (`str`): `rows.kind`: `"packed"`, or what the inputs of few bits become.
         tensors (`Sequence[Tensor]`): those of `rows.names`, in that order.
         columns (`int`): of the weight.
+        rounded (`torch.dtype`, *optional*): `rows.rounded`, of values of few bits.
     """
     shape = (tensors[0].shape[0], columns)
     if kind.startswith(UNMASKED):
-        return Int8Rows(*tensors, shape, kind.removeprefix(UNMASKED))
-    return PackedRows(*tensors, shape) if kind == PackedRows.kind else CodedRows(*tensors, shape, kind)
+        return Int8Rows(*tensors, shape, kind.removeprefix(UNMASKED), rounded)
+    return PackedRows(*tensors, shape) if kind == PackedRows.kind else CodedRows(*tensors, shape, kind, rounded)

@@ -27,12 +27,13 @@ class PackedBuffers(PackedModule):
 
     Attributes:
         kind (`str`): of the rows' layout.
+        rounded (`torch.dtype`, *optional*): see the rows.
     """
 
     def __init__(self, rows: Rows, transposed: bool):
         super().__init__()
         self.columns, self.transposed = rows.shape[1], transposed
-        self.kind, self.owned = rows.kind, rows.names
+        self.kind, self.owned, self.rounded = rows.kind, rows.names, getattr(rows, "rounded", None)
         for name in rows.names:
             self.register_buffer(name, _as_bytes(getattr(rows, name).detach()))
         self.checked = True
@@ -40,7 +41,8 @@ class PackedBuffers(PackedModule):
     @property
     def rows(self) -> Rows:
         """Return the rows, which share the buffers. Raise `RuntimeError` if parts were set since and do not agree."""
-        rows = rows_of(self.kind, [_of_bytes(getattr(self, name)) for name in self.owned], self.columns)
+        parts = [_of_bytes(getattr(self, name)) for name in self.owned]
+        rows = rows_of(self.kind, parts, self.columns, self.rounded)
         if not self.checked and not self.held.is_meta:
             try:
                 rows.check()

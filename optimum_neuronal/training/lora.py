@@ -41,7 +41,8 @@ def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
     Raises:
         `ImportError`: peft is not installed.
         `TypeError`: no model.
-        `ValueError`: no adapters, merged adapters, a dense model, or with `exact` an adapter that is not understood.
+        `ValueError`: no adapters, none on a pruned weight, merged adapters, a dense model, or with `exact` an adapter that
+            is not understood.
     """
     check_peft()
     unwrap(model)  # raises for what is no model, before adapters are looked for
@@ -51,8 +52,14 @@ def keep_lora_sparse(model: nn.Module, exact: bool = True) -> nn.Module:
     if any(layer.merged for layer in layers):
         raise ValueError("Adapters are merged already: call unmerge_adapter() first.")
     weights = find_sparse_weights(model)
+    guarded = _weight_of_layer(layers, weights)
+    if not guarded:
+        raise ValueError(
+            "No adapter updates a pruned weight, so that merging fills no zeros, and none would be kept of adapters that are "
+            "added later: call keep_lora_sparse after adding those to pruned projections, or leave it out."
+        )
     if exact:
-        for layer in _weight_of_layer(layers, weights):
+        for layer in guarded:
             peft.check_understood(layer)
         _check_own_weights(layers)
     guard_merging(model, weights, exact)

@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..checkpoint.names import PACKED_INDEX, SUFFIX
-from ..checkpoint.packed_reading import PackedFile, check_shapes, open_checkpoint, read_packed_index
+from ..checkpoint.packed_reading import PackedFile, check_fit, open_checkpoint, read_packed_index
 from ..checkpoint.safe_files import check_config, check_config_file
 from ..checkpoint.save_pretrained import save_packed_by_default
 from ..checkpoint.sparsity_config import KEY, read_sparsity_config
@@ -100,7 +100,7 @@ class PackedQuantizer(internals.EarlyQuantizer):
         folder = Path(checkpoint_files[0]).parent
         check_config_file(folder)
         files = open_checkpoint(folder)
-        check_shapes([weight for file in files for weight in file.weights.values()], model.state_dict())
+        check_fit([weight for file in files for weight in file.weights.values()], model.state_dict())
         self._paths = [_PackedPath(file) for file in self.readers(model, files)]
         checkpoint_files[:] = self._paths
         _open_packed_files(self)

@@ -9,7 +9,7 @@ from packed_files import FILE, NAME, header_of, read, tensors, with_header, writ
 from profiles import examples
 
 from optimum_neuronal.checkpoint.names import PACKED_INDEX as INDEX
-from optimum_neuronal.checkpoint.packed_reading import PackedFile, check_shapes, open_checkpoint
+from optimum_neuronal.checkpoint.packed_reading import PackedFile, check_fit, open_checkpoint
 from optimum_neuronal.checkpoint.weight_writers import PackedWriter
 
 
@@ -228,8 +228,8 @@ def test_shapes_are_compared_with_the_model(folder):
     (folder / INDEX).write_bytes(index)
     weights = [weight for file in open_checkpoint(folder) for weight in file.weights.values()]
     model = {name: tensor.to("meta") for name, tensor in tensors().items()}
-    check_shapes(weights, model)
+    check_fit(weights, model)
     with pytest.raises(ValueError, match=rf"{FILE}: {NAME} has the shape \(6, 5\), but the model's \(5, 6\)"):
-        check_shapes(weights, model | {NAME: torch.empty(5, 6, device="meta")})
+        check_fit(weights, model | {NAME: torch.empty(5, 6, device="meta")})
     with pytest.raises(ValueError, match="larger than any weight of the model"):
-        check_shapes(weights, {"small": torch.empty(2, device="meta")})
+        check_fit(weights, {"small": torch.empty(2, device="meta")})

@@ -231,4 +231,6 @@ def test_levels_as_a_tensor():
     tensor = PackedTensor.of(int8)
     assert torch.equal(tensor.unpack(), int8.unpack()) and tensor.packed() is None and tensor.coded() is None
     assert torch.equal(tensor.int8().levels, int8.levels) and tensor[2:5].int8().shape == (3, 200)
-    assert tensor.to(torch.float16).int8().dtype == torch.float16 and tensor[None].int8() is None
+    half = tensor.to(torch.float16)
+    assert half.dtype == half.unpack().dtype == torch.float16 and tensor[None].int8() is None
+    assert half.int8().dtype == int8.dtype, "files have the dtype in which it was rounded"

@@ -245,6 +245,8 @@ def test_what_is_refused(llama, monkeypatch):
         keep_lora_sparse(make_sparse())
     with pytest.raises(ValueError, match="dense"):
         keep_lora_sparse(get_peft_model(llama, LoraConfig(target_modules=["q_proj"])))
+    with pytest.raises(ValueError, match="No adapter updates a pruned weight"):
+        keep_lora_sparse(get_peft_model(make_sparse(), LoraConfig(target_modules=["embed_tokens"])))
     merged = adapted("lora")
     merged.merge_adapter()
     with pytest.raises(ValueError, match="merged already"):
