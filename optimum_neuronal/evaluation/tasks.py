@@ -129,7 +129,13 @@ def _load_tasks(names: list[str], include_path: str | Path | None) -> dict:
             if name not in known:
                 hint = did_you_mean(name, [*GROUPS, *known])
                 raise ValueError(f"Unknown task {name!r}.{hint} `lm-eval ls tasks` lists all.")
-        loaded = manager.load(names)
+        try:
+            loaded = manager.load(names)
+        except OSError as error:
+            raise OSError(
+                f"The data of the tasks {', '.join(names)} cannot be read: {error}. Without a network the harness reads what is in "
+                "its cache: run them once with one, or name tasks of your own files, by include_path (--include-path)."
+            ) from error
     for name, task in loaded["tasks"].items():
         if METRIC not in task.aggregation():
             raise ValueError(

@@ -157,6 +157,18 @@ class TestErrors:
             evaluate(llama, tokenizer, [known, "neuronal_word"])
 
     @needs_harness
+    def test_data_that_cannot_be_fetched(self, llama, tokenizer, monkeypatch):
+        def load(self, names):
+            raise ConnectionError("Couldn't reach 'aps/super_glue' on the Hub")
+
+        monkeypatch.setattr("lm_eval.tasks.TaskManager.load", load)
+        llama.forward = None  # it must not run
+        with pytest.raises(
+            OSError, match="neuronal_words cannot be read: Couldn't reach 'aps/super_glue' .* include_path"
+        ):
+            evaluate(llama, tokenizer)
+
+    @needs_harness
     def test_no_accuracy(self, llama, tokenizer):
         llama.lm_head.weight.data[3] = torch.nan
         with pytest.raises(ValueError, match="is nan in question 0 of the task 'neuronal_words'"):
