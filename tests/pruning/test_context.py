@@ -86,6 +86,29 @@ def test_the_second_thread_is_refused_and_the_first_undisturbed(llama, ids):
     assert all(torch.equal(value, expected[key]) for key, value in llama.state_dict().items())
 
 
+def test_two_prunes_at_once_are_as_each_alone(ids):
+    """With the random state, the number of threads and the models' hooks as they were."""
+    fields = {"num_samples": 12, "num_alignment_samples": 4}
+    configs = {
+        "llama": config(saliency="alps", **fields),
+        "mixtral": config(topup="neuronal", topup_args={"block_lambdas": [0.1, 0.2], "steps": "block"}, **fields),
+    }
+
+    def prune(family):
+        model = copy.deepcopy(models[family])
+        NeuronALPruner(configs[family]).prune(model, ids)
+        assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+        return model.state_dict()
+
+    models = {family: make_model(family) for family in configs}
+    alone = {family: prune(family) for family in configs}
+    before = torch.get_num_threads(), torch.random.get_rng_state()
+    with ThreadPoolExecutor(2) as executor:
+        for family, found in zip(configs, executor.map(prune, configs)):
+            assert all(torch.equal(value, found[name]) for name, value in alone[family].items()), family
+    assert torch.get_num_threads() == before[0] and torch.equal(torch.random.get_rng_state(), before[1])
+
+
 def test_a_model_that_shares_its_weights_is_refused_too(llama):
     with alone_with(llama), pytest.raises(RuntimeError, match="prune a copy"), alone_with(llama.model):
         pass

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.files import records as module
-from optimum_neuronal.files.records import IDENTITY
+from optimum_neuronal.files.records import IDENTITY, Records
 from optimum_neuronal.trials.engine import Engine
 
 
@@ -26,7 +26,7 @@ LAMBDAS = {"block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1, 0.2]}
 
 def config(**fields):
     defaults = {"topup": "neuronal", "num_samples": 12, "num_alignment_samples": 4, "topup_args": LAMBDAS}
-    return NeuronALConfig(0.7, **{"saliency": "wanda", **defaults, **fields})
+    return NeuronALConfig(**{"sparsity": 0.7, "saliency": "wanda", **defaults, **fields})
 
 
 def prune(family, ids, work_dir=None, **fields):
@@ -87,6 +87,44 @@ def test_every_moment(family, reference, ids, tmp_path, monkeypatch):
     assert pruner.report.decisions["block"]["candidates"] == undisturbed.report.decisions["block"]["candidates"]
     assert pruner.report.decisions["row"]["candidates"] == undisturbed.report.decisions["row"]["candidates"]
     assert pruner.report.starved_experts == undisturbed.report.starved_experts
+
+
+STAGES = {
+    "search": {"saliency": "alps", "topup": "search", "topup_args": {"budget": 12}, "refit_epochs": 0},
+    "levels on disk": {"topup": "search", "saliency": "sparsegpt", "topup_args": {"budget": 8}, "max_hidden_bytes": 0},
+    "fitted and rounded": {"saliency": "alps", "topup": "uniform", "num_samples": 16, "refit_epochs": 1, "value_bits": 4},
+    "rounded with the head": {"topup": "uniform", "value_bits": 3, "embedding_bits": 8},
+    "bits divided": {"topup": "uniform", "sparsity": None, "bits_per_weight": 2.4},
+}
+
+
+@pytest.mark.parametrize("stage", by_day(STAGES, "fitted and rounded"))
+def test_stopped_at_every_record(stage, tmp_path, monkeypatch):
+    """Before and after it is written, of every method that finds weights in steps of its own."""
+    ids = torch.randint(0, 64, (16, 16), generator=torch.Generator().manual_seed(1))
+    fields = {"topup_args": {}, "sparsity": 0.7, **STAGES[stage]}
+    ids, put, left = ids[: fields.get("num_samples", 12)], Records.put, [0]
+
+    def stopping(self, *args):
+        left[0] -= 1
+        if left[0] == 0 and early:
+            raise Stop
+        put(self, *args)
+        if left[0] == 0:
+            raise Stop
+
+    expected = prune("llama", ids, **fields)[1]
+    monkeypatch.setattr(Records, "put", stopping)
+    early = False
+    assert equal(expected, prune("llama", ids, tmp_path / "whole", **fields)[1])
+    records = -left[0]
+    moments = [(number, early) for number in range(1, records + 1) for early in (True, False)]
+    for number, early in moments if NIGHT else moments[2:3]:
+        left[0] = number
+        with pytest.raises(Stop):
+            prune("llama", ids, tmp_path / f"{number}{early}", **fields)
+        assert equal(expected, prune("llama", ids, tmp_path / f"{number}{early}", **fields)[1]), (number, early)
+    assert records >= 3
 
 
 def _prune_slowly(ids, work_dir):
