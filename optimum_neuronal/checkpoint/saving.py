@@ -71,7 +71,7 @@ def save_pruned(
     with replaced_checkpoint(path, _is_replaced) as staging:
         write_model(model, staging, format)
         if tokenizer is not None:
-            tokenizer.save_pretrained(staging)
+            _save_tokenizer(tokenizer, staging)
         copy_processor(model, staging)
         if with_card:
             card = make_card(model, report, size, title, format, with_tokenizer=tokenizer is not None)
@@ -79,6 +79,16 @@ def save_pruned(
         else:
             logger.warning(f"{MODEL_CARD} of {title} is your own, so it stays, and no model card is written.")
         report.save(staging, os.listdir(staging))
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save a tokenizer. Raise `OSError` if the disk is full."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        if type(error) is Exception:  # the tokenizers library has no other for a disk
+            raise OSError(str(error)) from error
+        raise
 
 
 def _is_replaced(name: str) -> bool:

@@ -156,6 +156,20 @@ def test_a_disk_that_fills_up_leaves_the_old_files(tmp_path, monkeypatch, existi
     assert [file.name for file in tmp_path.iterdir()] == (["model"] if existing else [])
 
 
+def test_a_tokenizer_for_which_there_is_no_room(tmp_path, tokenizer, monkeypatch):
+    """The tokenizers library says so by a plain `Exception`."""
+
+    def full(folder):
+        raise Exception("No space left on device (os error 28)")
+
+    pruner, model = pruned()
+    pruner.tokenizer = tokenizer
+    monkeypatch.setattr(tokenizer, "save_pretrained", full)
+    with pytest.raises(OSError, match="failed, and its files are as they were: No space left on device"):
+        pruner.save(model, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_readme_of_the_users_stays(tmp_path, caplog):
     """One of ours is replaced, until the user takes it over by removing a line."""
     pruner, model = pruned()

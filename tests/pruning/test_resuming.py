@@ -92,7 +92,13 @@ def test_every_moment(family, reference, ids, tmp_path, monkeypatch):
 STAGES = {
     "search": {"saliency": "alps", "topup": "search", "topup_args": {"budget": 12}, "refit_epochs": 0},
     "levels on disk": {"topup": "search", "saliency": "sparsegpt", "topup_args": {"budget": 8}, "max_hidden_bytes": 0},
-    "fitted and rounded": {"saliency": "alps", "topup": "uniform", "num_samples": 16, "refit_epochs": 1, "value_bits": 4},
+    "fitted and rounded": {
+        "saliency": "alps",
+        "topup": "uniform",
+        "num_samples": 16,
+        "refit_epochs": 1,
+        "value_bits": 4,
+    },
     "rounded with the head": {"topup": "uniform", "value_bits": 3, "embedding_bits": 8},
     "bits divided": {"topup": "uniform", "sparsity": None, "bits_per_weight": 2.4},
 }
