@@ -14,6 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for every parameter
+
+
 @dataclass(frozen=True)
 class Plan:
     """How the model is trained."""
@@ -64,9 +67,10 @@ class Training:
         """Take weights, moments and step from a file."""
         with safe_open(path, "pt") as file:
             self.step, self.began = (int(file.metadata()[key]) for key in ("step", "began"))
+            held = set(file.keys())
             for name, parameter in self.parameters.items():
                 parameter.data.copy_(file.get_tensor(f"weight.{name}"))
-                keys = ("step", "exp_avg", "exp_avg_sq")
+                keys = [key for key in MOMENTS if f"{key}.{name}" in held]  # none in a run that was stopped at its start
                 self.optimizer.state[parameter] = {key: file.get_tensor(f"{key}.{name}") for key in keys}
 
     def save(self, path: Path) -> None:
