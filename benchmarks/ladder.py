@@ -82,7 +82,7 @@ def train(state: Path, until: int, plan: Plan = Plan(), stop: Callable[[], bool]
     run, main = Training(state, plan), state / "main.safetensors"
     for rung in (rung for rung in plan.rungs if rung <= until):
         done, branch = state / f"rung-{rung}.safetensors", state / f"rung-{rung}.branch.safetensors"
-        if done.exists():
+        if done.exists() or run.began > run.leaves(rung):  # the run goes on from a model that is past it
             continue
         if not branch.exists():
             if main.exists():

@@ -63,6 +63,11 @@ class Training:
         size = sum(parameter.numel() for parameter in self.parameters.values())
         return math.ceil(rung * size / (self.plan.batch * self.plan.length))
 
+    def leaves(self, rung: int) -> int:
+        """Return the step of the main run at which the branch of a rung leaves it."""
+        last = self.last_step(rung)
+        return last - last // 10
+
     def load(self, path: Path) -> None:
         """Take weights, moments and step from a file."""
         with safe_open(path, "pt") as file:
@@ -125,8 +130,7 @@ class Training:
 
         Return False if stopped before.
         """
-        last = self.last_step(rung)
-        leaves = last - last // 10
+        last, leaves = self.last_step(rung), self.leaves(rung)
         end, name = (last, f"rung {rung}") if decay else (leaves, f"towards rung {rung}")
         written = told = time.monotonic()
         losses: list[float] = []

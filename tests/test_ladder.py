@@ -106,7 +106,7 @@ def test_killed_while_it_writes(tmp_path, modules, expected, monkeypatch):
 
 def test_goes_on_elsewhere(tmp_path, modules, expected):
     """A run that starts from an exported one takes its weights and its step, and warms up once more."""
-    _, run = modules
+    ladder, run = modules
     plan, state = run.Plan(**SETTINGS), prepared(tmp_path)
     first = run.Training(expected, plan)
     first.load(expected / "rung-1.safetensors")
@@ -121,6 +121,8 @@ def test_goes_on_elsewhere(tmp_path, modules, expected):
     assert second.advance(state / "main.safetensors", 4, lambda: len(rates) == 3) is False
     assert rates == [pytest.approx(plan.rate * step / plan.warmup) for step in (1, 2, 3)]
     assert content(state / "main.safetensors")[1] == {"step": str(first.step + 3), "began": str(first.step)}
+    assert ladder.train(state, 2, plan), "the rung that it began from is not made again"
+    assert {file.name for file in state.glob("*.safetensors")} == {"main.safetensors", "rung-2.safetensors"}
 
 
 def test_one_at_a_time(tmp_path, modules, capsys):
