@@ -75,7 +75,9 @@ class Training:
             held = set(file.keys())
             for name, parameter in self.parameters.items():
                 parameter.data.copy_(file.get_tensor(f"weight.{name}"))
-                keys = [key for key in MOMENTS if f"{key}.{name}" in held]  # none in a run that was stopped at its start
+                keys = [
+                    key for key in MOMENTS if f"{key}.{name}" in held
+                ]  # none in a run that was stopped at its start
                 self.optimizer.state[parameter] = {key: file.get_tensor(f"{key}.{name}") for key in keys}
 
     def save(self, path: Path) -> None:

@@ -14,6 +14,7 @@ from .config_fields import EFFORTS, ConfigFields, arguments, as_json, find_recip
 from .formats.codebooks import BITS
 from .methods import RECONSTRUCT, Methods
 from .registry import parse_method
+from .rotation.learning import Rotation
 from .saliency import SALIENCIES
 from .sparsity.masks import ColumnPattern
 from .topup import TOPUPS
@@ -22,6 +23,7 @@ from .validation import (
     check_choice,
     check_count,
     check_embedding_bits,
+    check_flag,
     check_number,
     check_path,
     check_sparsity,
@@ -81,6 +83,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             if "least" in entry.metadata and not (value is None and entry.default is None):
                 check_count(entry.name, value, entry.metadata["least"])
         check_choice("effort", self.effort, list(EFFORTS))
+        check_flag("rotate", self.rotate)
+        self.rotate_args = _as_arguments("rotate_args", self.rotate_args)
         if self.reconstruct is not None:
             check_choice("reconstruct", self.reconstruct, RECONSTRUCT)
         check_number("refit_learning_rate", self.refit_learning_rate, 0, above=True)
@@ -178,7 +182,22 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             TOPUPS.make(filled["topup"], "topup_args", self.topup_args),
             None if self.pattern is None else ColumnPattern.parse(self.pattern),
             self.reconstruct,
+            self._make_rotation(),
         )
+
+    def _make_rotation(self) -> Rotation | None:
+        """Make the rotation with its hyper-parameters. Raise as [`~NeuronALConfig.make_methods`] does."""
+        known = [entry.name for entry in fields(Rotation)]
+        for key in self.rotate_args:
+            if key not in known:
+                raise ValueError(
+                    f"rotate_args holds {key!r}: expected one of {', '.join(known)}.{did_you_mean(key, known)}"
+                )
+        if self.rotate_args and not self.rotate:
+            raise ValueError(
+                f"rotate_args is {self.rotate_args}, but rotate is False: set rotate=True, or leave them out."
+            )
+        return Rotation(**self.rotate_args) if self.rotate else None
 
     def __eq__(self, other: object) -> bool:
         """Return True if both prune alike: what is not given equals its default."""

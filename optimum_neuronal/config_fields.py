@@ -136,6 +136,12 @@ class ConfigFields:
     refit_learning_rate: float = _field(
         0.04, "how far a step of the refit moves weights at first, as a share of their root mean square; above 0"
     )
+    rotate: bool = _field(
+        False,
+        "rotate the residual stream and the values of attention heads first, so that less is lost; head and embeddings that "
+        "share their weights no longer do",
+    )
+    rotate_args: dict[str, Any] = _field(dict, "hyper-parameters of the rotation", flag=False)
     value_bits: int | None = _field(
         None,
         "round kept values to 8, 4, 3 or 2 bits, with a scale for each row and 128 columns; the packed format stores the codes",

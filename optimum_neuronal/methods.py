@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from .model.projections import Decoder
+from .rotation.learning import Rotation
 from .saliency import Saliency
 from .sparsity.masks import ColumnPattern
 from .topup import TopUp
@@ -19,6 +20,7 @@ class Methods:
         saliency ([`Saliency`]): scores the weights.
         topup ([`TopUp`]): decides where the sparsity goes.
         pattern ([`ColumnPattern`], *optional*): the N:M pattern. None: zeros may lie anywhere in a row.
+        rotation ([`Rotation`], *optional*): how the model is rotated before. None: it is not.
         reconstruct (`str`, *optional*): outputs that weights are fitted to, of `RECONSTRUCT`. None: as the saliency says.
     """
 
@@ -26,6 +28,7 @@ class Methods:
     topup: TopUp
     pattern: ColumnPattern | None = None
     reconstruct: str | None = None
+    rotation: Rotation | None = None
 
     @property
     def needs_dense_stream(self) -> bool:
@@ -36,7 +39,12 @@ class Methods:
     @property
     def needs_calibration(self) -> bool:
         """True if saliency or top-up look at activations."""
-        return self.saliency.uses_activations or self.topup.uses_calibration or self.topup.refines
+        return (
+            self.rotation is not None
+            or self.saliency.uses_activations
+            or self.topup.uses_calibration
+            or self.topup.refines
+        )
 
     def suited_to(self, decoder: Decoder) -> "Methods":
         """Return the methods that serve a model, see [`TopUp.suited_to`]. Raise `ValueError` if they cannot."""

@@ -46,6 +46,10 @@ class PruningReport:
             Storage of the pruned projections in the packed format, masks and scales included.
         head_roundings (`dict`):
             Name in the files -> `error` of quantising token embeddings and head to 8 bits, as in `roundings`.
+        rotation (`dict`):
+            Of the dense model before: `objective` without and with it, `stream` and `unties_head`, true if the residual
+            stream was rotated and if head and embeddings no longer share their weights, and `nats_changed`, what a token's
+            negative log-likelihood changed by. Empty without a rotation.
         version (`int`): of this format.
     """
 
@@ -67,6 +71,7 @@ class PruningReport:
     roundings: dict[str, dict[str, float]] = field(default_factory=dict)
     bits_per_weight: float | None = None
     head_roundings: dict[str, dict[str, float]] = field(default_factory=dict)
+    rotation: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:

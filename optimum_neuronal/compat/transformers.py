@@ -298,3 +298,8 @@ def own_experts_forward(experts: nn.Module) -> Callable:
 def is_spread_over_processes(experts: nn.Module) -> bool:
     """Return True if every process holds only some of the experts."""
     return getattr(experts, "_is_expert_parallel", False)
+
+
+def find_tied_again(model: PreTrainedModel) -> None:
+    """Let a model's list of tied weights follow its config, which has changed."""
+    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)

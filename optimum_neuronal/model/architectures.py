@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..validation import check_flag
+from ..validation import check_choice, check_flag
 
 
 NEXT_BLOCK, MLP = "next block", "mlp"  # fed by rows that feed no projection of the same module
@@ -46,6 +46,7 @@ ATTENTION = ("query", "gated_query", "qkv", "interleaved_qkv", "partitioned_qvk"
 # Subclasses of nn.Linear with a forward of their own that computes what nn.Linear's does.
 AS_LINEAR = ("FalconLinear",)
 
+STREAM, HEADS = "stream", "heads"  # values of `Architecture.rotates`
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k")  # what configs call it
 
 # Role -> names of projections inside their block, or the last components of them. None: what is never pruned.
@@ -91,6 +92,9 @@ class Architecture:
         stacked_experts (`bool`):
             True if the experts take their inputs stacked, (experts * tokens, hidden), and not the indices of each
             token's experts, and store their weights transposed.
+        rotates (`str`, *optional*):
+            What may be rotated without changing what the model computes. `"stream"`: the residual stream, behind RMS norms
+            named as Llama's, and the heads' values; `"heads"`: the values alone. None: not known.
         blocks (`str`, *optional*):
             Name of the decoder's `ModuleList` of blocks, if the classes that must not be split do not lead to it.
     """
@@ -98,6 +102,7 @@ class Architecture:
     roles: Mapping[str, str | None] = field(default_factory=dict)
     parallel: bool | tuple[str, ...] = False
     stacked_experts: bool = False
+    rotates: str | None = None
     blocks: str | None = None
 
     def __post_init__(self) -> None:
@@ -110,6 +115,8 @@ class Architecture:
         check_flag("stacked_experts", self.stacked_experts)
         if blocks is not None and not (isinstance(blocks, str) and blocks):
             raise TypeError(f"blocks is {blocks!r}: expected the name of a module, such as 'model.layers'.")
+        if self.rotates is not None:
+            check_choice("rotates", self.rotates, (STREAM, HEADS))
         for name, role in roles.items():
             if role is not None and role not in FEEDS:
                 raise ValueError(f"Projection {name!r} has the role {role!r}: expected one of {', '.join(FEEDS)}.")
@@ -131,22 +138,34 @@ class Architecture:
 
 _ARCHITECTURES = {
     "codegen": Architecture(roles={"qkv_proj": "partitioned_qvk"}, parallel=True),
-    "cohere": Architecture(parallel=True),
-    "cohere2": Architecture(parallel=True),
+    "cohere": Architecture(parallel=True, rotates=HEADS),
+    "cohere2": Architecture(parallel=True, rotates=HEADS),
     "falcon": Architecture(parallel=("parallel_attn",)),
     "gpt_bigcode": Architecture(roles={"c_attn": "interleaved_qkv"}),
     "gpt_neox": Architecture(parallel=("use_parallel_residual",)),
-    "gptj": Architecture(parallel=True),
+    "gptj": Architecture(parallel=True, rotates=HEADS),
     "minimax": Architecture(roles={"qkv_proj": "interleaved_qkv"}),
     "lfm2": Architecture(roles={"conv.in_proj": "gated_conv"}),
     "lfm2_moe": Architecture(roles={"conv.in_proj": "gated_conv"}),
-    "llama4_text": Architecture(stacked_experts=True),
-    "phi": Architecture(parallel=True),
+    "llama4_text": Architecture(stacked_experts=True, rotates=STREAM),
+    "phi": Architecture(parallel=True, rotates=HEADS),
     "qwen3_5_moe_text": Architecture(roles={"self_attn.q_proj": "gated_query"}),
     "qwen3_5_text": Architecture(roles={"self_attn.q_proj": "gated_query"}),
     "qwen3_next": Architecture(roles={"self_attn.q_proj": "gated_query"}),
-    "stablelm": Architecture(parallel=("use_parallel_residual",)),
-}
+    "stablelm": Architecture(parallel=("use_parallel_residual",), rotates=HEADS),
+    # RMS norms in front of attention and MLP, and none behind them.
+    **dict.fromkeys(
+        ("ernie4_5_moe", "gemma", "glm4_moe", "granite", "granitemoe", "hunyuan_v1_moe", "llama", "mistral", "mixtral",
+         "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
+        Architecture(rotates=STREAM),
+    ),
+    # Layer norms, norms behind attention and MLP, or sums of several streams.
+    **dict.fromkeys(
+        ("apertus", "biogpt", "exaone4", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neo", "gpt_oss", "mpt", "nemotron",
+         "olmo", "olmo2", "opt", "phimoe", "starcoder2", "xglm"),
+        Architecture(rotates=HEADS),
+    ),
+}  # fmt: skip
 
 
 def is_of_experts(role: str | None, ndim: int) -> bool:

@@ -27,6 +27,7 @@ from ..model.check_model import check_model, check_pattern, check_weights
 from ..model.find_blocks import find_decoder
 from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
+from ..rotation.parts import find_parts
 from ..sparsity.masks import Change
 from ..system.processes import Processes
 from ..topup import Allocation
@@ -39,6 +40,8 @@ from .quantising import Rounding, check_dtypes, check_head_structure, check_head
 
 _in_use: set[nn.Parameter] = set()
 _lock = threading.Lock()
+
+TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
 
 
 class Clock:
@@ -127,6 +130,11 @@ class PruneOutcome:
     roundings: dict[str, Rounding] = field(default_factory=dict)
 
 
+def default_batch_size(tokens: int) -> int:
+    """Return how many sequences of so many tokens go through a forward if the user gave no number: at least 1."""
+    return max(1, TOKENS_PER_FORWARD // max(1, tokens))
+
+
 def check_memory(batch_size: int | None, max_hidden_bytes: int | None) -> None:
     """Raise `TypeError` or `ValueError` unless these are counts or None."""
     for name, value, least in (("batch_size", batch_size, 1), ("max_hidden_bytes", max_hidden_bytes, 0)):
@@ -184,6 +192,8 @@ def check_structure(model: PreTrainedModel, config: NeuronALConfig) -> PruneCont
         check_choice(decoder)
     if config.embedding_bits is not None:
         check_head_structure(model)
+    if context.methods.rotation is not None:
+        find_parts(decoder, context.methods.rotation.untie)
     resolve_seq_length(model.config, config.seq_length)
     return context
 

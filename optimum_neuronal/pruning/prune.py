@@ -24,21 +24,15 @@ from ..trials.applier import PlanApplier
 from ..trials.engine import Cache, Engine
 from ..trials.sweep import Sweep
 from .bit_budget import choose_pair
-from .context import PruneContext, PruneOutcome
+from .context import PruneContext, PruneOutcome, default_batch_size
 from .final_pass import FinalPruning, apply_changes
 from .quantising import apply_to_head, round_changes, round_head
 from .refit import Refit
 from .reporting import make_report
+from .rotate import rotated
 
 
 logger = get_logger(__name__)
-
-TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
-
-
-def default_batch_size(tokens: int) -> int:
-    """Return how many sequences of so many tokens go through a forward if the user gave no number: at least 1."""
-    return max(1, TOKENS_PER_FORWARD // max(1, tokens))
 
 
 def prune_model(context: PruneContext, remember: Callable[[PruningReport], None]) -> PruningReport:
@@ -49,15 +43,17 @@ def prune_model(context: PruneContext, remember: Callable[[PruningReport], None]
         remember: is called with the report as soon as the weights are changed.
     """
     model, decoder = context.model, context.decoder
-    names, outcome = stored_names(model, decoder), find_changes(context)
-    head, head_roundings = round_head(model, context.config.embedding_bits)
-    report = make_report(context, outcome, head_roundings)
-    sparsity_config = make_sparsity_config(decoder, report, names)
-    with deferred_interrupt():  # nothing that may fail from here on
-        apply_changes(decoder, outcome.changes)
-        apply_to_head(model, head)
-        record_sparsity(model, sparsity_config)
-        remember(report)
+    names = stored_names(model, decoder)
+    with rotated(context) as rotation:
+        outcome = find_changes(context)
+        head, head_roundings = round_head(model, context.config.embedding_bits)
+        report = make_report(context, outcome, head_roundings, rotation)
+        sparsity_config = make_sparsity_config(decoder, report, names)
+        with deferred_interrupt():  # nothing that may fail from here on
+            apply_changes(decoder, outcome.changes)
+            apply_to_head(model, head)
+            record_sparsity(model, sparsity_config)
+            remember(report)
     return report
 
 

@@ -24,7 +24,10 @@ from .context import PruneContext, PruneOutcome, versions
 
 
 def make_report(
-    context: PruneContext, outcome: PruneOutcome, head_roundings: Mapping[str, Mapping[str, float]] | None = None
+    context: PruneContext,
+    outcome: PruneOutcome,
+    head_roundings: Mapping[str, Mapping[str, float]] | None = None,
+    rotation: Mapping[str, Any] | None = None,
 ) -> PruningReport:
     """Return the report of a prune.
 
@@ -32,6 +35,7 @@ def make_report(
         context ([`PruneContext`]): of the model, whose weights are still the dense ones.
         outcome ([`PruneOutcome`]): of the prune.
         head_roundings (`Mapping`, *optional*): from [`round_head`].
+        rotation (`Mapping`, *optional*): from [`rotated`].
     """
     decoder, config = context.decoder, outcome.config
     achieved, blocks, projections = measure_sparsity(decoder, outcome.changes)
@@ -58,6 +62,7 @@ def make_report(
         bits_per_weight=size.bits_per_weight,
         roundings={name: asdict(rounding) for name, rounding in outcome.roundings.items()},
         head_roundings=dict(head_roundings or {}),
+        rotation=dict(rotation or {}),
     )
 
 

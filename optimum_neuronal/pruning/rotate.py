@@ -1,0 +1,93 @@
+"""Rotates a model before it is pruned, checks that it computes what it did, and puts it back if anything fails."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..compat.accelerate import execution_device
+from ..engine.capture import inference
+from ..engine.runner import BlockRunner
+from ..files.records import Finding
+from ..rotation.merging import Originals, Rotations, put_back
+from ..rotation.parts import RotatedParts, find_parts
+from ..system.machine import with_less_memory
+from ..system.notes import get_logger
+from .context import PruneContext, default_batch_size
+
+
+logger = get_logger(__name__)
+
+# Nats that a token's negative log-likelihood may change by, root mean square: twenty times what rounding does on trained
+# models. A rotation that is merged wrongly changes it by more than one.
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+TOLERANCE_OF_16_BITS = 0.2
+
+
+@contextmanager
+def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[str, Any]]:
+    """Rotate the model of a context, if its config says so; an error or an interruption inside puts all weights back.
+
+    Args:
+        context ([`PruneContext`]): with calibration sequences and records.
+        always_undo (`bool`): True to put the weights back in any case.
+
+    Yields:
+        `dict`: for the report: the objective before and after, whether the stream was rotated and the head untied, and what
+            the dense model's negative log-likelihood changed by, in nats a token; empty without a rotation.
+
+    Raises:
+        `RuntimeError`: the rotated model computes something else. All weights are as they were.
+    """
+    rotation = context.methods.rotation
+    if rotation is None:
+        yield {}
+        return
+    parts = find_parts(context.decoder, rotation.untie)
+    originals = Originals(parts)
+    with put_back(originals, always_undo):
+        with inference(context.model):
+            before = _token_losses(context)
+            unties = parts.unties
+            originals.merge(Rotations.identity(parts))
+            value, tensors = context.records.processes.from_first(
+                context.records.recorded("rotation", lambda: _learn(context, parts))
+            )
+            originals.merge(Rotations.of_tensors(tensors))
+            difference = float((_token_losses(context) - before).square().mean().sqrt())
+        _check(difference, next(iter(context.decoder.projections.values())).weight.dtype)
+        context.clock.lap("rotation")
+        yield {**value, "stream": parts.rotates_stream, "unties_head": unties, "nats_changed": difference}
+
+
+def _learn(context: PruneContext, parts: RotatedParts) -> Finding:
+    rotation, quiet = context.methods.rotation, context.records.processes.rank > 0
+    device = execution_device(context.model.get_input_embeddings())
+
+    def learn(batch_size: int) -> tuple[Rotations, list[float]]:
+        runner = BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, quiet)
+        return rotation.learn(parts, runner, context.ids, context.config.seed)
+
+    found, losses = with_less_memory(learn, context.batch_size or default_batch_size(context.ids.shape[1]))
+    logger.info(f"Rotation: the objective fell from {losses[0]:.4g} to {losses[-1]:.4g}.")
+    return {"objective": [losses[0], losses[-1]]}, found.tensors()
+
+
+def _token_losses(context: PruneContext) -> torch.Tensor:
+    """Return the negative log-likelihood of every token of the alignment sequences but the first: float32, on the CPU."""
+    device, losses = execution_device(context.model.get_input_embeddings()), []
+    for ids in context.ids[: context.config.num_alignment_samples].split(1):
+        logits = context.model(input_ids=ids.to(device), use_cache=False).logits[0, :-1].float()
+        losses.append(torch.nn.functional.cross_entropy(logits, ids[0, 1:].to(logits.device), reduction="none").cpu())
+    return torch.cat(losses)
+
+
+def _check(difference: float, dtype: torch.dtype) -> None:
+    """Raise `RuntimeError` if the rotated model computes something else."""
+    allowed = TOLERANCE.get(dtype, TOLERANCE_OF_16_BITS)
+    if not difference <= allowed:  # also for NaN
+        raise RuntimeError(
+            f"The rotated model computes something else: a token's negative log-likelihood changed by {difference:.3g} nats, "
+            f"where rounding explains {allowed:g}. All weights are as they were: leave rotate out, and report this model."
+        )

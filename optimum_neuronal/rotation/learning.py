@@ -1,0 +1,127 @@
+"""Learns the rotations of a model: Cayley transforms, found by Adam."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..engine.calls import Call, Streams
+from ..engine.runner import BlockRunner
+from ..engine.statistics import Hessian, wide_dtype
+from ..model.projections import Block
+from ..validation import check_choice, check_count, check_flag, check_number
+from .merging import Rotations
+from .objective import LOOK_EVERY, Term, block_loss, find_terms
+from .parts import RotatedParts
+from .sensitivity import fisher_weights
+
+
+IMPORTANCE = ("fisher", "energy")
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How a model is rotated before it is pruned.
+
+    Args:
+        steps (`int`): of Adam.
+        learning_rate (`float`): of the first step; it falls to 0 along a cosine.
+        cut (`float`): share of the weights that the objective's threshold cuts, in (0, 1). One serves all sparsities.
+        weights (`str`):
+            `"fisher"`: every projection counts by the Fisher information of its output, which takes gradients through the
+            model; `"energy"`: all count alike, relative to their outputs' energy.
+        fisher_samples (`int`): calibration sequences, from the first, for the Fisher information.
+        untie (`bool`): False to leave the residual stream alone where head and embeddings share their weights.
+    """
+
+    steps: int = 150
+    learning_rate: float = 0.01
+    cut: float = 0.6
+    weights: str = "fisher"
+    fisher_samples: int = 16
+    untie: bool = True
+
+    def __post_init__(self):
+        check_count("steps", self.steps, 1)
+        check_number("learning_rate", self.learning_rate, 0, above=True)
+        check_number("cut", self.cut, 0, 1, above=True)
+        check_choice("weights", self.weights, list(IMPORTANCE))
+        check_count("fisher_samples", self.fisher_samples, 1)
+        check_flag("untie", self.untie)
+
+    def learn(
+        self, parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, seed: int
+    ) -> tuple[Rotations, list[float]]:
+        """Return the rotations of a model, and the objective of every step: the first is that of no rotation.
+
+        Args:
+            parts ([`RotatedParts`]): of the model. Its norms are folded, and it is not rotated.
+            runner ([`BlockRunner`]): of the model, inside [`capture.inference`].
+            ids (`Tensor` of int64, shape (sequences, tokens)): calibration sequences.
+            seed (`int`): of the labels that the model draws.
+        """
+        fisher = {name: 1.0 for name in parts.decoder.projections}
+        if self.weights == "fisher":
+            fisher = fisher_weights(runner, ids[: self.fisher_samples], seed)
+        terms: list[list[Term]] = []
+
+        def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+            output, norms = runner.replay(block, streams[0], calls, Hessian)
+            terms.append(find_terms(parts.blocks[index], norms, fisher))
+            return [output]
+
+        runner.run(runner.capture(ids), 1, visit, "Rotation: inputs", release=True)
+        with torch.enable_grad():
+            return self._descend(parts, terms)
+
+    def _descend(self, parts: RotatedParts, terms: Sequence[Sequence[Term]]) -> tuple[Rotations, list[float]]:
+        """Return the rotations that Adam finds, and the objective of every step."""
+        unrotated, device = Rotations.identity(parts), next(parts.parameters()).device
+
+        def start(rotation: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(rotation, dtype=torch.float32, device=device, requires_grad=True)
+
+        stream = start(unrotated.stream) if parts.rotates_stream else None
+        heads = [start(rotation) for rotation in unrotated.heads]
+        optimizer = torch.optim.Adam(heads if stream is None else [stream, *heads], self.learning_rate)
+        losses = []
+        for step in range(self.steps):
+            rate = self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            losses.append(self._step(optimizer, terms, stream, heads, step % LOOK_EVERY == 0))
+        with torch.no_grad():
+            wide = [None if own is None else cayley(own.to(wide_dtype(device))).cpu() for own in (stream, *heads)]
+        return Rotations(wide[0], wide[1:]), losses
+
+    def _step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        terms: Sequence[Sequence[Term]],
+        stream: torch.Tensor | None,
+        heads: Sequence[torch.Tensor],
+        look: bool,
+    ) -> float:
+        """Take a step, and return the objective before it. Gradients flow back block by block, so that memory is one's."""
+        optimizer.zero_grad()
+        rotation = None if stream is None else cayley(stream)
+        leaf = None if rotation is None else rotation.detach().requires_grad_()
+        losses = []
+        for own, generator in zip(terms, heads):
+            if not own:
+                continue
+            loss = block_loss(own, leaf, cayley(generator), self.cut, look)
+            loss.backward()
+            losses.append(loss.detach())
+        if rotation is not None:
+            rotation.backward(leaf.grad)
+        optimizer.step()
+        return float(torch.stack(losses).sum())
+
+
+def cayley(generator: torch.Tensor) -> torch.Tensor:
+    """Return the rotation `(I - A)^-1 (I + A)` of the skew-symmetric `A = P - P^T`, for P of shape (..., n, n)."""
+    skew = generator - generator.mT
+    identity = torch.eye(skew.shape[-1], dtype=skew.dtype, device=skew.device)
+    return torch.linalg.solve(identity - skew, identity + skew)

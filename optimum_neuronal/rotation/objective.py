@@ -1,0 +1,147 @@
+"""The objective of a rotation: the importance that a threshold at the target sparsity would cut.
+
+`L = sum_m phi_m * sum_ij S_ij [S_ij <= q(S_m)] / ||W_m X||^2` over all projections m, with the importance
+`S_ij = W'_ij^2 / [R^T H^-1 R]_jj` of optimal brain damage (LeCun et al., 1989; Hassibi and Stork, 1993) in the rotated
+weights W', the rotation R of the projection's input, the dampened `H = X X^T`, the quantile q of the matrix, and the Fisher
+weights phi.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ..engine.statistics import Hessian
+from ..model.projections import Projection
+from .merging import turn_columns
+from .parts import BlockParts, Heads
+
+
+DAMPENING = 0.01  # of a Hessian: share of its mean diagonal
+LOOK_EVERY = 5  # steps between two looks at the quantiles
+
+
+@dataclass(eq=False)
+class Term:
+    """One projection in the objective.
+
+    Args:
+        projection ([`Projection`]): its weight is the folded one, not rotated.
+        parts ([`BlockParts`]): of its block.
+        inverse (`Tensor`):
+            Of its input's Hessian, float32: shape (in, in) if it reads the stream, the diagonal blocks of shape (query
+            heads, size, size) if it reads heads, else the diagonal of shape (in,).
+        weight (`float`): Fisher weight by the energy of its output.
+        cut (`float` or `Tensor`): the quantile of its importance, as last seen.
+    """
+
+    projection: Projection
+    parts: BlockParts
+    inverse: torch.Tensor
+    weight: float
+    cut: torch.Tensor | None = field(default=None)
+
+    def importance(
+        self, stream: torch.Tensor | None, heads: torch.Tensor, diagonal: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the importance of all weights, shape (out, in), float32.
+
+        Args:
+            stream (`Tensor`, *optional*), heads (`Tensor`): rotations of the stream, and of this block's heads.
+            diagonal (`Tensor`, *optional*): of `R^T inverse R`, shape (in,), if it reads the stream.
+        """
+        layout, weight = self.parts.heads, self.projection.weight.float()
+        if diagonal is not None:
+            weight = weight if stream is None else weight @ stream
+        elif self.projection is layout.reader:
+            turned = heads.repeat_interleave(layout.group, dim=0)
+            diagonal = ((self.inverse @ turned) * turned).sum(1).flatten()
+            weight = turn_columns(weight, heads, layout)
+        else:
+            diagonal = self.inverse
+        if self.projection is layout.writer:
+            rows = weight[layout.rows].unflatten(0, (layout.count, layout.size))
+            values = (heads.transpose(1, 2) @ rows).flatten(0, 1)
+            weight = torch.cat([weight[: layout.rows.start], values])
+        if stream is not None and self.projection in self.parts.writers:
+            weight = stream.T @ weight
+        return weight.square() / diagonal
+
+    def lost(self, importance: torch.Tensor, share: float, look: bool) -> torch.Tensor:
+        """Return the importance of what a cut of this share loses, a scalar. The quantile itself gets no gradient."""
+        flat = importance.flatten()
+        if look or self.cut is None:
+            self.cut = flat.detach().kthvalue(max(1, int(share * flat.numel()))).values
+        return self.weight * torch.where(flat <= self.cut, flat, 0.0).sum()
+
+
+def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[str, float]) -> list[Term]:
+    """Return the terms of a block: its pruned projections that a rotation changes, and that have seen inputs.
+
+    Args:
+        parts ([`BlockParts`]): of the block, whose norms are folded.
+        norms (`Mapping[str, Hessian]`): projection name -> statistic of its input.
+        fisher (`Mapping[str, float]`): projection name -> Fisher weight.
+    """
+    readers, inverses, terms = _readers(parts), {}, []
+    turned = {*readers, *parts.writers, parts.heads.writer, parts.heads.reader}
+    seen = [p for p in parts.block.pruned if p in turned and p.name in norms and norms[p.name].tokens]
+    for projection in seen:
+        norm, group = norms[projection.name], projection.group if projection in readers else None
+        key = group or id(norm)
+        if key not in inverses:
+            together = (
+                {id(norm): norm}
+                if group is None
+                else {id(norms[p.name]): norms[p.name] for p in seen if p.group == group}
+            )
+            inverse = _inverse(sum(n.hessian for n in together.values()) / sum(n.tokens for n in together.values()))
+            inverses[key] = inverse if projection in readers else _part(inverse, parts.heads, projection)
+        weight = projection.weight.float()
+        energy = float(((weight @ norm.hessian) * weight).sum()) / norm.tokens
+        if energy > 0:
+            terms.append(Term(projection, parts, inverses[key], fisher[projection.name] / energy))
+    return terms
+
+
+def _part(inverse: torch.Tensor, heads: Heads, projection: Projection) -> torch.Tensor:
+    """Return what is needed of the inverse Hessian of an input that is not the stream: see [`Term`]."""
+    if projection is not heads.reader:
+        return inverse.diagonal().clone()
+    square = inverse.unflatten(0, (-1, heads.size)).unflatten(2, (-1, heads.size))
+    return square.diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+
+
+def block_loss(
+    terms: Iterable[Term], stream: torch.Tensor | None, heads: torch.Tensor, share: float, look: bool
+) -> torch.Tensor:
+    """Return the objective of a block, a scalar in float32.
+
+    Args:
+        terms (`Iterable[Term]`): of the block.
+        stream (`Tensor`, *optional*), heads (`Tensor`): rotations of the stream and of the block's heads.
+        share (`float`): that the threshold cuts, in (0, 1).
+        look (`bool`): True to find the thresholds anew.
+    """
+    diagonals: dict[int, torch.Tensor] = {}
+    losses = [heads.new_zeros(())]
+    for term in terms:
+        diagonal = None
+        if term.projection in _readers(term.parts):
+            key = id(term.inverse)
+            if key not in diagonals:
+                diagonals[key] = ((term.inverse @ stream) * stream).sum(0)
+            diagonal = diagonals[key]
+        losses.append(term.lost(term.importance(stream, heads, diagonal), share, look))
+    return torch.stack(losses).sum()
+
+
+def _readers(parts: BlockParts) -> set[Projection]:
+    return {projection for _, readers in parts.folds for projection in readers}
+
+
+def _inverse(hessian: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of a dampened Hessian, float32."""
+    wide = hessian.double() if hessian.device.type != "mps" else hessian
+    wide = wide + DAMPENING * wide.diagonal().mean() * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
+    return torch.linalg.inv(wide).float()

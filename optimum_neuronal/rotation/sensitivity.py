@@ -1,0 +1,105 @@
+"""Fisher information: how much the model's loss feels an error in a projection's output.
+
+One backward pass, block by block with recomputation, on a few sequences with labels that the model itself draws.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from ..engine.calls import Call, Stream, Streams, first_output, restore_shared, to_device
+from ..engine.capture import next_token_logits
+from ..engine.runner import BlockRunner
+from ..model.projections import Block
+
+
+def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[str, float]:
+    """Return projection name -> the Fisher information of its output times the output's mean square.
+
+    That is `sum over tokens of |g|^2 * mean of y^2`, with the gradient g of the negative log-likelihood of drawn labels at
+    the output y. Experts of one mixture share what is measured at the mixture's output. Values are scaled to a mean of 1.
+
+    Args:
+        runner ([`BlockRunner`]): of the dense model.
+        ids (`Tensor` of int64, shape (sequences, tokens)): calibration sequences.
+        seed (`int`): of the labels.
+    """
+    decoder, inputs, entering = runner.decoder, runner.capture(ids), []
+
+    def visit(_index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        entering.append(streams[0])
+        return [runner.output(block, streams[0], calls)]
+
+    (last,) = runner.run(inputs, 1, visit, "Rotation: outputs", release=True)
+    gradients, found = _loss_gradients(runner, ids, last, seed), {}
+    for index in reversed(range(len(decoder.blocks))):
+        with runner.loader.loaded(index) as block, runner.counted(2 * len(ids)):
+            gradients = _through(block, entering.pop(), inputs.calls[index], gradients, found)
+    mean = sum(found.values()) / len(found) or 1.0
+    return {name: value / mean for name, value in found.items()}
+
+
+def _loss_gradients(runner: BlockRunner, ids: torch.Tensor, last: Stream, seed: int) -> list[torch.Tensor]:
+    """Return the gradient of the loss at the last block's output, one tensor per batch."""
+    generator, gradients = torch.Generator().manual_seed(seed), []
+    for batch, hidden in zip(ids.split([len(states) for states in last]), last):
+        drawn = torch.rand(batch.shape, generator=generator)
+        found = []
+        for own, states, share in zip(batch.split(1), hidden.split(1), drawn.split(1)):  # logits take much memory
+            states = states.detach().requires_grad_()
+            with torch.enable_grad():
+                logits = next_token_logits(runner.decoder, own, states, runner.wrap(own), runner.device)
+                shares = logits.detach().softmax(-1).cumsum(-1)
+                labels = torch.searchsorted(shares, share.to(shares.device)[..., None]).clamp(max=logits.shape[-1] - 1)
+                loss = -logits.log_softmax(-1).gather(-1, labels).sum()
+                found.append(torch.autograd.grad(loss, states)[0])
+        gradients.append(torch.cat(found))
+    return gradients
+
+
+def _through(
+    block: Block, entering: Stream, calls: Sequence[Call], gradients: Sequence[torch.Tensor], found: dict[str, float]
+) -> list[torch.Tensor]:
+    """Add the block's Fisher information to what was found, and return the gradients at its inputs."""
+    sums: dict[str, list[float]] = {}
+    device, before = next(block.module.parameters()).device, []
+    for states, call, gradient in zip(entering, calls, gradients):
+        restore_shared(states, call)
+        states = to_device(states, device).detach().requires_grad_()
+        with torch.enable_grad(), _outputs(block) as outputs:
+            output = first_output(block.module(states, *call.args, **call.kwargs))
+            own, *others = torch.autograd.grad(
+                output, [states, *outputs.values()], gradient.to(output.device, output.dtype)
+            )
+        before.append(own)
+        for (name, written), at_output in zip(outputs.items(), others):
+            squares = float(at_output.float().square().sum()), float(written.detach().float().square().sum())
+            sums[name] = [
+                total + more for total, more in zip(sums.get(name, (0.0, 0.0, 0)), (*squares, written.numel()))
+            ]
+    values = {name: squared * written / count for name, (squared, written, count) in sums.items()}
+    for projection in block.pruned:
+        name = projection.name if projection.expert is None else projection.parent.rpartition(".")[0]
+        members = sum(p.module is projection.module for p in block.pruned)
+        found[projection.name] = values[name] / members
+    return before
+
+
+@contextmanager
+def _outputs(block: Block) -> Iterator[dict[str, torch.Tensor]]:
+    """Collect the outputs of a block's pruned projections, and of its mixtures of experts, by name."""
+    outputs: dict[str, torch.Tensor] = {}
+    watched: dict[str, nn.Module] = {p.name: p.module for p in block.pruned if p.expert is None}
+    watched |= {experts.name: experts.module for experts in block.experts}
+
+    def keep(name: str):
+        return lambda _module, _inputs, output: outputs.__setitem__(name, first_output(output))
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in watched.items()]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
