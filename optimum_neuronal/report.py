@@ -104,6 +104,7 @@ class PruningReport:
             ["sparsity", f"{self.achieved_sparsity:.4%} (asked for {self.requested_sparsity:.2%})"],
             ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"],
             ["method", f"{self.config['saliency']} + {self.config['topup']}"],
+            *self._rotation_rows(),
             *self._quantising_rows(),
         ]
         if self.block_lambda is not None:
@@ -121,6 +122,15 @@ class PruningReport:
         peaks = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in self.peak_memory.items())
         rows.append(["seconds", ", ".join(f"{phase} {value:.1f}" for phase, value in self.seconds.items())])
         return [*rows, ["peak memory", peaks]]
+
+    def _rotation_rows(self) -> list[list[str]]:
+        """Return a row on the rotation, if there was one."""
+        if not self.rotation:
+            return []
+        before, after = self.rotation["objective"]
+        text = "residual stream and attention heads" if self.rotation["stream"] else "attention heads"
+        text += f"; objective {before:.3g} to {after:.3g}"
+        return [["rotated", f"{text}; head untied from embeddings" if self.rotation["unties_head"] else text]]
 
     def _quantising_rows(self) -> list[list[str]]:
         """Return rows on quantised values, their storage, and embeddings."""

@@ -74,6 +74,7 @@ def make_card(
         use=_use(title, code, format, tokenizer and json.dumps(tokenizer, ensure_ascii=False), *bits),
         blocks=format_markdown(["block", "sparsity"], blocks),
         perplexities=perplexities and format_markdown(["dataset", "dense model", "pruned"], perplexities),
+        rotation=report.rotation,
         calibration=report.calibration and calibration.format(**report.calibration),
         command=shlex.join(command),
         code=_code(base, report, code, text),

@@ -25,9 +25,10 @@ from ..files.atomic import write_durably
 from ..model.packed_size import packed_size
 from ..model.projections import trial_weights
 from ..pruning.calibrating import draw_calibration, own_tokenizer
-from ..pruning.context import PruneContext, alone_with, check, identity, versions
-from ..pruning.prune import default_batch_size, find_changes
+from ..pruning.context import PruneContext, alone_with, check, default_batch_size, identity, versions
+from ..pruning.prune import find_changes
 from ..pruning.reporting import make_report
+from ..pruning.rotate import rotated
 from ..sparsity.plan import row_sparsity
 from ..system.machine import reset_peak_memory
 from ..system.notes import get_logger
@@ -161,11 +162,12 @@ class Measurements:
         reset_peak_memory()
         try:
             context = replace(PruneContext.of(self.decoder, config), **self.shared)
-            outcome = find_changes(context)
-            report = make_report(context, outcome)
-            with trial_weights(list(self.decoder.projections.values()), lambda p: outcome.changes[p.name]):
-                rows = self._row_sparsity() if context.methods.topup.by_row else {}
-                figures = self._figures()
+            with rotated(context, always_undo=True) as rotation:
+                outcome = find_changes(context)
+                report = make_report(context, outcome, rotation=rotation)
+                with trial_weights(list(self.decoder.projections.values()), lambda p: outcome.changes[p.name]):
+                    rows = self._row_sparsity() if context.methods.topup.by_row else {}
+                    figures = self._figures()
         except EXPECTED as error:
             return replace(combination, error=" ".join(f"{error}".split()) or type(error).__name__)
         return replace(

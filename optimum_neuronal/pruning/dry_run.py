@@ -16,8 +16,7 @@ from ..model.projections import Decoder
 from ..sparsity.plan import row_counts
 from ..system.machine import default_device
 from .bit_budget import Pair, likely
-from .context import check_unloaded
-from .prune import default_batch_size
+from .context import check_unloaded, default_batch_size
 from .rehearsal import rehearse
 from .work import Step
 
