@@ -83,7 +83,7 @@ def test_every_field_has_a_flag_with_the_configs_default(run, capsys):
     assert methods("saliency").split(", ") == SALIENCIES.names()
     assert methods("topup").split(", ") == TOPUPS.names()
     without = [entry.name for entry in fields(NeuronALConfig) if entry.name not in CONFIG_FLAGS]
-    assert without == ["saliency_args", "topup_args"]
+    assert without == ["saliency_args", "topup_args", "rotate_args"]
     for name, entry in CONFIG_FLAGS.items():
         assert (entry.default is None) == ("unset" in entry.metadata), f"{name}: None is explained in words"
     groups = ["model", "result", "how much", "methods", "calibration text", "rarely needed"]
