@@ -99,20 +99,23 @@ class BlockRunner:
         self.for_each_block(advance, label)
         return flowing
 
-    def for_each_block(self, work: Callable[[int, Block], Any], label: str | None = None) -> list:
-        """Return what a function returns for every block, with its index and its weights at hand, in order.
+    def for_each_block(
+        self, work: Callable[[int, Block], Any], label: str | None = None, backward: bool = False
+    ) -> list:
+        """Return what a function returns for every block, with its index and its weights at hand, in the order of its calls.
 
         Args:
             work: index, block -> anything.
             label (`str`, *optional*): of the progress bar; None shows none.
+            backward (`bool`): True to go from the last block to the first.
         """
-        found = []
-        for index in self._shown_by_bar(range(len(self.decoder.blocks)), label):
+        found, indices = [], range(len(self.decoder.blocks))
+        for index in self.shown_by_bar(indices[::-1] if backward else indices, label):
             with self.loader.loaded(index) as block:
                 found.append(work(index, block))
         return found
 
-    def _shown_by_bar(self, indices: Sequence[int], label: str | None) -> Iterator[int]:
+    def shown_by_bar(self, indices: Sequence[int], label: str | None, unit: str = "block") -> Iterator[int]:
         """Yield indices beside a progress bar, the only one at a time; without a terminal, write a line for each step."""
         if label is None or self._quiet or not logging.is_progress_bar_enabled():
             yield from indices
@@ -123,7 +126,7 @@ class BlockRunner:
         nested = self._bar_is_shown
         self._bar_is_shown = True
         try:
-            yield from logging.tqdm(indices, desc=label, unit="block", leave=False, disable=nested or None)
+            yield from logging.tqdm(indices, desc=label, unit=unit, leave=False, disable=nested or None)
         finally:
             self._bar_is_shown = nested
 

@@ -13,6 +13,8 @@ from ..data.calibration import resolve_seq_length
 from ..display import format_bytes, format_count, format_duration, format_table
 from ..model.packed_size import packed_size
 from ..model.projections import Decoder
+from ..rotation.learning import Rotation
+from ..rotation.parts import find_parts
 from ..sparsity.plan import row_counts
 from ..system.machine import default_device
 from .bit_budget import Pair, likely
@@ -44,6 +46,7 @@ class PrunePlan:
         packed_model_bytes (`int`): the model in memory after `sparsify`, if all pruned weights have a packed form.
         block_bytes (`int`): the largest block.
         outside_bytes (`int`): the part of the model outside its blocks, in memory: embeddings, head.
+        originals_bytes (`int`): copies of the weights that a rotation changes, in CPU memory; 0 without a rotation.
         alignment_bytes (`int`): hidden states in front of the first block and behind the last one, which the top-up keeps.
         steps (`tuple[Step, ...]`): in their order, with what each takes.
         pairs (`tuple[Pair, ...]`): the pairs of a budget of bits, if one of several is chosen.
@@ -65,6 +68,7 @@ class PrunePlan:
     packed_model_bytes: int
     block_bytes: int
     outside_bytes: int
+    originals_bytes: int
     alignment_bytes: int
     steps: tuple[Step, ...]
     pairs: tuple[Pair, ...]
@@ -84,7 +88,7 @@ class PrunePlan:
     @property
     def memory_bytes(self) -> int:
         """Memory of the model and of all that is made of it, at its most."""
-        return self.model_bytes + self.working_bytes
+        return self.model_bytes + self.originals_bytes + self.working_bytes
 
     @property
     def streamed_bytes(self) -> int:
@@ -153,7 +157,7 @@ def plan_prune(
         weights=sum(weight.numel() for weight in model.parameters()),
         pruned_weights=sum(projection.numel for projection in projections),
         zeros=sum(_zeros(config.sparsity, projection.shape) for projection in projections),
-        **_weight_bytes(model, decoder, config),
+        **_weight_bytes(model, decoder, config, context.methods.rotation),
         alignment_bytes=2 * hidden,
         steps=tuple(steps),
         pairs=tuple(pairs),
@@ -170,12 +174,16 @@ def _zeros(sparsity: float, shape: tuple[int, int]) -> int:
     return int(row_counts(sparsity, shape).sum())
 
 
-def _weight_bytes(model: PreTrainedModel, decoder: Decoder, config: NeuronALConfig) -> dict[str, int]:
-    """Return the fields of the plan about the model's own weights, tied ones once."""
+def _weight_bytes(
+    model: PreTrainedModel, decoder: Decoder, config: NeuronALConfig, rotation: Rotation | None
+) -> dict[str, int]:
+    """Return the fields of the plan about the model's own weights, tied ones once unless a rotation unties them."""
     saved = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
+    parts = None if rotation is None else find_parts(decoder, rotation.untie)
+    untied = _size(model.get_output_embeddings().weight) if parts and parts.unties else 0
     blocks = [sum(_size(weight) for weight in block.module.parameters()) for block in decoder.blocks]
-    saved_bytes = sum(_size(tensor) for tensor in saved.values())
-    in_memory = model.get_memory_footprint()  # with the buffers that are not saved
+    saved_bytes = sum(_size(tensor) for tensor in saved.values()) + untied
+    in_memory = model.get_memory_footprint() + untied  # with the buffers that are not saved
     bits = config.value_bits, config.embedding_bits
     packed = packed_size(decoder, lambda p: _zeros(config.sparsity, p.shape), *bits)
     return {
@@ -184,19 +192,21 @@ def _weight_bytes(model: PreTrainedModel, decoder: Decoder, config: NeuronALConf
         "model_bytes": in_memory,
         "packed_model_bytes": in_memory - packed.dense + packed.in_memory,
         "block_bytes": max(blocks),
+        "originals_bytes": sum(map(_size, parts.parameters())) if parts else 0,
         "outside_bytes": in_memory - sum(blocks),
     }
 
 
 def _model_rows(plan: PrunePlan) -> list[list[str]]:
     config = plan.config
+    rotated = "rotated, " if config["rotate"] else ""
     refit = f", {config['refit_epochs']} epochs of refit" if config["refit_epochs"] else ""
     projections = f"{plan.projections:,} projections in {plan.blocks} blocks"
     tried = ", ".join(f"{pair.value_bits} at {pair.sparsity:.2%}" for pair in plan.pairs)
     bits = f"of values, with sparsity: {tried}; the pair that loses least is chosen, here {config['value_bits']}"
     return [
         ["model", f"{plan.model_type}, {format_count(plan.weights)} weights in {plan.dtype}"],
-        ["method", f"{config['saliency']} + {config['topup']}{refit}, sparsity {config['sparsity']:.2%}"],
+        ["method", f"{rotated}{config['saliency']} + {config['topup']}{refit}, sparsity {config['sparsity']:.2%}"],
         *([["bits", bits]] if len(plan.pairs) > 1 else []),
         ["pruned", f"{projections}, {format_count(plan.pruned_weights)} weights"],
         ["become zero", f"{format_count(plan.zeros)} weights, {plan.zeros / plan.weights:.2%} of the model's"],
@@ -208,11 +218,16 @@ def _memory_rows(plan: PrunePlan) -> list[list[str]]:
     return [
         ["memory", f"about {format_bytes(plan.memory_bytes)}, of which"],
         ["- model", f"{format_bytes(plan.model_bytes)} (largest block {format_bytes(plan.block_bytes)})"],
+        *([["- weights before the rotation", format_bytes(plan.originals_bytes)]] if plan.originals_bytes else []),
         ["- hidden states", format_bytes(max((step.hidden_bytes for step in plan.steps), default=0))],
         ["- masks and weights kept", format_bytes(max((step.kept_bytes for step in plan.steps), default=0))],
         ["- for a moment", format_bytes(max((step.moment_bytes for step in plan.steps), default=0))],
         ["to run it", f"{format_bytes(plan.model_bytes)}, packed {format_bytes(plan.packed_model_bytes)} (sparsify)"],
-        ["memory, blocks on disk", f"about {format_bytes(plan.streamed_bytes)} (--stream)"],
+        *(
+            []
+            if plan.originals_bytes
+            else [["memory, blocks on disk", f"about {format_bytes(plan.streamed_bytes)} (--stream)"]]
+        ),
     ]
 
 

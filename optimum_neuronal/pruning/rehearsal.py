@@ -24,6 +24,7 @@ from .final_pass import FinalPruning
 from .prune import allocate, make_engine
 from .quantising import round_changes
 from .refit import Refit
+from .rehearsed_rotation import rehearse_rotation
 from .sample_blocks import FirstEpoch, MeasuredRunner
 from .work import COMPARING, FORWARDS, HIDDEN, KEPT, MIDDLE, MOMENT, OTHER, OUTSIDE, Step, Work
 
@@ -64,7 +65,7 @@ class Rehearsal(Sweep):
     def solve(self, solvers: Mapping[float, PlanApplier], name: str, label: str) -> Levels:
         sparsity, applier = list(solvers.items())[len(solvers) // 2]
         samples, own = self._config.num_samples, len(self.engine.ids)
-        asked = self._ask(
+        asked = self.ask(
             ("solve", applier.value_bits),
             label,
             lambda _: self.engine.solve({sparsity: applier}, name, label),
@@ -78,18 +79,18 @@ class Rehearsal(Sweep):
 
     def dense_scores(self, score: Score, label: str) -> list[list[float]]:
         return self._of_all_blocks(
-            self._ask(
+            self.ask(
                 ("dense", label), label, lambda _: Sweep.dense_scores(self, score, label), sequences=self.all_sequences
             )
         )
 
     def weight_scores(self, score: Callable[[Block], list], label: str) -> list[list]:
         return self._of_all_blocks(
-            self._ask(("weights", label), label, lambda _: Sweep.weight_scores(self, score, label))
+            self.ask(("weights", label), label, lambda _: Sweep.weight_scores(self, score, label))
         )
 
     def own_runs(self, question: tuple, run: Callable[[Engine], Finding]) -> Any:
-        return self._ask(question, question[0], lambda _: run(self.engine))[0]
+        return self.ask(question, question[0], lambda _: run(self.engine))[0]
 
     def alignment_errors(self, plans, reference, scope, metric, label, bound=math.inf) -> list[float]:
         return self._errors("alignment_errors", plans, reference, scope, metric, label)
@@ -109,7 +110,7 @@ class Rehearsal(Sweep):
         def ask(own_plans: list[SparsityPlan]) -> list[float]:
             return Sweep.output_errors(self, [self._base] if itself else own_plans, metric, label, self._base, few)
 
-        self._ask(("outputs", metric, itself, few), label, ask, plans, **more)
+        self.ask(("outputs", metric, itself, few), label, ask, plans, **more)
         return self._numbers(plans)
 
     def deviation(self, plan, reference, scope, metric, label) -> Deviation:
@@ -120,7 +121,7 @@ class Rehearsal(Sweep):
 
     def row_saliency(self, plan, label) -> dict[str, torch.Tensor]:
         self._run_stream(plan, label)
-        self._ask(("rows",), label, lambda _: Sweep.row_saliency(self, self._base, label))
+        self.ask(("rows",), label, lambda _: Sweep.row_saliency(self, self._base, label))
         projections = self.decoder.projections.items()
         return {name: torch.tensor(self._numbers(range(p.shape[0]))) for name, p in projections}
 
@@ -137,24 +138,24 @@ class Rehearsal(Sweep):
             inputs = runner.capture(self.engine.ids[:1])
             runner.run(inputs, 1, lambda _, block, calls, streams: [runner.output(block, streams[0], calls)], "Check")
 
-        self._ask(("check",), "Check", run, sequences=1)
+        self.ask(("check",), "Check", run, sequences=1)
 
     def prune(self, plan: SparsityPlan, refit: Refit | None) -> None:
         """Note the final pass with a plan of the model."""
         methods, engine, bits = self._context.methods, self.engine, self.engine.applier.value_bits
         final = FinalPruning.by(methods, engine, self._plans(1, plan)[0], refit)
-        changes, _ = self._ask(("final",), "Pruning", lambda _: final.find(), sequences=self.all_sequences)
+        changes, _ = self.ask(("final",), "Pruning", lambda _: final.find(), sequences=self.all_sequences)
         if bits is not None and not methods.saliency.updates_weights:
 
             def round_block(_, block: Block) -> None:
                 round_changes(replace(engine.decoder, blocks=[block]), changes, bits)
 
-            self._ask(("rounding",), "Rounding", lambda _: engine.runner.for_each_block(round_block))
+            self.ask(("rounding",), "Rounding", lambda _: engine.runner.for_each_block(round_block))
 
     def _run_stream(self, plan: SparsityPlan, label: str | None) -> None:
         """Note the run of a plan's own stream, unless it was the last."""
         if plan is not self._reference:
-            self._ask(("stream",), label, lambda _: self.engine.stream_of(self._base))
+            self.ask(("stream",), label, lambda _: self.engine.stream_of(self._base))
             self._reference = plan
 
     def _errors(self, name: str, plans: Sequence[SparsityPlan], *args, **more) -> list[float]:
@@ -162,12 +163,12 @@ class Rehearsal(Sweep):
         label = args[1] if name == "output_errors" else args[-1]
         question = (name, *(type(arg) if isinstance(arg, Levels) else arg for arg in args))
         asks_one = name == "deviation"
-        self._ask(
+        self.ask(
             question, label, lambda own: getattr(Sweep, name)(self, own[0] if asks_one else own, *args), plans, **more
         )
         return self._numbers(plans)
 
-    def _ask(
+    def ask(
         self,
         question: tuple,
         label: str | None,
@@ -267,7 +268,8 @@ def rehearse(context: PruneContext, tokens: int, batch_size: int, device: torch.
     """
     context = replace(context, methods=context.methods.suited_to(context.decoder))
     config, methods = context.config, context.methods
-    runner = MeasuredRunner.of(context.decoder, methods.saliency.updates_weights, tokens, batch_size, device)
+    solves = methods.saliency.updates_weights or methods.rotation is not None
+    runner = MeasuredRunner.of(context.decoder, solves, tokens, batch_size, device)
     fits = FIT_BATCHES * Refit.batch_size(tokens) if config.refit_epochs else 0
     count = min(config.num_samples, max(batch_size * tokens // runner.tokens, fits))
     vocabulary = getattr(runner.decoder.config, "vocab_size", None) or 2
@@ -279,6 +281,8 @@ def rehearse(context: PruneContext, tokens: int, batch_size: int, device: torch.
         if methods.needs_calibration:
             rehearsal.check()
             engine.alignment_inputs()
+        if methods.rotation is not None:
+            rehearse_rotation(rehearsal, methods.rotation)
         chosen, allocation = allocate(context, rehearsal)
         refit = FirstEpoch(config.refit_epochs, config.refit_learning_rate, runner) if config.refit_epochs else None
         rehearsal.with_value_bits(chosen.value_bits).prune(allocation.plan, refit)

@@ -144,7 +144,9 @@ class MeasuredRunner(BlockRunner):
             work.memory *= self._wider.memory
         return answer, self._works
 
-    def for_each_block(self, work: Callable[[int, Block], Any], label: str | None = None) -> list:
+    def for_each_block(
+        self, work: Callable[[int, Block], Any], label: str | None = None, backward: bool = False
+    ) -> list:
         last = len(self.decoder.blocks) - 1
 
         def noted(index: int, block: Block) -> Any:
@@ -155,7 +157,7 @@ class MeasuredRunner(BlockRunner):
             self._switch(*before)
             return found
 
-        return super().for_each_block(noted, label)
+        return super().for_each_block(noted, label, backward)
 
     @contextmanager
     def _counting(self, work: Work) -> Iterator[None]:

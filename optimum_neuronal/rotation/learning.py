@@ -1,7 +1,7 @@
 """Learns the rotations of a model: Cayley transforms, found by Adam."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from ..validation import check_choice, check_count, check_flag, check_number
 from .merging import Rotations
 from .objective import LOOK_EVERY, Term, block_loss, find_terms
 from .parts import RotatedParts
-from .sensitivity import fisher_weights
+from .sensitivity import LABEL, fisher_weights
 
 
 IMPORTANCE = ("fisher", "energy")
@@ -64,6 +64,15 @@ class Rotation:
         fisher = {name: 1.0 for name in parts.decoder.projections}
         if self.weights == "fisher":
             fisher = fisher_weights(runner, ids[: self.fisher_samples], seed)
+        terms = self.find_terms(parts, runner, ids, fisher)
+        with torch.enable_grad():
+            return self.descend(parts, terms, runner)
+
+    @staticmethod
+    def find_terms(
+        parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, fisher: Mapping[str, float]
+    ) -> list[list[Term]]:
+        """Return the terms of the objective, by block."""
         terms: list[list[Term]] = []
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -71,12 +80,15 @@ class Rotation:
             terms.append(find_terms(parts.blocks[index], norms, fisher))
             return [output]
 
-        runner.run(runner.capture(ids), 1, visit, "Rotation: inputs", release=True)
-        with torch.enable_grad():
-            return self._descend(parts, terms)
+        runner.run(runner.capture(ids), 1, visit, LABEL, release=True)
+        return terms
 
-    def _descend(self, parts: RotatedParts, terms: Sequence[Sequence[Term]]) -> tuple[Rotations, list[float]]:
+    def descend(
+        self, parts: RotatedParts, terms: Sequence[Sequence[Term]], runner: BlockRunner
+    ) -> tuple[Rotations, list[float]]:
         """Return the rotations that Adam finds, and the objective of every step."""
+        if not any(terms):
+            return Rotations.identity(parts), [0.0]
         unrotated, device = Rotations.identity(parts), next(parts.parameters()).device
 
         def start(rotation: torch.Tensor) -> torch.Tensor:
@@ -86,11 +98,11 @@ class Rotation:
         heads = [start(rotation) for rotation in unrotated.heads]
         optimizer = torch.optim.Adam(heads if stream is None else [stream, *heads], self.learning_rate)
         losses = []
-        for step in range(self.steps):
+        for step in runner.shown_by_bar(range(self.steps), LABEL, "step"):
             rate = self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            losses.append(self._step(optimizer, terms, stream, heads, step % LOOK_EVERY == 0))
+            losses.append(self._step(optimizer, terms, runner, stream, heads, step % LOOK_EVERY == 0))
         with torch.no_grad():
             wide = [None if own is None else cayley(own.to(wide_dtype(device))).cpu() for own in (stream, *heads)]
         return Rotations(wide[0], wide[1:]), losses
@@ -99,6 +111,7 @@ class Rotation:
         self,
         optimizer: torch.optim.Optimizer,
         terms: Sequence[Sequence[Term]],
+        runner: BlockRunner,
         stream: torch.Tensor | None,
         heads: Sequence[torch.Tensor],
         look: bool,
@@ -107,13 +120,15 @@ class Rotation:
         optimizer.zero_grad()
         rotation = None if stream is None else cayley(stream)
         leaf = None if rotation is None else rotation.detach().requires_grad_()
-        losses = []
-        for own, generator in zip(terms, heads):
-            if not own:
-                continue
-            loss = block_loss(own, leaf, cayley(generator), self.cut, look)
+
+        def add(index: int, _block: Block) -> torch.Tensor | None:
+            if not terms[index]:
+                return None
+            loss = block_loss(terms[index], leaf, cayley(heads[index]), self.cut, look)
             loss.backward()
-            losses.append(loss.detach())
+            return loss.detach()
+
+        losses = [loss for loss in runner.for_each_block(add) if loss is not None]
         if rotation is not None:
             rotation.backward(leaf.grad)
         optimizer.step()

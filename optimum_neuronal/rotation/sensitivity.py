@@ -15,6 +15,10 @@ from ..engine.runner import BlockRunner
 from ..model.projections import Block
 
 
+LABEL = "Rotation"  # of the progress bar
+BACKWARD = 2  # runs of a block that a run with gradients takes as long as
+
+
 def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[str, float]:
     """Return projection name -> the Fisher information of its output times the output's mean square.
 
@@ -26,17 +30,21 @@ def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[st
         ids (`Tensor` of int64, shape (sequences, tokens)): calibration sequences.
         seed (`int`): of the labels.
     """
-    decoder, inputs, entering = runner.decoder, runner.capture(ids), []
+    inputs, entering = runner.capture(ids), []
 
     def visit(_index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         entering.append(streams[0])
         return [runner.output(block, streams[0], calls)]
 
-    (last,) = runner.run(inputs, 1, visit, "Rotation: outputs", release=True)
+    (last,) = runner.run(inputs, 1, visit, LABEL, release=True)
     gradients, found = _loss_gradients(runner, ids, last, seed), {}
-    for index in reversed(range(len(decoder.blocks))):
-        with runner.loader.loaded(index) as block, runner.counted(2 * len(ids)):
+
+    def back(index: int, block: Block) -> None:
+        nonlocal gradients
+        with runner.counted(BACKWARD * len(ids)):
             gradients = _through(block, entering.pop(), inputs.calls[index], gradients, found)
+
+    runner.for_each_block(back, LABEL, backward=True)
     mean = sum(found.values()) / len(found) or 1.0
     return {name: value / mean for name, value in found.items()}
 

@@ -15,6 +15,7 @@ from optimum_neuronal.checkpoint.save_pretrained import save_pretrained
 from optimum_neuronal.inference.sparsify import sparsify
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.rotation.sensitivity import BACKWARD
 
 from .conftest import SMALL, config_of, saved
 
@@ -189,6 +190,22 @@ def test_cli_errors_are_one_line(run, tmp_path, llama, flags, message):
     with pytest.raises(SystemExit, match=message) as stop:
         run("--model", directory, "--sparsity", 0.7, *flags)
     assert "\n" not in str(stop.value.code)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_rotation_is_measured_with_its_copies_and_the_untied_head(tied, tmp_path):
+    model = make_model("llama", tie_word_embeddings=tied)
+    directory, file_bytes = saved(tmp_path, model)
+    plan = plan_prune(directory, config_of(topup="uniform", rotate=True))
+    assert [step.label for step in plan.steps] == ["Check", "Rotation", "Pruning"]
+    own, head = plan.steps[1], model.lm_head.weight.nbytes
+    assert own.seconds > 0 and own.kept_bytes > 0
+    samples, gradients = plan.config["num_samples"], min(16, plan.config["num_samples"])
+    assert own.block_forwards == plan.blocks * (samples + (1 + BACKWARD) * gradients)
+    assert plan.saved_bytes == file_bytes + tied * head
+    assert plan.model_bytes == model.get_memory_footprint() + tied * head
+    assert plan.originals_bytes == sum(weight.nbytes for weight in model.parameters()), "all of a Llama changes"
+    assert "rotated, " in str(plan) and "--stream" not in str(plan)
 
 
 def test_a_budget_of_bits(tmp_path, ids):

@@ -1,0 +1,55 @@
+"""The learning of a rotation, measured on a sample of the blocks for a dry run."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from ..rotation.learning import Rotation
+from ..rotation.objective import LOOK_EVERY, Term
+from ..rotation.parts import find_parts
+from ..rotation.sensitivity import LABEL, fisher_weights
+from ..trials.engine import Engine
+
+
+class Asker(Protocol):
+    """What is needed of a [`Rehearsal`]."""
+
+    engine: Engine
+    all_sequences: float
+
+    ask: Callable[..., Any]
+
+
+def rehearse_rotation(rehearsal: Asker, rotation: Rotation) -> None:
+    """Note the learning of a rotation: gradients, Hessians, and a few of its steps, which stand for all.
+
+    Args:
+        rehearsal ([`Rehearsal`]): of the prune.
+        rotation ([`Rotation`]): of the prune.
+    """
+    runner, ids = rehearsal.engine.runner, rehearsal.engine.ids
+    parts, terms = find_parts(runner.decoder, rotation.untie), []
+    if rotation.weights == "fisher":
+        few = ids[: rotation.fisher_samples]
+        share = min(rotation.fisher_samples, round(rehearsal.all_sequences * len(ids))) / len(few)
+        rehearsal.ask(("fisher",), LABEL, lambda _: fisher_weights(runner, few, 0), sequences=share)
+    fisher = dict.fromkeys(runner.decoder.projections, 1.0)
+
+    def find(_) -> list[torch.Tensor]:
+        terms[:] = rotation.find_terms(parts, runner, ids, fisher)
+        return _inverses(terms)
+
+    def descend(_) -> None:
+        with torch.enable_grad():
+            replace(rotation, steps=LOOK_EVERY).descend(parts, terms, runner)
+
+    rehearsal.ask(("inputs",), LABEL, find, sequences=rehearsal.all_sequences)
+    rehearsal.ask(("descent",), LABEL, descend, sequences=1, times=math.ceil(rotation.steps / LOOK_EVERY))
+
+
+def _inverses(terms: list[list[Term]]) -> list[torch.Tensor]:
+    """Return the inverse Hessians of all terms, each once: what the learning keeps in memory."""
+    return list({id(term.inverse): term.inverse for own in terms for term in own}.values())
