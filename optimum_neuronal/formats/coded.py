@@ -87,10 +87,15 @@ class CodedWeight(Change):
             check_table(levels, bits)
             sizes = magnitudes(levels)
             grid = ScaleGrid.of(largest, sizes, weight.dtype)
-            fitted = [fit_scales(groups.abs(), sizes, grid) for groups in _grouped(rows)]
-            error = sum(float(errors.double().sum()) for _, errors in fitted)
+            fitted, error = [], 0.0
+            for groups in _grouped(rows):
+                scales, errors = fit_scales(groups.abs(), sizes, grid)
+                fitted.append(scales)
+                error += float(errors.double().sum())
+                if error >= least:  # the rest of the weight cannot make it less
+                    break
             if chosen is None or error < least:
-                least, chosen = error, (_joined([scales for scales, _ in fitted], rows), levels)
+                least, chosen = error, (_joined(fitted, rows), levels)
         return cls._of(weight, *chosen, bits)
 
     @classmethod

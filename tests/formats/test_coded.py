@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
+import optimum_neuronal.formats.coded as rounding
 from optimum_neuronal.formats.code_checks import CODED_DTYPES as DTYPES
 from optimum_neuronal.formats.codebooks import BITS, TABLES, magnitudes
 from optimum_neuronal.formats.coded import GROUP, CodedWeight
@@ -99,6 +100,17 @@ def test_values_that_were_not_rounded_have_no_exact_codes():
     weight = CodedWeight.nearest(sparse((4, 128)), 4).unpack()
     weight[3, weight[3].nonzero()[0]] *= 1.01
     assert CodedWeight.exact(weight, 4) is None
+
+
+def test_a_table_that_errs_more_already_is_not_fitted_to_the_other_rows(monkeypatch):
+    """That took most of the time; the choice is the one of all tables fitted to all rows."""
+    weight = sparse((64, 128), zeros=0)
+    errors = [(CodedWeight.nearest(weight, 4, table).unpack() - weight).square().sum() for table in TABLES[4]]
+    monkeypatch.setattr(rounding, "BLOCK", 128)
+    fitted, fit = [], rounding.fit_scales
+    monkeypatch.setattr(rounding, "fit_scales", lambda *args: fitted.append(args) or fit(*args))
+    assert CodedWeight.nearest(weight, 4).table.tolist() == list(TABLES[4][errors.index(min(errors))])
+    assert 64 < len(fitted) < 0.8 * 64 * len(TABLES[4])
 
 
 def test_a_table_of_ones_own():
