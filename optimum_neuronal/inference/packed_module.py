@@ -94,10 +94,14 @@ class PackedBuffers(PackedModule):
         """The dense parameter, bit-equal, in its own layout."""
         return self.stand_in().unpack()
 
-    def _apply(self, function, recurse: bool = True):
+    def check_conversion(self, function) -> None:
+        """Raise `TypeError` if a function that modules apply to their tensors converts to a dtype without kernels."""
         dtype = function(self.held[:0]).dtype
         if dtype not in DTYPES:
             raise TypeError(f"Packed weights cannot be {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
+
+    def _apply(self, function, recurse: bool = True):
+        self.check_conversion(function)
         checked = self.checked and _keeps_content(function, self.held.device)
         super()._apply(function, recurse)
         self.checked = checked

@@ -21,6 +21,7 @@ from ..model.packed_modules import packed_modules
 from ..system.machine import hand_back_freed
 from ..validation import check_embedding_bits
 from .coded_rows import check_activations
+from .conversion import check_conversions, convert_plainly
 from .head_packing import keep_tied, pack_head, unpack_head
 from .packed_experts import put_stacks, take_stacks
 from .packed_linear import PackedLinear
@@ -108,6 +109,7 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
     if next(packed_modules(model), None) is None:
         return model
     unpack_head(model)
+    convert_plainly(model)
     names = [name for name, module in packed_modules(model) if isinstance(module, PackedLinear)]
     for name in names:
         linear = cast(PackedLinear, model.get_submodule(name))
@@ -148,6 +150,7 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str], refusal: 
     summarize(model, left_dense, saved_packed)
     hand_back_freed()
     keep_tied(model)
+    check_conversions(model)
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             save_packed_by_default(module)
