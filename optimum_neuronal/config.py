@@ -205,7 +205,13 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
 
     def _meaning(self) -> dict[str, Any]:
         methods = self.make_methods()
-        return {**asdict(self), **self._filled(), "saliency_args": methods.saliency, "topup_args": methods.topup}
+        return {
+            **asdict(self),
+            **self._filled(),
+            "saliency_args": methods.saliency,
+            "topup_args": methods.topup,
+            "rotate_args": methods.rotation,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields and `quant_method`, JSON-serialisable; `from_dict` makes an equal config of them."""

@@ -305,3 +305,63 @@ def test_files_of_too_many_brackets_are_refused_in_words(tmp_path, name):
     (tmp_path / name).write_text("[" * 100_000)
     with pytest.raises(ValueError, match=f"{name} cannot be read: lists and objects lie in each other too deep"):
         read_config_file(tmp_path / name)
+
+
+class TestRotation:
+    def test_it_is_off_unless_asked_for(self):
+        config = NeuronALConfig(0.7)
+        assert config.rotate is False and config.rotate_args == {} and config.make_methods().rotation is None
+        assert all(not NeuronALConfig(0.7, effort=effort).resolved().rotate for effort in ("fast", "default", "best"))
+        rotation = NeuronALConfig(0.7, rotate=True, rotate_args={"steps": 3}).make_methods().rotation
+        assert (rotation.steps, rotation.cut, rotation.weights, rotation.untie) == (3, 0.6, "fisher", True)
+
+    @pytest.mark.parametrize(
+        "arguments, error, message",
+        [
+            (
+                {"step": 3},
+                ValueError,
+                "rotate_args holds 'step': expected one of steps, learning_rate, cut.*mean 'steps'",
+            ),
+            ({"steps": 0}, ValueError, "steps is 0: expected a whole number of at least 1"),
+            ({"steps": 1.5}, TypeError, "steps is 1.5: expected a whole number"),
+            ({"learning_rate": 0}, ValueError, "learning_rate is 0: expected a number above 0"),
+            ({"cut": 1.1}, ValueError, "cut is 1.1: expected a number above 0, at most 1"),
+            ({"weights": "fischer"}, ValueError, "weights is 'fischer': .* 'fisher'"),
+            ({"fisher_samples": 0}, ValueError, "fisher_samples is 0"),
+            ({"untie": 0}, TypeError, "untie is 0: expected True or False"),
+            ("steps=3", TypeError, "rotate_args is "),
+        ],
+    )
+    def test_wrong_arguments_are_refused_in_words(self, arguments, error, message):
+        with pytest.raises(error, match=message):
+            NeuronALConfig(0.7, rotate=True, rotate_args=arguments)
+
+    def test_arguments_without_a_rotation(self):
+        with pytest.raises(
+            ValueError, match="rotate_args is {'steps': 3}, but rotate is False: set rotate=True, or leave"
+        ):
+            NeuronALConfig(0.7, rotate_args={"steps": 3})
+        for rotate in (1, "true", None):
+            with pytest.raises(TypeError, match="rotate is .*: expected True or False"):
+                NeuronALConfig(0.7, rotate=rotate)
+
+    def test_there_and_back(self, tmp_path):
+        config = NeuronALConfig(0.7, rotate=True, rotate_args={"steps": 3, "untie": False})
+        assert NeuronALConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        config.to_json_file(tmp_path / "config.json")
+        assert NeuronALConfig.from_json_file(tmp_path / "config.json").rotate_args == {"steps": 3, "untie": False}
+        (tmp_path / "config.yaml").write_text(
+            "sparsity: 0.7\nrotate: true\nrotate_args:\n  steps: 3\n  untie: false\n"
+        )
+        assert NeuronALConfig.from_json_file(tmp_path / "config.yaml") == config
+
+    def test_equal_is_what_rotates_alike(self):
+        config = NeuronALConfig(0.7, rotate=True)
+        assert config == NeuronALConfig(0.7, rotate=True, rotate_args={"steps": 150, "cut": 0.6})
+        assert config != NeuronALConfig(0.7) and config != replace(config, rotate_args={"steps": 151})
+
+    def test_it_looks_at_activations(self):
+        plain = {"saliency": "magnitude", "topup": "uniform"}
+        assert NeuronALConfig(0.7, rotate=True, **plain).make_methods().needs_calibration
+        assert NeuronALConfig(bits_per_weight=3.0, rotate=True, **plain).make_methods().needs_calibration

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..formats.int8_weight import BITS
 from ..model.projections import Decoder, Projection
+from ..model.set_config import set_config
 from ..model.weight_names import every_projection, kind_of
 from ..report import PruningReport
 from .schema import check
@@ -118,11 +119,9 @@ def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) 
         model (`PreTrainedModel`): the pruned model.
         sparsity_config (`Mapping[str, Any]`): from [`make_sparsity_config`].
     """
-    shared, own = model.config, copy.copy(model.config)
+    own = copy.copy(model.config)
     setattr(own, KEY, sparsity_config)
-    for module in model.modules():  # blocks read how they attend from the model's config
-        if module.__dict__.get("config") is shared:
-            module.config = own
+    set_config(model, own)
 
 
 def _projections_by_kind(

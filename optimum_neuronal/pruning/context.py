@@ -23,7 +23,7 @@ from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..data.documents import check_dataset
 from ..files.records import Records, WorkDirectory
 from ..methods import Methods
-from ..model.check_model import check_model, check_pattern, check_weights
+from ..model.check_model import check_changeable, check_model, check_pattern, check_weights
 from ..model.find_blocks import find_decoder
 from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
@@ -163,6 +163,9 @@ def check(
     check_weights(context.decoder.projections)
     if config.embedding_bits is not None:
         check_head_weights(model)
+    if context.methods.rotation is not None:
+        for name, parameter in model.named_parameters():
+            check_changeable(name, parameter)
     return replace(context, batch_size=batch_size, max_hidden_bytes=max_hidden_bytes)
 
 

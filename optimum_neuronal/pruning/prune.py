@@ -1,9 +1,7 @@
 """One prune: the top-up's search, the final pass, the report; and at the very end the weights change."""
 
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 import torch
@@ -17,6 +15,7 @@ from ..methods import Methods
 from ..model.projections import Projection
 from ..model.weight_names import stored_names
 from ..report import PruningReport
+from ..system.interrupts import deferred_interrupt
 from ..system.machine import with_less_memory
 from ..system.notes import get_logger
 from ..topup import Allocation
@@ -44,33 +43,17 @@ def prune_model(context: PruneContext, remember: Callable[[PruningReport], None]
     """
     model, decoder = context.model, context.decoder
     names = stored_names(model, decoder)
-    with rotated(context) as rotation:
+    with ExitStack() as last, rotated(context) as rotation:
         outcome = find_changes(context)
         head, head_roundings = round_head(model, context.config.embedding_bits)
         report = make_report(context, outcome, head_roundings, rotation)
         sparsity_config = make_sparsity_config(decoder, report, names)
-        with deferred_interrupt():  # nothing that may fail from here on
-            apply_changes(decoder, outcome.changes)
-            apply_to_head(model, head)
-            record_sparsity(model, sparsity_config)
-            remember(report)
+        last.enter_context(deferred_interrupt())  # raised behind `rotated`, which would take it for a failure
+        apply_changes(decoder, outcome.changes)  # nothing that may fail from here on
+        apply_to_head(model, head)
+        record_sparsity(model, sparsity_config)
+        remember(report)
     return report
-
-
-@contextmanager
-def deferred_interrupt() -> Iterator[None]:
-    """Hold Ctrl-C back while the context lasts, in which weights change, and raise it afterwards."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received = []
-    before = signal.signal(signal.SIGINT, lambda *_: received.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
-    if received:
-        raise KeyboardInterrupt
 
 
 def find_changes(context: PruneContext) -> PruneOutcome:

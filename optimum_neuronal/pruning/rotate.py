@@ -14,6 +14,7 @@ from ..rotation.merging import Originals, Rotations, put_back
 from ..rotation.parts import RotatedParts, find_parts
 from ..system.machine import with_less_memory
 from ..system.notes import get_logger
+from ..trials.engine import Cache
 from .context import PruneContext, default_batch_size
 
 
@@ -51,14 +52,21 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
             before = _token_losses(context)
             unties = parts.unties
             originals.merge(Rotations.identity(parts))
-            value, tensors = context.records.processes.from_first(
-                context.records.recorded("rotation", lambda: _learn(context, parts))
-            )
+            cache = (
+                context.cache or Cache()
+            )  # prunes that share one rotate alike: methods and sparsity have no part in it
+            value, tensors = cache.get(("rotation", rotation, context.config.seed), lambda: _found(context, parts))
             originals.merge(Rotations.of_tensors(tensors))
             difference = float((_token_losses(context) - before).square().mean().sqrt())
         _check(difference, next(iter(context.decoder.projections.values())).weight.dtype)
         context.clock.lap("rotation")
         yield {**value, "stream": parts.rotates_stream, "unties_head": unties, "nats_changed": difference}
+
+
+def _found(context: PruneContext, parts: RotatedParts) -> Finding:
+    """Return the rotation as recorded, or learned now; every process has the first one's."""
+    records = context.records
+    return records.processes.from_first(records.recorded("rotation", lambda: _learn(context, parts)))
 
 
 def _learn(context: PruneContext, parts: RotatedParts) -> Finding:
@@ -67,6 +75,7 @@ def _learn(context: PruneContext, parts: RotatedParts) -> Finding:
 
     def learn(batch_size: int) -> tuple[Rotations, list[float]]:
         runner = BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, quiet)
+        runner.check_replay(context.ids[:1])
         return rotation.learn(parts, runner, context.ids, context.config.seed)
 
     found, losses = with_less_memory(learn, context.batch_size or default_batch_size(context.ids.shape[1]))

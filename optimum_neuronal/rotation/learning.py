@@ -27,7 +27,7 @@ class Rotation:
     Args:
         steps (`int`): of Adam.
         learning_rate (`float`): of the first step; it falls to 0 along a cosine.
-        cut (`float`): share of the weights that the objective's threshold cuts, in (0, 1). One serves all sparsities.
+        cut (`float`): share of the weights that the objective's threshold cuts, above 0, at most 1. One serves all sparsities.
         weights (`str`):
             `"fisher"`: every projection counts by the Fisher information of its output, which takes gradients through the
             model; `"energy"`: all count alike, relative to their outputs' energy.
@@ -128,11 +128,11 @@ class Rotation:
             loss.backward()
             return loss.detach()
 
-        losses = [loss for loss in runner.for_each_block(add) if loss is not None]
+        losses = [float(loss) for loss in runner.for_each_block(add) if loss is not None]  # maybe on several devices
         if rotation is not None:
             rotation.backward(leaf.grad)
         optimizer.step()
-        return float(torch.stack(losses).sum())
+        return sum(losses)
 
 
 def cayley(generator: torch.Tensor) -> torch.Tensor:

@@ -5,16 +5,20 @@ the same function: embeddings E R1; what reads the stream W R1, behind norms who
 into it R1^T W; values R2^T W, and what reads them W R2.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..compat import transformers as internals
 from ..engine.statistics import wide_dtype
 from ..model.projections import Projection
+from ..model.set_config import set_config
+from ..system.interrupts import deferred_interrupt
 from .parts import BlockParts, Heads, RotatedParts, bias_of, neutral_value
 
 
@@ -60,7 +64,7 @@ class Originals:
     """
 
     def __init__(self, parts: RotatedParts):
-        self.parts, self._tied = parts, parts.unties
+        self.parts, self._tied, self._config = parts, parts.unties, parts.model.config
         self._copies = {parameter: parameter.detach().to("cpu", copy=True) for parameter in parts.parameters()}
 
     def merge(self, rotations: Rotations) -> None:
@@ -82,16 +86,17 @@ class Originals:
         model = self.parts.model
         if self._tied:
             model.get_output_embeddings().weight = model.get_input_embeddings().weight
-            _set_tied(model, True)
+            _set_config(model, self._config)
         with torch.no_grad():
             for parameter, copy in self._copies.items():
                 parameter.copy_(copy)
 
     def _untie(self) -> None:
         if self.parts.unties:
-            head = self.parts.model.get_output_embeddings()
+            head, own = self.parts.model.get_output_embeddings(), copy.copy(self._config)
             head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
-            _set_tied(self.parts.model, False)
+            own.tie_word_embeddings = False
+            _set_config(self.parts.model, own)
 
     def _merge_block(self, parts: BlockParts, stream: torch.Tensor | None, heads: torch.Tensor) -> None:
         scales = {p: self._scale(norm) for norm, readers in parts.folds for p in readers}
@@ -143,7 +148,8 @@ def put_back(originals: Originals, always: bool = False) -> Iterator[None]:
         done = not always
     finally:
         if not done:
-            originals.restore()
+            with deferred_interrupt():  # a second Ctrl-C would leave the model half rotated
+                originals.restore()
 
 
 def turn_columns(weight: torch.Tensor, heads: torch.Tensor, layout: Heads) -> torch.Tensor:
@@ -163,7 +169,7 @@ def _like(rotation: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return rotation.to(weight.device, weight.dtype)
 
 
-def _set_tied(model: nn.Module, tied: bool) -> None:
-    """Let the config of a model and its list of tied weights say whether the head is the embeddings."""
-    model.config.tie_word_embeddings = tied
+def _set_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
+    """Replace the config of a model, and let its list of tied weights follow."""
+    set_config(model, config)
     internals.find_tied_again(model)

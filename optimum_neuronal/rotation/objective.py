@@ -6,7 +6,8 @@ weights W', the rotation R of the projection's input, the dampened `H = X X^T`, 
 weights phi.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -87,21 +88,28 @@ def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[
     turned = {*readers, *parts.writers, parts.heads.writer, parts.heads.reader}
     seen = [p for p in parts.block.pruned if p in turned and p.name in norms and norms[p.name].tokens]
     for projection in seen:
+        energy = _energy(projection, norms[projection.name])
+        if energy == 0:
+            continue
         norm, group = norms[projection.name], projection.group if projection in readers else None
         key = group or id(norm)
         if key not in inverses:
-            together = (
-                {id(norm): norm}
-                if group is None
-                else {id(norms[p.name]): norms[p.name] for p in seen if p.group == group}
-            )
+            together = {id(n): n for n in (norms[p.name] for p in seen if p.group == group)} if group else {0: norm}
             inverse = _inverse(sum(n.hessian for n in together.values()) / sum(n.tokens for n in together.values()))
             inverses[key] = inverse if projection in readers else _part(inverse, parts.heads, projection)
-        weight = projection.weight.float()
-        energy = float(((weight @ norm.hessian) * weight).sum()) / norm.tokens
-        if energy > 0:
-            terms.append(Term(projection, parts, inverses[key], fisher[projection.name] / energy))
+        terms.append(Term(projection, parts, inverses[key], fisher[projection.name] / energy))
     return terms
+
+
+def _energy(projection: Projection, norm: Hessian) -> float:
+    """Return the mean square norm of a projection's output, for inputs of this statistic."""
+    weight = projection.weight.float()
+    energy = float(((weight @ norm.hessian) * weight).sum()) / norm.tokens
+    if not math.isfinite(energy):
+        raise ValueError(
+            f"rotate: the inputs or outputs of {projection.name} are too large for float32: leave rotate out."
+        )
+    return max(energy, 0.0)
 
 
 def _part(inverse: torch.Tensor, heads: Heads, projection: Projection) -> torch.Tensor:
@@ -113,18 +121,20 @@ def _part(inverse: torch.Tensor, heads: Heads, projection: Projection) -> torch.
 
 
 def block_loss(
-    terms: Iterable[Term], stream: torch.Tensor | None, heads: torch.Tensor, share: float, look: bool
+    terms: Sequence[Term], stream: torch.Tensor | None, heads: torch.Tensor, share: float, look: bool
 ) -> torch.Tensor:
     """Return the objective of a block, a scalar in float32.
 
     Args:
-        terms (`Iterable[Term]`): of the block.
+        terms (`Sequence[Term]`): of the block, at least one.
         stream (`Tensor`, *optional*), heads (`Tensor`): rotations of the stream and of the block's heads.
-        share (`float`): that the threshold cuts, in (0, 1).
+        share (`float`): that the threshold cuts, above 0, at most 1.
         look (`bool`): True to find the thresholds anew.
     """
     diagonals: dict[int, torch.Tensor] = {}
-    losses = [heads.new_zeros(())]
+    device = terms[0].inverse.device  # blocks may lie on several
+    stream, heads = None if stream is None else stream.to(device), heads.to(device)
+    losses = []
     for term in terms:
         diagonal = None
         if term.projection in _readers(term.parts):

@@ -156,6 +156,11 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
     if stream and not _is_rms_norm(final_norm):
         raise ValueError(f"rotate: {name} has no RMS norm named 'norm' behind its blocks, as Llama has.")
     blocks = [_of_block(decoder, block, stream) for block in decoder.blocks]
+    if not stream and not any(p.pruned for own in blocks for p in (own.heads.writer, own.heads.reader)):
+        raise ValueError(
+            f"rotate: of {name} the attention heads alone are rotated, but targets and ignore leave out all projections of "
+            "values and of the attention's output: leave rotate out."
+        )
     return RotatedParts(decoder, blocks, final_norm if stream else None)
 
 

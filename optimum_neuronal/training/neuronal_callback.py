@@ -65,6 +65,11 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
                     f"config has {name}={bits}, but training changes values that were rounded: leave it out, and round the "
                     f"trained model by convert_checkpoint(..., 'packed', {rounded}=...)."
                 )
+        if self.config.rotate:
+            raise ValueError(
+                "config has rotate=True, but a rotation in the middle of a training would leave the optimizer's state and "
+                "earlier zeros behind: leave it out, or prune with it before training, and keep the zeros by SparsityCallback."
+            )
         assert self.config.sparsity is not None
         if (at_step is None) == (schedule is None):
             raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")

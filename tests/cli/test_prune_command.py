@@ -242,3 +242,31 @@ def test_a_sparse_model_is_refused_with_advice_that_fits_here(run, tmp_path, for
     for flags in (("--dry-run",), ("--output", tmp_path / "o")):
         with pytest.raises(SystemExit, match="is sparse already.*: name the dense model that it was made from"):
             run("prune", "--model", tmp_path / "sparse", "--sparsity", 0.8, "--saliency", "magnitude", *flags)
+
+
+def test_a_rotated_model(run, dense, tmp_path):
+    """With hyper-parameters from a file, or by the flag alone."""
+    lines = ["rotate: true", "rotate_args: {steps: 3, fisher_samples: 2}", "saliency: wanda", "topup: uniform"]
+    (tmp_path / "how.yaml").write_text("\n".join(lines))
+    arguments = ["prune", "--model", dense, "--sparsity", 0.5, "--dataset", tmp_path / "text.txt", *SMALL[:6]]
+    shown = run(*arguments, "--config", tmp_path / "how.yaml", "--output", tmp_path / "sparse")
+    assert "residual stream and attention heads; objective" in shown
+    config = json.loads((tmp_path / "sparse" / "neuronal_report.json").read_text())["config"]
+    assert config["rotate"] is True and config["rotate_args"] == {"steps": 3, "fisher_samples": 2}
+    again = tmp_path / "sparse" / "neuronal_report.json"
+    run(
+        "prune",
+        "--model",
+        dense,
+        "--config",
+        again,
+        "--dataset",
+        tmp_path / "text.txt",
+        "--output",
+        tmp_path / "again",
+    )
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("sparse", "again"))
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
+    with pytest.raises(SystemExit, match="rotate changes weights in memory, and stream_to leaves them on disk"):
+        run(*arguments, "--rotate", "--stream", "--device", "cpu", "--output", tmp_path / "streamed")
+    assert not (tmp_path / "streamed").exists() and not list(tmp_path.glob(".*"))

@@ -6,11 +6,13 @@ import pytest
 import torch
 from conftest import make_model
 from profiles import by_day
+from turning import ties
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity, inspect_checkpoint
 from optimum_neuronal.comparing import comparing
 from optimum_neuronal.comparing.results import Result
 from optimum_neuronal.engine import runner
+from optimum_neuronal.rotation.learning import Rotation
 from optimum_neuronal.saliency import SALIENCIES
 
 from .conftest import SMALL
@@ -249,3 +251,24 @@ def test_what_is_recorded_may_be_made_again(tmp_path):
     for overwrite in (False, True, False):
         found = recorded(tmp_path, make, overwrite=overwrite)
     assert make.calls == 2 and found.pruning_seconds == 2
+
+
+def test_every_row_is_of_the_rotated_model(ids, others, monkeypatch):
+    """It is rotated for each, and put back; the rotation is learned once."""
+    model, learned = make_model("gemma"), []
+    learn, before, tied = Rotation.learn, state(model), ties(model)
+    monkeypatch.setattr(Rotation, "learn", lambda *args: learned.append(args) or learn(*args))
+    arguments = {"saliencies": ["wanda", "magnitude"], "topups": ["uniform", "owl"]}
+    turned = {"rotate": True, "rotate_args": {"steps": 5, "learning_rate": 0.1, "fisher_samples": 2}}
+    comparison = compare(model, **arguments, **others, **turned)
+    assert not comparison.failed and len(learned) == 1
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()) and ties(model) == tied
+    plain = compare(model, **arguments, **others)
+    assert comparison.dense.perplexity == plain.dense.perplexity
+    for result, without in zip(comparison.results, plain.results):
+        assert result.perplexity["test"] != without.perplexity["test"], (
+            "measurements of the dense model are not shared"
+        )
+        config = NeuronALConfig(0.5, saliency=result.saliency, topup=result.topup, **turned, **SMALL)
+        alone = NeuronALPruner(config).prune(make_model("gemma"), ids[:6])
+        assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)

@@ -284,6 +284,8 @@ def test_bad_schedules(tmp_path, data, llama):
         with pytest.raises(error, match=message):
             NeuronALCallback(config, **fields)
     assert NeuronALCallback(config, schedule={"2": 0.7, np.int64(1): np.float32(0.5)}).schedule == {1: 0.5, 2: 0.7}
+    with pytest.raises(ValueError, match="config has rotate=True, .* or prune with it before training"):
+        NeuronALCallback(NeuronALConfig(0.7, rotate=True), at_step=1)
     with pytest.raises(ValueError, match="config has value_bits=4, but training changes values that were rounded"):
         NeuronALCallback(NeuronALConfig(0.7, value_bits=4), at_step=1)
     with pytest.raises(TypeError, match="config is a float"):

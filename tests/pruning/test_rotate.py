@@ -1,0 +1,264 @@
+"""Pruning with rotate=True: the model as it was if anything fails, and an ordinary sparse model if nothing does."""
+
+import json
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import make_model
+from profiles import by_day
+from safetensors import safe_open
+from sweeps import state, unchanged
+from transformers import AutoModelForCausalLM
+from turning import logits, ties, uneven
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, inspect_checkpoint
+from optimum_neuronal.data.calibration import CalibrationSet
+from optimum_neuronal.files.records import Records
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.pruning import prune as prune_module
+from optimum_neuronal.pruning import rotate as module
+from optimum_neuronal.pruning.context import check
+from optimum_neuronal.pruning.rotate import rotated
+from optimum_neuronal.rotation import learning, merging
+from optimum_neuronal.rotation.merging import Originals, Rotations
+from optimum_neuronal.rotation.parts import find_parts
+
+
+FIELDS = {"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 4, "rotate": True}
+QUICK = {"steps": 6, "learning_rate": 0.05, "fisher_samples": 4}
+
+
+def config(**fields):
+    return NeuronALConfig(**{"sparsity": 0.6, "rotate_args": QUICK, **FIELDS, **fields})
+
+
+def prune(model, ids, work_dir=None, batch_size=None, **fields):
+    pruner = NeuronALPruner(config(**fields))
+    pruner.prune(model, ids, work_dir, batch_size=batch_size)
+    return pruner
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(value, second[key]) for key, value in first.items())
+
+
+def fail_at(monkeypatch, owner, name, number, error):
+    """Has a function raise at a call; later ones are left alone."""
+    calls, original = [], getattr(owner, name)
+
+    def failing(*args, **kwargs):
+        calls.append(name)
+        if len(calls) == number:
+            raise error
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, failing)
+    return calls
+
+
+STAGES = {
+    "untying": (merging.internals, "find_tied_again", 1),
+    "folding": (Originals, "_merge_block", 2),
+    "replay": (module.BlockRunner, "check_replay", 1),
+    "gradients": (learning, "fisher_weights", 1),
+    "inputs": (learning, "find_terms", 2),
+    "learning": (learning, "block_loss", 5),
+    "merging": (Originals, "_merge_block", 5),
+    "checking": (module, "_token_losses", 2),
+    "pruning": (prune_module.FinalPruning, "prune_block", 2),
+    "head": (prune_module, "round_head", 1),
+    "report": (prune_module, "make_report", 1),
+    "record": (prune_module, "make_sparsity_config", 1),
+    "changes": (prune_module, "apply_changes", 1),
+}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("stop")], ids=["interrupted", "failed"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_wherever_it_fails_the_model_is_as_it_was(stage, error, ids, monkeypatch):
+    """Weights, config, ties, train mode, gradients and hooks."""
+    model = make_model("gemma").train()
+    model.model.layers[1].eval().requires_grad_(False)
+    before, tied, config = state(model), ties(model), model.config
+    needed = [parameter.requires_grad for parameter in model.parameters()]
+    modes = [part.training for part in model.modules()]
+    calls, pruner = (
+        fail_at(monkeypatch, *STAGES[stage], error),
+        NeuronALPruner(NeuronALConfig(0.6, rotate_args=QUICK, **FIELDS)),
+    )
+    with pytest.raises(type(error)):
+        pruner.prune(model, ids)
+    assert calls and unchanged(model, before) and equal(before, state(model))
+    assert ties(model) == tied and model.config is config and not hasattr(config, "sparsity_config")
+    assert [parameter.requires_grad for parameter in model.parameters()] == needed
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert [part.training for part in model.modules()] == modes and pruner.report is None
+    assert torch.is_grad_enabled()
+
+
+def test_ctrl_c_while_weights_change_waits_for_them(ids, monkeypatch):
+    """The rotation is not taken back: the model is whole, as its config says."""
+    original = prune_module.apply_changes
+
+    def interrupted(decoder, changes):
+        signal.raise_signal(signal.SIGINT)
+        original(decoder, changes)
+
+    model, expected = make_model("gemma"), make_model("gemma")
+    prune(expected, ids)
+    monkeypatch.setattr(prune_module, "apply_changes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prune(model, ids)
+    assert equal(state(model), state(expected)) and model.config.sparsity_config["sparsity"] == 0.6
+
+
+def test_a_second_ctrl_c_waits_until_the_weights_are_back(ids, monkeypatch):
+    original, model = Originals.restore, make_model("gemma")
+
+    def interrupted(self):
+        signal.raise_signal(signal.SIGINT)
+        original(self)
+
+    before = state(model)
+    monkeypatch.setattr(Originals, "restore", interrupted)
+    fail_at(monkeypatch, prune_module, "make_report", 1, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        prune(model, ids)
+    assert equal(before, state(model))
+
+
+def context_of(model, ids, **fields):
+    return replace(check(model, config(**fields)), calibration=CalibrationSet(ids, "test", "token ids"))
+
+
+@pytest.mark.parametrize("always_undo", [True, False])
+def test_always_undo(llama, ids, always_undo):
+    before = state(llama)
+    with rotated(context_of(llama, ids), always_undo) as report:
+        assert not equal(before, state(llama)) and report["nats_changed"] < 1e-5
+    assert equal(before, state(llama)) is always_undo
+
+
+def test_without_a_rotation_nothing_happens(llama, ids):
+    before, forward = state(llama), llama.forward
+    llama.forward = lambda *_args, **_kwargs: pytest.fail("work began")
+    with rotated(replace(context_of(llama, ids, rotate=False, rotate_args={}))) as report:
+        assert report == {} and equal(before, state(llama))
+    llama.forward = forward
+
+
+WRONG = {
+    "values": (merging, "_turn_rows", lambda values, heads: values),
+    "outputs": (merging, "turn_columns", lambda weight, heads, layout: weight),
+    "norms": (Originals, "_scale", lambda self, norm: torch.ones_like(norm.weight, dtype=torch.float64)),
+    "NaN": (Rotations, "of_tensors", lambda tensors: Rotations(*(None, [tensors["heads-0"] * torch.nan] * 3))),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_rotation_that_is_merged_wrongly_is_found(what, ids, monkeypatch):
+    model = uneven(make_model("gpt2" if what == "NaN" else "gemma"))
+    before, tied = state(model), ties(model)
+    monkeypatch.setattr(*WRONG[what])
+    with pytest.raises(
+        RuntimeError, match="computes something else: .* changed by .* nats, where rounding explains 0.001"
+    ):
+        prune(model, ids)
+    assert unchanged(model, before) and ties(model) == tied
+
+
+@pytest.mark.parametrize(
+    "scale, message",
+    [(1e30, "own activations contain NaN or infinity"), (1e12, "are too large for float32: leave rotate out")],
+)
+def test_activations_that_overflow_are_told_as_such(llama, ids, scale, message):
+    """And not as a rotation that is wrong."""
+    with torch.no_grad():
+        for name in ("gate_proj", "up_proj"):
+            llama.model.layers[1].mlp.get_submodule(name).weight.mul_(scale)
+    before = state(llama)
+    with pytest.raises(ValueError, match=message):
+        prune(llama, ids)
+    assert equal(before, state(llama))
+
+
+def test_weights_that_cannot_be_changed_are_refused_before_any_is(llama, ids):
+    """Also those that are rotated alone."""
+    with torch.inference_mode():
+        llama.model.norm.weight = torch.nn.Parameter(torch.ones(32), requires_grad=False)
+    before = state(llama)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight cannot be changed in place"):
+        prune(llama, ids)
+    assert equal(before, state(llama))
+
+
+@pytest.mark.parametrize("family", by_day(["gemma", "gpt2", "llama", "mixtral", "qwen2", "phi3"], "gemma", "gpt2"))
+@pytest.mark.parametrize("format, fields", [("dense", {}), ("packed", {"value_bits": 4, "embedding_bits": 8})])
+def test_an_ordinary_sparse_model_is_saved(family, format, fields, ids, tmp_path):
+    model, used = make_model(family), []
+    merge = Originals.merge
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Originals, "merge", lambda self, rotations: used.append(rotations) or merge(self, rotations))
+        pruner = prune(model, ids, **fields)
+    unties, rotation = family == "gemma", pruner.report.rotation
+    assert rotation["unties_head"] is unties and rotation["stream"] is (family != "gpt2")
+    assert rotation["objective"][1] < rotation["objective"][0] and rotation["nats_changed"] < 1e-5
+    dense = make_model(family)
+    Originals(find_parts(find_decoder(dense))).merge(used[-1])
+    if not fields:  # what is kept is the rotated model's
+        for (name, found), expected in zip(model.named_parameters(), dense.parameters()):
+            kept = found != 0
+            assert torch.equal(found[kept], expected[kept]), name
+    pruner.save(model, tmp_path, format)
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(reloaded, ids), logits(model, ids)) and type(reloaded) is type(model)
+    assert json.loads((tmp_path / "config.json").read_text()).get("tie_word_embeddings", True) == (family == "gpt2")
+    assert ties(reloaded)[0] is (family == "gpt2")
+    if format == "dense":
+        with safe_open(tmp_path / "model.safetensors", "pt") as file:
+            assert ("lm_head.weight" in file.keys()) == (family != "gpt2")  # noqa: SIM118
+    found = inspect_checkpoint(tmp_path)
+    assert not found.problems and found.total.sparsity == pytest.approx(pruner.report.achieved_sparsity)
+    card, table = (tmp_path / "README.md").read_text(), str(pruner.report)
+    assert "adapters, merges and patches made for the original model do not fit" in card
+    assert ("Head and embeddings no longer share their weights" in card) == unties
+    assert ("head untied from embeddings" in table) == unties
+    assert ("residual stream and attention heads; objective" in table) == rotation["stream"] and "rotated" in table
+
+
+class Stop(Exception):
+    pass
+
+
+def test_it_goes_on_with_the_recorded_rotation(ids, tmp_path, monkeypatch):
+    expected = make_model("gemma")
+    whole, put = prune(expected, ids), Records.put
+
+    def stopping(self, name, *args):
+        put(self, name, *args)
+        if name == "rotation":
+            raise Stop
+
+    model = make_model("gemma")
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "put", stopping)
+        with pytest.raises(Stop):
+            prune(model, ids, tmp_path)
+    assert list(tmp_path.glob("rotation.*"))
+    monkeypatch.setattr(learning.Rotation, "learn", lambda *_args: pytest.fail("it is learned already"))
+    resumed = prune(model, ids, tmp_path)
+    assert equal(state(model), state(expected)) and resumed.report.rotation == whole.report.rotation
+    with pytest.raises(ValueError, match="begun otherwise: steps was 6, is 7"):
+        prune(make_model("gemma"), ids, tmp_path, rotate_args={**QUICK, "steps": 7})
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_one_others(ids):
+    results = []
+    for seed in (0, 0, 1):
+        torch.rand(3)  # the global random state has no part in it
+        model = make_model("llama")
+        prune(model, ids, seed=seed)
+        results.append(state(model))
+    assert equal(*results[:2]) and not equal(*results[1:])

@@ -1,0 +1,60 @@
+"""Every kind of method, dtype and choice of projections with rotate=True."""
+
+import pytest
+import torch
+from conftest import make_model
+from turning import parts_of, random_rotations, uneven
+
+from optimum_neuronal.rotation import learning
+
+from .test_rotate import QUICK, prune
+
+
+METHODS = {
+    "magnitude": {"saliency": "magnitude"},
+    "pattern": {"pattern": "2:4", "sparsity": 0.5},
+    "alps and search": {"saliency": "alps", "topup": "search", "topup_args": {"budget": 8}, "refit_epochs": 0},
+    "bits": {"sparsity": None, "bits_per_weight": 4.0, "saliency": "magnitude", "value_bits": 4},
+    "sparsegpt": {"saliency": "sparsegpt"},
+    "neuronal": {"topup": "neuronal", "topup_args": {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]}},
+    "owl": {"topup": "owl"},
+    "besa": {"topup": "besa"},
+    "dsnot": {"topup": "dsnot"},
+    "energy": {"rotate_args": {**QUICK, "weights": "energy"}},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_kind_of_method_prunes_the_rotated_model(method, ids):
+    model = make_model("llama")
+    pruner = prune(model, ids, **METHODS[method])
+    report = pruner.report
+    assert report.rotation["objective"][1] < report.rotation["objective"][0] and report.rotation["stream"]
+    requested = METHODS[method].get("sparsity", 0.6) or report.config["sparsity"]
+    assert report.achieved_sparsity == pytest.approx(requested, abs=2e-2)
+    assert not torch.equal(model.model.embed_tokens.weight, make_model("llama").model.embed_tokens.weight)
+    assert "rotation" in report.seconds
+
+
+def test_what_is_left_out_is_rotated_and_stays_dense(ids):
+    model, before = make_model("llama"), make_model("llama")
+    prune(model, ids, targets=["mlp"], ignore=[r"layers\.0\."])
+    for name in ("layers.1.self_attn.q_proj", "layers.0.mlp.up_proj"):
+        found, dense = (own.get_parameter(f"model.{name}.weight") for own in (model, before))
+        assert bool((found != 0).all()) and not torch.equal(found, dense)
+    assert bool((model.model.layers[1].mlp.up_proj.weight == 0).any())
+
+
+@pytest.mark.parametrize("dtype, allowed", [(torch.bfloat16, 0.2), (torch.float64, 1e-3)])
+def test_other_dtypes(dtype, allowed, ids):
+    model = make_model("llama").to(dtype)
+    pruner = prune(model, ids)
+    assert 0 < pruner.report.rotation["nats_changed"] < allowed and model.dtype == dtype
+
+
+def test_random_rotations_pass_the_check(ids, monkeypatch):
+    """What is learned is a small rotation: any other is as right."""
+    model = uneven(make_model("granitemoe"))
+    rotations = random_rotations(parts_of(model))
+    monkeypatch.setattr(learning.Rotation, "learn", lambda *_args: (rotations, [2.0, 1.0]))
+    assert prune(model, ids).report.rotation["nats_changed"] < 1e-4

@@ -1,0 +1,147 @@
+import pytest
+import torch
+from conftest import make_model
+from families import FAMILIES
+from sweeps import state
+from turning import logits, parts_of, random_rotations, ties, uneven
+
+from optimum_neuronal.model.architectures import find_architecture
+from optimum_neuronal.rotation.merging import Originals, Rotations, put_back
+
+
+def rotates(family: str) -> str | None:
+    return find_architecture("gemma3_text" if family == "gemma3" else family).rotates
+
+
+ROTATED = [family for family in FAMILIES if rotates(family)]
+
+
+def close(found, expected) -> float:
+    """The largest difference, relative to how much the expected values vary."""
+    return float((found - expected).abs().max() / expected.std())
+
+
+@pytest.mark.parametrize("family", ROTATED)
+def test_the_function_stays_and_every_weight_comes_back(family, ids):
+    """For any orthogonal matrices, with norm weights and biases that matter."""
+    model, ids = uneven(make_model(family)), ids[:2]
+    before, tied, config = state(model), ties(model), model.config
+    expected, parts = logits(model, ids), parts_of(model)
+    originals, unties = Originals(parts), parts.unties
+    assert unties == (tied[0] and parts.rotates_stream)
+    originals.merge(random_rotations(parts))
+    assert close(logits(model, ids), expected) < 2e-5
+    for own in parts.blocks:
+        for projection in {own.heads.writer, own.heads.reader, *own.writers, *(p for _, r in own.folds for p in r)}:
+            key = next(name for name, value in model.named_parameters() if value is projection.owner)
+            assert not torch.equal(projection.owner, before[key]), f"{key} is rotated"
+    if unties:
+        assert not ties(model)[0] and not model.config.tie_word_embeddings and not model.all_tied_weights_keys
+        assert config.tie_word_embeddings, "another model may share it"
+    originals.restore()
+    assert ties(model) == tied and model.config is config
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_rounded_once(dtype, ids):
+    """Rotated in float64: weights are those of the float64 model, rounded."""
+    narrow = uneven(make_model("qwen2")).to(dtype)
+    wide = make_model("qwen2").double()
+    wide.load_state_dict(narrow.state_dict())
+    parts = parts_of(wide)
+    rotations = random_rotations(parts)
+    expected = logits(wide, ids[:2])
+    Originals(parts).merge(rotations)
+    assert close(logits(wide, ids[:2]), expected) < 1e-5  # norms compute in float32
+    originals, before = Originals(parts_of(narrow)), state(narrow)
+    originals.merge(rotations)
+    for (name, found), exact in zip(narrow.named_parameters(), wide.parameters()):
+        assert found.dtype == dtype
+        assert torch.equal(found, exact.to(dtype)), name
+    originals.restore()
+    assert all(torch.equal(value, before[key]) for key, value in narrow.state_dict().items())
+
+
+def test_no_rotation_folds_the_norms_alone(llama, ids):
+    expected, before, parts = logits(uneven(llama), ids[:2]), state(llama), parts_of(llama)
+    Originals(parts).merge(Rotations.identity(parts))
+    assert close(logits(llama, ids[:2]), expected) < 1e-5
+    for own in parts.blocks:
+        for norm, readers in own.folds:
+            assert bool((norm.weight == 1).all()) and len(readers) >= 2
+    first = parts.blocks[0].block.module
+    scale = before["model.layers.0.input_layernorm.weight"]
+    expected = (before["model.layers.0.self_attn.q_proj.weight"].double() * scale.double()).float()
+    assert torch.equal(first.self_attn.q_proj.weight, expected)
+    assert torch.equal(first.mlp.down_proj.weight, before["model.layers.0.mlp.down_proj.weight"])
+
+
+def test_merging_again_begins_from_the_originals(llama):
+    parts = parts_of(llama)
+    originals, first, second = Originals(parts), random_rotations(parts), random_rotations(parts)
+    originals.merge(second)
+    expected = state(llama)
+    originals.merge(first)
+    originals.merge(second)
+    assert all(torch.equal(value, expected[key]) for key, value in llama.state_dict().items())
+
+
+def test_another_model_with_the_same_config_stays_tied():
+    model = make_model("gemma")
+    other = type(model)(model.config)
+    originals = Originals(parts_of(model))
+    originals.merge(Rotations.identity(originals.parts))
+    assert model.config is not other.config and other.config.tie_word_embeddings
+    assert all(module.config is model.config for module in model.modules() if hasattr(module, "config"))
+    originals.restore()
+    assert model.config is other.config
+
+
+def test_a_head_that_was_tied_by_hand_is_tied_again(llama):
+    """Though its config does not say so."""
+    llama.lm_head.weight = llama.model.embed_tokens.weight
+    before, originals = ties(llama), Originals(parts_of(llama))
+    originals.merge(Rotations.identity(originals.parts))
+    assert llama.lm_head.weight is not llama.model.embed_tokens.weight
+    originals.restore()
+    assert ties(llama) == before and before[0] and not llama.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_an_untied_head_needs_gradients_as_the_embeddings_do(trained):
+    model = make_model("gemma").requires_grad_(trained)
+    originals = Originals(parts_of(model))
+    originals.merge(Rotations.identity(originals.parts))
+    assert model.lm_head.weight.requires_grad is trained
+    originals.restore()
+    assert all(parameter.requires_grad is trained for parameter in model.parameters())
+
+
+def test_by_name_and_back(llama):
+    for parts in (parts_of(llama), parts_of(make_model("gpt2"))):
+        rotations = random_rotations(parts)
+        found = Rotations.of_tensors(dict(reversed(rotations.tensors().items())))
+        assert (found.stream is None) == (rotations.stream is None)
+        assert found.stream is None or torch.equal(found.stream, rotations.stream)
+        assert all(map(torch.equal, found.heads, rotations.heads)) and len(found.heads) == len(parts.blocks)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, None])
+@pytest.mark.parametrize("always", [True, False])
+def test_put_back(llama, error, always):
+    before, originals = state(llama), Originals(parts_of(llama))
+
+    def work():
+        with put_back(originals, always):
+            originals.merge(random_rotations(originals.parts))
+            if error is not None:
+                raise error
+
+    if error is None:
+        work()
+    else:
+        with pytest.raises(error):
+            work()
+    restored = all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
+    assert restored == (always or error is not None)

@@ -1,0 +1,46 @@
+"""Rotations at random, and models in which every norm and bias matters."""
+
+import torch
+
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.rotation.merging import Rotations
+from optimum_neuronal.rotation.parts import RotatedParts, find_parts
+
+
+def orthogonal(*shape: int) -> torch.Tensor:
+    """Orthogonal matrices at random, of shape (..., n, n), float64."""
+    return torch.linalg.qr(torch.randn(*shape, dtype=torch.float64))[0]
+
+
+def random_rotations(parts: RotatedParts) -> Rotations:
+    size = parts.decoder.config.hidden_size
+    heads = [orthogonal(own.heads.count, own.heads.size, own.heads.size) for own in parts.blocks]
+    return Rotations(orthogonal(size, size) if parts.rotates_stream else None, heads)
+
+
+def uneven(model):
+    """The model with norm weights and biases at random, so that folding one wrongly is seen, and larger matrices."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            else:
+                parameter.mul_(3)
+    return model
+
+
+def parts_of(model, **chosen) -> RotatedParts:
+    return find_parts(find_decoder(model, **chosen))
+
+
+def logits(model, ids) -> torch.Tensor:
+    with inference(model):
+        return model(input_ids=ids, use_cache=False).logits.double()
+
+
+def ties(model) -> tuple:
+    """What a model says of its tied weights, and whether they are tied."""
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    config = model.config.tie_word_embeddings, model.config.get_text_config().tie_word_embeddings
+    return head.weight is embeddings.weight, id(head.weight), *config, dict(model.all_tied_weights_keys)
