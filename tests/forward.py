@@ -14,21 +14,21 @@ def token_counts(model, ids, projections) -> dict[str, int]:
     """Name -> tokens received."""
     counts = dict.fromkeys(projections, 0)
     for sequence in ids:
-        for name, inputs in _inputs(model, sequence[None], projections).items():
+        for name, inputs in inputs_of(model, sequence[None], projections).items():
             counts[name] += int(inputs.any(dim=-1).sum())
     return counts
 
 
 def _sequences(model, ids, projections):
     for sequence in ids:
-        inputs = _inputs(model, sequence[None], projections)
+        inputs = inputs_of(model, sequence[None], projections)
         yield {
             name: inputs[name].square().sum(dim=0) if name in inputs else torch.zeros(projection.shape[1])
             for name, projection in projections.items()
         }
 
 
-def _inputs(model, ids, projections) -> dict[str, torch.Tensor]:
+def inputs_of(model, ids, projections) -> dict[str, torch.Tensor]:
     """Name -> inputs, shape (tokens, in); an expert that no token was routed to is missing."""
     found, handles, experts = {}, [], {}
     for name, projection in projections.items():

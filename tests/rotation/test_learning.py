@@ -1,0 +1,78 @@
+import math
+
+import pytest
+import torch
+from conftest import make_model
+from turning import parts_of, uneven
+
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.runner import BlockRunner
+from optimum_neuronal.rotation import learning
+from optimum_neuronal.rotation.learning import Rotation, cayley
+from optimum_neuronal.rotation.merging import Originals, Rotations
+
+from .test_objective import objective
+
+
+def learn(model, ids, batch_size=4, seed=0, **fields):
+    parts = parts_of(model)
+    originals, runner = Originals(parts), BlockRunner(parts.decoder, batch_size, quiet=True)
+    with inference(model):
+        originals.merge(Rotations.identity(parts))
+        rotation = Rotation(**{"steps": 20, "fisher_samples": 4, **fields})
+        found, losses = rotation.learn(parts, runner, ids, seed)
+        terms = Rotation.find_terms(parts, runner, ids, dict.fromkeys(parts.decoder.projections, 1.0))
+    return parts, found, losses, terms
+
+
+def test_cayley_gives_rotations():
+    """Orthogonal ones of determinant 1, of any matrix; by hand in the plane: the angle is 2 arctan t."""
+    found = cayley(torch.randn(5, 3, 8, 8, dtype=torch.float64))
+    assert torch.allclose(found @ found.mT, torch.eye(8, dtype=torch.float64).expand_as(found), atol=1e-12)
+    assert torch.allclose(torch.linalg.det(found), torch.ones(5, 3, dtype=torch.float64))
+    assert torch.equal(cayley(torch.zeros(4, 4)), torch.eye(4))
+    angle = 2 * math.atan(0.3)
+    turned = torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+    assert torch.allclose(cayley(torch.tensor([[0.0, 0.3], [0.0, 0.0]])), turned)
+
+
+@pytest.mark.parametrize("family", ["mistral", "mixtral", "gpt2"])
+def test_learning_lowers_the_objective(family, ids):
+    parts, found, losses, terms = learn(uneven(make_model(family)), ids, weights="energy")
+    unrotated, learned = objective(terms, Rotations.identity(parts), 0.6), objective(terms, found, 0.6)
+    assert len(losses) == 20 and losses[0] == pytest.approx(unrotated, rel=1e-5)
+    assert learned < 0.97 * unrotated and learned == pytest.approx(losses[-1], rel=1e-2)
+    for rotation in [*found.heads, *([] if found.stream is None else [found.stream])]:
+        assert rotation.dtype == torch.float64 and not rotation.requires_grad
+        identity = torch.eye(rotation.shape[-1], dtype=torch.float64)
+        assert torch.allclose(rotation @ rotation.mT, identity.expand_as(rotation), atol=1e-12)
+        assert not torch.allclose(rotation, identity.expand_as(rotation), atol=1e-3)
+
+
+def test_the_batch_size_changes_rounding_alone(ids):
+    results = [learn(uneven(make_model("llama")), ids, batch_size=size)[1] for size in (1, 5, 12)]
+    for found in results[1:]:
+        for name, rotation in found.tensors().items():
+            assert torch.allclose(rotation, results[0].tensors()[name], atol=1e-3), name
+
+
+def test_energy_needs_no_gradients(llama, ids, monkeypatch):
+    monkeypatch.setattr(learning, "fisher_weights", lambda *_args: pytest.fail("gradients"))
+    assert learn(llama, ids, weights="energy", steps=1)[2]
+
+
+def test_gradients_are_of_the_first_sequences(llama, ids, monkeypatch):
+    asked, fisher_weights = [], learning.fisher_weights
+    monkeypatch.setattr(
+        learning,
+        "fisher_weights",
+        lambda runner, ids, seed: asked.append((ids.tolist(), seed)) or fisher_weights(runner, ids, seed),
+    )
+    learn(llama, ids, steps=1, seed=7, fisher_samples=5)
+    assert asked == [(ids[:5].tolist(), 7)]
+
+
+def test_without_terms_nothing_turns(llama, ids):
+    parts = parts_of(llama)
+    found, losses = Rotation().descend(parts, [[], [], []], BlockRunner(parts.decoder, quiet=True))
+    assert losses == [0.0] and torch.equal(found.stream, torch.eye(32, dtype=torch.float64))

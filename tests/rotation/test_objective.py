@@ -1,0 +1,139 @@
+"""The objective against its formula, which is written out here for the rotated model itself."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from conftest import make_model
+from forward import inputs_of
+from turning import parts_of, random_rotations, uneven
+
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.runner import BlockRunner
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.rotation.learning import Rotation, cayley
+from optimum_neuronal.rotation.merging import Originals, Rotations
+from optimum_neuronal.rotation.objective import DAMPENING, block_loss
+
+
+@contextmanager
+def terms_of(model, ids, fisher=None, **chosen):
+    """The terms of a model, by block, while its norms are folded; its parts and their originals."""
+    parts = parts_of(model, **chosen)
+    originals, runner = Originals(parts), BlockRunner(parts.decoder, 4, quiet=True)
+    with inference(model):
+        originals.merge(Rotations.identity(parts))
+        yield (
+            parts,
+            originals,
+            Rotation.find_terms(parts, runner, ids, fisher or dict.fromkeys(parts.decoder.projections, 1.0)),
+        )
+
+
+def objective(terms, rotations, share) -> float:
+    stream = None if rotations.stream is None else rotations.stream.float()
+    return sum(
+        float(block_loss(own, stream, heads.float(), share, True)) for own, heads in zip(terms, rotations.heads)
+    )
+
+
+def plain_objective(model, ids, fisher, share, names) -> float:
+    """`L` of docs/rotation.md for a model whose weights are rotated already: of H' = R^T H R, whose inverse is R^T H^-1 R."""
+    projections = {name: p for name, p in find_decoder(model).projections.items() if name in names}
+    inputs, total = {name: x.double() for name, x in inputs_of(model, ids, projections).items()}, 0.0
+    for name, projection in projections.items():
+        if name not in inputs:
+            continue  # an expert that no token has reached
+        own, read = inputs[name], inputs[name]
+        if projection.role == "gate_up" and projection.expert is not None:  # experts of a mixture have one Hessian
+            read = torch.cat([x for other, x in inputs.items() if projections[other].group == projection.group])
+        hessian = read.T @ read / len(read)
+        hessian += DAMPENING * hessian.diagonal().mean() * torch.eye(len(hessian))
+        weight = projection.weight.double()
+        importance = (weight.square() / torch.linalg.inv(hessian).diagonal()).flatten()
+        cut = importance.sort().values[int(share * importance.numel()) - 1]
+        energy = (own @ weight.T).square().sum() / len(own)
+        total += fisher[name] * float(importance[importance <= cut].sum() / energy)
+    return total
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "phi3", "gemma", "mixtral", "gpt2"])
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_it_is_what_a_threshold_cuts_in_the_rotated_model(family, share, ids):
+    """Grouped queries, biases, fused projections, norms of `1 + weight`, experts, heads alone."""
+    model = uneven(make_model(family))
+    fisher = {name: 1.0 + index for index, name in enumerate(find_decoder(model).projections)}
+    with terms_of(model, ids, fisher) as (parts, originals, terms):
+        names = {term.projection.name for own in terms for term in own}
+        for rotations in (Rotations.identity(parts), random_rotations(parts)):
+            found = objective(terms, rotations, share)
+            originals.merge(rotations)
+            assert found == pytest.approx(plain_objective(model, ids, fisher, share, names), rel=1e-3)
+            originals.merge(Rotations.identity(parts))
+    assert len(names) == (6 if family == "gpt2" else len(fisher)), "all that a rotation changes"
+
+
+@pytest.mark.parametrize("family", ["mistral", "phi3", "mixtral", "gpt2"])
+def test_its_gradient(family, ids, monkeypatch):
+    """Against finite differences in float64, at fixed thresholds, along a direction at random."""
+    with terms_of(uneven(make_model(family)), ids[:4]) as (parts, _originals, terms), torch.enable_grad():
+        monkeypatch.setattr(torch.Tensor, "float", lambda self: self.double())
+        for term in (term for own in terms for term in own):
+            term.inverse = term.inverse.double()
+        generators = [0.1 * torch.randn_like(rotation) for rotation in Rotations.identity(parts).tensors().values()]
+
+        def loss(generators, look=False):
+            rotations = [cayley(generator) for generator in generators]
+            stream = rotations.pop(0) if parts.rotates_stream else None
+            return sum(block_loss(own, stream, turned, 0.6, look) for own, turned in zip(terms, rotations))
+
+        loss(generators, look=True)
+        for term in (term for own in terms for term in own):
+            term.cut = term.cut * (1 + 1e-5)  # the weight at the threshold would jump
+        leaves = [generator.clone().requires_grad_() for generator in generators]
+        gradients = torch.autograd.grad(loss(leaves), leaves)
+        direction, step = [torch.randn_like(generator) for generator in generators], 1e-7
+        ahead, behind = (loss([g + sign * step * d for g, d in zip(generators, direction)]) for sign in (1, -1))
+        slope = sum(float((gradient * d).sum()) for gradient, d in zip(gradients, direction))
+        assert slope == pytest.approx(float(ahead - behind) / (2 * step), rel=1e-4)
+        assert all(bool(gradient.any()) for gradient in gradients)
+
+
+def test_thresholds_stay_until_they_are_looked_at(llama, ids):
+    with terms_of(llama, ids[:4]) as (parts, _originals, terms):
+        first, second = random_rotations(parts), random_rotations(parts)
+        objective(terms, first, 0.6)
+        cuts = [term.cut.clone() for own in terms for term in own]
+        block_loss(terms[0], second.stream.float(), second.heads[0].float(), 0.6, False)
+        assert all(torch.equal(cut, term.cut) for cut, term in zip(cuts, terms[0]))
+        block_loss(terms[0], second.stream.float(), second.heads[0].float(), 0.6, True)
+        assert not any(torch.equal(cut, term.cut) for cut, term in zip(cuts, terms[0]))
+
+
+def test_what_is_left_out_has_no_term(ids):
+    with terms_of(make_model("llama"), ids[:4], ignore=[r"layers\.1\.", "up_proj"]) as (_parts, _originals, terms):
+        assert [len(own) for own in terms] == [6, 0, 6]
+        assert not any("up_proj" in term.projection.name for own in terms for term in own)
+
+
+def test_what_writes_nothing_has_no_term(ids):
+    """Its inputs are zero, or its weights: neither has a Hessian or an energy to divide by."""
+    model = make_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.zero_()
+    with terms_of(model, ids[:4]) as (_parts, _originals, terms):
+        without = {"up_proj", "down_proj"}
+        assert {term.projection.name.rpartition(".")[2] for term in terms[1]}.isdisjoint(without) and len(
+            terms[1]
+        ) == 5
+
+
+def test_experts_without_tokens_have_no_term(ids):
+    """Routers of zeros send all tokens to the same two of four."""
+    model = make_model("mixtral")
+    with torch.no_grad():
+        for block in model.model.layers:
+            block.mlp.gate.weight.zero_()
+    with terms_of(model, ids[:4]) as (_parts, _originals, terms):
+        for own in terms:
+            assert len({term.projection.expert for term in own} - {None}) == 2 and len(own) == 4 + 2 * 2
