@@ -12,7 +12,7 @@ PYTEST := -m pytest -n 2 --dist worksteal
 
 # The tests of the rooms that touch transformers and optimum.
 LOWEST := $(addprefix tests/,model engine checkpoint transformers_plugin training compat cli/test_command.py \
-	cli/test_prune_command.py test_families.py test_pruner.py)
+	cli/test_prune_command.py rotation/test_merging.py test_families.py test_pruner.py)
 
 # On Linux the public package index offers only torch's CUDA build, several gigabytes. Without an NVIDIA device torch is
 # therefore taken from its own index of CPU builds, if that answers (pip alone would retry for minutes), and unless

@@ -149,6 +149,11 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
             "rotate: the weights of this model are offloaded (device_map or stream_to), and a rotation changes them in "
             "memory: load it without, or leave rotate out."
         )
+    if (limit := _clips_values(decoder.config)) is not None:
+        raise ValueError(
+            f"rotate: {name} clips queries, keys and values at {limit:g} (clip_qkv), and rotated values would be clipped "
+            "elsewhere: leave rotate out."
+        )
     is_text = model.config.get_text_config(decoder=True) is model.config  # else images write into the stream too
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     stream = known == STREAM and is_text and (unties or not tied)
@@ -162,6 +167,11 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
             "values and of the attention's output: leave rotate out."
         )
     return RotatedParts(decoder, blocks, final_norm if stream else None)
+
+
+def _clips_values(config: object) -> float | None:
+    """Return where attention clips the values of its heads, None if it does not."""
+    return getattr(getattr(config, "attn_config", config), "clip_qkv", None)  # MPT has a config for attention
 
 
 def _of_block(decoder: Decoder, block: Block, stream: bool) -> BlockParts:

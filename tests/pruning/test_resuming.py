@@ -100,6 +100,7 @@ STAGES = {
         "value_bits": 4,
     },
     "rounded with the head": {"topup": "uniform", "value_bits": 3, "embedding_bits": 8},
+    "rotated": {"topup": "uniform", "rotate": True, "rotate_args": {"steps": 4, "fisher_samples": 2}},
     "bits divided": {"topup": "uniform", "sparsity": None, "bits_per_weight": 2.4},
 }
 

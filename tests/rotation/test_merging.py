@@ -43,6 +43,26 @@ def test_the_function_stays_and_every_weight_comes_back(family, ids):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"attention_bias": True, "mlp_bias": True},
+        {"tie_word_embeddings": True},
+        {"head_dim": 12, "num_key_value_heads": 1},
+    ],
+    ids=["biases", "tied", "one head"],
+)
+def test_settings_of_llama(overrides, ids):
+    """Biases of what writes into the stream, a head that is tied though llama's is not, many query heads for one."""
+    model = uneven(make_model("llama", **overrides))
+    before, tied, expected, parts = state(model), ties(model), logits(model, ids[:2]), parts_of(model)
+    originals = Originals(parts)
+    originals.merge(random_rotations(parts))
+    assert close(logits(model, ids[:2]), expected) < 2e-5
+    originals.restore()
+    assert ties(model) == tied and all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_rounded_once(dtype, ids):
     """Rotated in float64: weights are those of the float64 model, rounded."""

@@ -132,6 +132,16 @@ def test_a_family_that_was_registered_wrongly_is_refused(family, rotates, messag
         parts_of(make_model(family))
 
 
+@pytest.mark.parametrize(
+    "family, overrides",
+    [("olmo", {"clip_qkv": 8.0}), ("olmoe", {"clip_qkv": 8.0}), ("mpt", {"attn_config": {"clip_qkv": 8.0}})],
+)
+def test_values_that_are_clipped_cannot_be_rotated(family, overrides):
+    with pytest.raises(ValueError, match=r"clips queries, keys and values at 8 \(clip_qkv\)"):
+        parts_of(make_model(family, **overrides))
+    assert parts_of(make_model(family)).blocks
+
+
 def test_neutral_weights_of_norms():
     assert neutral_value(make_model("llama").model.norm) == 1
     assert neutral_value(make_model("gemma").model.norm) == 0
