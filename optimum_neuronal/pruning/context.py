@@ -74,7 +74,7 @@ class PruneContext:
         calibration ([`CalibrationSet`], *optional*): None if saliency and top-up look at weights alone.
         clock ([`Clock`]): times the phases.
         records ([`Records`]): of finished steps and blocks.
-        cache ([`Cache`], *optional*): shared by prunes of the same model with the same calibration sequences.
+        cache ([`Cache`], *optional*): shared by prunes of the same model with the same calibration sequences and rotation.
         batch_size, max_hidden_bytes (`int`, *optional*): as for [`NeuronALPruner.prune`].
     """
 

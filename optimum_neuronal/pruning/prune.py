@@ -78,9 +78,7 @@ def make_engine(context: PruneContext, runner: BlockRunner, ids: torch.Tensor) -
     """Return the engine of a prune for calibration sequences of shape (sequences, tokens)."""
     config, methods = context.config, context.methods
     applier = PlanApplier(methods.saliency, methods.pattern, config.min_expert_tokens, config.value_bits)
-    shared = context.cache is not None and methods.rotation is None  # a rotated model has other hidden states
-    cache = context.cache if shared else Cache()
-    return Engine(runner, applier, ids, config.num_alignment_samples, context.records, cache)
+    return Engine(runner, applier, ids, config.num_alignment_samples, context.records, context.cache or Cache())
 
 
 def _find(context: PruneContext, engine: Engine) -> PruneOutcome:

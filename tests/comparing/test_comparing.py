@@ -254,7 +254,7 @@ def test_what_is_recorded_may_be_made_again(tmp_path):
 
 
 def test_every_row_is_of_the_rotated_model(ids, others, monkeypatch):
-    """It is rotated for each, and put back; the rotation is learned once."""
+    """It is rotated for each, and put back; the rotation is learned once, and its hidden states are shared."""
     model, learned = make_model("gemma"), []
     learn, before, tied = Rotation.learn, state(model), ties(model)
     monkeypatch.setattr(Rotation, "learn", lambda *args: learned.append(args) or learn(*args))
@@ -266,9 +266,7 @@ def test_every_row_is_of_the_rotated_model(ids, others, monkeypatch):
     plain = compare(model, **arguments, **others)
     assert comparison.dense.perplexity == plain.dense.perplexity
     for result, without in zip(comparison.results, plain.results):
-        assert result.perplexity["test"] != without.perplexity["test"], (
-            "measurements of the dense model are not shared"
-        )
+        assert result.perplexity["test"] != without.perplexity["test"], "the dense model has other hidden states"
         config = NeuronALConfig(0.5, saliency=result.saliency, topup=result.topup, **turned, **SMALL)
         alone = NeuronALPruner(config).prune(make_model("gemma"), ids[:6])
         assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
