@@ -197,7 +197,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             raise ValueError(
                 f"rotate_args is {self.rotate_args}, but rotate is False: set rotate=True, or leave them out."
             )
-        return Rotation(**self.rotate_args) if self.rotate else None
+        return Rotation(**self.rotate_args).at(self.sparsity) if self.rotate else None
 
     def __eq__(self, other: object) -> bool:
         """Return True if both prune alike: what is not given equals its default."""

@@ -313,7 +313,7 @@ class TestRotation:
         assert config.rotate is False and config.rotate_args == {} and config.make_methods().rotation is None
         assert all(not NeuronALConfig(0.7, effort=effort).resolved().rotate for effort in ("fast", "default", "best"))
         rotation = NeuronALConfig(0.7, rotate=True, rotate_args={"steps": 3}).make_methods().rotation
-        assert (rotation.steps, rotation.cut, rotation.weights, rotation.untie) == (3, 0.6, "fisher", True)
+        assert (rotation.steps, rotation.cut, rotation.weights, rotation.untie) == (3, 0.7, "fisher", True)
 
     @pytest.mark.parametrize(
         "arguments, error, message",
@@ -356,9 +356,16 @@ class TestRotation:
         )
         assert NeuronALConfig.from_json_file(tmp_path / "config.yaml") == config
 
+    @pytest.mark.parametrize(("sparsity", "cut"), [(0.7, 0.7), (0.3, 0.5), (0.95, 0.9)])
+    def test_the_threshold_cuts_what_the_prune_does(self, sparsity, cut):
+        """Within bounds, and unless the caller says otherwise."""
+        assert NeuronALConfig(sparsity, rotate=True).make_methods().rotation.cut == cut
+        given = NeuronALConfig(sparsity, rotate=True, rotate_args={"cut": 0.6})
+        assert given.make_methods().rotation.cut == 0.6
+
     def test_equal_is_what_rotates_alike(self):
         config = NeuronALConfig(0.7, rotate=True)
-        assert config == NeuronALConfig(0.7, rotate=True, rotate_args={"steps": 150, "cut": 0.6})
+        assert config == NeuronALConfig(0.7, rotate=True, rotate_args={"steps": 150, "cut": 0.7})
         assert config != NeuronALConfig(0.7) and config != replace(config, rotate_args={"steps": 151})
 
     def test_it_looks_at_activations(self):

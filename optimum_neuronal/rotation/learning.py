@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,8 @@ from .sensitivity import LABEL, fisher_weights
 
 
 IMPORTANCE = ("fisher", "energy")
+CUTS = (0.5, 0.9)  # least and most share that is cut by default: a threshold at the target sparsity serves best
+UNKNOWN_CUT = 0.6  # where the sparsity is not known
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Rotation:
     Args:
         steps (`int`): of Adam.
         learning_rate (`float`): of the first step; it falls to 0 along a cosine.
-        cut (`float`): share of the weights that the objective's threshold cuts, above 0, at most 1. One serves all sparsities.
+        cut (`float`, *optional*):
+            Share of the weights that the objective's threshold cuts, above 0, at most 1. None: what [`at`] gives it.
         weights (`str`):
             `"fisher"`: every projection counts by the Fisher information of its output, which takes gradients through the
             model; `"energy"`: all count alike, relative to their outputs' energy.
@@ -37,7 +40,7 @@ class Rotation:
 
     steps: int = 150
     learning_rate: float = 0.01
-    cut: float = 0.6
+    cut: float | None = None
     weights: str = "fisher"
     fisher_samples: int = 16
     untie: bool = True
@@ -45,10 +48,21 @@ class Rotation:
     def __post_init__(self):
         check_count("steps", self.steps, 1)
         check_number("learning_rate", self.learning_rate, 0, above=True)
-        check_number("cut", self.cut, 0, 1, above=True)
+        if self.cut is not None:
+            check_number("cut", self.cut, 0, 1, above=True)
         check_choice("weights", self.weights, list(IMPORTANCE))
         check_count("fisher_samples", self.fisher_samples, 1)
         check_flag("untie", self.untie)
+
+    def at(self, sparsity: float | None) -> "Rotation":
+        """Return the rotation for a target sparsity, or for one that a budget of bits decides later (None).
+
+        A `cut` that is given stays. Otherwise it is the sparsity, within `CUTS`.
+        """
+        if self.cut is not None or sparsity is None:
+            return self
+        least, most = CUTS
+        return replace(self, cut=min(max(sparsity, least), most))
 
     def learn(
         self, parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, seed: int
@@ -117,6 +131,7 @@ class Rotation:
         look: bool,
     ) -> float:
         """Take a step, and return the objective before it. Gradients flow back block by block, so that memory is one's."""
+        share = UNKNOWN_CUT if self.cut is None else self.cut
         optimizer.zero_grad()
         rotation = None if stream is None else cayley(stream)
         leaf = None if rotation is None else rotation.detach().requires_grad_()
@@ -124,7 +139,7 @@ class Rotation:
         def add(index: int, _block: Block) -> torch.Tensor | None:
             if not terms[index]:
                 return None
-            loss = block_loss(terms[index], leaf, cayley(heads[index]), self.cut, look)
+            loss = block_loss(terms[index], leaf, cayley(heads[index]), share, look)
             loss.backward()
             return loss.detach()
 
