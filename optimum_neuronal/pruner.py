@@ -22,10 +22,11 @@ from .files.records import WorkDirectory, work_directory
 from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
-from .pruning.context import Clock, PruneContext, alone_with, check, open_records
+from .pruning.context import PruneContext, alone_with, check, open_records
 from .pruning.prune import prune_model
 from .pruning.reporting import PrunedModels, expected_size
 from .report import PruningReport
+from .system.clock import Clock
 from .system.machine import default_device, reset_peak_memory
 from .system.processes import Processes
 from .validation import check_path, names_closest_keyword

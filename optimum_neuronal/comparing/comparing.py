@@ -29,6 +29,7 @@ from ..pruning.context import PruneContext, alone_with, check, default_batch_siz
 from ..pruning.prune import find_changes
 from ..pruning.reporting import make_report
 from ..pruning.rotate import rotated
+from ..rotation.learning import Rotation
 from ..sparsity.plan import row_sparsity
 from ..system.machine import reset_peak_memory
 from ..system.notes import get_logger
@@ -119,8 +120,9 @@ class Measurements:
         if any(is_offloaded(projection.module) for projection in self.decoder.projections.values()):
             raise ValueError("compare tries weights in memory: load the model without offloading.")
         self.calibration = draw_calibration(model, settings.calibrated, tokenizer, settings.dataset)
-        self.shared: dict[str, Any] = {"calibration": self.calibration, "cache": Cache(lasting=True)}
+        self.shared: dict[str, Any] = {"calibration": self.calibration}
         self.shared |= {"batch_size": settings.batch_size, "max_hidden_bytes": settings.max_hidden_bytes}
+        self.caches: dict[Rotation | None, Cache] = {}  # the latest rotation's: another has other hidden states
         self.tokenizer = tokenizer or (self.calibration and self.calibration.tokenizer)
         if settings.tasks or any(as_token_ids(test) is None for test in settings.tests.values()):
             self.tokenizer = self.tokenizer or own_tokenizer(model)
@@ -161,10 +163,13 @@ class Measurements:
         """Return the figures of one combination, from search to test; the model's weights are put back."""
         reset_peak_memory()
         try:
-            context = replace(PruneContext.of(self.decoder, config), **self.shared)
-            with rotated(context, always_undo=True) as rotation:
+            context = PruneContext.of(self.decoder, config)
+            rotation = context.methods.rotation
+            self.caches = {rotation: self.caches.get(rotation) or Cache(lasting=True)}
+            context = replace(context, cache=self.caches[rotation], **self.shared)
+            with rotated(context, always_undo=True) as facts:
                 outcome = find_changes(context)
-                report = make_report(context, outcome, rotation=rotation)
+                report = make_report(context, outcome, rotation=facts)
                 with trial_weights(list(self.decoder.projections.values()), lambda p: outcome.changes[p.name]):
                     rows = self._row_sparsity() if context.methods.topup.by_row else {}
                     figures = self._figures()

@@ -4,7 +4,6 @@ import hashlib
 import json
 import platform
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
 from ..rotation.parts import find_parts
 from ..sparsity.masks import Change
+from ..system.clock import Clock
 from ..system.processes import Processes
 from ..topup import Allocation
 from ..trials.engine import Cache
@@ -42,24 +42,6 @@ _in_use: set[nn.Parameter] = set()
 _lock = threading.Lock()
 
 TOKENS_PER_FORWARD = 2048  # enough to keep a processor busy, and no more memory than one of the paper's sequences
-
-
-class Clock:
-    """A clock for the phases of long work, one after the other; the first begins when the clock is made.
-
-    Attributes:
-        seconds (`dict[str, float]`): phase -> its seconds of wall time, for the phases that have ended.
-    """
-
-    def __init__(self):
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        """End a phase, and begin the next one."""
-        now = time.perf_counter()
-        self.seconds[phase] = now - self._last
-        self._last = now
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,7 +52,7 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
             before = _token_losses(context)
             unties = parts.unties
             originals.merge(Rotations.identity(parts))
-            cache = context.cache or Cache()  # methods and sparsity have no part in a rotation
+            cache = context.cache or Cache()  # saliency and top-up have no part in a rotation
             value, tensors = cache.get(("rotation", rotation, context.config.seed), lambda: _found(context, parts))
             originals.merge(Rotations.of_tensors(tensors))
             difference = float((_token_losses(context) - before).square().mean().sqrt())

@@ -254,19 +254,24 @@ def test_what_is_recorded_may_be_made_again(tmp_path):
 
 
 def test_every_row_is_of_the_rotated_model(ids, others, monkeypatch):
-    """It is rotated for each, and put back; the rotation is learned once, and its hidden states are shared."""
+    """It is rotated for each, and put back; the rotation of a sparsity is learned once, and its hidden states are shared."""
     model, learned = make_model("gemma"), []
     learn, before, tied = Rotation.learn, state(model), ties(model)
     monkeypatch.setattr(Rotation, "learn", lambda *args: learned.append(args) or learn(*args))
-    arguments = {"saliencies": ["wanda", "magnitude"], "topups": ["uniform", "owl"]}
+    arguments = {
+        **others,
+        "saliencies": ["wanda", "magnitude"],
+        "topups": ["uniform", "owl"],
+        "sparsities": [0.5, 0.7],
+    }
     turned = {"rotate": True, "rotate_args": {"steps": 5, "learning_rate": 0.1, "fisher_samples": 2}}
-    comparison = compare(model, **arguments, **others, **turned)
-    assert not comparison.failed and len(learned) == 1
+    comparison = compare(model, **arguments, **turned)
+    assert not comparison.failed and len(learned) == len(arguments["sparsities"])
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items()) and ties(model) == tied
-    plain = compare(model, **arguments, **others)
+    plain = compare(model, **arguments)
     assert comparison.dense.perplexity == plain.dense.perplexity
     for result, without in zip(comparison.results, plain.results):
         assert result.perplexity["test"] != without.perplexity["test"], "the dense model has other hidden states"
-        config = NeuronALConfig(0.5, saliency=result.saliency, topup=result.topup, **turned, **SMALL)
+        config = NeuronALConfig(result.sparsity, saliency=result.saliency, topup=result.topup, **turned, **SMALL)
         alone = NeuronALPruner(config).prune(make_model("gemma"), ids[:6])
         assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)

@@ -12,8 +12,7 @@ from families import FAMILIES
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare
 from optimum_neuronal.files.records import work_directory
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning import context
-from optimum_neuronal.pruning.context import Clock, alone_with, check, check_structure, identity, open_records
+from optimum_neuronal.pruning.context import alone_with, check, check_structure, identity, open_records
 
 
 def skeleton():
@@ -140,16 +139,6 @@ def test_another_config_is_refused(tmp_path):
     assert opened(tmp_path / "work", saliency="alps").get("block-00000")[0] == 1, "which it is by default"
     with pytest.raises(ValueError, match="begun otherwise: seed was 0, is 1"):
         opened(tmp_path / "work", seed=1)
-
-
-def test_every_phase_lasts_from_the_end_of_the_one_before(monkeypatch):
-    moments = iter([100.0, 102.5, 103.0])
-    monkeypatch.setattr(context.time, "perf_counter", lambda: next(moments))
-    timed = Clock()
-    assert timed.seconds == {}, "no phase has ended"
-    timed.lap("allocation")
-    timed.lap("pruning")
-    assert timed.seconds == {"allocation": 2.5, "pruning": 0.5}
 
 
 def test_a_prune_is_known_again_by_checksums(llama):

@@ -8,8 +8,9 @@ from sweeps import state, unchanged
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.pruning import prune as finding
-from optimum_neuronal.pruning.context import Clock, check
+from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.prune import find_changes
+from optimum_neuronal.system.clock import Clock
 from optimum_neuronal.trials.engine import Cache, Engine
 
 
