@@ -73,7 +73,8 @@ class Term:
         flat = importance.flatten()
         if look or self.cut is None:
             self.cut = flat.detach().kthvalue(max(1, int(share * flat.numel()))).values
-        return self.weight * torch.where(flat <= self.cut, flat, 0.0).sum()
+        below = (flat.detach() <= self.cut).to(flat.dtype)
+        return self.weight * torch.dot(flat, below)  # quicker than torch.where, both ways
 
 
 def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[str, float]) -> list[Term]:
