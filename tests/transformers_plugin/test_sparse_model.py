@@ -79,7 +79,7 @@ def test_a_plain_model_but_for_its_modules(saved):
     for format in ("packed", "dense"):
         plain = AutoModelForCausalLM.from_pretrained(saved / format)
         model = SparseModelForCausalLM.from_pretrained(saved / format)
-        assert vars(model).keys() == vars(plain).keys() | {"packing", "save_pretrained"}
+        assert vars(model).keys() == vars(plain).keys() | {"packing", "save_pretrained", "_apply"}
         assert vars(model.config).keys() == vars(plain.config).keys()
         assert not hasattr(model, "is_quantized") and not hasattr(model.config, "quantization_config")
         assert {type(m).__name__ for m in model.modules()} - {"PackedLinear"} <= {
