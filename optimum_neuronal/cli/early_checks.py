@@ -8,6 +8,7 @@ from typing import Any
 
 from ..config_fields import find_recipe
 from ..data.documents import find_dataset
+from ..evaluation.task_names import check_task_names
 from ..files.directories import check_writable
 from ..registry import parse_method
 from ..validation import did_you_mean
@@ -21,9 +22,9 @@ def check_arguments(args: argparse.Namespace) -> None:
     """Raise for names of methods, files, folders and models, among the arguments of a command, that cannot be right.
 
     Raises:
-        `ValueError`: an unknown method, a malformed name of a dataset, a name of figures with an ending.
+        `ValueError`: an unknown method or task, a malformed name of a dataset, a name of figures with an ending.
         `OSError`: a file, folder or model that does not exist, or a directory that cannot be written.
-        `ImportError`: figures without matplotlib.
+        `ImportError`: figures without matplotlib, tasks without lm-eval.
     """
     for room in ("saliency", "topup"):
         for text in _several(args, room):
@@ -34,6 +35,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         find_recipe(args.config)
     if getattr(args, "include_path", None) is not None and not os.path.isdir(args.include_path):
         raise FileNotFoundError(f"--include-path {args.include_path} is not a folder of task files: check its path.")
+    if getattr(args, "tasks", None):
+        check_task_names(args.tasks, args.include_path)
     if getattr(args, "output", None) is not None:
         check_writable(args.output, "save to")
     if getattr(args, "plots", None):

@@ -100,7 +100,7 @@ def from_hub(dataset: HubDataset, name: str, role: str, download: bool = True) -
     try:
         if no_connection is None and not download:
             return HfApi().auth_check(dataset.hub_id, repo_type="dataset")
-        with _offline_mode(no_connection is not None):
+        with offline_mode(no_connection is not None):
             data = datasets.load_dataset(dataset.hub_id, dataset.config, **options)
     except Exception as error:  # of many kinds: no network, no such id, config or split, gated or private, a full disk
         cause = no_connection or error
@@ -131,7 +131,7 @@ def connection_error(hub_id: str) -> Exception | None:
 
 
 @contextmanager
-def _offline_mode(enabled: bool) -> Iterator[None]:
+def offline_mode(enabled: bool) -> Iterator[None]:
     """Let `datasets` use its cache alone, so that what was loaded before works without a network."""
     from datasets import config
 

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..data.hub_datasets import connection_error, offline_mode
 from ..engine.capture import inference
 from ..pruning.calibrating import check_tokenizer
-from ..validation import check_count, check_path, check_texts, did_you_mean, names_closest_keyword
+from ..validation import check_count, check_path, check_texts, names_closest_keyword
 from .evaluated_model import check_language_model
+from .task_names import GROUPS, check_task_names, missing_harness, stock_names, unknown_task
 
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 METRIC = "acc"
-GROUPS = {"paper": ("rte", "winogrande", "boolq", "hellaswag", "arc_easy", "arc_challenge", "openbookqa")}
+ANY_DATASET = "nyu-mll/glue"  # asked for to learn if there is a connection
 
 
 @dataclass(frozen=True)
@@ -122,20 +124,19 @@ def _expand(tasks: Sequence[str]) -> list[str]:
 
 def _load_tasks(names: list[str], include_path: str | Path | None) -> dict:
     """Return the harness's dict of tasks and groups, with their data, for zero shots."""
+    check_task_names(names, include_path)
     with _quiet():
-        manager = _task_manager(names, include_path)
-        known = manager.all_tasks
-        for name in names:
-            if name not in known:
-                hint = did_you_mean(name, [*GROUPS, *known])
-                raise ValueError(f"Unknown task {name!r}.{hint} `lm-eval ls tasks` lists all.")
-        try:
-            loaded = manager.load(names)
-        except OSError as error:
-            raise OSError(
-                f"The data of the tasks {', '.join(names)} cannot be read: {error}. Without a network the harness reads what is in "
-                "its cache: run them once with one, or name tasks of your own files, by include_path (--include-path)."
-            ) from error
+        manager, found = _find(names, include_path)
+        no_connection = connection_error(ANY_DATASET)
+        parts: list[Any] = []
+        with offline_mode(no_connection is not None):
+            for name in names:
+                try:
+                    part = manager.load([found[name]])
+                except (OSError, ValueError) as error:
+                    raise _unreadable(name, error, no_connection) from error
+                parts += [part["groups"][name]] if name in part["groups"] else part["tasks"].values()
+        loaded = manager.load(parts)
     for name, task in loaded["tasks"].items():
         if METRIC not in task.aggregation():
             raise ValueError(
@@ -146,18 +147,36 @@ def _load_tasks(names: list[str], include_path: str | Path | None) -> dict:
     return loaded
 
 
-def _task_manager(names: list[str], include_path: str | Path | None) -> "TaskManager":
-    """Return the harness's index of tasks. Its own tasks take seconds to index and are left out if none is named."""
+def _unreadable(name: str, error: Exception, no_connection: Exception | None) -> OSError:
+    """Return the error for a task without data."""
+    reason = str(error).rstrip(".")
+    if no_connection is None:
+        return OSError(f"The data of the task {name!r} cannot be read: {reason}.")
+    return OSError(
+        f"The data of the task {name!r} is not in the cache ({reason}), and there is no connection to the Hub "
+        f"({no_connection}): run it once with one, or name tasks of your own files, by include_path (--include-path)."
+    )
+
+
+def _find(names: list[str], include_path: str | Path | None) -> tuple["TaskManager", dict[str, str]]:
+    """Return an index of tasks, and for each name what to load from it: itself, or the path of its file.
+
+    All of the harness's files take half a minute to index: that waits until a group or a tag is named.
+    """
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise _missing(error) from error
-    if include_path is None:
-        return _stock_tasks()
-    own = TaskManager(include_path=str(include_path), include_defaults=False)
-    if set(names) <= set(own.all_subtasks):
-        return own
-    return TaskManager(include_path=str(include_path))
+        raise missing_harness(error) from error
+    path = None if include_path is None else str(include_path)
+    manager, files = TaskManager(include_path=path, include_defaults=False), stock_names()
+    found = {name: name if name in manager.all_subtasks else files.get(name) or "" for name in names}
+    if all(found.values()):
+        return manager, found
+    manager = _stock_tasks() if path is None else TaskManager(include_path=path)
+    for name in names:
+        if name not in manager.all_tasks:
+            raise unknown_task(name, manager.all_tasks)
+    return manager, {name: name for name in names}
 
 
 @functools.lru_cache
@@ -168,10 +187,6 @@ def _stock_tasks() -> "TaskManager":
     return TaskManager()
 
 
-def _missing(error: ImportError) -> ImportError:
-    return ImportError(f"Zero-shot tasks need lm-eval ({error}): pip install optimum-neuronal[eval]")
-
-
 def _run(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, loaded: dict, limit: int | None, batch_size: int
 ) -> dict:
@@ -180,7 +195,7 @@ def _run(
         from lm_eval import evaluate
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:  # the harness is installed, but not the packages of its models
-        raise _missing(error) from error
+        raise missing_harness(error) from error
     with _quiet():
         # A copy, since HFLM adds a padding token to a tokenizer without one.
         wrapped = HFLM(

@@ -30,6 +30,11 @@ COMMANDS = (
     ((*PRUNE[:-1], "./dens"), "The directory ./dens does not exist: check its path. Did you mean 'dense'"),
     (("compare", "--model", "dense", "--topup", "owl", "sarch"), "Did you mean 'search'"),
     (("evaluate", "--model", "dense", "--include-path", "gone"), "--include-path gone is not a folder"),
+    (
+        ("evaluate", "--model", "dense", "--tasks", "paper", "arc_esay"),
+        "Unknown task 'arc_esay'. Did you mean 'arc_easy'",
+    ),
+    (("compare", "--model", "dense", "--tasks", "boolk"), "Unknown task 'boolk'. Did you mean 'boolq'"),
     (("evaluate", "--model", "empty"), "There is no config.json in empty: name the directory of a model"),
     (("inspect", "./gone"), "The directory ./gone does not exist"),
 )
@@ -41,6 +46,11 @@ def test_mistakes_are_found_before_anything_heavy_is_imported(tmp_path):
     (tmp_path / "dense" / "config.json").write_text("{}")
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("precious")
+    tasks = tmp_path / "lm_eval" / "tasks"  # in place of the harness, which has many files
+    tasks.mkdir(parents=True)
+    (tmp_path / "lm_eval" / "__init__.py").touch()
+    for name in ("arc_easy", "boolq"):
+        (tasks / f"{name}.yaml").write_text(f"task: {name}")
     code = (
         "import json, sys, time; from optimum_neuronal.__main__ import main\n"
         "for words in json.loads(sys.argv[1]):\n"

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from optimum_neuronal.cli.measuring_commands import task_rows
 from optimum_neuronal.comparing import settings
-from optimum_neuronal.evaluation import tasks
+from optimum_neuronal.evaluation import task_names
 from optimum_neuronal.evaluation.tasks import TaskResult
 
 
@@ -63,9 +63,8 @@ class TestCompare:
         assert "failed: The saliency 'sparsegpt' updates all rows" in capsys.readouterr().out
 
     def test_tasks_are_checked_first(self, run, arguments, monkeypatch):
-        manager = pytest.importorskip("lm_eval.tasks").TaskManager
-        own = Path(__file__).parents[1] / "fixtures" / "tasks"  # the harness's take long to index
-        monkeypatch.setattr(tasks, "_stock_tasks", lambda: manager(include_path=str(own), include_defaults=False))
+        own = Path(__file__).parents[1] / "fixtures" / "tasks"
+        monkeypatch.setattr(task_names, "stock_names", lambda: task_names.find_names(own))
         with pytest.raises(SystemExit) as stop:
             run(*arguments, "--tasks", "neuronal_word")
         assert "Did you mean 'neuronal_words'" in stop.value.code

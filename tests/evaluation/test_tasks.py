@@ -144,29 +144,44 @@ class TestErrors:
         refused("no bos_token and no eos_token")
 
     @needs_harness
-    @pytest.mark.parametrize("known", ["neuronal_words", pytest.param("paper", marks=at_night)])
-    def test_unknown_task(self, llama, tokenizer, known, monkeypatch):
-        """The harness knows the seven of the paper, but takes half a minute to find them."""
-        from lm_eval.tasks import TaskManager
-
-        if known != "paper":
-            own = lambda **given: TaskManager(**{**given, "include_defaults": False})  # noqa: E731
-            monkeypatch.setattr("lm_eval.tasks.TaskManager", own)
+    def test_unknown_task(self, llama, tokenizer):
         llama.forward = None  # it must not run
-        with pytest.raises(ValueError, match="Unknown task 'neuronal_word'. Did you mean 'neuronal_words'"):
-            evaluate(llama, tokenizer, [known, "neuronal_word"])
+        for known in ("neuronal_words", "paper"):
+            with pytest.raises(ValueError, match="Unknown task 'neuronal_word'. Did you mean 'neuronal_words'"):
+                evaluate(llama, tokenizer, [known, "neuronal_word"])
 
     @needs_harness
-    def test_data_that_cannot_be_fetched(self, llama, tokenizer, monkeypatch):
-        def load(self, names):
-            raise ConnectionError("Couldn't reach 'aps/super_glue' on the Hub")
+    @pytest.mark.parametrize("connected", [True, False])
+    def test_data_that_cannot_be_fetched(self, llama, tokenizer, monkeypatch, connected):
+        """The task is named. Without a connection the cache alone is asked, which answers at once."""
+        from lm_eval.tasks import TaskManager
 
-        monkeypatch.setattr("lm_eval.tasks.TaskManager.load", load)
+        load, offline = TaskManager.load, []
+
+        def fail_for_rte(self, names):
+            offline.append(datasets.config.HF_HUB_OFFLINE)
+            if "rte" in str(names):
+                raise ConnectionError("Couldn't reach 'nyu-mll/glue' on the Hub.")
+            return load(self, names)
+
+        monkeypatch.setattr(TaskManager, "load", fail_for_rte)
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(tasks, "connection_error", lambda _: None if connected else OSError("no route to host"))
+        monkeypatch.setattr(tasks, "_stock_tasks", None)  # no index of all tasks is needed
         llama.forward = None  # it must not run
-        with pytest.raises(
-            OSError, match="neuronal_words cannot be read: Couldn't reach 'aps/super_glue' .* include_path"
-        ):
-            evaluate(llama, tokenizer)
+        expected = r"task 'rte' cannot be read: Couldn't reach 'nyu-mll/glue' on the Hub\.$"
+        if not connected:
+            expected = "task 'rte' is not in the cache .* no connection to the Hub .no route to host.: .* include_path"
+        with pytest.raises(OSError, match=expected):
+            evaluate(llama, tokenizer, ["neuronal_words", "rte", "boolq"])
+        assert offline == [not connected] * 2 and not datasets.config.HF_HUB_OFFLINE
+
+    @needs_harness
+    @at_night
+    def test_a_tag_of_the_harness_and_a_task_of_ones_own(self, llama, tokenizer, monkeypatch):
+        """All is indexed for a tag, whose tasks stand in other files; without their data the first one is missing."""
+        with pytest.raises(OSError, match="The data of the task 'ai2_arc' is not in the cache"):
+            evaluate(llama, tokenizer, ["neuronal_words", "ai2_arc"])
 
     @needs_harness
     def test_no_accuracy(self, llama, tokenizer):
