@@ -103,10 +103,6 @@ class NeuronALPruner(OptimumQuantizer):
             raise ValueError(f"file_name is {file_name!r}: expected None, since the whole checkpoint is loaded.")
         check_path("model_or_path", model_or_path)
         pruner = cls(config, tokenizer)
-        if stream_to is not None and config.rotate:
-            raise ValueError(
-                "rotate changes weights in memory, and stream_to leaves them on disk: leave one of them out."
-            )
         if stream_to is None:
             pruner.model = load_checkpoint(model_or_path, **model_kwargs)
         else:

@@ -1,5 +1,8 @@
 """Sweeps from their parts, for tests and benchmarks that ask them directly, and what they must leave as it was."""
 
+import hashlib
+from pathlib import Path
+
 import torch
 
 from optimum_neuronal.engine.runner import BlockRunner
@@ -38,3 +41,8 @@ def unchanged(model, before) -> bool:
     """Whether a model holds what it held before, and no hooks."""
     hooks = any(module._forward_pre_hooks or "forward" in module.__dict__ for module in model.modules())
     return not hooks and all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """The contents of a folder's files, by name."""
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}

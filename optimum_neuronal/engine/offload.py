@@ -5,7 +5,7 @@ tensor, that reads them. Left to itself it reads them at every forward. Here a b
 with it, and the next one is read meanwhile.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
@@ -37,18 +37,23 @@ class BlockLoader:
         self._ahead: tuple[int, Future] | None = None
 
     @contextmanager
-    def loaded(self, index: int) -> Iterator[Block]:
+    def loaded(self, index: int, backward: bool = False) -> Iterator[Block]:
         """Load the weights of a block as ordinary parameters while the context lasts.
 
         Changes to them are lost: see [`change_offloaded`].
+
+        Args:
+            index (`int`): of the block.
+            backward (`bool`): True if the block before it comes next, which is read ahead then.
         """
         block = self._blocks[index]
         if not self.streams:
             yield block
             return
         weights = self._take(index)
-        if index + 1 < len(self._blocks):
-            self._ahead = index + 1, self._executor.submit(_read, self._blocks[index + 1])
+        following = index - 1 if backward else index + 1
+        if 0 <= following < len(self._blocks):
+            self._ahead = following, self._executor.submit(_read, self._blocks[following])
         with ExitStack() as stack:
             for module, tensors in weights:
                 stack.enter_context(_in_place(module, tensors))
@@ -89,6 +94,42 @@ def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[N
         module.forward = hooked
         for (owner, last), parameter in meta.items():
             owner._parameters[last] = parameter
+
+
+Turn = Callable[[torch.Tensor, torch.Tensor], None]  # an original tensor, and where to write what becomes of it
+
+
+class TurnedWeights(Mapping):
+    """A `weights_map` with weights that are rotated whenever they are read. No file and no original is changed.
+
+    Args:
+        weights (`Mapping[str, Tensor]`): the originals.
+        turns (`Mapping[str, Sequence[Turn]]`): name -> what changes the weight.
+        keeps (`bool`): True to keep in memory what was read: a few weights that are needed often.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], turns: Mapping[str, Sequence[Turn]], keeps: bool = False):
+        self._weights, self._turns, self._keeps = weights, turns, keeps
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self._kept:
+            return self._kept[name]
+        original = self._weights[name]
+        if not self._turns.get(name):
+            return original
+        turned = original.detach().clone()
+        for turn in self._turns[name]:
+            turn(original, turned)
+        if self._keeps:
+            self._kept[name] = turned
+        return turned
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
 
 class ChangedWeights(Mapping):

@@ -6,7 +6,7 @@ All candidates visit a block together, so that its weights are read once and com
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -100,7 +100,11 @@ class BlockRunner:
         return flowing
 
     def for_each_block(
-        self, work: Callable[[int, Block], Any], label: str | None = None, backward: bool = False
+        self,
+        work: Callable[[int, Block], Any],
+        label: str | None = None,
+        backward: bool = False,
+        weights: bool = True,
     ) -> list:
         """Return what a function returns for every block, with its index and its weights at hand, in the order of its calls.
 
@@ -108,10 +112,11 @@ class BlockRunner:
             work: index, block -> anything.
             label (`str`, *optional*): of the progress bar; None shows none.
             backward (`bool`): True to go from the last block to the first.
+            weights (`bool`): False if the work needs no weights: offloaded ones are not loaded then.
         """
         found, indices = [], range(len(self.decoder.blocks))
         for index in self.shown_by_bar(indices[::-1] if backward else indices, label):
-            with self.loader.loaded(index) as block:
+            with self.loader.loaded(index, backward) if weights else nullcontext(self.decoder.blocks[index]) as block:
                 found.append(work(index, block))
         return found
 

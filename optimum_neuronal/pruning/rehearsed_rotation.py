@@ -39,7 +39,7 @@ def rehearse_rotation(rehearsal: Asker, rotation: Rotation) -> None:
     fisher = dict.fromkeys(runner.decoder.projections, 1.0)
 
     def find(_) -> list[torch.Tensor]:
-        terms[:] = rotation.find_terms(parts, runner, ids, fisher)
+        terms[:] = rotation.find_terms(parts, runner, ids, fisher, 0)
         return _inverses(terms)
 
     def descend(_) -> None:

@@ -1,15 +1,17 @@
 """Rotates a model before it is pruned, checks that it computes what it did, and puts it back if anything fails."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..compat.accelerate import execution_device
+from ..engine.calls import Call, Streams
 from ..engine.capture import inference
 from ..engine.runner import BlockRunner
 from ..files.records import Finding
+from ..model.projections import Block
 from ..rotation.merging import Originals, Rotations, put_back
 from ..rotation.parts import RotatedParts, find_parts
 from ..system.machine import with_less_memory
@@ -49,13 +51,15 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
     originals = Originals(parts)
     with put_back(originals, always_undo):
         with inference(context.model):
-            before = _token_losses(context)
+            device = execution_device(context.model.get_input_embeddings())
+            runner = BlockRunner(context.decoder, 1, device, context.max_hidden_bytes, quiet=True)
+            before = _token_losses(context, runner)
             unties = parts.unties
             originals.merge(Rotations.identity(parts))
             cache = context.cache or Cache()  # saliency and top-up have no part in a rotation
             value, tensors = cache.get(("rotation", rotation, context.config.seed), lambda: _found(context, parts))
             originals.merge(Rotations.of_tensors(tensors))
-            difference = float((_token_losses(context) - before).square().mean().sqrt())
+            difference = float((_token_losses(context, runner) - before).square().mean().sqrt())
         _check(difference, next(iter(context.decoder.projections.values())).weight.dtype)
         context.clock.lap("rotation")
         yield {**value, "stream": parts.rotates_stream, "unties_head": unties, "nats_changed": difference}
@@ -81,12 +85,17 @@ def _learn(context: PruneContext, parts: RotatedParts) -> Finding:
     return {"objective": [losses[0], losses[-1]]}, found.tensors()
 
 
-def _token_losses(context: PruneContext) -> torch.Tensor:
+def _token_losses(context: PruneContext, runner: BlockRunner) -> torch.Tensor:
     """Return the negative log-likelihood of every token of the alignment sequences but the first: float32, on the CPU."""
-    device, losses = execution_device(context.model.get_input_embeddings()), []
-    for ids in context.ids[: context.config.num_alignment_samples].split(1):
-        logits = context.model(input_ids=ids.to(device), use_cache=False).logits[0, :-1].float()
-        losses.append(torch.nn.functional.cross_entropy(logits, ids[0, 1:].to(logits.device), reduction="none").cpu())
+
+    def visit(_index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        return [runner.output(block, streams[0], calls)]
+
+    ids, losses = context.ids[: context.config.num_alignment_samples], []
+    (last,) = runner.run(runner.capture(ids), 1, visit, release=True)
+    for own, hidden in zip(ids.split(1), last):
+        logits = runner.logits(own, hidden)[0, :-1]
+        losses.append(torch.nn.functional.cross_entropy(logits, own[0, 1:].to(logits.device), reduction="none").cpu())
     return torch.cat(losses)
 
 

@@ -145,7 +145,11 @@ class MeasuredRunner(BlockRunner):
         return answer, self._works
 
     def for_each_block(
-        self, work: Callable[[int, Block], Any], label: str | None = None, backward: bool = False
+        self,
+        work: Callable[[int, Block], Any],
+        label: str | None = None,
+        backward: bool = False,
+        weights: bool = True,
     ) -> list:
         last = len(self.decoder.blocks) - 1
 
@@ -157,7 +161,7 @@ class MeasuredRunner(BlockRunner):
             self._switch(*before)
             return found
 
-        return super().for_each_block(noted, label, backward)
+        return super().for_each_block(noted, label, backward, weights)
 
     @contextmanager
     def _counting(self, work: Work) -> Iterator[None]:

@@ -12,7 +12,7 @@ from ..engine.statistics import Hessian, wide_dtype
 from ..model.projections import Block
 from ..validation import check_choice, check_count, check_flag, check_number
 from .merging import Rotations
-from .objective import LOOK_EVERY, Term, block_loss, find_terms
+from .objective import LOOK_EVERY, Sample, Term, block_loss, find_terms
 from .parts import RotatedParts
 from .sensitivity import LABEL, fisher_weights
 
@@ -20,6 +20,7 @@ from .sensitivity import LABEL, fisher_weights
 IMPORTANCE = ("fisher", "energy")
 CUTS = (0.5, 0.9)  # least and most share that is cut by default: a threshold at the target sparsity serves best
 UNKNOWN_CUT = 0.6  # where the sparsity is not known
+STREAMED_ROWS = 512  # by default, of weights that are offloaded
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Rotation:
             model; `"energy"`: all count alike, relative to their outputs' energy.
         fisher_samples (`int`): calibration sequences, from the first, for the Fisher information.
         untie (`bool`): False to leave the residual stream alone where head and embeddings share their weights.
+        rows (`int`, *optional*):
+            Rows of a projection, chosen at random, by which a rotation is judged; columns of one that writes into the
+            stream. None: all, and of offloaded weights, which wait in memory for it, 512.
     """
 
     steps: int = 150
@@ -44,6 +48,7 @@ class Rotation:
     weights: str = "fisher"
     fisher_samples: int = 16
     untie: bool = True
+    rows: int | None = None
 
     def __post_init__(self):
         check_count("steps", self.steps, 1)
@@ -53,6 +58,8 @@ class Rotation:
         check_choice("weights", self.weights, list(IMPORTANCE))
         check_count("fisher_samples", self.fisher_samples, 1)
         check_flag("untie", self.untie)
+        if self.rows is not None:
+            check_count("rows", self.rows, 1)
 
     def at(self, sparsity: float | None) -> "Rotation":
         """Return the rotation for a target sparsity, or for one that a budget of bits decides later (None).
@@ -73,25 +80,25 @@ class Rotation:
             parts ([`RotatedParts`]): of the model. Its norms are folded, and it is not rotated.
             runner ([`BlockRunner`]): of the model, inside [`capture.inference`].
             ids (`Tensor` of int64, shape (sequences, tokens)): calibration sequences.
-            seed (`int`): of the labels that the model draws.
+            seed (`int`): of the labels that the model draws, and of the rows.
         """
         fisher = {name: 1.0 for name in parts.decoder.projections}
         if self.weights == "fisher":
             fisher = fisher_weights(runner, ids[: self.fisher_samples], seed)
-        terms = self.find_terms(parts, runner, ids, fisher)
+        terms = self.find_terms(parts, runner, ids, fisher, seed)
         with torch.enable_grad():
             return self.descend(parts, terms, runner)
 
-    @staticmethod
     def find_terms(
-        parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, fisher: Mapping[str, float]
+        self, parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, fisher: Mapping[str, float], seed: int
     ) -> list[list[Term]]:
-        """Return the terms of the objective, by block."""
-        terms: list[list[Term]] = []
+        """Return the terms of the objective, by block. They hold all that the learning needs of the weights."""
+        rows = STREAMED_ROWS if self.rows is None and runner.loader.streams else self.rows
+        terms, sample = [], Sample(rows, torch.Generator().manual_seed(seed))
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             output, norms = runner.replay(block, streams[0], calls, Hessian)
-            terms.append(find_terms(parts.blocks[index], norms, fisher))
+            terms.append(find_terms(parts.blocks[index], norms, fisher, sample))
             return [output]
 
         runner.run(runner.capture(ids), 1, visit, LABEL, release=True)
@@ -101,9 +108,10 @@ class Rotation:
         self, parts: RotatedParts, terms: Sequence[Sequence[Term]], runner: BlockRunner
     ) -> tuple[Rotations, list[float]]:
         """Return the rotations that Adam finds, and the objective of every step."""
-        if not any(terms):
-            return Rotations.identity(parts), [0.0]
-        unrotated, device = Rotations.identity(parts), next(parts.parameters()).device
+        first, unrotated = next((term for own in terms for term in own), None), Rotations.identity(parts)
+        if first is None:
+            return unrotated, [0.0]
+        device = first.matrix.device
 
         def start(rotation: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(rotation, dtype=torch.float32, device=device, requires_grad=True)
@@ -143,7 +151,7 @@ class Rotation:
             loss.backward()
             return loss.detach()
 
-        losses = [float(loss) for loss in runner.for_each_block(add) if loss is not None]  # maybe on several devices
+        losses = [float(loss) for loss in runner.for_each_block(add, weights=False) if loss is not None]
         if rotation is not None:
             rotation.backward(leaf.grad)
         optimizer.step()

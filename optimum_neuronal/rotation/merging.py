@@ -14,15 +14,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..compat import accelerate
 from ..compat import transformers as internals
-from ..engine.statistics import wide_dtype
-from ..model.projections import Projection
+from ..engine.offload import TurnedWeights
 from ..model.set_config import set_config
 from ..system.interrupts import deferred_interrupt
-from .parts import BlockParts, Heads, RotatedParts, bias_of, neutral_value
-
-
-ROWS = 4096  # of a matrix that are computed at a time
+from .parts import RotatedParts
+from .turns import find_turns
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,9 @@ class Rotations:
 
 
 class Originals:
-    """Copies of all weights that a rotation changes, in CPU memory.
+    """The weights that a rotation changes, as they were: copies in CPU memory; offloaded ones stay where they are.
+
+    An offloaded model is rotated whenever it is read, see [`TurnedWeights`].
 
     Args:
         parts ([`RotatedParts`]): of the model, not rotated yet.
@@ -65,31 +65,51 @@ class Originals:
 
     def __init__(self, parts: RotatedParts):
         self.parts, self._tied, self._config = parts, parts.unties, parts.model.config
-        self._copies = {parameter: parameter.detach().to("cpu", copy=True) for parameter in parts.parameters()}
+        self._head = parts.model.get_output_embeddings().weight
+        self._maps = {m: accelerate.weights_map(m) for m, _ in parts.places() if accelerate.is_offloaded(m)}
+        in_memory = {getattr(module, name) for module, name in parts.places() if module not in self._maps}
+        self._copies = {parameter: parameter.detach().to("cpu", copy=True) for parameter in in_memory}
 
     def merge(self, rotations: Rotations) -> None:
         """Set the model's weights to the originals, rotated; computed in float64, norms folded. The head is untied."""
         self._untie()
-        parts = self.parts
+        turns = find_turns(self.parts, rotations.stream, rotations.heads, self._read)
         with torch.no_grad():
-            for own, heads in zip(parts.blocks, rotations.heads):
-                self._merge_block(own, rotations.stream, heads)
-            if parts.rotates_stream:
-                embeddings, head = parts.model.get_input_embeddings(), parts.model.get_output_embeddings()
-                self._read(embeddings.weight, None, rotations.stream, self._copies[embeddings.weight])
-                copy = self._copies[embeddings.weight if self._tied else head.weight]
-                self._read(head.weight, self._scale(parts.final_norm), rotations.stream, copy)
-                parts.final_norm.weight.fill_(neutral_value(parts.final_norm))
+            for (module, name), own in turns.items():
+                if module not in self._maps:
+                    for turn in own:
+                        turn(self._read(module, name), getattr(module, name))
+        for module in self._maps:
+            found = {name: own for (owner, name), own in turns.items() if owner is module}
+            source = self._maps[self._source(module)]
+            accelerate.set_weights_map(module, TurnedWeights(source, found, keeps=module in self._outer))
 
     def restore(self) -> None:
         """Put all weights back, bit by bit; the head is tied again."""
         model = self.parts.model
         if self._tied:
-            model.get_output_embeddings().weight = model.get_input_embeddings().weight
+            model.get_output_embeddings().weight = self._head
             _set_config(model, self._config)
+        for module, weights in self._maps.items():
+            accelerate.set_weights_map(module, weights)
         with torch.no_grad():
             for parameter, copy in self._copies.items():
                 parameter.copy_(copy)
+
+    @property
+    def _outer(self) -> tuple[nn.Module, nn.Module]:
+        """Embeddings and head: large, and read for every batch."""
+        return self.parts.model.get_input_embeddings(), self.parts.model.get_output_embeddings()
+
+    def _source(self, module: nn.Module) -> nn.Module:
+        """Return the module that holds the original of a module's weight: the embeddings for a head that was tied."""
+        embeddings, head = self._outer
+        return embeddings if self._tied and module is head else module
+
+    def _read(self, module: nn.Module, name: str) -> torch.Tensor:
+        """Return the original of a parameter, where it lives."""
+        source = self._source(module)
+        return self._maps[source][name] if source in self._maps else self._copies[getattr(source, name)]
 
     def _untie(self) -> None:
         if self.parts.unties:
@@ -97,46 +117,6 @@ class Originals:
             head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
             own.tie_word_embeddings = False
             _set_config(self.parts.model, own)
-
-    def _merge_block(self, parts: BlockParts, stream: torch.Tensor | None, heads: torch.Tensor) -> None:
-        scales = {p: self._scale(norm) for norm, readers in parts.folds for p in readers}
-        projections = {*scales, *parts.writers, parts.heads.writer, parts.heads.reader}
-        for projection in projections:
-            weight, bias = self._wide(projection)
-            if projection in scales:
-                weight = (weight * scales[projection]) @ _like(stream, weight)
-            if projection is parts.heads.writer:
-                weight[parts.heads.rows] = _turn_rows(weight[parts.heads.rows], heads)
-                if bias is not None:
-                    bias[parts.heads.rows] = _turn_rows(bias[parts.heads.rows, None], heads)[:, 0]
-            if projection is parts.heads.reader:
-                weight = turn_columns(weight, heads, parts.heads)
-            if projection in parts.writers:
-                weight, bias = _like(stream, weight).T @ weight, bias if bias is None else _like(stream, bias).T @ bias
-            projection.weight.copy_(weight)
-            if bias is not None:
-                bias_of(projection).copy_(bias)
-        for norm, _ in parts.folds:
-            norm.weight.fill_(neutral_value(norm))
-
-    def _wide(self, projection: Projection) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the original weight of a projection, shape (out, in), and its bias, in the widest type."""
-        device, bias = projection.owner.device, bias_of(projection)
-        weight = projection.view(self._copies[projection.owner]).to(device, wide_dtype(device), copy=True)
-        return weight, None if bias is None else self._copies[bias].to(device, wide_dtype(device), copy=True)
-
-    def _scale(self, norm: nn.Module) -> torch.Tensor:
-        """Return the factor by which a norm scales every feature, shape (hidden,)."""
-        copy, device = self._copies[norm.weight], norm.weight.device
-        return copy.to(device, wide_dtype(device)) + (1 - neutral_value(norm))
-
-    @staticmethod
-    def _read(weight: nn.Parameter, scale: torch.Tensor | None, stream: torch.Tensor, original: torch.Tensor) -> None:
-        """Set a matrix that reads the stream by pieces: a vocabulary in float64 takes gigabytes."""
-        for own, piece in zip(weight.split(ROWS), original.split(ROWS)):
-            wide = piece.to(weight.device, wide_dtype(weight.device))
-            wide = wide if scale is None else wide * scale.to(wide.device)
-            own.copy_(wide @ _like(stream, wide))
 
 
 @contextmanager
@@ -150,23 +130,6 @@ def put_back(originals: Originals, always: bool = False) -> Iterator[None]:
         if not done:
             with deferred_interrupt():  # a second Ctrl-C would leave the model half rotated
                 originals.restore()
-
-
-def turn_columns(weight: torch.Tensor, heads: torch.Tensor, layout: Heads) -> torch.Tensor:
-    """Return a matrix that reads heads' values, shape (out, in), for rotated values."""
-    turned = _like(heads, weight).repeat_interleave(layout.group, dim=0)
-    split = weight.unflatten(1, (-1, layout.size)).transpose(0, 1)
-    return (split @ turned).transpose(0, 1).flatten(1)
-
-
-def _turn_rows(values: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
-    """Return rows that write heads' values, shape (heads * size, in), rotated."""
-    count, size = heads.shape[:2]
-    return (_like(heads, values).transpose(1, 2) @ values.unflatten(0, (count, size))).flatten(0, 1)
-
-
-def _like(rotation: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return rotation.to(weight.device, weight.dtype)
 
 
 def _set_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:

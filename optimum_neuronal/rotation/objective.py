@@ -14,8 +14,8 @@ import torch
 
 from ..engine.statistics import Hessian
 from ..model.projections import Projection
-from .merging import turn_columns
 from .parts import BlockParts, Heads
+from .turns import turn_columns
 
 
 DAMPENING = 0.01  # of a Hessian: share of its mean diagonal
@@ -27,43 +27,50 @@ class Term:
     """One projection in the objective.
 
     Args:
-        projection ([`Projection`]): its weight is the folded one, not rotated.
+        projection ([`Projection`]): of its block.
         parts ([`BlockParts`]): of its block.
+        matrix (`Tensor`): its weight, folded and not rotated, or the sampled part of it: see [`sampled`].
         inverse (`Tensor`):
             Of its input's Hessian, float32: shape (in, in) if it reads the stream, the diagonal blocks of shape (query
             heads, size, size) if it reads heads, else the diagonal of shape (in,).
-        weight (`float`): Fisher weight by the energy of its output.
+        weight (`float`): Fisher weight by the energy of its output, and by the share that is sampled.
+        chosen (`Tensor` of int64, *optional*): the heads' values that are looked at, when they are rotated. None: all.
         cut (`float` or `Tensor`): the quantile of its importance, as last seen.
     """
 
     projection: Projection
     parts: BlockParts
+    matrix: torch.Tensor
     inverse: torch.Tensor
     weight: float
+    chosen: torch.Tensor | None = None
     cut: torch.Tensor | None = field(default=None)
 
     def importance(
         self, stream: torch.Tensor | None, heads: torch.Tensor, diagonal: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the importance of all weights, shape (out, in), float32.
+        """Return the importance of all weights, or of the sampled ones, shape (out, in), float32.
 
         Args:
             stream (`Tensor`, *optional*), heads (`Tensor`): rotations of the stream, and of this block's heads.
             diagonal (`Tensor`, *optional*): of `R^T inverse R`, shape (in,), if it reads the stream.
         """
-        layout, weight = self.parts.heads, self.projection.weight.float()
+        layout, weight = self.parts.heads, self.matrix.float()
+        if self.projection is layout.writer:
+            values = weight[-layout.count * layout.size :].unflatten(0, (layout.count, layout.size))
+            turned = (heads.transpose(1, 2) @ values).flatten(0, 1)
+            others = weight[: -layout.count * layout.size]
+            weight = torch.cat([others, turned if self.chosen is None else turned[self.chosen]])
         if diagonal is not None:
             weight = weight if stream is None else weight @ stream
         elif self.projection is layout.reader:
             turned = heads.repeat_interleave(layout.group, dim=0)
             diagonal = ((self.inverse @ turned) * turned).sum(1).flatten()
             weight = turn_columns(weight, heads, layout)
+            if self.chosen is not None:
+                weight, diagonal = weight[:, self.chosen], diagonal[self.chosen]
         else:
             diagonal = self.inverse
-        if self.projection is layout.writer:
-            rows = weight[layout.rows].unflatten(0, (layout.count, layout.size))
-            values = (heads.transpose(1, 2) @ rows).flatten(0, 1)
-            weight = torch.cat([weight[: layout.rows.start], values])
         if stream is not None and self.projection in self.parts.writers:
             weight = stream.T @ weight
         return weight.square() / diagonal
@@ -77,13 +84,35 @@ class Term:
         return self.weight * torch.dot(flat, below)  # quicker than torch.where, both ways
 
 
-def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[str, float]) -> list[Term]:
+@dataclass(frozen=True)
+class Sample:
+    """A choice of rows at random.
+
+    Args:
+        rows (`int`, *optional*): of a projection at most; experts of a mixture share them. None: all.
+        generator (`Generator`): chooses them.
+    """
+
+    rows: int | None
+    generator: torch.Generator
+
+    def choose(self, of: int, experts: int = 1) -> torch.Tensor | None:
+        """Return the chosen ones of so many rows, ascending; None for all."""
+        if self.rows is None or max(1, self.rows // experts) >= of:
+            return None
+        return torch.randperm(of, generator=self.generator)[: max(1, self.rows // experts)].sort().values
+
+
+def find_terms(
+    parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[str, float], sample: Sample
+) -> list[Term]:
     """Return the terms of a block: its pruned projections that a rotation changes, and that have seen inputs.
 
     Args:
-        parts ([`BlockParts`]): of the block, whose norms are folded.
+        parts ([`BlockParts`]): of the block, whose norms are folded, with its weights at hand.
         norms (`Mapping[str, Hessian]`): projection name -> statistic of its input.
         fisher (`Mapping[str, float]`): projection name -> Fisher weight.
+        sample ([`Sample`]): of the rows.
     """
     readers, inverses, terms = _readers(parts), {}, []
     turned = {*readers, *parts.writers, parts.heads.writer, parts.heads.reader}
@@ -98,8 +127,39 @@ def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[
             together = {id(n): n for n in (norms[p.name] for p in seen if p.group == group)} if group else {0: norm}
             inverse = _inverse(sum(n.hessian for n in together.values()) / sum(n.tokens for n in together.values()))
             inverses[key] = inverse if projection in readers else _part(inverse, parts.heads, projection)
-        terms.append(Term(projection, parts, inverses[key], fisher[projection.name] / energy))
+        terms.append(sampled(projection, parts, inverses[key], fisher[projection.name] / energy, sample))
     return terms
+
+
+def sampled(projection: Projection, parts: BlockParts, inverse: torch.Tensor, weight: float, sample: Sample) -> Term:
+    """Return a term of a sample of a projection's rows, which must be the rotated ones.
+
+    What only writes into the stream, whose rows mix, gets a sample of its columns. The values of a head mix too, so all of
+    their rows or columns stay in memory, and the sample is taken of the rotated ones.
+    """
+    layout, matrix, chosen = parts.heads, projection.weight, None
+    values = layout.count * layout.size
+    experts = 1 if projection.group is None else sum(p.group == projection.group for p in parts.block.pruned)
+    looked_at = projection.numel
+    if projection is layout.reader:
+        chosen = sample.choose(matrix.shape[1])
+        looked_at = len(matrix) * (matrix.shape[1] if chosen is None else len(chosen))
+    elif projection in parts.writers:
+        columns = sample.choose(matrix.shape[1], experts)
+        if columns is not None:
+            matrix, inverse = matrix[:, columns.to(matrix.device)], inverse[columns.to(inverse.device)]
+        looked_at = matrix.numel()
+    else:
+        own = len(matrix) - values if projection is layout.writer else len(matrix)
+        rows = sample.choose(own, experts)
+        if rows is not None:
+            matrix = torch.cat([matrix[rows.to(matrix.device)], matrix[own:]])
+        looked_at = matrix.numel()
+        if projection is layout.writer:
+            chosen = sample.choose(values)
+            looked_at -= 0 if chosen is None else (values - len(chosen)) * matrix.shape[1]
+    chosen = None if chosen is None else chosen.to(matrix.device)
+    return Term(projection, parts, matrix, inverse, weight * projection.numel / looked_at, chosen)
 
 
 def _energy(projection: Projection, norm: Hessian) -> float:

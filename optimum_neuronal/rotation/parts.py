@@ -1,14 +1,14 @@
 """Finds the weights of a model that read and write the residual stream and the attention heads' values."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from transformers import PreTrainedModel
 
-from ..compat import accelerate
+from ..compat import transformers as internals
 from ..model.architectures import STREAM
 from ..model.projections import Block, Decoder, Projection
 
@@ -93,31 +93,35 @@ class RotatedParts:
     @property
     def unties(self) -> bool:
         """True if the head, which the final norm's weights are folded into, shares its weights with the embeddings."""
-        head, embeddings = self.model.get_output_embeddings(), self.model.get_input_embeddings()
-        return self.rotates_stream and head.weight is embeddings.weight
+        return self.rotates_stream and has_tied_head(self.model)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield every parameter that changes, once."""
-        seen: set[nn.Parameter] = set()
-        for parameter in self._parameters():
-            if parameter not in seen:
-                seen.add(parameter)
-                yield parameter
+        yield from {getattr(module, name): None for module, name in self.places()}
 
-    def _parameters(self) -> Iterator[nn.Parameter]:
+    def places(self) -> Iterator[tuple[nn.Module, str]]:
+        """Yield the module and the name of every parameter that changes, experts' several times."""
         if self.rotates_stream:
-            yield self.final_norm.weight
-            yield self.model.get_input_embeddings().weight
-            yield self.model.get_output_embeddings().weight
+            for module in (self.final_norm, self.model.get_input_embeddings(), self.model.get_output_embeddings()):
+                yield module, "weight"
         for parts in self.blocks:
             weights = [parts.heads.writer, parts.heads.reader, *parts.writers]
             for norm, readers in parts.folds:
-                yield norm.weight
+                yield norm, "weight"
                 weights += readers
             for projection in weights:
-                yield projection.owner
-                if (bias := bias_of(projection)) is not None:
-                    yield bias
+                yield projection.module, projection.parameter
+                if bias_of(projection) is not None:
+                    yield projection.module, "bias"
+
+
+def has_tied_head(model: PreTrainedModel) -> bool:
+    """Return True if head and embeddings share their weights. Offloaded ones are not one parameter even then."""
+    head = model.get_output_embeddings().weight
+    if head is model.get_input_embeddings().weight or not head.is_meta:
+        return head is model.get_input_embeddings().weight
+    names = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter is head}
+    return not names.isdisjoint(internals.tied_names(model))
 
 
 def bias_of(projection: Projection) -> nn.Parameter | None:
@@ -133,7 +137,7 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
         unties (`bool`): False to rotate the heads' values alone where head and embeddings share their weights.
 
     Raises:
-        `ValueError`: it is not known how the model could be rotated, or its weights are offloaded.
+        `ValueError`: it is not known how the model could be rotated.
     """
     model, known = decoder.model, decoder.architecture.rotates
     name = f"{type(model).__name__} (model_type {decoder.config.model_type!r})"
@@ -144,19 +148,13 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
         )
     if not decoder.predicts_next_token or model.get_output_embeddings() is None:
         raise ValueError(f"rotate: {name} has no causal language-model head, by which a rotation is checked.")
-    if any(accelerate.is_offloaded(module) for module in model.modules()):
-        raise ValueError(
-            "rotate: the weights of this model are offloaded (device_map or stream_to), and a rotation changes them in "
-            "memory: load it without, or leave rotate out."
-        )
     if (limit := _clips_values(decoder.config)) is not None:
         raise ValueError(
             f"rotate: {name} clips queries, keys and values at {limit:g} (clip_qkv), and rotated values would be clipped "
             "elsewhere: leave rotate out."
         )
     is_text = model.config.get_text_config(decoder=True) is model.config  # else images write into the stream too
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    stream = known == STREAM and is_text and (unties or not tied)
+    stream = known == STREAM and is_text and (unties or not has_tied_head(model))
     final_norm = getattr(decoder.module, "norm", None)
     if stream and not _is_rms_norm(final_norm):
         raise ValueError(f"rotate: {name} has no RMS norm named 'norm' behind its blocks, as Llama has.")
@@ -222,6 +220,6 @@ def _is_rms_norm(module: nn.Module | None) -> bool:
 
 def neutral_value(norm: nn.Module) -> int:
     """Return the weight with which an RMS norm scales by 1: 1, or 0 where it multiplies by `1 + weight`."""
-    ones = torch.ones_like(norm.weight)
-    scaled = functional_call(norm, {"weight": torch.zeros_like(norm.weight)}, (ones,))
-    return 0 if bool(scaled.any()) else 1
+    probe, ones = copy.copy(norm), torch.ones(norm.weight.shape)
+    probe._parameters = {"weight": nn.Parameter(torch.zeros_like(ones), requires_grad=False)}
+    return 0 if bool(type(norm).forward(probe, ones).any()) else 1  # past hooks, which would read offloaded weights

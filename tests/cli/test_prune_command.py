@@ -267,6 +267,10 @@ def test_a_rotated_model(run, dense, tmp_path):
     )
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("sparse", "again"))
     assert all(torch.equal(value, second[key]) for key, value in first.items())
-    with pytest.raises(SystemExit, match="rotate changes weights in memory, and stream_to leaves them on disk"):
-        run(*arguments, "--rotate", "--stream", "--device", "cpu", "--output", tmp_path / "streamed")
-    assert not (tmp_path / "streamed").exists() and not list(tmp_path.glob(".*"))
+    lines[1] = "rotate_args: {steps: 3, fisher_samples: 2, rows: 1000}"
+    (tmp_path / "how.yaml").write_text("\n".join(lines))
+    run(
+        *arguments, "--config", tmp_path / "how.yaml", "--stream", "--device", "cpu", "--output", tmp_path / "streamed"
+    )
+    third = load_file(tmp_path / "streamed" / "model.safetensors")
+    assert all(torch.equal(value, third[key]) for key, value in first.items())

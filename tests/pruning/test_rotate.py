@@ -21,9 +21,10 @@ from optimum_neuronal.pruning import prune as prune_module
 from optimum_neuronal.pruning import rotate as module
 from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.rotate import rotated
-from optimum_neuronal.rotation import learning, merging
+from optimum_neuronal.rotation import learning, merging, turns
 from optimum_neuronal.rotation.merging import Originals, Rotations
 from optimum_neuronal.rotation.parts import find_parts
+from optimum_neuronal.rotation.turns import ProjectionTurn
 
 
 FIELDS = {"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 4, "rotate": True}
@@ -60,12 +61,12 @@ def fail_at(monkeypatch, owner, name, number, error):
 
 STAGES = {
     "untying": (merging.internals, "find_tied_again", 1),
-    "folding": (Originals, "_merge_block", 2),
+    "folding": (ProjectionTurn, "weight", 2),
     "replay": (module.BlockRunner, "check_replay", 1),
     "gradients": (learning, "fisher_weights", 1),
     "inputs": (learning, "find_terms", 2),
     "learning": (learning, "block_loss", 5),
-    "merging": (Originals, "_merge_block", 5),
+    "merging": (ProjectionTurn, "weight", 30),
     "checking": (module, "_token_losses", 2),
     "pruning": (prune_module.FinalPruning, "prune_block", 2),
     "head": (prune_module, "round_head", 1),
@@ -150,9 +151,9 @@ def test_without_a_rotation_nothing_happens(llama, ids):
 
 
 WRONG = {
-    "values": (merging, "_turn_rows", lambda values, heads: values),
-    "outputs": (merging, "turn_columns", lambda weight, heads, layout: weight),
-    "norms": (Originals, "_scale", lambda self, norm: torch.ones_like(norm.weight, dtype=torch.float64)),
+    "values": (turns, "_turn_rows", lambda values, heads: values),
+    "outputs": (turns, "turn_columns", lambda weight, heads, layout: weight),
+    "norms": (turns, "_scale", lambda norm, read: torch.ones_like(norm.weight, dtype=torch.float64)),
     "NaN": (Rotations, "of_tensors", lambda tensors: Rotations(*(None, [tensors["heads-0"] * torch.nan] * 3))),
 }
 

@@ -21,7 +21,7 @@ def learn(model, ids, batch_size=4, seed=0, **fields):
         originals.merge(Rotations.identity(parts))
         rotation = Rotation(**{"steps": 20, "fisher_samples": 4, **fields})
         found, losses = rotation.learn(parts, runner, ids, seed)
-        terms = Rotation.find_terms(parts, runner, ids, dict.fromkeys(parts.decoder.projections, 1.0))
+        terms = rotation.find_terms(parts, runner, ids, dict.fromkeys(parts.decoder.projections, 1.0), seed)
     return parts, found, losses, terms
 
 

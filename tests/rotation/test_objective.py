@@ -26,7 +26,7 @@ def terms_of(model, ids, fisher=None, **chosen):
         yield (
             parts,
             originals,
-            Rotation.find_terms(parts, runner, ids, fisher or dict.fromkeys(parts.decoder.projections, 1.0)),
+            Rotation().find_terms(parts, runner, ids, fisher or dict.fromkeys(parts.decoder.projections, 1.0), 0),
         )
 
 
@@ -137,3 +137,37 @@ def test_experts_without_tokens_have_no_term(ids):
     with terms_of(model, ids[:4]) as (_parts, _originals, terms):
         for own in terms:
             assert len({term.projection.expert for term in own} - {None}) == 2 and len(own) == 4 + 2 * 2
+
+
+@pytest.mark.parametrize("family", ["mistral", "phi3", "mixtral", "gpt2"])
+def test_a_sample_is_of_the_rotated_rows(family, ids):
+    """Of writers' columns; of values when they are rotated. Each counts for all that it stands for."""
+    with terms_of(uneven(make_model(family)), ids[:4]) as (parts, _originals, terms), inference(parts.model):
+        runner, rotations = BlockRunner(parts.decoder, 4, quiet=True), random_rotations(parts)
+        fisher = dict.fromkeys(parts.decoder.projections, 1.0)
+        sampled = Rotation(rows=8).find_terms(parts, runner, ids[:4], fisher, 0)
+        stream = None if rotations.stream is None else rotations.stream.float()
+        for own, few, heads in zip(terms, sampled, rotations.heads):
+            for whole, part in zip(own, few):
+                diagonal = None
+                if any(part.projection in readers for _, readers in part.parts.folds):
+                    diagonal = ((part.inverse @ stream) * stream).sum(0)
+                every, found = (term.importance(stream, heads.float(), diagonal) for term in (whole, part))
+                by_column = part.projection in {*parts.blocks[0].writers, part.parts.heads.reader, *part.parts.writers}
+                every, found = (every.T, found.T) if by_column else (every, found)
+                experts = sum(p.group == part.projection.group for p in part.parts.block.pruned)
+                count = 8 if part.projection.expert is None else 8 // experts
+                expected = 2 * count if part.projection.role == "qkv" else count
+                assert len(found) == expected, part.projection.name
+                distances = (every[None] - found[:, None]).abs().amax(-1) / every.mean()
+                assert float(distances.amin(1).max()) < 1e-4, "rows of the whole"
+                assert len(set(distances.argmin(1).tolist())) == len(found), "each once"
+                assert part.weight * found.numel() == pytest.approx(whole.weight * every.numel())
+
+
+def test_more_rows_than_there_are_copy_nothing(llama, ids):
+    with terms_of(llama, ids[:4]) as (parts, _originals, _terms), inference(llama):
+        runner, fisher = BlockRunner(parts.decoder, 4, quiet=True), dict.fromkeys(parts.decoder.projections, 1.0)
+        found = Rotation(rows=10**6).find_terms(parts, runner, ids[:4], fisher, 0)
+        for term in (term for own in found for term in own):
+            assert term.matrix.data_ptr() == term.projection.weight.data_ptr() and term.chosen is None

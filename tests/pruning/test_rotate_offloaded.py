@@ -1,0 +1,83 @@
+"""rotate=True with weights on disk or in CPU memory (accelerate): as in memory, block by block, and no file changes."""
+
+import functools
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from conftest import make_ids, make_model, make_model_on_disk
+from profiles import by_day
+from sweeps import checksums, state, unchanged
+from transformers import AutoModelForCausalLM
+from turning import ties
+
+from optimum_neuronal.compat.accelerate import is_offloaded, weights_map
+from optimum_neuronal.engine import offload
+from optimum_neuronal.rotation import learning
+
+from .test_rotate import QUICK, STAGES, fail_at, prune
+
+
+ALL = {**QUICK, "rows": 10**6}  # more rows than there are
+
+
+@functools.cache
+def pruned(family, saliency):
+    model = make_model(family)
+    return model, prune(model, make_ids(), saliency=saliency).report
+
+
+def maps(model) -> dict:
+    return {name: weights_map(module) for name, module in model.named_modules() if is_offloaded(module)}
+
+
+@pytest.mark.parametrize("saliency", ["wanda", "alps"])
+@pytest.mark.parametrize("family", by_day(["gemma", "gpt2", "mixtral", "phi3", "qwen2"], "gemma"))
+def test_a_model_on_disk_is_rotated_like_one_in_memory(family, saliency, ids, tmp_path):
+    """With all rows the same masks, weights and report; saved with its own head where the dense one is tied."""
+    model, (expected, report) = make_model_on_disk(tmp_path, family), pruned(family, saliency)
+    before = checksums(tmp_path / "dense")
+    pruner = prune(model, ids, saliency=saliency, rotate_args=ALL)
+    assert pruner.report.projections == report.projections and pruner.report.rotation == report.rotation
+    assert all(parameter.is_meta for parameter in model.parameters()) and checksums(tmp_path / "dense") == before
+    assert torch.equal(model(ids).logits, expected(ids).logits)
+    pruner.save(model, tmp_path / "sparse")
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
+    assert unchanged(reloaded, state(expected)) and ties(reloaded)[0] == (family == "gpt2")
+
+
+def test_weights_in_cpu_memory(ids):
+    model, (expected, _) = make_model("gemma"), pruned("gemma", "wanda")
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    prune(model, ids, rotate_args=ALL)
+    assert torch.equal(model(ids).logits, expected(ids).logits)
+
+
+@pytest.mark.parametrize("stage", by_day(STAGES, "untying", "learning", "checking", "changes"))
+def test_wherever_it_fails_the_model_reads_what_it_did(stage, ids, tmp_path, monkeypatch):
+    model = make_model_on_disk(tmp_path, "gemma")
+    before, tied, files, read = model(ids).logits, ties(model), checksums(tmp_path / "dense"), maps(model)
+    calls = fail_at(monkeypatch, *STAGES[stage], KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        prune(model, ids)
+    assert calls and ties(model) == tied and checksums(tmp_path / "dense") == files
+    assert all(weights is read[name] for name, weights in maps(model).items())
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_the_learning_reads_no_weights(ids, tmp_path, monkeypatch):
+    """However many steps it takes: what it needs of them was sampled when the Hessians were measured."""
+    read, counts = offload._read, []
+    for number, steps in enumerate((1, 9)):
+        model, reads = make_model_on_disk(tmp_path / str(number), "llama"), []
+        monkeypatch.setattr(offload, "_read", lambda block, reads=reads: reads.append(block.name) or read(block))
+        prune(model, ids, rotate_args={**QUICK, "steps": steps})
+        counts.append(len(reads))
+    assert counts[0] == counts[1]
+
+
+def test_offloaded_weights_are_sampled_by_default(ids, tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "STREAMED_ROWS", 8)
+    found = prune(make_model_on_disk(tmp_path, "llama"), ids).report.rotation
+    assert found == prune(make_model("llama"), ids, rotate_args={**QUICK, "rows": 8}).report.rotation
+    assert found["objective"] != pruned("llama", "wanda")[1].rotation["objective"]
