@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +17,11 @@ from ..validation import check_sparsity, did_you_mean
 Flags = argparse._ActionsContainer  # a parser, or a group of its flags
 DTYPES = {"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 KNOWN_DTYPES = ("auto", "float32", "bfloat16", "float16")
+# Of torch; further ones come with packages that say so to torch.
+DEVICES = (
+    "cpu", "cuda", "mps", "xpu", "hpu", "mtia", "xla", "ipu", "maia", "ve", "fpga", "vulkan", "opencl", "opengl", "hip",
+    "mkldnn", "ideep", "lazy", "meta", "privateuseone",
+)  # fmt: skip
 
 
 def share(text: str) -> float:
@@ -49,6 +55,16 @@ def dtype(text: str) -> str:
         expected = f"expected one of {', '.join(KNOWN_DTYPES)}.{did_you_mean(text, [*KNOWN_DTYPES, *DTYPES])}"
         raise argparse.ArgumentTypeError(f"{text!r}: {expected}")
     return name
+
+
+def device(text: str) -> str:
+    """Return the name of a device, or raise `ArgumentTypeError`. Torch decides later whether it is there."""
+    name, colon, index = text.partition(":")
+    known = name in DEVICES or next(iter(entry_points(group="torch.backends")), None)
+    if not known or (colon and not index.isdecimal()):
+        expected = f"expected cpu, cuda, cuda:1, mps, xpu or another device of torch.{did_you_mean(name, DEVICES)}"
+        raise argparse.ArgumentTypeError(f"{text!r}: {expected}")
+    return text
 
 
 CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.metadata.get("flag", True)}
@@ -124,7 +140,9 @@ def add_model_flags(parser: Flags, rare: Flags | None = None) -> None:
         default="auto",
         help="float32, bfloat16 or float16; on a CPU float32 is often much faster (default: auto, the checkpoint's)",
     )
-    parser.add_argument("--device", help="cpu, cuda, mps, ... (default: the accelerator if there is one, else cpu)")
+    parser.add_argument(
+        "--device", type=device, help="cpu, cuda, mps, ... (default: the accelerator if there is one, else cpu)"
+    )
     rare.add_argument("--revision", help="branch, tag or commit of the model on the Hub (default: main)")
     add_switch(rare, "--trust-remote-code", "run code that comes with the model")
 

@@ -1,16 +1,20 @@
 import argparse
+import re
 from dataclasses import fields
 
 import pytest
 import torch
 
 from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.cli import flags
 from optimum_neuronal.cli.flags import (
     CONFIG_FLAGS,
+    DEVICES,
     add_config_flags,
     add_model_flags,
     add_test_flags,
     count,
+    device,
     device_of,
     dtype,
     given_fields,
@@ -24,11 +28,21 @@ from optimum_neuronal.system.machine import default_device
 from optimum_neuronal.topup import TOPUPS
 
 
-def parse(*flags):
+def parse(*words):
     parser = argparse.ArgumentParser()
     add_model_flags(parser)
     add_test_flags(parser)
-    return parser.parse_args(["--model", "me/llama", *flags])
+    return parser.parse_args(["--model", "me/llama", *words])
+
+
+def test_devices_are_torch_s(monkeypatch):
+    """A package that brings another device to torch says so as a package; torch then decides."""
+    with pytest.raises(RuntimeError) as error:
+        torch.device("tpu")
+    named = re.search("Expected one of (.*) device type", str(error.value))[1].split(", ")
+    assert set(named) == set(DEVICES)
+    monkeypatch.setattr(flags, "entry_points", lambda group: ["torch_npu"] if group == "torch.backends" else [])
+    assert device("npu:0") == "npu:0"
 
 
 def test_words_are_read():
@@ -43,6 +57,8 @@ def test_words_are_read():
         (dtype, "half", "float16"),
         (dtype, "torch.float32", "float32"),
         (dtype, "auto", "auto"),
+        (device, "cpu", "cpu"),
+        (device, "cuda:1", "cuda:1"),
     ):
         assert read(text) == value, text
     for read, text, message in (
@@ -53,6 +69,12 @@ def test_words_are_read():
         (count, "0", "'0': expected a whole number of at least 1"),
         (value_bits, "four", "'four': expected a number of bits, such as 4, or none"),
         (dtype, "flaot32", "Did you mean 'float32'"),
+        (device, "tpu", "'tpu': expected cpu, cuda, cuda:1, mps, xpu or another device of torch"),
+        (device, "no-such-device", "'no-such-device': expected"),
+        (device, "coda", "Did you mean 'cuda'"),
+        (device, "cuda:one", "'cuda:one': expected"),
+        (device, "cuda:", "'cuda:': expected"),
+        (device, "", "'': expected"),
     ):
         with pytest.raises(argparse.ArgumentTypeError, match=message):
             read(text)
@@ -111,7 +133,7 @@ def test_how_a_model_is_loaded():
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="one of them is there")
 def test_a_device_that_is_not_there():
-    for device in ("cuda", "cuda:99", "mps", "xpu", "no-such-device", "cpu:x"):
-        message = f"--device {device}: torch .* cannot compute there .*Leave --device out for cpu"
+    for name in ("cuda", "cuda:99", "mps", "xpu"):
+        message = f"--device {name}: torch .* cannot compute there .*Leave --device out for cpu"
         with pytest.raises(ValueError, match=message):
-            device_of(parse("--device", device))
+            device_of(parse("--device", name))
