@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.names import DENSE_FILE, WEIGHT_SUFFIXES
 from ..config_fields import find_recipe
 from ..data.documents import find_dataset
 from ..evaluation.task_names import check_task_names
@@ -42,7 +43,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     if getattr(args, "plots", None):
         _check_plots(args.plots)
     if getattr(args, "model", None) is not None:
-        check_model(args.model, args.revision)
+        check_model(args.model, args.revision, weights=not getattr(args, "dry_run", False))
 
 
 def _several(args: argparse.Namespace, name: str) -> list[str]:
@@ -69,16 +70,25 @@ def _check_plots(plots: str | bool) -> None:
     check_matplotlib()
 
 
-def check_model(name: str, revision: str | None = None) -> None:
+def check_model(name: str, revision: str | None = None, weights: bool = True) -> None:
     """Raise `OSError` for a model that is neither a directory nor, as far as one request shows, on the Hub.
 
     Without this, loading asks again and again for minutes.
+
+    Args:
+        name (`str`): directory, or id on the Hub.
+        revision (`str`, *optional*): branch, tag or commit on the Hub.
+        weights (`bool`): True if a directory has to hold a file of weights.
     """
     from huggingface_hub import constants
 
     if os.path.isdir(name):
         if not os.path.isfile(os.path.join(name, constants.CONFIG_NAME)):
             raise FileNotFoundError(f"There is no {constants.CONFIG_NAME} in {name}: name the directory of a model.")
+        if weights and not any(file.endswith(WEIGHT_SUFFIXES) for file in os.listdir(name)):
+            raise FileNotFoundError(
+                f"There are no weights in {name}: expected {DENSE_FILE}, or the other files that save_pretrained writes."
+            )
         return
     beside = [path.name for path in Path(name).parent.glob("*") if path.is_dir()] if Path(name).parent.is_dir() else []
     hint = did_you_mean(Path(name).name, beside)

@@ -36,6 +36,9 @@ COMMANDS = (
     ),
     (("compare", "--model", "dense", "--tasks", "boolk"), "Unknown task 'boolk'. Did you mean 'boolq'"),
     (("evaluate", "--model", "empty"), "There is no config.json in empty: name the directory of a model"),
+    (("convert", "dense", "--format", "packed"), "There are no weights in dense: expected model.safetensors, or"),
+    (("inspect", "dense"), "There are no weights in dense"),
+    (PRUNE, "There are no weights in dense"),
     (("inspect", "./gone"), "The directory ./gone does not exist"),
 )
 
@@ -83,7 +86,13 @@ def test_a_model_that_is_nowhere_is_asked_for_once(tmp_path, monkeypatch):
             raise answer
 
     monkeypatch.setattr(HfApi, "model_info", model_info)
-    check_model("qwen-sparse")
+    check_model("qwen-sparse", weights=False)
+    for file in ("model-00001-of-00002.safetensors", "pytorch_model.bin", "packed.safetensors.index.json"):
+        with pytest.raises(FileNotFoundError, match="no weights"):
+            check_model("qwen-sparse")
+        (tmp_path / "qwen-sparse" / file).touch()
+        check_model("qwen-sparse")
+        (tmp_path / "qwen-sparse" / file).unlink()
     assert not asked, "a directory"
     check_model("me/other")
     assert asked == ["me/other"]

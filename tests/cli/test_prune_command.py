@@ -108,7 +108,7 @@ def test_errors_are_one_line_and_leave_no_files(run, dense, tmp_path):
         ("--evaluate", "missing.txt", "'missing.txt' does not exist"),
         ("--model", "./nowhere", "nowhere"),
         ("--push-to-hub", "me/llama", "The Hub (refused|cannot be reached)"),
-        ("--device", "nowhere", "--device nowhere: torch"),
+        ("--device", "cuda:99", "--device cuda:99: torch"),
         ("--targets", "qqq", "match no projection"),
         ("--seq-length", "1000", "admits 1 to 64 tokens"),
         ("--topup", "neuronal:steps=rows", "prune: error: steps is 'rows': .* Did you mean 'row'"),
