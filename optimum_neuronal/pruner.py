@@ -24,7 +24,7 @@ from .model.load_model import OF_TOKENIZERS, load_streamed
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
 from .pruning.context import PruneContext, alone_with, check, open_records
 from .pruning.prune import prune_model
-from .pruning.reporting import PrunedModels, expected_size
+from .pruning.reporting import PrunedModels, expected_size, untied_bytes
 from .report import PruningReport
 from .system.clock import Clock
 from .system.machine import default_device, reset_peak_memory
@@ -148,7 +148,7 @@ class NeuronALPruner(OptimumQuantizer):
             check_apart(work_dir, save_dir)
         with work_directory(work_dir) as folder, alone_with(model):
             context = check(model, self.config, batch_size, max_hidden_bytes)
-            check_space(model, save_dir, expected_size(context), format)
+            check_space(model, save_dir, expected_size(context), format, untied_bytes(context))
             windows = {name: load_windows(model.config, self.tokenizer, test) for name, test in tests.items()}
 
             def measure() -> dict[str, float]:

@@ -214,7 +214,7 @@ def _has_experts(model: PreTrainedModel) -> bool:
     return any(is_of_experts(architecture.find_role(name)[1], weight.ndim) for name, weight in weights)
 
 
-def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize, format: str) -> None:
+def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize, format: str, more: int = 0) -> None:
     """Raise `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights.
 
     Args:
@@ -222,9 +222,10 @@ def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize,
         directory (`str` or `Path`): see [`check_directory`] for what else is raised.
         size ([`PackedSize`]): of the pruned weights, embeddings and head.
         format (`str`): `"packed"` or `"dense"`.
+        more (`int`): bytes by which the prune will make the dense weights larger: a head that it unties.
     """
     path, packed = check_directory(directory), [module for _, module in packed_modules(model)]
-    needed = sum(p.numel() * p.element_size() for p in model.parameters())
+    needed = more + sum(p.numel() * p.element_size() for p in model.parameters())
     needed += sum(module.packed_bytes if format == "packed" else module.dense_bytes for module in packed)
     offloaded = any(parameter.is_meta for parameter in model.parameters())  # written dense first, to be packed then
     if format == "packed" and not packed and not offloaded:

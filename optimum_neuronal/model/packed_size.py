@@ -37,6 +37,7 @@ def packed_size(
     zeros: Callable[[Projection], int],
     value_bits: int | None = None,
     embedding_bits: int | None = None,
+    unties: bool = False,
 ) -> PackedSize:
     """Return the size of a decoder's pruned weights, and with `embedding_bits` of its model's embeddings and head.
 
@@ -45,6 +46,7 @@ def packed_size(
         zeros (`Callable[[Projection], int]`): how many weights of a projection are zero.
         value_bits (`int`, *optional*): of the kept values, if they were rounded.
         embedding_bits (`int`, *optional*): of embeddings and head, if they were.
+        unties (`bool`): True if the head will no longer share its weights with the embeddings.
     """
     owners, zeros_of = {}, {}
     for projection in decoder.projections.values():
@@ -64,8 +66,8 @@ def packed_size(
         saved += min(numel * itemsize, stored)
         in_memory += min(numel * itemsize, held)
     weights = sum(owner.numel() for owner, _ in owners.values())
-    head = [] if embedding_bits is None else token_weights(decoder.model).values()
-    for weight in head:
+    head = [] if embedding_bits is None else list(token_weights(decoder.model).values())
+    for weight in [*head, *(head if unties else ())]:
         size = weight.numel() * weight.element_size()
         packed = min(size, int8_bytes(weight.shape))
         dense, saved, in_memory = dense + size, saved + packed, in_memory + packed

@@ -185,7 +185,7 @@ def _weight_bytes(
     saved_bytes = sum(_size(tensor) for tensor in saved.values()) + untied
     in_memory = model.get_memory_footprint() + untied  # with the buffers that are not saved
     bits = config.value_bits, config.embedding_bits
-    packed = packed_size(decoder, lambda p: _zeros(config.sparsity, p.shape), *bits)
+    packed = packed_size(decoder, lambda p: _zeros(config.sparsity, p.shape), *bits, bool(untied))
     return {
         "saved_bytes": saved_bytes,
         "packed_saved_bytes": saved_bytes - packed.dense + packed.saved,

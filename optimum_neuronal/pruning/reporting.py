@@ -16,6 +16,7 @@ from ..engine.offload import BlockLoader
 from ..model.packed_size import PackedSize, packed_size
 from ..model.projections import Decoder
 from ..report import PruningReport
+from ..rotation.parts import find_parts
 from ..sparsity.masks import Change
 from ..sparsity.plan import row_sparsity
 from ..system.machine import peak_memory
@@ -113,7 +114,16 @@ def expected_size(context: PruneContext) -> PackedSize:
     """Return the size that the pruned weights, embeddings and head will have."""
     config = likely(context.config, context.pairs)
     bits = config.value_bits, config.embedding_bits
-    return packed_size(context.decoder, lambda p: int(config.sparsity * p.numel), *bits)
+    return packed_size(context.decoder, lambda p: int(config.sparsity * p.numel), *bits, bool(untied_bytes(context)))
+
+
+def untied_bytes(context: PruneContext) -> int:
+    """Return the bytes of a head that a rotation will untie from the embeddings, 0 if it unties none."""
+    rotation, model = context.methods.rotation, context.model
+    if rotation is None or not find_parts(context.decoder, rotation.untie).unties:
+        return 0
+    head = model.get_output_embeddings().weight
+    return head.numel() * head.element_size() if head is model.get_input_embeddings().weight else 0
 
 
 def pruned_size(decoder: Decoder, report: PruningReport) -> PackedSize:

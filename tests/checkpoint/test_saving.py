@@ -135,6 +135,26 @@ def test_packed_weights_ask_for_the_room_that_they_take(tmp_path, monkeypatch):
     assert asked[2] < 0.8 * dense and asked[3] == dense
 
 
+@pytest.mark.parametrize(
+    "format, bits, stream",
+    [("dense", None, False), ("packed", None, False), ("packed", 8, False), ("dense", None, True)],
+)
+def test_a_head_that_a_rotation_unties_asks_for_room_before_the_prune(
+    tmp_path, ids, monkeypatch, format, bits, stream
+):
+    """As much as when it is saved: the first number is asked for before the prune."""
+    asked = []
+    monkeypatch.setattr(saving, "check_free", lambda path, needed: asked.append(needed))
+    make_model("gemma").save_pretrained(tmp_path / "dense")
+    fields = {"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 2}
+    rotation = {"rotate": True, "rotate_args": {"steps": 1, "fisher_samples": 1}}
+    config = NeuronALConfig(0.7, embedding_bits=bits, **fields, **rotation)
+    place = {"stream_to": tmp_path / "work", "device": torch.device("cpu")} if stream else {}
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config, **place)
+    pruner.quantize(tmp_path / "model", dataset=ids, format=format)
+    assert asked[0] == pytest.approx(asked[1], rel=0.002), "a mask's last byte of every matrix"
+
+
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_disk_that_fills_up_leaves_the_old_files(tmp_path, monkeypatch, existing):
     pruner, model = pruned()
