@@ -28,6 +28,7 @@ from .validation import (
     check_path,
     check_sparsity,
     check_texts,
+    closest_or_all,
     did_you_mean,
     names_closest_keyword,
 )
@@ -248,6 +249,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
 
         Raises:
             `ValueError`: the dict is another method's, or has keys that are not fields.
+            `TypeError`: a keyword argument is no field, and is not to be returned; or a value of a wrong type.
         """
         if not isinstance(config_dict, Mapping):
             raise TypeError(
@@ -259,8 +261,10 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             raise ValueError(f"This is the config of {method!r}, not of {cls.quant_method!r}.")
         for key in values:
             if key not in known:
-                raise ValueError(f"NeuronALConfig has no field {key!r}.{did_you_mean(key, known)}")
+                raise ValueError(f"NeuronALConfig has no field {key!r}.{closest_or_all(key, known)}")
         overriding = {key: kwargs.pop(key) for key in known if key in kwargs}
+        for key in () if return_unused_kwargs else kwargs:
+            raise TypeError(f"NeuronALConfig has no argument {key!r}.{closest_or_all(key, known)}")
         config = cls(**values | overriding)
         return (config, kwargs) if return_unused_kwargs else config
 

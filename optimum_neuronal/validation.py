@@ -20,8 +20,14 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def closest_or_all(name: Any, known: Iterable[str]) -> str:
+    """Return what [`did_you_mean`] does; if no known name is close, `" Known: a, b."` with all of them."""
+    names = list(known)
+    return did_you_mean(name, names) or f" Known: {', '.join(names)}."
+
+
 def names_closest_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return the function with an error for an unknown keyword, a `TypeError`, that names the closest known one."""
+    """Return the function with an error for an unknown keyword, a `TypeError`, that names the closest known one, or all."""
     known = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)
@@ -29,7 +35,7 @@ def names_closest_keyword(function: Callable[Arguments, Result]) -> Callable[Arg
         for name in kwargs:
             if name not in known:
                 called = function.__qualname__.removesuffix(".__init__")
-                raise TypeError(f"{called} has no argument {name!r}.{did_you_mean(name, known)}")
+                raise TypeError(f"{called} has no argument {name!r}.{closest_or_all(name, known)}")
         return function(*args, **kwargs)
 
     return call

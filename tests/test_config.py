@@ -78,6 +78,10 @@ def test_round_trip_through_json():
 def test_unknown_keys_and_other_methods_are_refused():
     with pytest.raises(ValueError, match="no field 'sparsty'. Did you mean 'sparsity'"):
         NeuronALConfig.from_dict({"sparsty": 0.7})
+    with pytest.raises(ValueError, match="no field 'xyz'. Known: sparsity, saliency, .*, rotate_args"):
+        NeuronALConfig.from_dict({"xyz": 0.7})
+    with pytest.raises(TypeError, match="no argument 'salency'. Did you mean 'saliency'"):
+        NeuronALConfig.from_dict({"sparsity": 0.7}, salency="wanda")
     with pytest.raises(ValueError, match="config of 'gptq'"):
         NeuronALConfig.from_dict({"quant_method": "gptq", "sparsity": 0.7})
 

@@ -107,6 +107,8 @@ def test_an_unknown_keyword_names_the_closest():
     assert scale(3, factor=2) == scale(weight=3, factor=2) == 6 and scale.__doc__ == "Return a product."
     with pytest.raises(TypeError, match="scale has no argument 'factr'. Did you mean 'factor'?"):
         scale(3, factr=2)
+    with pytest.raises(TypeError, match="scale has no argument 'xyz'. Known: weight, factor.$"):
+        scale(3, xyz=2)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'weight'"):
         scale(factor=2)
     for call, message in (
@@ -116,6 +118,7 @@ def test_an_unknown_keyword_names_the_closest():
         (lambda: evaluate_perplexity(None, batchsize=1), "evaluate_perplexity .*'batch_size'"),
         (lambda: evaluate_tasks(None, None, [], limits=1), "evaluate_tasks .*'limit'"),
         (lambda: compare(None, topup=["owl"]), "compare has no argument 'topup'. Did you mean 'topups'"),
+        (lambda: compare(None, xyz=4), "compare has no argument 'xyz'. Known: .*bits_per_weight, .*topups"),
         (lambda: compare(None, num_sample=4), "compare has no argument 'num_sample'. Did you mean 'num_samples'"),
     ):
         with pytest.raises(TypeError, match=message):

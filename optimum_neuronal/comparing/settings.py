@@ -17,7 +17,7 @@ from ..registry import parse_method
 from ..saliency import SALIENCIES
 from ..system.processes import Processes
 from ..topup import TOPUPS
-from ..validation import check_bits, check_number, check_several, check_texts, did_you_mean
+from ..validation import check_bits, check_number, check_several, check_texts, closest_or_all
 from .results import Result
 
 
@@ -60,7 +60,7 @@ class ComparisonSettings:
         known -= {"sparsity", "saliency", "saliency_args", "topup", "topup_args"}
         for name in self.config:
             if name not in known:
-                hint = did_you_mean(name, sorted(known | {entry.name for entry in fields(self) if entry.init}))
+                hint = closest_or_all(name, sorted(known | {entry.name for entry in fields(self) if entry.init}))
                 raise TypeError(f"compare has no argument {name!r}.{hint}")
         saliencies = check_texts("saliencies", self.saliencies, "['wanda']")
         topups = check_texts("topups", self.topups, "['search']")
