@@ -13,10 +13,18 @@ def orthogonal(*shape: int) -> torch.Tensor:
     return torch.linalg.qr(torch.randn(*shape, dtype=torch.float64))[0]
 
 
+def orthogonal_that_keeps_ones(size: int) -> torch.Tensor:
+    """An orthogonal matrix at random that maps the vector of ones to itself."""
+    first = torch.cat([torch.ones(size, 1), torch.randn(size, size - 1)], 1).double()
+    basis = torch.linalg.qr(first)[0]  # the vector of ones, scaled, and what is orthogonal to it
+    return basis @ torch.block_diag(torch.ones(1, 1, dtype=torch.float64), orthogonal(size - 1, size - 1)) @ basis.T
+
+
 def random_rotations(parts: RotatedParts) -> Rotations:
     size = parts.decoder.config.hidden_size
     heads = [orthogonal(own.heads.count, own.heads.size, own.heads.size) for own in parts.blocks]
-    return Rotations(orthogonal(size, size) if parts.rotates_stream else None, heads)
+    stream = orthogonal_that_keeps_ones(size) if parts.keeps_ones else orthogonal(size, size)
+    return Rotations(stream if parts.rotates_stream else None, heads)
 
 
 def uneven(model):

@@ -93,8 +93,9 @@ class Architecture:
             True if the experts take their inputs stacked, (experts * tokens, hidden), and not the indices of each
             token's experts, and store their weights transposed.
         rotates (`str`, *optional*):
-            What may be rotated without changing what the model computes. `"stream"`: the residual stream, behind RMS norms
-            named as Llama's, and the heads' values; `"heads"`: the values alone. None: not known.
+            What may be rotated without changing what the model computes. `"stream"`: the residual stream, which only
+            embeddings and blocks write and only RMS or layer norms of known names read, and the heads' values;
+            `"heads"`: the values alone. None: not known.
         blocks (`str`, *optional*):
             Name of the decoder's `ModuleList` of blocks, if the classes that must not be split do not lead to it.
     """
@@ -137,32 +138,32 @@ class Architecture:
 
 
 _ARCHITECTURES = {
-    "codegen": Architecture(roles={"qkv_proj": "partitioned_qvk"}, parallel=True),
-    "cohere": Architecture(parallel=True, rotates=HEADS),
-    "cohere2": Architecture(parallel=True, rotates=HEADS),
-    "falcon": Architecture(parallel=("parallel_attn",)),
-    "gpt_bigcode": Architecture(roles={"c_attn": "interleaved_qkv"}),
-    "gpt_neox": Architecture(parallel=("use_parallel_residual",)),
-    "gptj": Architecture(parallel=True, rotates=HEADS),
+    "codegen": Architecture(roles={"qkv_proj": "partitioned_qvk"}, parallel=True, rotates=STREAM),
+    "cohere": Architecture(parallel=True, rotates=STREAM),
+    "cohere2": Architecture(parallel=True, rotates=STREAM),
+    "falcon": Architecture(parallel=("parallel_attn",), rotates=STREAM),
+    "gpt_bigcode": Architecture(roles={"c_attn": "interleaved_qkv"}, rotates=STREAM),
+    "gpt_neox": Architecture(parallel=("use_parallel_residual",), rotates=STREAM),
+    "gptj": Architecture(parallel=True, rotates=STREAM),
     "minimax": Architecture(roles={"qkv_proj": "interleaved_qkv"}),
     "lfm2": Architecture(roles={"conv.in_proj": "gated_conv"}),
     "lfm2_moe": Architecture(roles={"conv.in_proj": "gated_conv"}),
     "llama4_text": Architecture(stacked_experts=True, rotates=STREAM),
-    "phi": Architecture(parallel=True, rotates=HEADS),
+    "phi": Architecture(parallel=True, rotates=STREAM),
     "qwen3_5_moe_text": Architecture(roles={"self_attn.q_proj": "gated_query"}),
     "qwen3_5_text": Architecture(roles={"self_attn.q_proj": "gated_query"}),
     "qwen3_next": Architecture(roles={"self_attn.q_proj": "gated_query"}),
-    "stablelm": Architecture(parallel=("use_parallel_residual",), rotates=HEADS),
-    # RMS norms in front of attention and MLP, and none behind them.
+    "stablelm": Architecture(parallel=("use_parallel_residual",), rotates=STREAM),
+    # RMS or layer norms in front of attention and MLP, and none behind them.
     **dict.fromkeys(
-        ("ernie4_5_moe", "gemma", "glm4_moe", "granite", "granitemoe", "hunyuan_v1_moe", "llama", "mistral", "mixtral",
-         "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
+        ("apertus", "biogpt", "ernie4_5_moe", "gemma", "glm4_moe", "gpt2", "gpt_neo", "granite", "granitemoe", "hunyuan_v1_moe", "llama",
+         "mistral", "mixtral", "mpt", "nemotron", "olmo", "olmoe", "opt", "persimmon", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
+         "qwen3_moe", "smollm3", "starcoder2"),
         Architecture(rotates=STREAM),
     ),
-    # Layer norms, norms behind attention and MLP, or sums of several streams.
+    # Norms behind attention and MLP or the embeddings, experts with biases, or positions that are computed and added.
     **dict.fromkeys(
-        ("apertus", "biogpt", "exaone4", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neo", "gpt_oss", "mpt", "nemotron",
-         "olmo", "olmo2", "opt", "phimoe", "starcoder2", "xglm"),
+        ("bloom", "exaone4", "gemma2", "gemma3_text", "glm4", "gpt_oss", "olmo2", "xglm"),
         Architecture(rotates=HEADS),
     ),
 }  # fmt: skip

@@ -124,14 +124,16 @@ class Rotation:
             rate = self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            losses.append(self._step(optimizer, terms, runner, stream, heads, step % LOOK_EVERY == 0))
+            losses.append(self._step(optimizer, parts, terms, runner, stream, heads, step % LOOK_EVERY == 0))
         with torch.no_grad():
-            wide = [None if own is None else cayley(own.to(wide_dtype(device))).cpu() for own in (stream, *heads)]
-        return Rotations(wide[0], wide[1:]), losses
+            wide = [None if own is None else own.to(wide_dtype(device)) for own in (stream, *heads)]
+            turned = None if wide[0] is None else cayley(wide[0], parts.keeps_ones).cpu()
+            return Rotations(turned, [cayley(own).cpu() for own in wide[1:]]), losses
 
     def _step(
         self,
         optimizer: torch.optim.Optimizer,
+        parts: RotatedParts,
         terms: Sequence[Sequence[Term]],
         runner: BlockRunner,
         stream: torch.Tensor | None,
@@ -141,7 +143,7 @@ class Rotation:
         """Take a step, and return the objective before it. Gradients flow back block by block, so that memory is one's."""
         share = UNKNOWN_CUT if self.cut is None else self.cut
         optimizer.zero_grad()
-        rotation = None if stream is None else cayley(stream)
+        rotation = None if stream is None else cayley(stream, parts.keeps_ones)
         leaf = None if rotation is None else rotation.detach().requires_grad_()
 
         def add(index: int, _block: Block) -> torch.Tensor | None:
@@ -158,8 +160,14 @@ class Rotation:
         return sum(losses)
 
 
-def cayley(generator: torch.Tensor) -> torch.Tensor:
-    """Return the rotation `(I - A)^-1 (I + A)` of the skew-symmetric `A = P - P^T`, for P of shape (..., n, n)."""
+def cayley(generator: torch.Tensor, keeps_ones: bool = False) -> torch.Tensor:
+    """Return the rotation `R = (I - A)^-1 (I + A)` of the skew-symmetric `A = P - P^T`, for P of shape (..., n, n).
+
+    With `keeps_ones` rows and columns of A are made to add up to 0, so that `R 1 = 1`.
+    """
     skew = generator - generator.mT
+    if keeps_ones:
+        skew = skew - skew.mean(-1, keepdim=True)
+        skew = skew - skew.mean(-2, keepdim=True)
     identity = torch.eye(skew.shape[-1], dtype=skew.dtype, device=skew.device)
     return torch.linalg.solve(identity - skew, identity + skew)

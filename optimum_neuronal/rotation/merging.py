@@ -2,7 +2,7 @@
 
 With an orthogonal R1 for the residual stream (x' = x R1) and an orthogonal R2 for each key-value head the model computes
 the same function: embeddings E R1; what reads the stream W R1, behind norms whose weights are folded into it; what writes
-into it R1^T W; values R2^T W, and what reads them W R2.
+into it R1^T W; values R2^T W, and what reads them W R2. Biases of norms stay there, divided by the weights and rotated.
 """
 
 import copy
@@ -28,7 +28,8 @@ class Rotations:
     """Rotations of a model.
 
     Args:
-        stream (`Tensor`, *optional*): R1, shape (hidden, hidden), orthogonal. None: the stream stays as it is.
+        stream (`Tensor`, *optional*):
+            R1, shape (hidden, hidden), orthogonal; it keeps the vector of ones if the parts say so. None: the stream stays.
         heads (`Sequence[Tensor]`): for every block R2, shape (key-value heads, size, size), each orthogonal.
     """
 
@@ -82,7 +83,8 @@ class Originals:
         for module in self._maps:
             found = {name: own for (owner, name), own in turns.items() if owner is module}
             source = self._maps[self._source(module)]
-            accelerate.set_weights_map(module, TurnedWeights(source, found, keeps=module in self._outer))
+            keeps = module in (*self.parts.embeddings, *self._outer)
+            accelerate.set_weights_map(module, TurnedWeights(source, found, keeps))
 
     def restore(self) -> None:
         """Put all weights back, bit by bit; the head is tied again."""

@@ -29,7 +29,8 @@ class Term:
     Args:
         projection ([`Projection`]): of its block.
         parts ([`BlockParts`]): of its block.
-        matrix (`Tensor`): its weight, folded and not rotated, or the sampled part of it: see [`sampled`].
+        matrix (`Tensor`):
+            Its weight, folded and not rotated, with rows of values last; or the sampled part of it: see [`sampled`].
         inverse (`Tensor`):
             Of its input's Hessian, float32: shape (in, in) if it reads the stream, the diagonal blocks of shape (query
             heads, size, size) if it reads heads, else the diagonal of shape (in,).
@@ -150,6 +151,7 @@ def sampled(projection: Projection, parts: BlockParts, inverse: torch.Tensor, we
             matrix, inverse = matrix[:, columns.to(matrix.device)], inverse[columns.to(inverse.device)]
         looked_at = matrix.numel()
     else:
+        matrix = layout.values_last(matrix) if projection is layout.writer else matrix
         own = len(matrix) - values if projection is layout.writer else len(matrix)
         rows = sample.choose(own, experts)
         if rows is not None:

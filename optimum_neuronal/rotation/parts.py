@@ -1,8 +1,7 @@
 """Finds the weights of a model that read and write the residual stream and the attention heads' values."""
 
-import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -11,13 +10,12 @@ from transformers import PreTrainedModel
 from ..compat import transformers as internals
 from ..model.architectures import STREAM
 from ..model.projections import Block, Decoder, Projection
+from ..model.rows import value_rows
+from .norms import ATTENTION_NORMS, FINAL_NORMS, MLP_NORMS, can_be_folded, find_norm, is_norm, removes_mean
 
 
-ATTENTION_NORM, MLP_NORM = "input_layernorm", "post_attention_layernorm"
-READERS = {  # role -> the norm whose output it reads
-    "query": ATTENTION_NORM, "key": ATTENTION_NORM, "value": ATTENTION_NORM, "qkv": ATTENTION_NORM,
-    "gate": MLP_NORM, "up": MLP_NORM, "gate_up": MLP_NORM,
-}  # fmt: skip
+VALUES = ("value", "qkv", "interleaved_qkv", "partitioned_qvk")  # roles whose rows, or some of them, hold values
+ATTENTION_READERS, MLP_READERS = ("query", "key", *VALUES), ("gate", "up", "gate_up")
 WRITERS = ("output", "down")
 
 
@@ -26,26 +24,32 @@ class Heads:
     """The projections between which the values of attention heads pass, with nothing but weighted sums over tokens.
 
     Args:
-        writer ([`Projection`]): writes the values: its last `count * size` rows.
+        writer ([`Projection`]): writes the values.
+        rows (`Tensor` of int64, shape (count * size,)): the rows of the writer that hold values, head after head.
         reader ([`Projection`]): reads them; its columns lie head after head.
-        count (`int`): number of key-value heads.
         size (`int`): values of a head.
     """
 
     writer: Projection
+    rows: torch.Tensor
     reader: Projection
-    count: int
     size: int
 
     @property
-    def rows(self) -> slice:
-        """The rows of the writer that hold values."""
-        return slice(self.writer.shape[0] - self.count * self.size, None)
+    def count(self) -> int:
+        """The number of key-value heads."""
+        return len(self.rows) // self.size
+
+    def values_last(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Return a matrix of the writer's shape with its rows in another order: those of values last, head after head."""
+        every = torch.arange(len(matrix))
+        order = torch.cat([every[~torch.isin(every, self.rows)], self.rows])
+        return matrix if torch.equal(order, every) else matrix[order.to(matrix.device)]
 
     @property
     def group(self) -> int:
         """The number of query heads that share a key-value head."""
-        return self.reader.shape[1] // (self.count * self.size)
+        return self.reader.shape[1] // len(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +78,13 @@ class RotatedParts:
         decoder ([`Decoder`]): of the model.
         blocks (`Sequence[BlockParts]`): in their order.
         final_norm (`nn.Module`, *optional*): in front of the head. None: only the heads' values are rotated.
+        keeps_ones (`bool`): True if a rotation of the stream must keep the vector of ones, as norms remove the mean.
     """
 
     decoder: Decoder
     blocks: Sequence[BlockParts]
     final_norm: nn.Module | None
+    keeps_ones: bool = False
 
     @property
     def model(self) -> PreTrainedModel:
@@ -89,6 +95,18 @@ class RotatedParts:
     def rotates_stream(self) -> bool:
         """True if the residual stream is rotated, and not the heads' values alone."""
         return self.final_norm is not None
+
+    @property
+    def norms(self) -> list[nn.Module]:
+        """The norms that read the stream, if it is rotated."""
+        inner = [norm for own in self.blocks for norm, _ in own.folds]
+        return inner if self.final_norm is None else [*inner, self.final_norm]
+
+    @property
+    def embeddings(self) -> list[nn.Embedding]:
+        """What writes into the stream in front of the blocks: embeddings of tokens, and of positions if these are learned."""
+        others = (module for module in self.decoder.module.children() if isinstance(module, nn.Embedding))
+        return list(dict.fromkeys([self.model.get_input_embeddings(), *others]))
 
     @property
     def unties(self) -> bool:
@@ -102,14 +120,13 @@ class RotatedParts:
     def places(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield the module and the name of every parameter that changes, experts' several times."""
         if self.rotates_stream:
-            for module in (self.final_norm, self.model.get_input_embeddings(), self.model.get_output_embeddings()):
+            for module in (*self.embeddings, self.model.get_output_embeddings()):
                 yield module, "weight"
+            for norm in self.norms:
+                yield from ((norm, name) for name, _ in norm.named_parameters())
         for parts in self.blocks:
-            weights = [parts.heads.writer, parts.heads.reader, *parts.writers]
-            for norm, readers in parts.folds:
-                yield norm, "weight"
-                weights += readers
-            for projection in weights:
+            readers = [projection for _, found in parts.folds for projection in found]
+            for projection in [parts.heads.writer, parts.heads.reader, *parts.writers, *readers]:
                 yield projection.module, projection.parameter
                 if bias_of(projection) is not None:
                     yield projection.module, "bias"
@@ -130,7 +147,9 @@ def bias_of(projection: Projection) -> nn.Parameter | None:
 
 
 def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
-    """Return what rotations touch in a model. No weight is read.
+    """Return what rotations touch in a model. Of its weights those of norms with biases alone are read.
+
+    The stream stays where a norm cannot be folded, see [`can_be_folded`].
 
     Args:
         decoder ([`Decoder`]): of the model.
@@ -153,18 +172,40 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
             f"rotate: {name} clips queries, keys and values at {limit:g} (clip_qkv), and rotated values would be clipped "
             "elsewhere: leave rotate out."
         )
-    is_text = model.config.get_text_config(decoder=True) is model.config  # else images write into the stream too
-    stream = known == STREAM and is_text and (unties or not has_tied_head(model))
-    final_norm = getattr(decoder.module, "norm", None)
-    if stream and not _is_rms_norm(final_norm):
-        raise ValueError(f"rotate: {name} has no RMS norm named 'norm' behind its blocks, as Llama has.")
+    stream = _may_turn_stream(decoder, unties)
     blocks = [_of_block(decoder, block, stream) for block in decoder.blocks]
-    if not stream and not any(p.pruned for own in blocks for p in (own.heads.writer, own.heads.reader)):
+    parts = RotatedParts(decoder, blocks, _find_final_norm(decoder) if stream else None)
+    if not all(can_be_folded(norm) for norm in parts.norms):
+        parts = RotatedParts(decoder, [replace(own, folds=(), writers=()) for own in blocks], None)
+    if not parts.rotates_stream and not any(p.pruned for own in blocks for p in (own.heads.writer, own.heads.reader)):
         raise ValueError(
             f"rotate: of {name} the attention heads alone are rotated, but targets and ignore leave out all projections of "
             "values and of the attention's output: leave rotate out."
         )
-    return RotatedParts(decoder, blocks, final_norm if stream else None)
+    return replace(parts, keeps_ones=any(removes_mean(norm, decoder.config.hidden_size) for norm in parts.norms))
+
+
+def _may_turn_stream(decoder: Decoder, unties: bool) -> bool:
+    """Return True if nothing but embeddings and blocks writes into the stream, and norms alone read it."""
+    model, config = decoder.model, decoder.config
+    embeddings = model.get_input_embeddings().weight
+    return (
+        decoder.architecture.rotates == STREAM
+        and config is model.config  # else images write into the stream too
+        and (unties or not has_tied_head(model))
+        and getattr(config, "do_layer_norm_before", True)  # of OPT: else norms are behind attention and MLP
+        and embeddings.shape[1] == config.hidden_size  # of OPT: else two more matrices lead in and out
+    )
+
+
+def _find_final_norm(decoder: Decoder) -> nn.Module:
+    norm = find_norm(decoder.module, FINAL_NORMS)
+    if norm is None or not is_norm(norm):
+        raise ValueError(
+            f"rotate: {type(decoder.model).__name__} has no RMS or layer norm behind its blocks: expected one that has a name "
+            f"of {', '.join(FINAL_NORMS)}."
+        )
+    return norm
 
 
 def _clips_values(config: object) -> float | None:
@@ -176,33 +217,35 @@ def _of_block(decoder: Decoder, block: Block, stream: bool) -> BlockParts:
     heads = _find_heads(decoder, block)
     if not stream:
         return BlockParts(block, (), (), heads)
-    readers: dict[str, list[Projection]] = {ATTENTION_NORM: [], MLP_NORM: []}
+    attention = find_norm(block.module, ATTENTION_NORMS)
+    mlp = find_norm(block.module, MLP_NORMS) or attention  # one norm in front of both
+    folds: dict[nn.Module | None, list[Projection]] = {attention: [], mlp: []}
     writers = []
     for projection in [*block.projections.values(), *_routers(block, decoder.config.hidden_size)]:
         role = projection.role
         if role in WRITERS:
             writers.append(projection)
-        elif role is None or role in READERS:
-            readers[MLP_NORM if role is None else READERS[role]].append(projection)
+        elif role in ATTENTION_READERS:
+            folds[attention].append(projection)
+        elif role is None or role in MLP_READERS:
+            folds[mlp].append(projection)
         else:
             raise ValueError(f"rotate: {projection.name} has the role {role!r}, which no rotation is known for.")
-    folds = [(getattr(block.module, name, None), found) for name, found in readers.items()]
-    if not all(_is_rms_norm(norm) for norm, _ in folds):
+    if not all(is_norm(norm) for norm in folds):
         raise ValueError(
-            f"rotate: {block.name} has no RMS norms named {ATTENTION_NORM!r} and {MLP_NORM!r}, as Llama has."
+            f"rotate: {block.name} has no RMS or layer norms in front of attention and MLP: expected names of "
+            f"{', '.join(ATTENTION_NORMS)}, and of {', '.join(MLP_NORMS)} if there are two."
         )
-    return BlockParts(block, folds, writers, heads)
+    return BlockParts(block, list(folds.items()), writers, heads)
 
 
 def _find_heads(decoder: Decoder, block: Block) -> Heads:
     by_role = {p.role: p for p in block.projections.values()}
-    writer, reader = by_role.get("value", by_role.get("qkv")), by_role.get("output")
+    writer, reader = next((by_role[role] for role in VALUES if role in by_role), None), by_role.get("output")
     if writer is None or reader is None:
         raise ValueError(f"rotate: {block.name} has no projections of values and of the attention's output.")
-    config, columns = decoder.config, reader.shape[1]
-    size = columns // config.num_attention_heads
-    shared = writer.shape[0] // size if writer.role == "value" else (writer.shape[0] - columns) // (2 * size)
-    return Heads(writer, reader, shared, size)
+    rows = value_rows(str(writer.role), writer.shape[0], reader.shape[1], decoder.config)
+    return Heads(writer, rows, reader, reader.shape[1] // decoder.config.num_attention_heads)
 
 
 def _routers(block: Block, hidden_size: int) -> Iterator[Projection]:
@@ -212,14 +255,3 @@ def _routers(block: Block, hidden_size: int) -> Iterator[Projection]:
         weight = getattr(module, "weight", None)
         if module not in known and getattr(weight, "ndim", 0) == 2 and weight.shape[1] == hidden_size:
             yield Projection(f"{block.name}.{local}", None, module, pruned=False)
-
-
-def _is_rms_norm(module: nn.Module | None) -> bool:
-    return "RMSNorm" in type(module).__name__ and getattr(module, "bias", None) is None
-
-
-def neutral_value(norm: nn.Module) -> int:
-    """Return the weight with which an RMS norm scales by 1: 1, or 0 where it multiplies by `1 + weight`."""
-    probe, ones = copy.copy(norm), torch.ones(norm.weight.shape)
-    probe._parameters = {"weight": nn.Parameter(torch.zeros_like(ones), requires_grad=False)}
-    return 0 if bool(type(norm).forward(probe, ones).any()) else 1  # past hooks, which would read offloaded weights

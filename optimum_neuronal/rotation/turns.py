@@ -10,7 +10,8 @@ from torch import nn
 from ..engine.offload import Turn
 from ..engine.statistics import wide_dtype
 from ..model.projections import Projection
-from .parts import BlockParts, Heads, RotatedParts, bias_of, neutral_value
+from .norms import neutral_value, scale_of
+from .parts import BlockParts, Heads, RotatedParts, bias_of
 
 
 ROWS = 4096  # of a matrix that are computed at a time
@@ -38,19 +39,23 @@ def find_turns(parts: RotatedParts, stream: torch.Tensor | None, heads: Sequence
             turns.setdefault((projection.module, projection.parameter), []).append(turn.weight)
             if bias_of(projection) is not None:
                 turns[projection.module, "bias"] = [turn.bias]
-        turns |= {(norm, "weight"): [partial(_neutralise, norm)] for norm, _ in own.folds}
     if parts.rotates_stream:
-        turns[parts.model.get_input_embeddings(), "weight"] = [partial(_turn_table, None, stream)]
+        for embeddings in parts.embeddings:
+            turns[embeddings, "weight"] = [partial(_turn_table, None, stream)]
         scale = _scale(parts.final_norm, read)
         turns[parts.model.get_output_embeddings(), "weight"] = [partial(_turn_table, scale, stream)]
-        turns[parts.final_norm, "weight"] = [partial(_neutralise, parts.final_norm)]
+    for norm in parts.norms:
+        changes = {"weight": partial(_neutralise, norm), "bias": partial(_turn_norm_bias, _scale(norm, read), stream)}
+        turns |= {(norm, name): [changes[name]] for name, _ in norm.named_parameters()}
     return turns
 
 
 def _scale(norm: nn.Module, read: Read) -> torch.Tensor:
-    """Return the factor by which a norm scales every feature, shape (hidden,), in the widest type."""
+    """Return the factor by which a norm scales every feature, in the widest type: shape (hidden,), () without a weight."""
+    if getattr(norm, "weight", None) is None:
+        return torch.ones(())
     weight = read(norm, "weight")
-    return weight.to(wide_dtype(weight.device)) + (1 - neutral_value(norm))
+    return scale_of(norm, weight.to(wide_dtype(weight.device)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +108,13 @@ def _turn_table(
         wide = _wide(piece, into.device)
         wide = wide if scale is None else wide * _like(scale, wide)
         own.copy_(wide if stream is None else wide @ _like(stream, wide))
+
+
+def _turn_norm_bias(
+    scale: torch.Tensor, stream: torch.Tensor | None, original: torch.Tensor, into: torch.Tensor
+) -> None:
+    """Write the bias of a norm whose scale is folded: what reads it makes of it what it made of the original."""
+    _turn_table(1 / scale, stream, original[None], into[None])
 
 
 def _neutralise(norm: nn.Module, _original: torch.Tensor, into: torch.Tensor) -> None:

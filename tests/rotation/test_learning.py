@@ -31,12 +31,16 @@ def test_cayley_gives_rotations():
     assert torch.allclose(found @ found.mT, torch.eye(8, dtype=torch.float64).expand_as(found), atol=1e-12)
     assert torch.allclose(torch.linalg.det(found), torch.ones(5, 3, dtype=torch.float64))
     assert torch.equal(cayley(torch.zeros(4, 4)), torch.eye(4))
+    kept = cayley(torch.randn(9, 9, dtype=torch.float64), keeps_ones=True)
+    ones = torch.ones(9, dtype=torch.float64)
+    assert torch.allclose(kept @ kept.mT, torch.eye(9, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(kept @ ones, ones, atol=1e-12) and torch.allclose(ones @ kept, ones, atol=1e-12)
     angle = 2 * math.atan(0.3)
     turned = torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
     assert torch.allclose(cayley(torch.tensor([[0.0, 0.3], [0.0, 0.0]])), turned)
 
 
-@pytest.mark.parametrize("family", ["mistral", "mixtral", "gpt2"])
+@pytest.mark.parametrize("family", ["mistral", "mixtral", "gpt2", "bloom"])
 def test_learning_lowers_the_objective(family, ids):
     parts, found, losses, terms = learn(uneven(make_model(family)), ids, weights="energy")
     unrotated, learned = objective(terms, Rotations.identity(parts), 0.6), objective(terms, found, 0.6)
@@ -47,6 +51,9 @@ def test_learning_lowers_the_objective(family, ids):
         identity = torch.eye(rotation.shape[-1], dtype=torch.float64)
         assert torch.allclose(rotation @ rotation.mT, identity.expand_as(rotation), atol=1e-12)
         assert not torch.allclose(rotation, identity.expand_as(rotation), atol=1e-3)
+    if parts.keeps_ones:
+        ones = torch.ones(32, dtype=torch.float64)
+        assert torch.allclose(found.stream @ ones, ones, atol=1e-12)
 
 
 def test_the_batch_size_changes_rounding_alone(ids):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import make_model
@@ -61,6 +63,36 @@ def test_settings_of_llama(overrides, ids):
     assert close(logits(model, ids[:2]), expected) < 2e-5
     originals.restore()
     assert ties(model) == tied and all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "family, overrides",
+    [
+        ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True}),
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        ("gpt_bigcode", {"multi_query": False}),
+        ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+        ("opt", {"enable_bias": False}),
+        ("opt", {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
+        ("phi", {"qk_layernorm": True}),
+        ("phimoe", {"attention_bias": True, "lm_head_bias": True}),
+        ("stablelm", {"use_parallel_residual": True}),
+    ],
+)
+def test_settings_of_layer_norm_models(family, overrides, ids):
+    """One norm or two in front of attention and MLP, with biases and without, and every layout of fused heads."""
+    model = uneven(make_model(family, **overrides))
+    expected, parts = logits(model, ids[:2]), parts_of(model)
+    assert parts.rotates_stream == parts.keeps_ones == ("word_embed_proj_dim" not in overrides)
+    Originals(parts).merge(random_rotations(parts))
+    assert close(logits(model, ids[:2]), expected) < 2e-5
+
+
+def test_a_rotation_that_does_not_keep_ones_changes_a_layer_norm_model(ids):
+    model = uneven(make_model("gpt2"))
+    expected, parts = logits(model, ids[:2]), parts_of(model)
+    Originals(parts).merge(random_rotations(replace(parts, keeps_ones=False)))
+    assert close(logits(model, ids[:2]), expected) > 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -139,7 +171,7 @@ def test_an_untied_head_needs_gradients_as_the_embeddings_do(trained):
 
 
 def test_by_name_and_back(llama):
-    for parts in (parts_of(llama), parts_of(make_model("gpt2"))):
+    for parts in (parts_of(llama), parts_of(make_model("xglm"))):
         rotations = random_rotations(parts)
         found = Rotations.of_tensors(dict(reversed(rotations.tensors().items())))
         assert (found.stream is None) == (rotations.stream is None)
