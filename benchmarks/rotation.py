@@ -13,6 +13,7 @@ import copy
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,10 +22,12 @@ from transformers.utils import logging
 
 from benchmarks import methods
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.data.calibration import draw_windows
+from optimum_neuronal.data.calibration import draw_windows, take_sequences
 from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS
 from optimum_neuronal.display import format_markdown
 from optimum_neuronal.evaluation.perplexity import load_windows
+from optimum_neuronal.pruning.context import check
+from optimum_neuronal.pruning.rotate import rotated
 
 
 UNIFORM = {"saliency": "alps", "topup": "uniform"}
@@ -38,6 +41,7 @@ TABLES = {
     "saliencies": [{"sparsity": 0.7, "saliency": name, "topup": "uniform"} for name in ("sparsegpt", "wanda")],
     "2:4": [{**FORM, "saliency": name} for name in ("alps", "sparsegpt")],
     "3 bits": [{"sparsity": 0.6, "value_bits": 3, **UNIFORM}],
+    "bf16": [{"dtype": "bfloat16"}],  # nothing is pruned
 }
 CHOICES = ({}, {"untie": False})  # of rotate_args; the second only where head and embeddings share their weights
 
@@ -68,6 +72,19 @@ def measure(model, ids: torch.Tensor, tests: dict, dense: float, fields: dict) -
     return {**found, "parameters": pruned.num_parameters()}
 
 
+def measure_rounding(model, ids: torch.Tensor, tests: dict, dense: float, fields: dict) -> dict:
+    """Rotate a copy of the model in another dtype, if the fields say so, prune nothing, and return its excess."""
+    fields = {**fields, "sparsity": 0.7}
+    model = copy.deepcopy(model).to(getattr(torch, fields.pop("dtype")))
+    shape = {"num_samples": len(ids), "num_alignment_samples": 8, "seq_length": ids.shape[1]}
+    calibration = take_sequences(ids, len(ids), model.config.vocab_size)
+    context = replace(check(model, NeuronALConfig(**fields, **shape)), calibration=calibration)
+    with rotated(context) as rotation:
+        excess = log_perplexity(model, tests) - dense
+    seconds = {name: round(value, 1) for name, value in context.clock.seconds.items()}
+    return {"excess": excess, "seconds": seconds, "rotation": rotation, "parameters": model.num_parameters()}
+
+
 def table(lines: list[dict]) -> str:
     """Return a Markdown table: a row for every model and prune, a column for every kind of rotation."""
     rows: dict[tuple, dict[str, list]] = {}
@@ -86,7 +103,7 @@ def cell(lines: list[dict] | None) -> str:
     if not lines:
         return "-"
     learning, pruning = (statistics.mean(x["seconds"].get(part, 0) for x in lines) for part in ("rotation", "pruning"))
-    return f"{statistics.mean(x['excess'] for x in lines):.3f} ({len(lines)}; {learning:.0f} + {pruning:.0f} s)"
+    return f"{statistics.mean(x['excess'] for x in lines):.4f} ({len(lines)}; {learning:.0f} + {pruning:.0f} s)"
 
 
 def main():
@@ -109,7 +126,8 @@ def main():
         for fields in [f | own for key in args.tables for f in TABLES[key] for own in ({}, *turned)]:
             if any(line["model"] == name and line["fields"] == fields for line in lines):
                 continue
-            lines.append({"model": name, "fields": fields, **measure(model, ids, tests, dense, fields)})
+            found = (measure_rounding if "dtype" in fields else measure)(model, ids, tests, dense, fields)
+            lines.append({"model": name, "fields": fields, **found})
             with args.output.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(lines[-1]) + "\n")
     print(table(lines))
