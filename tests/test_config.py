@@ -334,7 +334,7 @@ class TestRotation:
             ({"weights": "fischer"}, ValueError, "weights is 'fischer': .* 'fisher'"),
             ({"fisher_samples": 0}, ValueError, "fisher_samples is 0"),
             ({"untie": 0}, TypeError, "untie is 0: expected True or False"),
-            ({"rows": 0}, ValueError, "rows is 0: expected a whole number of at least 1"),
+            ({"rows": 0}, ValueError, "rows is 0: expected a number above 0, at most 1"),
             ("steps=3", TypeError, "rotate_args is "),
         ],
     )

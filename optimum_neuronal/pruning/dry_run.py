@@ -15,15 +15,17 @@ from ..model.packed_size import packed_size
 from ..model.projections import Decoder
 from ..rotation.learning import Rotation
 from ..rotation.parts import find_parts
+from ..rotation.sensitivity import LABEL as ROTATION
 from ..sparsity.plan import row_counts
 from ..system.machine import default_device
 from .bit_budget import Pair, likely
 from .context import check_unloaded, default_batch_size
 from .rehearsal import rehearse
+from .rehearsed_rotation import drawn_bytes
 from .work import Step
 
 
-FINAL = ("Pruning", "Rounding")  # labels of the steps behind the top-up's
+FINAL = ("Pruning", "Rounding")  # labels of the steps behind the top-up's; the rotation's precede them
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class PrunePlan:
         packed_model_bytes (`int`): the model in memory after `sparsify`, if all pruned weights have a packed form.
         block_bytes (`int`): the largest block.
         outside_bytes (`int`): the part of the model outside its blocks, in memory: embeddings, head.
-        originals_bytes (`int`): copies of the weights that a rotation changes, in CPU memory; 0 without a rotation.
+        originals_bytes (`int`):
+            Copies of the weights that a rotation changes, in CPU memory; 0 without a rotation. Weights on disk need none.
+        drawn_bytes (`int`): rows that the learning of a rotation draws from weights on disk, or from any if told so.
         alignment_bytes (`int`): hidden states in front of the first block and behind the last one, which the top-up keeps.
         steps (`tuple[Step, ...]`): in their order, with what each takes.
         pairs (`tuple[Pair, ...]`): the pairs of a budget of bits, if one of several is chosen.
@@ -69,6 +73,7 @@ class PrunePlan:
     block_bytes: int
     outside_bytes: int
     originals_bytes: int
+    drawn_bytes: int
     alignment_bytes: int
     steps: tuple[Step, ...]
     pairs: tuple[Pair, ...]
@@ -77,11 +82,21 @@ class PrunePlan:
     @property
     def working_bytes(self) -> int:
         """Memory above the model, at its most."""
-        search = [step for step in self.steps if step.label not in FINAL]
-        kept = sum(step.kept_bytes for step in search) + (self.alignment_bytes if search else 0)
-        final = sum(step.kept_bytes for step in self.steps if step.label in FINAL)
+        return self._working_bytes(self.drawn_bytes if (self.config["rotate_args"].get("rows") or 1) < 1 else 0)
+
+    def _working_bytes(self, drawn: int) -> int:
+        """Return it, if so many bytes more exist while a rotation is learned."""
+        phases: dict[str, list[Step]] = {ROTATION: [], "search": [], "final": []}
+        for step in self.steps:
+            phase = "final" if step.label in FINAL else ROTATION if step.label == ROTATION else "search"
+            phases[phase].append(step)
+        beside = {ROTATION: drawn, "search": self.alignment_bytes, "final": 0}
         return max(
-            (step.moment_bytes + step.hidden_bytes + (kept if step in search else final) for step in self.steps),
+            (
+                step.moment_bytes + step.hidden_bytes + beside[phase] + sum(other.kept_bytes for other in steps)
+                for phase, steps in phases.items()
+                for step in steps
+            ),
             default=0,
         )
 
@@ -93,7 +108,8 @@ class PrunePlan:
     @property
     def streamed_bytes(self) -> int:
         """Memory with the blocks' weights on disk, of which two blocks are in memory at a time, at least."""
-        return self.working_bytes + min(self.model_bytes, self.outside_bytes + 2 * self.block_bytes)
+        working = self._working_bytes(self.drawn_bytes)
+        return working + min(self.model_bytes, self.outside_bytes + 2 * self.block_bytes)
 
     @property
     def block_forwards(self) -> int:
@@ -193,6 +209,7 @@ def _weight_bytes(
         "packed_model_bytes": in_memory - packed.dense + packed.in_memory,
         "block_bytes": max(blocks),
         "originals_bytes": sum(map(_size, parts.parameters())) if parts else 0,
+        "drawn_bytes": drawn_bytes(parts, rotation) if parts and rotation else 0,
         "outside_bytes": in_memory - sum(blocks),
     }
 
@@ -223,11 +240,7 @@ def _memory_rows(plan: PrunePlan) -> list[list[str]]:
         ["- masks and weights kept", format_bytes(max((step.kept_bytes for step in plan.steps), default=0))],
         ["- for a moment", format_bytes(max((step.moment_bytes for step in plan.steps), default=0))],
         ["to run it", f"{format_bytes(plan.model_bytes)}, packed {format_bytes(plan.packed_model_bytes)} (sparsify)"],
-        *(
-            []
-            if plan.originals_bytes
-            else [["memory, blocks on disk", f"about {format_bytes(plan.streamed_bytes)} (--stream)"]]
-        ),
+        ["memory, blocks on disk", f"about {format_bytes(plan.streamed_bytes)} (--stream)"],
     ]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ..rotation.learning import Rotation
 from ..rotation.objective import LOOK_EVERY, Term
-from ..rotation.parts import find_parts
+from ..rotation.parts import RotatedParts, find_parts
 from ..rotation.sensitivity import LABEL, fisher_weights
 from ..trials.engine import Engine
 
@@ -39,15 +39,25 @@ def rehearse_rotation(rehearsal: Asker, rotation: Rotation) -> None:
     fisher = dict.fromkeys(runner.decoder.projections, 1.0)
 
     def find(_) -> list[torch.Tensor]:
-        terms[:] = rotation.find_terms(parts, runner, ids, fisher, 0)
+        terms[:] = rotation.find_terms(parts, runner, ids, fisher)
         return _inverses(terms)
 
     def descend(_) -> None:
         with torch.enable_grad():
-            replace(rotation, steps=LOOK_EVERY).descend(parts, terms, runner)
+            replace(rotation, steps=LOOK_EVERY).descend(parts, terms, runner, 0)
 
     rehearsal.ask(("inputs",), LABEL, find, sequences=rehearsal.all_sequences)
     rehearsal.ask(("descent",), LABEL, descend, sequences=1, times=math.ceil(rotation.steps / LOOK_EVERY))
+
+
+def drawn_bytes(parts: RotatedParts, rotation: Rotation) -> int:
+    """Return the bytes of the rows that the learning draws, of offloaded weights if no share is set. No weight is read."""
+    share, total = rotation.share_of_rows(streams=True), 0.0
+    for own in parts.blocks:
+        for projection in own.pruned:
+            whole = projection in (own.heads.writer, own.heads.reader)
+            total += (1.0 if whole else share) * projection.numel * projection.owner.element_size()
+    return round(total)
 
 
 def _inverses(terms: list[list[Term]]) -> list[torch.Tensor]:

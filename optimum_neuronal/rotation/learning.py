@@ -12,7 +12,7 @@ from ..engine.statistics import Hessian, wide_dtype
 from ..model.projections import Block
 from ..validation import check_choice, check_count, check_flag, check_number
 from .merging import Rotations
-from .objective import LOOK_EVERY, Sample, Term, block_loss, find_terms
+from .objective import LOOK_EVERY, Term, block_loss, divide_rows, find_terms
 from .parts import RotatedParts
 from .sensitivity import LABEL, fisher_weights
 
@@ -20,7 +20,7 @@ from .sensitivity import LABEL, fisher_weights
 IMPORTANCE = ("fisher", "energy")
 CUTS = (0.5, 0.9)  # least and most share that is cut by default: a threshold at the target sparsity serves best
 UNKNOWN_CUT = 0.6  # where the sparsity is not known
-STREAMED_ROWS = 512  # by default, of weights that are offloaded
+STREAMED_ROWS = 0.25  # by default, of weights that are offloaded
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Rotation:
             model; `"energy"`: all count alike, relative to their outputs' energy.
         fisher_samples (`int`): calibration sequences, from the first, for the Fisher information.
         untie (`bool`): False to leave the residual stream alone where head and embeddings share their weights.
-        rows (`int`, *optional*):
-            Rows of a projection, chosen at random, by which a rotation is judged; columns of one that writes into the
-            stream. None: all, and of offloaded weights, which wait in memory for it, 512.
+        rows (`float`, *optional*):
+            Share of all rows by which a rotation is judged, above 0, at most 1: drawn anew every 5 steps, most of them where
+            most is lost; columns of what writes into the stream. None: all, and of offloaded weights a quarter.
     """
 
     steps: int = 150
@@ -48,7 +48,7 @@ class Rotation:
     weights: str = "fisher"
     fisher_samples: int = 16
     untie: bool = True
-    rows: int | None = None
+    rows: float | None = None
 
     def __post_init__(self):
         check_count("steps", self.steps, 1)
@@ -59,7 +59,7 @@ class Rotation:
         check_count("fisher_samples", self.fisher_samples, 1)
         check_flag("untie", self.untie)
         if self.rows is not None:
-            check_count("rows", self.rows, 1)
+            check_number("rows", self.rows, 0, 1, above=True)
 
     def at(self, sparsity: float | None) -> "Rotation":
         """Return the rotation for a target sparsity, or for one that a budget of bits decides later (None).
@@ -70,6 +70,10 @@ class Rotation:
             return self
         least, most = CUTS
         return replace(self, cut=min(max(sparsity, least), most))
+
+    def share_of_rows(self, streams: bool) -> float:
+        """Return the share of rows that are drawn; `streams` is True if weights are offloaded."""
+        return self.rows or (STREAMED_ROWS if streams else 1.0)
 
     def learn(
         self, parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, seed: int
@@ -85,33 +89,35 @@ class Rotation:
         fisher = {name: 1.0 for name in parts.decoder.projections}
         if self.weights == "fisher":
             fisher = fisher_weights(runner, ids[: self.fisher_samples], seed)
-        terms = self.find_terms(parts, runner, ids, fisher, seed)
+        terms = self.find_terms(parts, runner, ids, fisher)
         with torch.enable_grad():
-            return self.descend(parts, terms, runner)
+            return self.descend(parts, terms, runner, seed)
 
+    @staticmethod
     def find_terms(
-        self, parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, fisher: Mapping[str, float], seed: int
+        parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, fisher: Mapping[str, float]
     ) -> list[list[Term]]:
-        """Return the terms of the objective, by block. They hold all that the learning needs of the weights."""
-        rows = STREAMED_ROWS if self.rows is None and runner.loader.streams else self.rows
-        terms, sample = [], Sample(rows, torch.Generator().manual_seed(seed))
+        """Return the terms of the objective, by block."""
+        terms: list[list[Term]] = []
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
             output, norms = runner.replay(block, streams[0], calls, Hessian)
-            terms.append(find_terms(parts.blocks[index], norms, fisher, sample))
+            terms.append(find_terms(parts.blocks[index], norms, fisher))
             return [output]
 
         runner.run(runner.capture(ids), 1, visit, LABEL, release=True)
         return terms
 
     def descend(
-        self, parts: RotatedParts, terms: Sequence[Sequence[Term]], runner: BlockRunner
+        self, parts: RotatedParts, terms: Sequence[Sequence[Term]], runner: BlockRunner, seed: int
     ) -> tuple[Rotations, list[float]]:
         """Return the rotations that Adam finds, and the objective of every step."""
         first, unrotated = next((term for own in terms for term in own), None), Rotations.identity(parts)
         if first is None:
             return unrotated, [0.0]
-        device = first.matrix.device
+        device = first.inverse.device
+        self._divide_rows(terms, runner)
+        generator = torch.Generator().manual_seed(seed)
 
         def start(rotation: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(rotation, dtype=torch.float32, device=device, requires_grad=True)
@@ -124,11 +130,25 @@ class Rotation:
             rate = self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            losses.append(self._step(optimizer, parts, terms, runner, stream, heads, step % LOOK_EVERY == 0))
+            losses.append(
+                self._step(optimizer, parts, terms, runner, stream, heads, None if step % LOOK_EVERY else generator)
+            )
         with torch.no_grad():
             wide = [None if own is None else own.to(wide_dtype(device)) for own in (stream, *heads)]
             turned = None if wide[0] is None else cayley(wide[0], parts.keeps_ones).cpu()
             return Rotations(turned, [cayley(own).cpu() for own in wide[1:]]), losses
+
+    @property
+    def _share_cut(self) -> float:
+        return UNKNOWN_CUT if self.cut is None else self.cut
+
+    def _divide_rows(self, terms: Sequence[Sequence[Term]], runner: BlockRunner) -> None:
+        """Set the share of each term's rows that are drawn."""
+        share = self.share_of_rows(runner.loader.streams)
+        if share < 1:
+            with torch.no_grad():
+                lost = runner.for_each_block(lambda index, _: {t: t.measure(self._share_cut) for t in terms[index]})
+            divide_rows({term: value for own in lost for term, value in own.items()}, share)
 
     def _step(
         self,
@@ -138,10 +158,9 @@ class Rotation:
         runner: BlockRunner,
         stream: torch.Tensor | None,
         heads: Sequence[torch.Tensor],
-        look: bool,
+        drawn_by: torch.Generator | None,
     ) -> float:
         """Take a step, and return the objective before it. Gradients flow back block by block, so that memory is one's."""
-        share = UNKNOWN_CUT if self.cut is None else self.cut
         optimizer.zero_grad()
         rotation = None if stream is None else cayley(stream, parts.keeps_ones)
         leaf = None if rotation is None else rotation.detach().requires_grad_()
@@ -149,11 +168,11 @@ class Rotation:
         def add(index: int, _block: Block) -> torch.Tensor | None:
             if not terms[index]:
                 return None
-            loss = block_loss(terms[index], leaf, cayley(heads[index]), share, look)
+            loss = block_loss(terms[index], leaf, cayley(heads[index]), self._share_cut, drawn_by)
             loss.backward()
             return loss.detach()
 
-        losses = [float(loss) for loss in runner.for_each_block(add, weights=False) if loss is not None]
+        losses = [float(loss) for loss in runner.for_each_block(add, weights=drawn_by is not None) if loss is not None]
         if rotation is not None:
             rotation.backward(leaf.grad)
         optimizer.step()

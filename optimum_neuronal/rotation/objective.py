@@ -19,7 +19,9 @@ from .turns import turn_columns
 
 
 DAMPENING = 0.01  # of a Hessian: share of its mean diagonal
-LOOK_EVERY = 5  # steps between two looks at the quantiles
+BISECTIONS = 60
+LEAST_ROWS = 8  # a projection's share of rows is at least the mean by this
+LOOK_EVERY = 5  # steps between two looks at the weights, when rows are drawn and quantiles found
 
 
 @dataclass(eq=False)
@@ -29,23 +31,67 @@ class Term:
     Args:
         projection ([`Projection`]): of its block.
         parts ([`BlockParts`]): of its block.
-        matrix (`Tensor`):
-            Its weight, folded and not rotated, with rows of values last; or the sampled part of it: see [`sampled`].
         inverse (`Tensor`):
             Of its input's Hessian, float32: shape (in, in) if it reads the stream, the diagonal blocks of shape (query
             heads, size, size) if it reads heads, else the diagonal of shape (in,).
-        weight (`float`): Fisher weight by the energy of its output, and by the share that is sampled.
-        chosen (`Tensor` of int64, *optional*): the heads' values that are looked at, when they are rotated. None: all.
-        cut (`float` or `Tensor`): the quantile of its importance, as last seen.
+        weight (`float`): Fisher weight by the energy of its output.
+
+    Attributes:
+        matrix (`Tensor`):
+            Its weight, folded and not rotated, with rows of values last, or the part of it that was drawn: see [`Term.draw`].
+        columns (`Tensor` of int64, *optional*): those of the weight that were drawn. None: all.
+        values (`Tensor` of int64, *optional*): of the heads' values those that are looked at, when they are rotated. None: all.
+        rows (`float`): share of the rows that are drawn: see [`divide_rows`].
+        cut (`Tensor`, *optional*): the quantile of its importance, as last seen.
     """
 
     projection: Projection
     parts: BlockParts
-    matrix: torch.Tensor
     inverse: torch.Tensor
     weight: float
-    chosen: torch.Tensor | None = None
-    cut: torch.Tensor | None = field(default=None)
+    matrix: torch.Tensor = field(init=False)
+    columns: torch.Tensor | None = field(default=None, init=False)
+    values: torch.Tensor | None = field(default=None, init=False)
+    rows: float = field(default=1.0, init=False)
+    cut: torch.Tensor | None = field(default=None, init=False)
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Draw rows of the rotated weight, which is at hand; the threshold has to be found anew.
+
+        What only writes into the stream, whose rows mix, gets a sample of its columns. The values of a head mix too, so all
+        of their rows or columns are kept, and the sample is of the rotated ones.
+        """
+        layout, weight, self.cut = self.parts.heads, self.projection.weight, None
+
+        def choose(of: int) -> torch.Tensor | None:
+            if self.rows == 1:
+                return None
+            chosen = torch.randperm(of, generator=generator)[: max(1, round(self.rows * of))]
+            return chosen.sort().values.to(weight.device)
+
+        if self.projection is layout.reader:
+            self.values, self.matrix = choose(weight.shape[1]), weight
+        elif self.projection in self.parts.writers:
+            self.columns = choose(weight.shape[1])
+            self.matrix = weight if self.columns is None else weight[:, self.columns]
+        elif self.projection is layout.writer:
+            weight = layout.values_last(weight)
+            others = weight.shape[0] - len(layout.rows)  # queries and keys, where they share a matrix
+            rows, self.values = choose(others), choose(len(layout.rows))
+            self.matrix = weight if rows is None else torch.cat([weight[rows], weight[others:]])
+        else:
+            rows = choose(weight.shape[0])
+            self.matrix = weight if rows is None else weight[rows]
+
+    def measure(self, share: float) -> float:
+        """Return what a cut of this share of the weight, which is at hand, loses without a rotation."""
+        layout, self.rows = self.parts.heads, 1.0
+        self.draw(torch.Generator())
+        heads = torch.eye(layout.size, device=self.matrix.device).expand(layout.count, -1, -1)
+        diagonal = self.inverse.diagonal() if self.projection in _readers(self.parts) else None
+        lost = float(self.lost(self.importance(None, heads, diagonal), share))
+        del self.matrix  # it may be all that keeps an offloaded weight in memory
+        return lost
 
     def importance(
         self, stream: torch.Tensor | None, heads: torch.Tensor, diagonal: torch.Tensor | None
@@ -58,66 +104,66 @@ class Term:
         """
         layout, weight = self.parts.heads, self.matrix.float()
         if self.projection is layout.writer:
-            values = weight[-layout.count * layout.size :].unflatten(0, (layout.count, layout.size))
+            values = weight[-len(layout.rows) :].unflatten(0, (layout.count, layout.size))
             turned = (heads.transpose(1, 2) @ values).flatten(0, 1)
-            others = weight[: -layout.count * layout.size]
-            weight = torch.cat([others, turned if self.chosen is None else turned[self.chosen]])
+            others = weight[: -len(layout.rows)]
+            weight = torch.cat([others, turned if self.values is None else turned[self.values]])
         if diagonal is not None:
             weight = weight if stream is None else weight @ stream
         elif self.projection is layout.reader:
             turned = heads.repeat_interleave(layout.group, dim=0)
             diagonal = ((self.inverse @ turned) * turned).sum(1).flatten()
             weight = turn_columns(weight, heads, layout)
-            if self.chosen is not None:
-                weight, diagonal = weight[:, self.chosen], diagonal[self.chosen]
+            if self.values is not None:
+                weight, diagonal = weight[:, self.values], diagonal[self.values]
         else:
-            diagonal = self.inverse
+            diagonal = self.inverse if self.columns is None else self.inverse[self.columns]
         if stream is not None and self.projection in self.parts.writers:
             weight = stream.T @ weight
         return weight.square() / diagonal
 
-    def lost(self, importance: torch.Tensor, share: float, look: bool) -> torch.Tensor:
-        """Return the importance of what a cut of this share loses, a scalar. The quantile itself gets no gradient."""
+    def lost(self, importance: torch.Tensor, share: float) -> torch.Tensor:
+        """Return the importance of what a cut of this share loses, a scalar. The quantile itself gets no gradient.
+
+        What was drawn stands for the whole weight.
+        """
         flat = importance.flatten()
-        if look or self.cut is None:
+        if self.cut is None:
             self.cut = flat.detach().kthvalue(max(1, int(share * flat.numel()))).values
         below = (flat.detach() <= self.cut).to(flat.dtype)
-        return self.weight * torch.dot(flat, below)  # quicker than torch.where, both ways
+        return self.weight * self.projection.numel / flat.numel() * torch.dot(flat, below)  # quicker than torch.where
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A choice of rows at random.
+def divide_rows(lost: Mapping[Term, float], share: float) -> None:
+    """Set the share of each term's rows that are drawn, where the mean over all weights is this share.
+
+    A term gets rows in proportion to what a cut loses in each: few projections make most of the objective, and of those all
+    rows count. None gets less than an eighth of the mean.
 
     Args:
-        rows (`int`, *optional*): of a projection at most; experts of a mixture share them. None: all.
-        generator (`Generator`): chooses them.
+        lost (`Mapping[Term, float]`): term -> what a cut loses, see [`Term.measure`].
+        share (`float`): above 0, at most 1.
     """
+    sizes = {term: term.projection.numel for term in lost}
+    least, most = 0.0, max(sizes[term] / lost[term] if lost[term] else 1.0 for term in lost)
+    for _ in range(BISECTIONS):
+        factor = (least + most) / 2
+        for term in lost:
+            term.rows = min(1.0, max(share / LEAST_ROWS, factor * lost[term] / sizes[term]))
+        drawn = sum(term.rows * size for term, size in sizes.items())
+        least, most = (factor, most) if drawn < share * sum(sizes.values()) else (least, factor)
 
-    rows: int | None
-    generator: torch.Generator
 
-    def choose(self, of: int, experts: int = 1) -> torch.Tensor | None:
-        """Return the chosen ones of so many rows, ascending; None for all."""
-        if self.rows is None or max(1, self.rows // experts) >= of:
-            return None
-        return torch.randperm(of, generator=self.generator)[: max(1, self.rows // experts)].sort().values
-
-
-def find_terms(
-    parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[str, float], sample: Sample
-) -> list[Term]:
+def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[str, float]) -> list[Term]:
     """Return the terms of a block: its pruned projections that a rotation changes, and that have seen inputs.
 
     Args:
-        parts ([`BlockParts`]): of the block, whose norms are folded, with its weights at hand.
+        parts ([`BlockParts`]): of the block, whose norms are folded.
         norms (`Mapping[str, Hessian]`): projection name -> statistic of its input.
         fisher (`Mapping[str, float]`): projection name -> Fisher weight.
-        sample ([`Sample`]): of the rows.
     """
     readers, inverses, terms = _readers(parts), {}, []
-    turned = {*readers, *parts.writers, parts.heads.writer, parts.heads.reader}
-    seen = [p for p in parts.block.pruned if p in turned and p.name in norms and norms[p.name].tokens]
+    seen = [p for p in parts.pruned if p.name in norms and norms[p.name].tokens]
     for projection in seen:
         energy = _energy(projection, norms[projection.name])
         if energy == 0:
@@ -128,40 +174,8 @@ def find_terms(
             together = {id(n): n for n in (norms[p.name] for p in seen if p.group == group)} if group else {0: norm}
             inverse = _inverse(sum(n.hessian for n in together.values()) / sum(n.tokens for n in together.values()))
             inverses[key] = inverse if projection in readers else _part(inverse, parts.heads, projection)
-        terms.append(sampled(projection, parts, inverses[key], fisher[projection.name] / energy, sample))
+        terms.append(Term(projection, parts, inverses[key], fisher[projection.name] / energy))
     return terms
-
-
-def sampled(projection: Projection, parts: BlockParts, inverse: torch.Tensor, weight: float, sample: Sample) -> Term:
-    """Return a term of a sample of a projection's rows, which must be the rotated ones.
-
-    What only writes into the stream, whose rows mix, gets a sample of its columns. The values of a head mix too, so all of
-    their rows or columns stay in memory, and the sample is taken of the rotated ones.
-    """
-    layout, matrix, chosen = parts.heads, projection.weight, None
-    values = layout.count * layout.size
-    experts = 1 if projection.group is None else sum(p.group == projection.group for p in parts.block.pruned)
-    looked_at = projection.numel
-    if projection is layout.reader:
-        chosen = sample.choose(matrix.shape[1])
-        looked_at = len(matrix) * (matrix.shape[1] if chosen is None else len(chosen))
-    elif projection in parts.writers:
-        columns = sample.choose(matrix.shape[1], experts)
-        if columns is not None:
-            matrix, inverse = matrix[:, columns.to(matrix.device)], inverse[columns.to(inverse.device)]
-        looked_at = matrix.numel()
-    else:
-        matrix = layout.values_last(matrix) if projection is layout.writer else matrix
-        own = len(matrix) - values if projection is layout.writer else len(matrix)
-        rows = sample.choose(own, experts)
-        if rows is not None:
-            matrix = torch.cat([matrix[rows.to(matrix.device)], matrix[own:]])
-        looked_at = matrix.numel()
-        if projection is layout.writer:
-            chosen = sample.choose(values)
-            looked_at -= 0 if chosen is None else (values - len(chosen)) * matrix.shape[1]
-    chosen = None if chosen is None else chosen.to(matrix.device)
-    return Term(projection, parts, matrix, inverse, weight * projection.numel / looked_at, chosen)
 
 
 def _energy(projection: Projection, norm: Hessian) -> float:
@@ -184,7 +198,11 @@ def _part(inverse: torch.Tensor, heads: Heads, projection: Projection) -> torch.
 
 
 def block_loss(
-    terms: Sequence[Term], stream: torch.Tensor | None, heads: torch.Tensor, share: float, look: bool
+    terms: Sequence[Term],
+    stream: torch.Tensor | None,
+    heads: torch.Tensor,
+    share: float,
+    drawn_by: torch.Generator | None,
 ) -> torch.Tensor:
     """Return the objective of a block, a scalar in float32.
 
@@ -192,20 +210,22 @@ def block_loss(
         terms (`Sequence[Term]`): of the block, at least one.
         stream (`Tensor`, *optional*), heads (`Tensor`): rotations of the stream and of the block's heads.
         share (`float`): that the threshold cuts, above 0, at most 1.
-        look (`bool`): True to find the thresholds anew.
+        drawn_by (`Generator`, *optional*): draws rows, for which thresholds are found. None: rows and thresholds stay.
     """
     diagonals: dict[int, torch.Tensor] = {}
     device = terms[0].inverse.device  # blocks may lie on several
     stream, heads = None if stream is None else stream.to(device), heads.to(device)
     losses = []
     for term in terms:
+        if drawn_by is not None:
+            term.draw(drawn_by)
         diagonal = None
         if term.projection in _readers(term.parts):
             key = id(term.inverse)
             if key not in diagonals:
                 diagonals[key] = ((term.inverse @ stream) * stream).sum(0)
             diagonal = diagonals[key]
-        losses.append(term.lost(term.importance(stream, heads, diagonal), share, look))
+        losses.append(term.lost(term.importance(stream, heads, diagonal), share))
     return torch.stack(losses).sum()
 
 

@@ -69,6 +69,12 @@ class BlockParts:
     writers: Sequence[Projection]
     heads: Heads
 
+    @property
+    def pruned(self) -> list[Projection]:
+        """The projections that are rotated and to be pruned."""
+        turned = {*self.writers, self.heads.writer, self.heads.reader, *(p for _, read in self.folds for p in read)}
+        return [projection for projection in self.block.pruned if projection in turned]
+
 
 @dataclass(frozen=True, eq=False)
 class RotatedParts:
@@ -177,7 +183,7 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
     parts = RotatedParts(decoder, blocks, _find_final_norm(decoder) if stream else None)
     if not all(can_be_folded(norm) for norm in parts.norms):
         parts = RotatedParts(decoder, [replace(own, folds=(), writers=()) for own in blocks], None)
-    if not parts.rotates_stream and not any(p.pruned for own in blocks for p in (own.heads.writer, own.heads.reader)):
+    if not parts.rotates_stream and not any(own.pruned for own in parts.blocks):
         raise ValueError(
             f"rotate: of {name} the attention heads alone are rotated, but targets and ignore leave out all projections of "
             "values and of the attention's output: leave rotate out."

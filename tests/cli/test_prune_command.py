@@ -267,7 +267,7 @@ def test_a_rotated_model(run, dense, tmp_path):
     )
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("sparse", "again"))
     assert all(torch.equal(value, second[key]) for key, value in first.items())
-    lines[1] = "rotate_args: {steps: 3, fisher_samples: 2, rows: 1000}"
+    lines[1] = "rotate_args: {steps: 3, fisher_samples: 2, rows: 1}"
     (tmp_path / "how.yaml").write_text("\n".join(lines))
     run(
         *arguments, "--config", tmp_path / "how.yaml", "--stream", "--device", "cpu", "--output", tmp_path / "streamed"

@@ -205,7 +205,17 @@ def test_a_rotation_is_measured_with_its_copies_and_the_untied_head(tied, tmp_pa
     assert plan.saved_bytes == file_bytes + tied * head
     assert plan.model_bytes == model.get_memory_footprint() + tied * head
     assert plan.originals_bytes == sum(weight.nbytes for weight in model.parameters()), "all of a Llama changes"
-    assert "rotated, " in str(plan) and "--stream" not in str(plan)
+    assert "rotated, " in str(plan) and "--stream" in str(plan) and plan.streamed_bytes < plan.memory_bytes
+
+
+def test_rows_of_a_rotation_are_counted(tmp_path):
+    """Of weights on disk whatever is set; of weights in memory if they are drawn, as copies then."""
+    directory, _ = saved(tmp_path, make_model("llama"))
+    for arguments, share in (({}, 0.25), ({"rows": 0.5}, 0.5), ({"rows": 1}, 1)):
+        plan = plan_prune(directory, config_of(topup="uniform", rotate=True, rotate_args=arguments))
+        values = 2 * 32 * 32  # of the heads, and what reads them: whole
+        assert plan.drawn_bytes == 3 * 4 * (values + share * (2 * 32 * 32 + 3 * 32 * 48))
+        assert plan.working_bytes == plan._working_bytes(plan.drawn_bytes if share == 0.5 else 0)
 
 
 def test_a_budget_of_bits(tmp_path, ids):

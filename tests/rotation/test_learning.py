@@ -21,7 +21,7 @@ def learn(model, ids, batch_size=4, seed=0, **fields):
         originals.merge(Rotations.identity(parts))
         rotation = Rotation(**{"steps": 20, "fisher_samples": 4, **fields})
         found, losses = rotation.learn(parts, runner, ids, seed)
-        terms = rotation.find_terms(parts, runner, ids, dict.fromkeys(parts.decoder.projections, 1.0), seed)
+        terms = rotation.find_terms(parts, runner, ids, dict.fromkeys(parts.decoder.projections, 1.0))
     return parts, found, losses, terms
 
 
@@ -81,5 +81,5 @@ def test_gradients_are_of_the_first_sequences(llama, ids, monkeypatch):
 
 def test_without_terms_nothing_turns(llama, ids):
     parts = parts_of(llama)
-    found, losses = Rotation().descend(parts, [[], [], []], BlockRunner(parts.decoder, quiet=True))
+    found, losses = Rotation().descend(parts, [[], [], []], BlockRunner(parts.decoder, quiet=True), 0)
     assert losses == [0.0] and torch.equal(found.stream, torch.eye(32, dtype=torch.float64))

@@ -13,7 +13,7 @@ from optimum_neuronal.engine.runner import BlockRunner
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.rotation.learning import Rotation, cayley
 from optimum_neuronal.rotation.merging import Originals, Rotations
-from optimum_neuronal.rotation.objective import DAMPENING, block_loss
+from optimum_neuronal.rotation.objective import DAMPENING, LEAST_ROWS, block_loss, divide_rows
 
 
 @contextmanager
@@ -26,14 +26,15 @@ def terms_of(model, ids, fisher=None, **chosen):
         yield (
             parts,
             originals,
-            Rotation().find_terms(parts, runner, ids, fisher or dict.fromkeys(parts.decoder.projections, 1.0), 0),
+            Rotation.find_terms(parts, runner, ids, fisher or dict.fromkeys(parts.decoder.projections, 1.0)),
         )
 
 
 def objective(terms, rotations, share) -> float:
     stream = None if rotations.stream is None else rotations.stream.float()
     return sum(
-        float(block_loss(own, stream, heads.float(), share, True)) for own, heads in zip(terms, rotations.heads)
+        float(block_loss(own, stream, heads.float(), share, torch.Generator()))
+        for own, heads in zip(terms, rotations.heads)
     )
 
 
@@ -85,7 +86,10 @@ def test_its_gradient(family, ids, monkeypatch):
         def loss(generators, look=False):
             stream = cayley(generators[0], parts.keeps_ones) if parts.rotates_stream else None
             rotations = [cayley(generator) for generator in generators[parts.rotates_stream :]]
-            return sum(block_loss(own, stream, turned, 0.6, look) for own, turned in zip(terms, rotations))
+            return sum(
+                block_loss(own, stream, turned, 0.6, torch.Generator() if look else None)
+                for own, turned in zip(terms, rotations)
+            )
 
         loss(generators, look=True)
         for term in (term for own in terms for term in own):
@@ -104,9 +108,9 @@ def test_thresholds_stay_until_they_are_looked_at(llama, ids):
         first, second = random_rotations(parts), random_rotations(parts)
         objective(terms, first, 0.6)
         cuts = [term.cut.clone() for own in terms for term in own]
-        block_loss(terms[0], second.stream.float(), second.heads[0].float(), 0.6, False)
+        block_loss(terms[0], second.stream.float(), second.heads[0].float(), 0.6, None)
         assert all(torch.equal(cut, term.cut) for cut, term in zip(cuts, terms[0]))
-        block_loss(terms[0], second.stream.float(), second.heads[0].float(), 0.6, True)
+        block_loss(terms[0], second.stream.float(), second.heads[0].float(), 0.6, torch.Generator())
         assert not any(torch.equal(cut, term.cut) for cut, term in zip(cuts, terms[0]))
 
 
@@ -139,35 +143,49 @@ def test_experts_without_tokens_have_no_term(ids):
             assert len({term.projection.expert for term in own} - {None}) == 2 and len(own) == 4 + 2 * 2
 
 
-@pytest.mark.parametrize("family", ["mistral", "phi3", "mixtral", "gpt2"])
-def test_a_sample_is_of_the_rotated_rows(family, ids):
-    """Of writers' columns; of values when they are rotated. Each counts for all that it stands for."""
-    with terms_of(uneven(make_model(family)), ids[:4]) as (parts, _originals, terms), inference(parts.model):
-        runner, rotations = BlockRunner(parts.decoder, 4, quiet=True), random_rotations(parts)
-        fisher = dict.fromkeys(parts.decoder.projections, 1.0)
-        sampled = Rotation(rows=8).find_terms(parts, runner, ids[:4], fisher, 0)
+@pytest.mark.parametrize("family", ["mistral", "phi3", "mixtral", "gpt_neox", "xglm"])
+def test_what_is_drawn_are_rotated_rows(family, ids):
+    """Of writers columns; of heads' values some when they are rotated. They stand for the whole."""
+    with terms_of(uneven(make_model(family)), ids[:4]) as (parts, _originals, terms):
+        rotations, generator = random_rotations(parts), torch.Generator().manual_seed(0)
         stream = None if rotations.stream is None else rotations.stream.float()
-        for own, few, heads in zip(terms, sampled, rotations.heads):
-            for whole, part in zip(own, few):
-                diagonal = None
-                if any(part.projection in readers for _, readers in part.parts.folds):
-                    diagonal = ((part.inverse @ stream) * stream).sum(0)
-                every, found = (term.importance(stream, heads.float(), diagonal) for term in (whole, part))
-                by_column = part.projection in {*parts.blocks[0].writers, part.parts.heads.reader, *part.parts.writers}
-                every, found = (every.T, found.T) if by_column else (every, found)
-                experts = sum(p.group == part.projection.group for p in part.parts.block.pruned)
-                count = 8 if part.projection.expert is None else 8 // experts
-                expected = 2 * count if part.projection.role == "qkv" else count
-                assert len(found) == expected, part.projection.name
-                distances = (every[None] - found[:, None]).abs().amax(-1) / every.mean()
-                assert float(distances.amin(1).max()) < 1e-4, "rows of the whole"
-                assert len(set(distances.argmin(1).tolist())) == len(found), "each once"
-                assert part.weight * found.numel() == pytest.approx(whole.weight * every.numel())
+        for term, heads in ((term, heads.float()) for own, heads in zip(terms, rotations.heads) for term in own):
+            diagonal, by_column = None, term.projection in {*term.parts.writers, term.parts.heads.reader}
+            if any(term.projection in readers for _, readers in term.parts.folds):
+                diagonal = ((term.inverse @ stream) * stream).sum(0)
+            found = []
+            for term.rows in (1.0, 0.25):
+                term.draw(generator)
+                importance = term.importance(stream, heads, diagonal)
+                whole = term.weight * term.projection.numel * float(importance.mean())
+                assert float(term.lost(importance, 1.0)) == pytest.approx(whole, rel=1e-4)
+                found.append(importance.T if by_column else importance)
+            every, few = found
+            assert len(few) == len(every) // 4, term.projection.name
+            distances = (every[None] - few[:, None]).abs().amax(-1) / every.mean()
+            assert float(distances.amin(1).max()) < 1e-4, "rows of the whole"
+            assert len(set(distances.argmin(1).tolist())) == len(few), "each once"
 
 
-def test_more_rows_than_there_are_copy_nothing(llama, ids):
-    with terms_of(llama, ids[:4]) as (parts, _originals, _terms), inference(llama):
-        runner, fisher = BlockRunner(parts.decoder, 4, quiet=True), dict.fromkeys(parts.decoder.projections, 1.0)
-        found = Rotation(rows=10**6).find_terms(parts, runner, ids[:4], fisher, 0)
-        for term in (term for own in found for term in own):
-            assert term.matrix.data_ptr() == term.projection.weight.data_ptr() and term.chosen is None
+@pytest.mark.parametrize("family", ["llama", "mixtral", "xglm"])
+def test_most_rows_are_drawn_where_most_is_lost(family, ids):
+    with terms_of(uneven(make_model(family)), ids[:4]) as (parts, _originals, by_block):
+        terms = [term for own in by_block for term in own]
+        terms[0].weight *= 1000
+        lost, unrotated = {term: term.measure(0.6) for term in terms}, Rotations.identity(parts)
+        assert sum(lost.values()) == pytest.approx(objective(by_block, unrotated, 0.6), rel=1e-4)
+        divide_rows(lost, 0.5)
+        drawn = sum(term.rows * term.projection.numel for term in terms) / sum(t.projection.numel for t in terms)
+        assert drawn == pytest.approx(0.5, rel=1e-3) and terms[0].rows == 1
+        assert all(0.5 / LEAST_ROWS <= term.rows <= 1 for term in terms)
+        between = [t for t in terms if 0.5 / LEAST_ROWS < t.rows < 1]
+        densities = [lost[term] / term.projection.numel / term.rows for term in between]
+        assert len(between) > 1 and max(densities) == pytest.approx(min(densities), rel=1e-6)
+
+
+def test_all_rows_copy_nothing(llama, ids):
+    with terms_of(llama, ids[:4]) as (_parts, _originals, terms):
+        for term in (term for own in terms for term in own):
+            term.draw(torch.Generator())
+            assert term.matrix.data_ptr() == term.projection.weight.data_ptr()
+            assert term.columns is None and term.values is None
