@@ -48,10 +48,12 @@ def scale_of(norm: nn.Module, weight: torch.Tensor) -> torch.Tensor:
 
 
 def can_be_folded(norm: nn.Module) -> bool:
-    """Return True if the norm has no bias, or no scale that is too small to divide the bias by it."""
+    """Return True if the norm has no bias, or no scale that is too small to divide the bias by it, or no weights yet."""
     if getattr(norm, "bias", None) is None:
         return True
     weight = accelerate.weights_map(norm)["weight"] if accelerate.is_offloaded(norm) else norm.weight
+    if weight.is_meta:
+        return True
     sizes = scale_of(norm, weight.detach().float()).abs()
     return bool(sizes.min() >= LEAST_SCALE * sizes.max())
 

@@ -208,6 +208,12 @@ def test_a_rotation_is_measured_with_its_copies_and_the_untied_head(tied, tmp_pa
     assert "rotated, " in str(plan) and "--stream" in str(plan) and plan.streamed_bytes < plan.memory_bytes
 
 
+def test_norms_with_biases_are_not_read(tmp_path):
+    directory, _ = saved(tmp_path, make_model("gpt2"))
+    plan = plan_prune(directory, config_of(topup="uniform", saliency="magnitude", rotate=True))
+    assert plan.originals_bytes > 0 and "rotated" in str(plan)
+
+
 def test_rows_of_a_rotation_are_counted(tmp_path):
     """Of weights on disk whatever is set; of weights in memory if they are drawn, as copies then."""
     directory, _ = saved(tmp_path, make_model("llama"))
