@@ -96,6 +96,10 @@ class Records:
                 _set_aside(path, error)
         return None
 
+    def holds(self, name: str) -> bool:
+        """Return True if there is a record of a name, damaged or not."""
+        return self.keeps and any(self.directory.glob(f"{name}.*{SUFFIX}"))
+
     def put(self, name: str, value: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         """Record a JSON value and tensors under a name of letters, digits and hyphens."""
         if self.directory is None:

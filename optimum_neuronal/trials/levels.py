@@ -77,14 +77,22 @@ class Levels:
         """Return the record's name for the block of an index."""
         return f"{self.name}-{index:05d}"
 
+    def check_recorded(self, index: int) -> None:
+        """Raise `OSError` if the records do not hold a block's weights: trials of them could not go on."""
+        if not self.records.holds(self.record_name(index)):
+            raise self._missing(index)
+
     def _read(self, index: int) -> dict[str, torch.Tensor]:
         found = self.records.get(self.record_name(index))
         if found is None:
-            raise OSError(
-                f"{self.record_name(index)} cannot be read back from {self.records.directory}, whose disk is full or fails: run "
-                "it again on another disk (work_dir), or set levels=False in topup_args."
-            )
+            raise self._missing(index)
         return found[1]
+
+    def _missing(self, index: int) -> OSError:
+        return OSError(
+            f"{self.record_name(index)} cannot be read back from {self.records.directory}, whose disk is full or fails: run "
+            "it again on another disk (work_dir), or set levels=False in topup_args."
+        )
 
     def _change(self, tensors: dict[str, torch.Tensor], plan: SparsityPlan, projection: Projection) -> NewWeight:
         sparsity = plan.sparsity[projection.name]
@@ -145,6 +153,7 @@ def solve_levels(
 
     Raises:
         `ValueError`: the disk has no room for them.
+        `OSError`: it fills up meanwhile, or fails.
     """
     solvers = {sparsity: applier.quick() for sparsity, applier in solvers.items()}
     statistic = next(iter(solvers.values())).saliency.statistic
@@ -157,8 +166,10 @@ def solve_levels(
         _, found = records.recorded(name, lambda: (None, _solve_block(solvers, block, norms)))
         if not levels.records.keeps:
             levels.blocks.append(found)
-        elif not records.keeps:
-            levels.records.put(name, None, found)
+        else:
+            if not records.keeps:
+                levels.records.put(name, None, found)
+            levels.check_recorded(index)
         return [output]
 
     runner.run(inputs, 1, visit, label, release=True)

@@ -1,5 +1,6 @@
 """Weights solved at a few sparsities: what is between them, where they lie, and what they cost."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from sweeps import build_sweep, state, unchanged, uniform
 
 from optimum_neuronal.engine.calls import Stream
 from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.files import records as records_module
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.find_blocks import find_decoder
@@ -219,6 +221,23 @@ def test_a_disk_without_room_is_told_before_the_work(llama, ids, tmp_path, monke
     for options in ({}, {"records": Records(tmp_path)}):
         with pytest.raises(ValueError, match=message):
             Solved(llama, ids, max_hidden_bytes=0, **options)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_disk_that_fills_up_is_told_at_once(llama, ids, tmp_path, monkeypatch, recorded):
+    """At the block that cannot be written, not when trials read it after all others are solved."""
+    solved, original = [], levels_module._solve_block
+    monkeypatch.setattr(levels_module, "_solve_block", lambda *args: solved.append(args[1].name) or original(*args))
+    options = {"records": Records(tmp_path)} if recorded else {}
+
+    def write(path, content):
+        if path.name != "identity.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(records_module, "write_durably", write)
+    with pytest.raises(OSError, match="levels-00000 cannot be read back from .*, whose disk is full"):
+        Solved(llama, ids, max_hidden_bytes=0, **options)
+    assert solved == ["model.layers.0"]
 
 
 def test_trials_take_fewer_iterations_than_the_final_pruning(ids, monkeypatch):
