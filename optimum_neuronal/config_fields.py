@@ -17,7 +17,7 @@ from .validation import did_you_mean
 EFFORTS: dict[str, dict[str, Any]] = {
     "fast": {"saliency": "alps", "topup": "owl", "refit_epochs": 0},
     "default": {"saliency": "alps", "topup": "search", "refit_epochs": 0},
-    "best": {"saliency": "alps", "topup": "search", "refit_epochs": 20},
+    "best": {"saliency": "alps", "topup": "search", "refit_epochs": 6},
 }
 RECIPES = Path(__file__).parent / "recipes"
 DATASETS = (

@@ -12,7 +12,8 @@ from torch.func import functional_call
 
 from ..engine.calls import Call, Stream, first_output, restore_shared, to_device
 from ..engine.paired_inputs import stages
-from ..engine.statistics import Hessian
+from ..engine.replay import replay
+from ..engine.statistics import Hessian, Norms
 from ..model.projections import Block, TrialWeights
 from ..sparsity.masks import Change, NewWeight
 from ..trials.engine import Engine
@@ -23,6 +24,7 @@ TOKENS_PER_FORWARD = 2048  # of the sequences that gradients are computed for at
 HELD_OUT = 8  # one sequence of so many, from the last, is not learned from: the best epoch is chosen by them
 LAST_RATE = 0.1  # of the learning rate, at the end
 AGAIN = 0.25  # of the epochs, and half of the rate, after each stage that was quantised
+DAMPENING = 0.01  # of a column's energy: share of their mean
 RUNS = 3  # of a block, for each sequence of an epoch: a gradient takes two
 
 
@@ -34,7 +36,8 @@ class Refit:
         epochs (`int`): passes over the sequences, at least 1.
         learning_rate (`float`):
             First step of Adam, as a share of the root mean square of the matrix's kept weights. It falls to a tenth along
-            a cosine.
+            a cosine. Weights of a column take a step inverse to the root mean square of their input, so that the steps of
+            all columns change the output alike; see [`column_steps`].
     """
 
     epochs: int
@@ -67,7 +70,8 @@ class Refit:
         Returns:
             `dict[str, Tensor]`: projection name -> weight of shape (out, in), in its own dtype, zero where it was.
         """
-        weights = _Weights(block, changes, fixed)
+        norms = replay(block, inputs.batches, calls)[1]
+        weights = _Weights(block, changes, norms, fixed)
         batches = list(zip(inputs, expected, calls))
         steps, heldout = _split(batches)
         scale = float(sum(out.float().square().mean() for out in expected) / len(batches)) or 1.0
@@ -105,21 +109,42 @@ def _split(batches: Sequence[Batch]) -> tuple[list[list[Batch]], list[Batch]]:
     return [list(own[start : start + size]) for start in range(0, len(own), size)], heldout
 
 
-class _Weights:
-    """Parameters that hold a block's pruned projections: float32 masters in their own layout, and masks of what may change."""
+def column_steps(energy: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Return how far a step moves the weights of a matrix, relative to the learning rate: zero where they are not kept.
 
-    def __init__(self, block: Block, changes: Mapping[str, Change], fixed: Collection[str] = ()):
+    A step is inverse to the root mean square of its column's input. The mean square over the kept weights is 1.
+
+    Args:
+        energy (`Tensor`, shape (in,)): sums of the squared inputs.
+        kept (`Tensor` of bool, shape (out, in)): True where weights may change.
+    """
+    squares = 1 / (energy + DAMPENING * energy.mean()).clamp(min=1e-18)
+    counts = kept.sum(dim=0)
+    return (squares * counts.sum() / (squares * counts).sum()).sqrt().where(kept, 0)
+
+
+class _Weights:
+    """Parameters that hold a block's pruned projections: float32 masters in their own layout, and how far a step moves each.
+
+    Args:
+        block ([`Block`]), changes (`Mapping[str, Change]`), fixed (`Collection[str]`): as for [`Refit.fit`].
+        norms (`Norms`): projection name -> statistic of its inputs. Where there is none, all columns move alike.
+    """
+
+    def __init__(self, block: Block, changes: Mapping[str, Change], norms: Norms, fixed: Collection[str] = ()):
         self._projections = block.pruned
         trials = TrialWeights(block.pruned, lambda p: changes[p.name]).tensors
         names = {parameter: name for name, parameter in block.module.named_parameters()}
         self._dtypes = {names[owner]: owner.dtype for owner in trials}
         self._places = {owner: place for place, owner in enumerate(trials)}
         self.masters = [trial.float().clone().requires_grad_() for trial in trials.values()]
-        self._kept = [torch.zeros_like(trial, dtype=torch.bool) for trial in trials.values()]
-        for projection in block.pruned:
-            place = self._places[projection.owner]
+        self._steps = [torch.zeros_like(master, requires_grad=False) for master in self.masters]
+        for projection in (p for p in block.pruned if p.name not in fixed):
+            place, norm = self._places[projection.owner], norms.get(projection.name)
             kept = projection.view(self.masters[place].detach()) != 0
-            projection.view(self._kept[place]).copy_(kept if projection.name not in fixed else False)
+            energy = kept.new_ones(projection.shape[1], dtype=torch.float32)
+            energy = energy if norm is None else norm.value.sum(dim=0).to(energy)
+            projection.view(self._steps[place]).copy_(column_steps(energy, kept))
 
     def run(self, block: Block, states: torch.Tensor, call: Call) -> torch.Tensor:
         """Return the block's output on hidden states with these weights, in the model's dtype."""
@@ -135,15 +160,20 @@ class _Weights:
             with torch.enable_grad():
                 error = _squared(self.run(block, states, call), expected) / (scale * len(batches))
                 found = torch.autograd.grad(error, self.masters)
-            for master, gradient, kept in zip(self.masters, found, self._kept):
-                gradient = gradient * kept
+            for master, gradient in zip(self.masters, found):
                 master.grad = gradient if master.grad is None else master.grad + gradient
+        before = [master.detach().clone() for master in self.masters]
         optimizer.step()
+        with torch.no_grad():
+            for master, old, steps in zip(self.masters, before, self._steps):
+                master.copy_(old.lerp(master, steps))
 
     def sizes(self) -> list[float]:
         """Return the root mean square of each master's kept weights."""
-        counts = (kept.sum().clamp(min=1) for kept in self._kept)
-        return [float((m.detach().square() * k).sum() / n) ** 0.5 for m, k, n in zip(self.masters, self._kept, counts)]
+        kept = [steps > 0 for steps in self._steps]
+        return [
+            float((m.detach().square() * k).sum() / k.sum().clamp(min=1)) ** 0.5 for m, k in zip(self.masters, kept)
+        ]
 
     def snapshot(self) -> list[torch.Tensor]:
         """Return copies of the weights, in the model's dtype."""

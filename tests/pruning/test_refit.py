@@ -13,8 +13,10 @@ from interruptions import interrupt_at_second_block
 from sweeps import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning.refit import Refit, _Weights
+from optimum_neuronal.pruning.refit import Refit, _Weights, column_steps
 
 from .fitted import Fitted
 
@@ -79,6 +81,37 @@ def test_more_rate_moves_weights_further(ids):
     ]
     # Adam's first step is the learning rate itself; the second is of a tenth of it.
     assert moved[1] == pytest.approx(10 * moved[0], rel=0.2) and moved[0] > 0
+
+
+def test_steps_of_columns_are_inverse_to_their_inputs():
+    kept = torch.tensor([[True, True, True], [True, False, False]])
+    steps = column_steps(torch.tensor([1.0, 4.0, 16.0]), kept)
+    assert torch.equal(steps > 0, kept) and float(steps[kept].square().mean()) == pytest.approx(1)
+    assert float(steps[0, 0] / steps[0, 1]) == pytest.approx(2, rel=0.03), "but for what is added to all energies"
+    assert torch.equal(steps[0, 0], steps[1, 0])
+    assert column_steps(torch.tensor([1.0, 0.0, 0.0]), kept).max() < 3, "a column without inputs"
+    assert torch.equal(column_steps(torch.zeros(3), kept), kept.float()), "no column has any"
+    assert not column_steps(torch.ones(3), torch.zeros_like(kept)).any(), "nothing is kept"
+
+
+@pytest.mark.usefixtures("last_epoch")
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_the_first_step_goes_as_far_as_inputs_say(family, ids, monkeypatch):
+    """Adam's first step is the learning rate, but for gradients near zero."""
+    monkeypatch.setattr("optimum_neuronal.pruning.refit.SEQUENCES_PER_STEP", len(ids))  # so that there is but one
+    fitted = Fitted(family, ids, epochs=1, rate=1e-2)
+    with inference(fitted.model):
+        norms = replay(fitted.block, fitted.inputs.batches, fitted.calls)[1]
+    sizes = {}  # projections that share a parameter share their rate
+    for projection in fitted.block.pruned:
+        sizes.setdefault(projection.owner, []).append(fitted.sparse[projection.name])
+    for projection in fitted.block.pruned:
+        sparse = fitted.sparse[projection.name]
+        weights = torch.cat([weight[weight != 0] for weight in sizes[projection.owner]])
+        far = 1e-2 * weights.square().mean().sqrt()
+        expected = far * column_steps(norms[projection.name].value.sum(0), sparse != 0)
+        moved = (fitted.found[projection.name] - sparse).abs()
+        assert float((moved - expected).abs().quantile(0.9) / far) < 0.01, projection.name
 
 
 def test_what_is_not_pruned_gets_no_new_weight(ids):
