@@ -14,6 +14,7 @@ from sweeps import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint
 from optimum_neuronal.checkpoint.save_pretrained import save_pretrained
+from optimum_neuronal.comparing.comparing import _recorded as recorded
 from optimum_neuronal.comparing.comparison import Comparison
 from optimum_neuronal.comparing.results import Result
 from optimum_neuronal.files import records as module
@@ -91,10 +92,12 @@ def test_ctrl_c_between_the_moves_moves_everything_back(made, tmp_path, monkeypa
         assert files(tmp_path) == before
 
 
+RESULT = Result(0.6, "wanda", "owl")
 COMPARED = Comparison("model", Result(0.0, "dense", "dense"), [], {}, {})
 SINGLE = {
     "report": lambda made, folder: made.pruner.report.save(folder),
     "comparison": lambda made, folder: COMPARED.save(folder, overwrite=True),
+    "result": lambda made, folder: recorded(folder, True, {}, RESULT, {}, lambda: RESULT),
 }
 
 

@@ -135,7 +135,8 @@ def cached_library() -> Path:
             if not target.exists():
                 compile_library(target, compiler)
     except OSError as error:
-        raise BuildError(f"the cache directory {folder} cannot be used: {error.strerror or error}") from error
+        reason = f"{error.strerror or error} (set XDG_CACHE_HOME for another)"
+        raise BuildError(f"the cache directory {folder} cannot be used: {reason}") from error
     return target
 
 

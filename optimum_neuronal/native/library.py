@@ -282,8 +282,8 @@ def warn_without_kernel() -> None:
 
 WITHOUT = (
     "There are no compiled kernels for packed weights: {reason}. Torch computes with them instead, which takes about 30 "
-    "times as long as with a dense model for each token. Install a C compiler (such as gcc) to make them fast, or use the "
-    "model dense."
+    "times as long as with a dense model for each token. Mend that, with a C compiler (such as gcc) if there is none, to make "
+    "them fast; or use the model dense."
 )
 
 

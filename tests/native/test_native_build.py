@@ -110,7 +110,8 @@ def test_a_cache_that_cannot_be_written(make_compiler, tmp_path, monkeypatch):
     make_compiler()
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(build.BuildError, match="the cache directory .* cannot be used: Not a directory"):
+    message = r"the cache directory .* cannot be used: Not a directory \(set XDG_CACHE_HOME for another\)"
+    with pytest.raises(build.BuildError, match=message):
         build.cached_library()
 
 

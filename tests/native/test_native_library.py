@@ -173,6 +173,7 @@ def test_one_warning_without_kernels(monkeypatch, choosing_anew):
     library.warn_without_kernel()
     assert len(warnings) == 1
     assert "no C compiler was found. Torch computes" in warnings[0] and "times as long" in warnings[0]
+    assert "Mend that" in warnings[0], "a compiler is not all that may be missing"
     library.find_kernel.cache_clear()
     monkeypatch.setenv(library.VARIABLE, "portable")
     with pytest.raises(
