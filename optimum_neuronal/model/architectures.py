@@ -96,6 +96,9 @@ class Architecture:
             What may be rotated without changing what the model computes. `"stream"`: the residual stream, which only
             embeddings and blocks write and only RMS or layer norms of known names read, and the heads' values;
             `"heads"`: the values alone. None: not known.
+        entrance (`str`, *optional*):
+            Of a model of several modalities, whose entry is that of `model.config.model_type`: the end of the name of the one
+            linear layer by which images or sounds enter the residual stream. None: not known, or more than one.
         blocks (`str`, *optional*):
             Name of the decoder's `ModuleList` of blocks, if the classes that must not be split do not lead to it.
     """
@@ -104,6 +107,7 @@ class Architecture:
     parallel: bool | tuple[str, ...] = False
     stacked_experts: bool = False
     rotates: str | None = None
+    entrance: str | None = None
     blocks: str | None = None
 
     def __post_init__(self) -> None:
@@ -116,6 +120,10 @@ class Architecture:
         check_flag("stacked_experts", self.stacked_experts)
         if blocks is not None and not (isinstance(blocks, str) and blocks):
             raise TypeError(f"blocks is {blocks!r}: expected the name of a module, such as 'model.layers'.")
+        if self.entrance is not None and not (isinstance(self.entrance, str) and self.entrance):
+            raise TypeError(
+                f"entrance is {self.entrance!r}: expected the end of a module's name, such as 'projector.linear_2'."
+            )
         if self.rotates is not None:
             check_choice("rotates", self.rotates, (STREAM, HEADS))
         for name, role in roles.items():
@@ -158,7 +166,7 @@ _ARCHITECTURES = {
     **dict.fromkeys(
         ("apertus", "biogpt", "ernie4_5_moe", "gemma", "glm4_moe", "gpt2", "gpt_neo", "granite", "granitemoe", "hunyuan_v1_moe", "llama",
          "mistral", "mixtral", "mpt", "nemotron", "olmo", "olmoe", "opt", "persimmon", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
-         "qwen3_moe", "smollm3", "starcoder2"),
+         "qwen3_moe", "qwen2_5_vl_text", "qwen2_vl_text", "smollm3", "starcoder2"),
         Architecture(rotates=STREAM),
     ),
     # Norms behind attention and MLP or the embeddings, experts with biases, or positions that are computed and added.
@@ -166,6 +174,12 @@ _ARCHITECTURES = {
         ("bloom", "exaone4", "gemma2", "gemma3_text", "glm4", "gpt_oss", "olmo2", "xglm"),
         Architecture(rotates=HEADS),
     ),
+    # Models of several modalities, by their own type.
+    **dict.fromkeys(
+        ("internvl", "llava", "mistral3", "vipllava"), Architecture(entrance="multi_modal_projector.linear_2")
+    ),
+    **dict.fromkeys(("idefics3", "smolvlm"), Architecture(entrance="connector.modality_projection.proj")),
+    **dict.fromkeys(("qwen2_5_vl", "qwen2_vl"), Architecture(entrance="visual.merger.mlp.2")),
 }  # fmt: skip
 
 

@@ -137,19 +137,20 @@ class Term:
 def divide_rows(lost: Mapping[Term, float], share: float) -> None:
     """Set the share of each term's rows that are drawn, where the mean over all weights is this share.
 
-    A term gets rows in proportion to what a cut loses in each: few projections make most of the objective, and of those all
-    rows count. None gets less than an eighth of the mean.
+    A term gets rows in proportion to the root of what a cut loses in each, so that the sum varies least: few projections make
+    most of the objective. None gets less than an eighth of the mean.
 
     Args:
         lost (`Mapping[Term, float]`): term -> what a cut loses, see [`Term.measure`].
         share (`float`): above 0, at most 1.
     """
     sizes = {term: term.projection.numel for term in lost}
-    least, most = 0.0, max(sizes[term] / lost[term] if lost[term] else 1.0 for term in lost)
+    roots = {term: (value / sizes[term]) ** 0.5 for term, value in lost.items()}
+    least, most = 0.0, max(1 / root if root else 1.0 for root in roots.values())
     for _ in range(BISECTIONS):
         factor = (least + most) / 2
         for term in lost:
-            term.rows = min(1.0, max(share / LEAST_ROWS, factor * lost[term] / sizes[term]))
+            term.rows = min(1.0, max(share / LEAST_ROWS, factor * roots[term]))
         drawn = sum(term.rows * size for term, size in sizes.items())
         least, most = (factor, most) if drawn < share * sum(sizes.values()) else (least, factor)
 

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..compat import transformers as internals
-from ..model.architectures import STREAM
+from ..model.architectures import STREAM, find_architecture
 from ..model.projections import Block, Decoder, Projection
 from ..model.rows import value_rows
 from .norms import ATTENTION_NORMS, FINAL_NORMS, MLP_NORMS, can_be_folded, find_norm, is_norm, removes_mean
@@ -115,6 +115,11 @@ class RotatedParts:
         return list(dict.fromkeys([self.model.get_input_embeddings(), *others]))
 
     @property
+    def entrance(self) -> nn.Linear | None:
+        """The linear layer by which images or sounds enter the stream, if it is rotated and the model reads any."""
+        return _find_entrance(self.model) if self.rotates_stream else None
+
+    @property
     def unties(self) -> bool:
         """True if the head, which the final norm's weights are folded into, shares its weights with the embeddings."""
         return self.rotates_stream and has_tied_head(self.model)
@@ -128,8 +133,9 @@ class RotatedParts:
         if self.rotates_stream:
             for module in (*self.embeddings, self.model.get_output_embeddings()):
                 yield module, "weight"
-            for norm in self.norms:
-                yield from ((norm, name) for name, _ in norm.named_parameters())
+            others = self.norms if self.entrance is None else [*self.norms, self.entrance]
+            for module in others:
+                yield from ((module, name) for name, _ in module.named_parameters())
         for parts in self.blocks:
             readers = [projection for _, found in parts.folds for projection in found]
             for projection in [parts.heads.writer, parts.heads.reader, *parts.writers, *readers]:
@@ -197,11 +203,19 @@ def _may_turn_stream(decoder: Decoder, unties: bool) -> bool:
     embeddings = model.get_input_embeddings().weight
     return (
         decoder.architecture.rotates == STREAM
-        and config is model.config  # else images write into the stream too
+        and (config is model.config or _find_entrance(model) is not None)  # else images write into the stream unseen
         and (unties or not has_tied_head(model))
         and getattr(config, "do_layer_norm_before", True)  # of OPT: else norms are behind attention and MLP
         and embeddings.shape[1] == config.hidden_size  # of OPT: else two more matrices lead in and out
     )
+
+
+def _find_entrance(model: PreTrainedModel) -> nn.Linear | None:
+    """Return the linear layer by which images or sounds enter the stream; None if there is none, or it is not known."""
+    end = find_architecture(model.config.model_type).entrance
+    named = model.named_modules() if end else ()
+    found = [module for name, module in named if name.endswith(f".{end}") and isinstance(module, nn.Linear)]
+    return found[0] if len(found) == 1 else None
 
 
 def _find_final_norm(decoder: Decoder) -> nn.Module:

@@ -44,6 +44,9 @@ def find_turns(parts: RotatedParts, stream: torch.Tensor | None, heads: Sequence
             turns[embeddings, "weight"] = [partial(_turn_table, None, stream)]
         scale = _scale(parts.final_norm, read)
         turns[parts.model.get_output_embeddings(), "weight"] = [partial(_turn_table, scale, stream)]
+        if parts.entrance is not None:
+            for name, _ in parts.entrance.named_parameters():
+                turns[parts.entrance, name] = [partial(_turn_entrance, stream)]
     for norm in parts.norms:
         changes = {"weight": partial(_neutralise, norm), "bias": partial(_turn_norm_bias, _scale(norm, read), stream)}
         turns |= {(norm, name): [changes[name]] for name, _ in norm.named_parameters()}
@@ -108,6 +111,12 @@ def _turn_table(
         wide = _wide(piece, into.device)
         wide = wide if scale is None else wide * _like(scale, wide)
         own.copy_(wide if stream is None else wide @ _like(stream, wide))
+
+
+def _turn_entrance(stream: torch.Tensor | None, original: torch.Tensor, into: torch.Tensor) -> None:
+    """Write the turned weight or bias of a layer that writes into the stream."""
+    wide = _wide(original, into.device)
+    into.copy_(wide if stream is None else _like(stream, wide).T @ wide)
 
 
 def _turn_norm_bias(

@@ -179,7 +179,7 @@ def test_most_rows_are_drawn_where_most_is_lost(family, ids):
         assert drawn == pytest.approx(0.5, rel=1e-3) and terms[0].rows == 1
         assert all(0.5 / LEAST_ROWS <= term.rows <= 1 for term in terms)
         between = [t for t in terms if 0.5 / LEAST_ROWS < t.rows < 1]
-        densities = [lost[term] / term.projection.numel / term.rows for term in between]
+        densities = [lost[term] / term.projection.numel / term.rows**2 for term in between]
         assert len(between) > 1 and max(densities) == pytest.approx(min(densities), rel=1e-6)
 
 
