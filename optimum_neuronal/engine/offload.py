@@ -15,6 +15,7 @@ from torch import nn
 from ..compat import accelerate
 from ..model.projections import Block, Projection
 from ..sparsity.masks import Change
+from ..system.machine import hand_back_freed
 
 
 Weights = list[tuple[nn.Module, dict[str, torch.Tensor]]]  # module -> its own parameters by name
@@ -59,6 +60,7 @@ class BlockLoader:
                 stack.enter_context(_in_place(module, tensors))
             del weights
             yield block
+        hand_back_freed()  # a rotated block leaves twice its size in float64 behind
 
     def _take(self, index: int) -> Weights:
         ahead, self._ahead = self._ahead, None
