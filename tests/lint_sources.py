@@ -3,6 +3,7 @@
 - Private names of transformers, accelerate and PEFT stand in `compat/` alone.
 - Names of a checkpoint's files stand in `checkpoint/names.py` alone.
 - Loggers come from `system/notes.py`, so that `TRANSFORMERS_VERBOSITY` governs them.
+- Progress bars are shown on terminals alone: in a file every step of one would be a line.
 - `transformers_plugin/__init__.py` imports nothing, so that `import optimum_neuronal` is quick.
 """
 
@@ -64,8 +65,15 @@ def lint(place: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "get_logger" and place != "system/notes.py":
             yield node.lineno, "the logger is not below transformers': import get_logger from system/notes.py"
+        if is_bar(node) and "disable" not in {keyword.arg for keyword in node.keywords}:
+            yield node.lineno, "a progress bar without disable=None is written to files, too"
     if place == "transformers_plugin/__init__.py" and [type(node) for node in tree.body] != [ast.Expr]:
         yield 1, "a docstring alone belongs here: import optimum_neuronal must need neither torch nor transformers"
+
+
+def is_bar(node: ast.AST) -> bool:
+    """Return True for a call that makes a progress bar."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "tqdm"
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str | None, int]]:

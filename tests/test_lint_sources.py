@@ -19,6 +19,7 @@ from lint_sources import lint
         ("f'{stem}-{number:05}.safetensors'", "'.safetensors' is the name of a file"),
         ("path / 'README.md'", "'README.md' is the name of a file"),
         ("logging.get_logger(__name__)", "import get_logger from system/notes.py"),
+        ("logging.tqdm(range(3), desc='Perplexity')", "a progress bar without disable=None"),
     ],
 )
 def test_offences(code, message):
@@ -31,6 +32,7 @@ def test_what_is_allowed():
         "from transformers import PreTrainedModel",
         "from transformers.utils import logging",
         "import transformers",
+        "logging.tqdm(range(3), disable=None)",
         "internals.is_transposed(module)",
         "f'{path} has no config.json'; 'tokenizer.json'",
         "'''The file config.json.'''",

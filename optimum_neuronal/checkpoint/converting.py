@@ -83,7 +83,9 @@ def convert_checkpoint(
     with replaced_checkpoint(target, is_of_weights) as staging:
         codings = find_codings(sparsity_config, names, asked)
         with PackedWriter(staging, size, codings) if format == "packed" else DenseWriter(staging, size) as writer:
-            for weight in logging.tqdm(checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False):
+            for weight in logging.tqdm(
+                checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False, disable=None
+            ):
                 writer.add(weight.name, weight[...])
         for name in others:
             (staging / name).parent.mkdir(exist_ok=True)

@@ -186,7 +186,7 @@ def inspect_checkpoint(
         kinds = about.get("projections", {})
         result.kinds = {kind: Share(recorded=found["sparsity"]) for kind, found in kinds.items()}
         places = PrunedWeights(about, [weight.name for weight in checkpoint.weights])
-    for weight in logging.tqdm(checkpoint.weights, desc="Counting zeros", unit="weight", leave=False):
+    for weight in logging.tqdm(checkpoint.weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
         _count(weight, places.find(weight.name) if places else guess(weight), result)
     if about is not None:
         result.problems = _problems(result)

@@ -114,14 +114,16 @@ def write_model(model: PreTrainedModel, folder: Path, format: str, **kwargs: Any
             found = checkpoint_tensors(model)
             names, tensors = list(found), iter(found.items())
         with PackedWriter(folder, size, find_codings(read_sparsity_config(model.config), names)) as writer:
-            for name, tensor in logging.tqdm(tensors, desc="Packing weights", total=len(names)):
+            for name, tensor in logging.tqdm(tensors, desc="Packing weights", total=len(names), disable=None):
                 writer.add(name, tensor)
         _remove(folder, DENSE_FILES)
         add_hint(folder)  # transformers would leave it out
     elif is_packed:
         _remove(folder, DENSE_FILES)  # of no weights
         with DenseWriter(folder, size) as writer:
-            for name, tensor in logging.tqdm(checkpoint_tensors(model).items(), desc="Unpacking weights"):
+            for name, tensor in logging.tqdm(
+                checkpoint_tensors(model).items(), desc="Unpacking weights", disable=None
+            ):
                 writer.add(name, tensor)
 
 

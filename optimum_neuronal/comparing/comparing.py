@@ -144,7 +144,9 @@ class Measurements:
             dense = find(Result(0.0, DENSE, DENSE), {}, self.dense)
             calibration = {} if self.calibration is None else self.calibration.to_dict()
             comparison = Comparison(public_name(self.model), dense, [], calibration, versions())
-            for result, config in logging.tqdm(self.settings.combinations, "Comparing", unit="combination"):
+            for result, config in logging.tqdm(
+                self.settings.combinations, "Comparing", unit="combination", disable=None
+            ):
                 if config is not None:
                     result = find(result, config.to_dict(), partial(self.run, result, config))
                 if result.error is not None:

@@ -114,7 +114,7 @@ def _draw_from_documents(
 ) -> list[list[int]] | None:
     """Return random windows of the documents that are long enough, None if these hold too little text."""
     windows, long = [], []
-    with logging.tqdm(total=num_samples, desc="Drawing calibration sequences", leave=False) as progress:
+    with logging.tqdm(total=num_samples, desc="Drawing calibration sequences", leave=False, disable=None) as progress:
         for index in rng.sample(range(len(documents)), len(documents)):
             ids = tokenize(documents[index], tokenizer, documents.templated)
             if len(ids) >= seq_length:

@@ -131,7 +131,9 @@ def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any
 def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, device: torch.device | str) -> float:
     """Return the mean NLL in nats of all tokens except the first of each window, of shape (windows, seq_length)."""
     total = 0.0
-    for start in logging.tqdm(range(0, len(windows), batch_size), desc="Perplexity", unit="batch", leave=False):
+    for start in logging.tqdm(
+        range(0, len(windows), batch_size), desc="Perplexity", unit="batch", leave=False, disable=None
+    ):
         batch = windows[start : start + batch_size]
         loss = _summed_nll(model, batch.to(device))
         if not math.isfinite(loss):

@@ -212,7 +212,7 @@ def _time_in_turns(
 ) -> Timing:
     """Time one kind of work; `models` holds the dense one first, then the packed one."""
     times: dict[str, list[float]] = {name: [] for name in models}
-    for number in logging.tqdm(range(rounds + 1), desc=work, unit="round", leave=False):
+    for number in logging.tqdm(range(rounds + 1), desc=work, unit="round", leave=False, disable=None):
         for name, model in models.items():
             taken = seconds(model)
             if number:

@@ -107,6 +107,11 @@ def test_the_model_is_left_as_it_was(model):
     assert [module.training for module in model.modules()] == before and set(seen) == {False}
 
 
+def test_nothing_is_written_where_there_is_no_terminal(model, capfd):
+    evaluate_perplexity(model, None, random_ids(3, 8))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_mistakes(model, tokenizer):
     ids = random_ids(2, 8)
     for dataset, fields, message in (
