@@ -148,7 +148,8 @@ class NeuronALPruner(OptimumQuantizer):
             check_apart(work_dir, save_dir)
         with work_directory(work_dir) as folder, alone_with(model):
             context = check(model, self.config, batch_size, max_hidden_bytes)
-            check_space(model, save_dir, expected_size(context), format, untied_bytes(context))
+            untied = untied_bytes(context)
+            check_space(model, save_dir, expected_size(context, untied > 0), format, untied)
             windows = {name: load_windows(model.config, self.tokenizer, test) for name, test in tests.items()}
 
             def measure() -> dict[str, float]:

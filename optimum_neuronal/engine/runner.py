@@ -156,6 +156,10 @@ class BlockRunner:
         self.block_forwards += block_forwards
         yield
 
+    def pass_on(self, _index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+        """Visit a block in [`run`] with one stream, and do nothing else."""
+        return [self.output(block, streams[0], calls)]
+
     def output(self, block: Block, stream: Stream, calls: Sequence[Call]) -> Stream:
         """Return a block's output with its current weights."""
         return self.replay(block, stream, calls, record=None)[0]

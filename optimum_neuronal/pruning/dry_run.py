@@ -196,7 +196,7 @@ def _weight_bytes(
     """Return the fields of the plan about the model's own weights, tied ones once unless a rotation unties them."""
     saved = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
     parts = None if rotation is None else find_parts(decoder, rotation.untie)
-    untied = _size(model.get_output_embeddings().weight) if parts and parts.unties else 0
+    untied = parts.untied_bytes if parts else 0
     blocks = [sum(_size(weight) for weight in block.module.parameters()) for block in decoder.blocks]
     saved_bytes = sum(_size(tensor) for tensor in saved.values()) + untied
     in_memory = model.get_memory_footprint() + untied  # with the buffers that are not saved

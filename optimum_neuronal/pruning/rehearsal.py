@@ -136,7 +136,7 @@ class Rehearsal(Sweep):
 
         def run(_) -> None:
             inputs = runner.capture(self.engine.ids[:1])
-            runner.run(inputs, 1, lambda _, block, calls, streams: [runner.output(block, streams[0], calls)], "Check")
+            runner.run(inputs, 1, runner.pass_on, "Check")
 
         self.ask(("check",), "Check", run, sequences=1)
 

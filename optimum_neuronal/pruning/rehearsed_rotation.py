@@ -1,9 +1,8 @@
 """The learning of a rotation, measured on a sample of the blocks for a dry run."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,19 +10,13 @@ from ..rotation.learning import Rotation
 from ..rotation.objective import LOOK_EVERY, Term
 from ..rotation.parts import RotatedParts, find_parts
 from ..rotation.sensitivity import LABEL, fisher_weights
-from ..trials.engine import Engine
 
 
-class Asker(Protocol):
-    """What is needed of a [`Rehearsal`]."""
-
-    engine: Engine
-    all_sequences: float
-
-    ask: Callable[..., Any]
+if TYPE_CHECKING:
+    from .rehearsal import Rehearsal
 
 
-def rehearse_rotation(rehearsal: Asker, rotation: Rotation) -> None:
+def rehearse_rotation(rehearsal: "Rehearsal", rotation: Rotation) -> None:
     """Note the learning of a rotation: gradients, Hessians, and a few of its steps, which stand for all.
 
     Args:

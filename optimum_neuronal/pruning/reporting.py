@@ -110,20 +110,17 @@ class PrunedModels:
         )
 
 
-def expected_size(context: PruneContext) -> PackedSize:
-    """Return the size that the pruned weights, embeddings and head will have."""
+def expected_size(context: PruneContext, unties: bool) -> PackedSize:
+    """Return the size that the pruned weights, embeddings and head will have; `unties`: see [`packed_size`]."""
     config = likely(context.config, context.pairs)
     bits = config.value_bits, config.embedding_bits
-    return packed_size(context.decoder, lambda p: int(config.sparsity * p.numel), *bits, bool(untied_bytes(context)))
+    return packed_size(context.decoder, lambda p: int(config.sparsity * p.numel), *bits, unties)
 
 
 def untied_bytes(context: PruneContext) -> int:
     """Return the bytes of a head that a rotation will untie from the embeddings, 0 if it unties none."""
-    rotation, model = context.methods.rotation, context.model
-    if rotation is None or not find_parts(context.decoder, rotation.untie).unties:
-        return 0
-    head = model.get_output_embeddings().weight
-    return head.numel() * head.element_size() if head is model.get_input_embeddings().weight else 0
+    rotation = context.methods.rotation
+    return 0 if rotation is None else find_parts(context.decoder, rotation.untie).untied_bytes
 
 
 def pruned_size(decoder: Decoder, report: PruningReport) -> PackedSize:

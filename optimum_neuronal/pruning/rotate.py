@@ -1,17 +1,15 @@
 """Rotates a model before it is pruned, checks that it computes what it did, and puts it back if anything fails."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..compat.accelerate import execution_device
-from ..engine.calls import Call, Streams
 from ..engine.capture import inference
 from ..engine.runner import BlockRunner
 from ..files.records import Finding
-from ..model.projections import Block
 from ..rotation.merging import Originals, Rotations, put_back
 from ..rotation.parts import RotatedParts, find_parts
 from ..system.machine import with_less_memory
@@ -87,12 +85,8 @@ def _learn(context: PruneContext, parts: RotatedParts) -> Finding:
 
 def _token_losses(context: PruneContext, runner: BlockRunner) -> torch.Tensor:
     """Return the negative log-likelihood of every token of the alignment sequences but the first: float32, on the CPU."""
-
-    def visit(_index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        return [runner.output(block, streams[0], calls)]
-
     ids, losses = context.ids[: context.config.num_alignment_samples], []
-    (last,) = runner.run(runner.capture(ids), 1, visit, release=True)
+    (last,) = runner.run(runner.capture(ids), 1, runner.pass_on, release=True)
     for own, hidden in zip(ids.split(1), last):
         logits = runner.logits(own, hidden)[0, :-1]
         losses.append(torch.nn.functional.cross_entropy(logits, own[0, 1:].to(logits.device), reduction="none").cpu())

@@ -25,7 +25,7 @@ STREAMED_ROWS = 0.25  # by default, of weights that are offloaded
 
 @dataclass(frozen=True)
 class Rotation:
-    """How a model is rotated before it is pruned.
+    """The way in which a model is rotated before it is pruned.
 
     Args:
         steps (`int`): of Adam.

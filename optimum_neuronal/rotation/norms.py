@@ -17,9 +17,8 @@ from ..compat import accelerate
 ATTENTION_NORMS = ("input_layernorm", "self_attn_layer_norm", "ln_1", "norm_1", "ln_attn", "attention_layernorm")
 MLP_NORMS = ("post_attention_layernorm", "final_layer_norm", "ln_2", "norm_2", "ln_mlp", "feedforward_layernorm")
 FINAL_NORMS = ("norm", "final_layer_norm", "final_layernorm", "layer_norm", "ln_f", "norm_f")
-LEAST_SCALE = (
-    1e-3  # of a norm with a bias, relative to its largest: a bias that is divided by less would be rounded badly
-)
+# Of a norm with a bias, relative to its largest scale: a bias that is divided by less would be rounded badly.
+LEAST_SCALE = 1e-3
 
 
 def find_norm(module: nn.Module, names: Sequence[str]) -> nn.Module | None:

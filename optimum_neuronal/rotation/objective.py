@@ -88,7 +88,7 @@ class Term:
         layout, self.rows = self.parts.heads, 1.0
         self.draw(torch.Generator())
         heads = torch.eye(layout.size, device=self.matrix.device).expand(layout.count, -1, -1)
-        diagonal = self.inverse.diagonal() if self.projection in _readers(self.parts) else None
+        diagonal = self.inverse.diagonal() if self.projection in self.parts.readers else None
         lost = float(self.lost(self.importance(None, heads, diagonal), share))
         del self.matrix  # it may be all that keeps an offloaded weight in memory
         return lost
@@ -163,7 +163,7 @@ def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[
         norms (`Mapping[str, Hessian]`): projection name -> statistic of its input.
         fisher (`Mapping[str, float]`): projection name -> Fisher weight.
     """
-    readers, inverses, terms = _readers(parts), {}, []
+    readers, inverses, terms = parts.readers, {}, []
     seen = [p for p in parts.pruned if p.name in norms and norms[p.name].tokens]
     for projection in seen:
         energy = _energy(projection, norms[projection.name])
@@ -221,17 +221,13 @@ def block_loss(
         if drawn_by is not None:
             term.draw(drawn_by)
         diagonal = None
-        if term.projection in _readers(term.parts):
+        if term.projection in term.parts.readers:
             key = id(term.inverse)
             if key not in diagonals:
                 diagonals[key] = ((term.inverse @ stream) * stream).sum(0)
             diagonal = diagonals[key]
         losses.append(term.lost(term.importance(stream, heads, diagonal), share))
     return torch.stack(losses).sum()
-
-
-def _readers(parts: BlockParts) -> set[Projection]:
-    return {projection for _, readers in parts.folds for projection in readers}
 
 
 def _inverse(hessian: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -54,7 +55,7 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class BlockParts:
-    """What a rotation touches in a block.
+    """The parts of a block that a rotation touches.
 
     Args:
         block ([`Block`]): of the decoder.
@@ -69,16 +70,21 @@ class BlockParts:
     writers: Sequence[Projection]
     heads: Heads
 
+    @cached_property
+    def readers(self) -> tuple[Projection, ...]:
+        """The projections that read the stream, routers among them."""
+        return tuple(projection for _, readers in self.folds for projection in readers)
+
     @property
     def pruned(self) -> list[Projection]:
         """The projections that are rotated and to be pruned."""
-        turned = {*self.writers, self.heads.writer, self.heads.reader, *(p for _, read in self.folds for p in read)}
+        turned = {*self.writers, self.heads.writer, self.heads.reader, *self.readers}
         return [projection for projection in self.block.pruned if projection in turned]
 
 
 @dataclass(frozen=True, eq=False)
 class RotatedParts:
-    """What rotations touch in a model.
+    """The parts of a model that rotations touch.
 
     Args:
         decoder ([`Decoder`]): of the model.
@@ -110,7 +116,7 @@ class RotatedParts:
 
     @property
     def embeddings(self) -> list[nn.Embedding]:
-        """What writes into the stream in front of the blocks: embeddings of tokens, and of positions if these are learned."""
+        """The embeddings that write into the stream in front of the blocks: of tokens, and of positions if they are learned."""
         others = (module for module in self.decoder.module.children() if isinstance(module, nn.Embedding))
         return list(dict.fromkeys([self.model.get_input_embeddings(), *others]))
 
@@ -123,6 +129,13 @@ class RotatedParts:
     def unties(self) -> bool:
         """True if the head, which the final norm's weights are folded into, shares its weights with the embeddings."""
         return self.rotates_stream and has_tied_head(self.model)
+
+    @property
+    def untied_bytes(self) -> int:
+        """Bytes of the head by which the model grows if it is untied. Offloaded, head and embeddings are two already."""
+        head = self.model.get_output_embeddings().weight
+        grows = self.unties and head is self.model.get_input_embeddings().weight
+        return head.numel() * head.element_size() if grows else 0
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield every parameter that changes, once."""
@@ -137,8 +150,7 @@ class RotatedParts:
             for module in others:
                 yield from ((module, name) for name, _ in module.named_parameters())
         for parts in self.blocks:
-            readers = [projection for _, found in parts.folds for projection in found]
-            for projection in [parts.heads.writer, parts.heads.reader, *parts.writers, *readers]:
+            for projection in [parts.heads.writer, parts.heads.reader, *parts.writers, *parts.readers]:
                 yield projection.module, projection.parameter
                 if bias_of(projection) is not None:
                     yield projection.module, "bias"

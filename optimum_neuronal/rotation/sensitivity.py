@@ -32,9 +32,9 @@ def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[st
     """
     inputs, entering = runner.capture(ids), []
 
-    def visit(_index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+    def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         entering.append(streams[0])
-        return [runner.output(block, streams[0], calls)]
+        return runner.pass_on(index, block, calls, streams)
 
     (last,) = runner.run(inputs, 1, visit, LABEL, release=True)
     gradients, found = _loss_gradients(runner, ids, last, seed), {}

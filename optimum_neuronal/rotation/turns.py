@@ -17,9 +17,8 @@ from .parts import BlockParts, Heads, RotatedParts, bias_of
 ROWS = 4096  # of a matrix that are computed at a time
 
 Read = Callable[[nn.Module, str], torch.Tensor]  # a module, the name of its parameter -> the original tensor
-Turns = dict[
-    tuple[nn.Module, str], list[Turn]
-]  # a module, the name of its parameter -> what changes it, in this order
+# A module, the name of its parameter -> what changes it, in this order.
+Turns = dict[tuple[nn.Module, str], list[Turn]]
 
 
 def find_turns(parts: RotatedParts, stream: torch.Tensor | None, heads: Sequence[torch.Tensor], read: Read) -> Turns:
@@ -63,7 +62,7 @@ def _scale(norm: nn.Module, read: Read) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ProjectionTurn:
-    """How a projection's weight and bias change.
+    """The change of a projection's weight and bias.
 
     Args:
         projection ([`Projection`]): of the block.
