@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..engine.statistics import Hessian
+from ..engine.statistics import Hessian, wide_dtype
 from ..model.projections import Projection
 from .parts import BlockParts, Heads
 from .turns import turn_columns
@@ -232,6 +232,6 @@ def block_loss(
 
 def _inverse(hessian: torch.Tensor) -> torch.Tensor:
     """Return the inverse of a dampened Hessian, float32."""
-    wide = hessian.double() if hessian.device.type != "mps" else hessian
+    wide = hessian.to(wide_dtype(hessian.device))
     wide = wide + DAMPENING * wide.diagonal().mean() * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
     return torch.linalg.inv(wide).float()
