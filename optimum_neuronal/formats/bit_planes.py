@@ -1,0 +1,87 @@
+"""Codes of 2 to 7 bits as files and kernels hold them: in bit planes, in blocks of 64 rows and groups of 4 columns.
+
+`planes[block, group, bit, i]` is a byte. Its low half holds one bit of four codes: of row `64 * block + i` in the four columns
+of the group, the first column in the lowest bit. Its high half holds the same for row `64 * block + 32 + i`. Zeros fill the
+last block and the last group. native/planes.h computes with planes.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+
+BLOCK_ROWS, GROUP_COLUMNS, PLANE_BYTES = 64, 4, 32
+CHUNK = 2**20  # elements at a time, so that temporary tensors stay small
+
+
+def planes_shape(rows: int, columns: int, bits: int) -> tuple[int, int, int, int]:
+    """Return the shape of the planes of a matrix."""
+    return -(-rows // BLOCK_ROWS), -(-columns // GROUP_COLUMNS), bits, PLANE_BYTES
+
+
+def chunk_rows(rows: int, columns: int) -> Iterator[slice]:
+    """Yield slices of rows, about `CHUNK` elements in each; all but the last are a multiple of `BLOCK_ROWS`."""
+    height = max(1, CHUNK // max(1, BLOCK_ROWS * columns)) * BLOCK_ROWS
+    for first in range(0, rows, height):
+        yield slice(first, min(first + height, rows))
+
+
+def encode_planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the planes of codes.
+
+    Args:
+        codes (`Tensor`): uint8, shape (rows, columns), below 2**bits.
+        bits (`int`): 2 to 7.
+    """
+    rows, columns = codes.shape
+    planes = codes.new_empty(planes_shape(rows, columns, bits))
+    for chunk in chunk_rows(rows, columns):
+        part = codes[chunk]
+        part = torch.nn.functional.pad(part, (0, -columns % GROUP_COLUMNS, 0, -len(part) % BLOCK_ROWS))
+        part = part.view(-1, 2, PLANE_BYTES, planes.shape[1], GROUP_COLUMNS)
+        blocks = slice(chunk.start // BLOCK_ROWS, chunk.start // BLOCK_ROWS + len(part))
+        for bit in range(bits):
+            fours = (part >> bit) & 1
+            halves = fours[..., 0] | fours[..., 1] << 1 | fours[..., 2] << 2 | fours[..., 3] << 3
+            planes[blocks, :, bit] = (halves[:, 0] | halves[:, 1] << 4).transpose(1, 2)
+    return planes
+
+
+def decode_rows(planes: torch.Tensor, rows: torch.Tensor, columns: int) -> torch.Tensor:
+    """Return the codes of some rows.
+
+    Args:
+        planes (`Tensor`): from [`encode_planes`].
+        rows (`Tensor` of int64, shape (count,)): numbers of rows.
+        columns (`int`): of the matrix.
+
+    Returns:
+        `Tensor` of uint8, shape (count, columns).
+    """
+    found = planes[rows // BLOCK_ROWS, :, :, rows % PLANE_BYTES]  # (count, groups, bits)
+    halves = torch.where((rows % BLOCK_ROWS < PLANE_BYTES)[:, None, None], found & 15, found >> 4)
+    codes = halves.new_zeros(*halves.shape[:2], GROUP_COLUMNS)
+    for bit in range(planes.shape[2]):
+        for column in range(GROUP_COLUMNS):
+            codes[..., column] |= (halves[..., bit] >> column & 1) << bit
+    return codes.flatten(1)[:, :columns]
+
+
+def decode_planes(planes: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Return the codes of a matrix: uint8, shape (rows, columns)."""
+    codes = planes.new_empty(rows, columns)
+    for chunk in chunk_rows(rows, columns):
+        codes[chunk] = decode_rows(planes, torch.arange(chunk.start, chunk.stop, device=planes.device), columns)
+    return codes
+
+
+def has_bits_behind(planes: torch.Tensor, rows: int, columns: int) -> bool:
+    """Return whether bits are set behind the last row or column of a matrix of this shape, where zeros are expected."""
+    last, filled, behind = planes[-1], rows % BLOCK_ROWS, False
+    if filled:
+        low, high = min(filled, PLANE_BYTES), max(filled - PLANE_BYTES, 0)  # rows in low and in high halves of bytes
+        behind = bool((last[..., low:] & 15).any() | (last[..., high:] >> 4).any())
+    if columns % GROUP_COLUMNS:
+        used = 2 ** (columns % GROUP_COLUMNS) - 1
+        behind |= bool((planes[:, -1] & (0xFF ^ (used | used << 4))).any())
+    return behind

@@ -1,0 +1,285 @@
+"""Quantised weights: dense matrices of 2 to 8 bits, with a scale for each row and perhaps a step for each column.
+
+Codes of 2 to 7 bits stand for odd levels, -(2**bits - 1) to 2**bits - 1: with a zero, one side would have a level less. Codes
+of 8 bits are their levels, -127 to 127.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..native.library import DTYPES, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
+from ..sparsity.masks import Change
+from .bit_planes import BLOCK_ROWS, chunk_rows, decode_planes, decode_rows, encode_planes
+from .quantized_checks import (
+    BYTE_BITS,
+    check_bits,
+    check_contents,
+    check_dense,
+    check_headers,
+    codes_header,
+    largest_level,
+)
+
+
+CODES, SCALES, STEPS = ".packed_codes", ".packed_scales", ".packed_steps"  # what follows a weight's name in a file
+MAX_FUSED_ROWS = 16  # of x that the kernels multiply with codes; more are multiplied with unpacked rows
+
+
+@dataclass(frozen=True)
+class QuantizedWeight(Change):
+    """A dense weight of few bits. As a change, it takes the place of another weight.
+
+    An element is `scale of its row * step of its column * level`, computed in float32 and rounded once, to `dtype`. The level
+    is `2 * code - (2**bits - 1)`, or with 8 bits the code. All tensors are contiguous and lie on one device.
+
+    Args:
+        codes (`Tensor`): with 2 to 7 bits uint8, shape (ceil(rows / 64), ceil(columns / 4), bits, 32), see `bit_planes`;
+            with 8 bits int8, shape (rows, columns), -127 to 127.
+        scales (`Tensor`): bfloat16, shape (rows,), at least 0.
+        steps (`Tensor`, *optional*): bfloat16, shape (columns,), above 0. None: all are 1.
+        bits (`int`): of a code, 2 to 8.
+        shape (`tuple[int, ...]`): (rows, columns), or more dimensions, of which all but the last count rows.
+        dtype (`torch.dtype`): of the dense weight: float16, bfloat16 or float32.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    steps: torch.Tensor | None
+    bits: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def encode(
+        cls,
+        codes: torch.Tensor,
+        bits: int,
+        scales: torch.Tensor,
+        steps: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> "QuantizedWeight":
+        """Return the weight of these codes.
+
+        Args:
+            codes (`Tensor`): uint8, below 2**bits; with 8 bits int8. Shape (..., columns).
+            bits (`int`), scales (`Tensor`), steps (`Tensor`, *optional*), dtype (`torch.dtype`): see the class.
+        """
+        check_bits(bits)
+        expected = torch.int8 if bits == BYTE_BITS else torch.uint8
+        if codes.dtype != expected or codes.ndim < 2:
+            raise ValueError(
+                f"the codes are {codes.dtype} of shape {list(codes.shape)}: expected {expected} and (..., columns) for {bits} bits"
+            )
+        rows = codes.reshape(-1, codes.shape[-1]).contiguous()
+        held = rows if bits == BYTE_BITS else encode_planes(rows, bits)
+        steps = None if steps is None else steps.contiguous()
+        return cls(held, scales.contiguous(), steps, bits, tuple(codes.shape), dtype)
+
+    @classmethod
+    def nearest(cls, weight: torch.Tensor, bits: int = 8) -> "QuantizedWeight":
+        """Round a weight to the nearest levels. The largest magnitude of a row becomes the largest level.
+
+        Args:
+            weight (`Tensor`): shape (..., columns), finite; float16, bfloat16 or float32.
+            bits (`int`): of a code, 2 to 8.
+
+        Raises:
+            `ValueError`: the weight has fewer than two dimensions, another dtype, or numbers that are not finite.
+        """
+        check_dense(weight)
+        check_bits(bits)
+        rows = weight.detach().reshape(-1, weight.shape[-1])
+        found = [_nearest_rows(rows[part], bits) for part in chunk_rows(*rows.shape)]
+        codes, scales = (torch.cat(parts) for parts in zip(*found))
+        return cls.encode(codes.view(weight.shape), bits, scales, None, weight.dtype)
+
+    @classmethod
+    def of_parts(
+        cls, tensors: Mapping[str, torch.Tensor], name: str, shape: Sequence[int], bits: int, dtype: torch.dtype
+    ) -> "QuantizedWeight":
+        """Return the weight of what [`QuantizedWeight.parts`] gave under a name."""
+        return cls(tensors[name + CODES], tensors[name + SCALES], tensors.get(name + STEPS), bits, tuple(shape), dtype)
+
+    def parts(self, name: str) -> dict[str, torch.Tensor]:
+        """Return codes, scales and steps, as they are recorded under a name."""
+        parts = {name + CODES: self.codes, name + SCALES: self.scales}
+        return parts if self.steps is None else {**parts, name + STEPS: self.steps}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all tensors take together."""
+        return sum(part.nbytes for part in self.parts("").values())
+
+    def check(self) -> None:
+        """Raise `ValueError` unless codes, scales and steps can be those of one weight."""
+        named = {"codes": self.codes, "scales": self.scales, "steps": self.steps}
+        parts = {name: None if part is None else (part.dtype, part.shape) for name, part in named.items()}
+        check_headers(self.shape, self.bits, self.dtype, parts)
+        check_contents(self.codes, self.scales, self.steps, self.bits, self.shape, self.dtype)
+
+    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "QuantizedWeight":
+        """Return this weight on another device or of another dtype. Codes, scales and steps keep their bits."""
+        codes, scales = self.codes.to(device=device), self.scales.to(device=device)
+        steps = None if self.steps is None else self.steps.to(device=device)
+        return replace(self, codes=codes, scales=scales, steps=steps, dtype=dtype or self.dtype)
+
+    def unpack(self, device: torch.device | None = None) -> torch.Tensor:
+        """Return the dense weight, on the device of its codes or on another."""
+        weight = self if device is None else self.to(device)
+        rows, columns = len(self.scales), self.shape[-1]
+        dense = torch.empty(rows, columns, dtype=self.dtype, device=weight.codes.device)
+        weight._fill(slice(0, rows), dense)
+        return dense.view(self.shape)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return `x @ W.T + bias`.
+
+        On a CPU the kernels multiply up to `MAX_FUSED_ROWS` rows of x with codes. They round x to whole numbers: with codes of
+        8 bits a part in a hundred of the result is lost, with fewer bits a part in a thousand. In all other cases W is
+        unpacked, some rows at a time.
+
+        Args:
+            x (`Tensor`): shape (..., columns), floating, on the device of the codes.
+            bias (`Tensor`, *optional*): shape (rows,), of the dtype of x.
+
+        Returns:
+            `Tensor`: shape (..., rows), of the dtype of x.
+        """
+        columns = self.shape[-1]
+        if x.ndim == 0 or x.shape[-1] != columns:
+            raise ValueError(f"x has shape {list(x.shape)}: expected (..., {columns}), as the weight has {columns} columns")
+        flat = x.reshape(x.shape[:-1].numel(), columns).contiguous()
+        kernel = self._kernel(x.dtype)
+        y = x.new_empty(len(flat), len(self.scales))
+        if kernel is not None and len(flat) <= MAX_FUSED_ROWS:
+            beside = None if bias is None else bias.contiguous()
+            for part, to in zip(flat.split(MAX_ROWS), y.split(MAX_ROWS)):
+                kernel.quantized_linear(part, self.codes, self.bits, self.scales, self.steps, beside, to)
+            return y.view(*x.shape[:-1], len(self.scales))
+        scratch = None
+        for rows in chunk_rows(len(self.scales), columns):
+            scratch = x.new_empty(rows.stop - rows.start, columns) if scratch is None else scratch[: rows.stop - rows.start]
+            self._fill(rows, scratch)
+            if bias is None:
+                torch.mm(flat, scratch.t(), out=y[:, rows])
+            else:
+                torch.addmm(bias[rows], flat, scratch.t(), out=y[:, rows])
+        return y.view(*x.shape[:-1], len(self.scales))
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return some rows, without unpacking others: shape (*ids.shape, columns), of the weight's dtype."""
+        flat = ids.reshape(-1)
+        return self._elements(flat, self.scales.index_select(0, flat)).to(self.dtype).view(*ids.shape, self.shape[-1])
+
+    def rows(self, first: int, last: int) -> "QuantizedWeight":
+        """Return the rows from `first` up to `last`, shape (last - first, columns).
+
+        They are shared with this weight if codes have 8 bits, or if `first` and `last` are multiples of 64 or the end.
+        """
+        if self.bits == BYTE_BITS:
+            codes = self.codes[first:last]
+        elif first % BLOCK_ROWS == 0 and (last % BLOCK_ROWS == 0 or last == len(self.scales)):
+            codes = self.codes[first // BLOCK_ROWS : -(-last // BLOCK_ROWS)]
+        else:
+            some = torch.arange(first, last, device=self.codes.device)
+            codes = encode_planes(decode_rows(self.codes, some, self.shape[-1]), self.bits)
+        return replace(self, codes=codes, scales=self.scales[first:last], shape=(last - first, self.shape[-1]))
+
+    @classmethod
+    def joined(cls, parts: Sequence["QuantizedWeight"]) -> "QuantizedWeight":
+        """Return the rows of all parts, one after the other, as a matrix. A single part is shared, several are copied.
+
+        Raises:
+            `ValueError`: they differ in bits, columns, dtype or steps.
+        """
+        first = parts[0]
+        for part in parts[1:]:
+            if not first.joins(part):
+                raise ValueError(
+                    f"a weight of {part.bits} bits, {part.shape[-1]} columns and {part.dtype} cannot follow one of "
+                    f"{first.bits} bits, {first.shape[-1]} columns and {first.dtype}: expected the same, with equal steps"
+                )
+        rows, columns = [len(part.scales) for part in parts], first.shape[-1]
+        if len(parts) == 1:
+            codes = first.codes
+        elif first.bits == BYTE_BITS or all(count % BLOCK_ROWS == 0 for count in rows[:-1]):
+            codes = torch.cat([part.codes for part in parts])
+        else:
+            decoded = [decode_planes(part.codes, count, columns) for part, count in zip(parts, rows)]
+            codes = encode_planes(torch.cat(decoded), first.bits)
+        scales = torch.cat([part.scales for part in parts]) if len(parts) > 1 else first.scales
+        return replace(first, codes=codes, scales=scales, shape=(sum(rows), columns))
+
+    def joins(self, other: "QuantizedWeight") -> bool:
+        """Return whether rows of another weight can follow these: bits, columns, dtype, device and steps are equal."""
+        mine = (self.bits, self.shape[-1], self.dtype, self.codes.device, self.steps is None)
+        theirs = (other.bits, other.shape[-1], other.dtype, other.codes.device, other.steps is None)
+        return mine == theirs and (self.steps is None or torch.equal(self.steps, other.steps))
+
+    def error(self, weight: torch.Tensor) -> float:
+        """Return the squared error as a share of the sum of squares of a dense weight of the same shape; 0 where all are 0."""
+        total = lost = 0.0
+        dense = weight.detach().reshape(-1, self.shape[-1])
+        for part in chunk_rows(*dense.shape):
+            values = dense[part].float()
+            rounded = self.rows(part.start, part.stop).unpack(dense.device).float()
+            total += values.square().sum(dtype=torch.float64).item()
+            lost += (rounded - values).square().sum(dtype=torch.float64).item()
+        return lost / total if total else 0.0
+
+    def apply_to(self, weight: torch.Tensor) -> None:
+        weight.copy_(self.unpack(weight.device))
+
+    def applied(self, weight: torch.Tensor) -> torch.Tensor:
+        return self.unpack(weight.device)
+
+    def _kernel(self, dtype: torch.dtype) -> Kernel | None:
+        """Return the kernels that compute with these codes in a dtype; None for torch."""
+        if self.codes.device.type != "cpu" or dtype not in DTYPES:
+            return None
+        warn_without_kernel()
+        kernel = find_kernel()
+        return kernel if hasattr(kernel, "quantized_linear") else None
+
+    def _fill(self, rows: slice, dense: torch.Tensor) -> None:
+        """Unpack rows, from a multiple of 64 on, into a contiguous tensor of shape (those, columns) and any dtype."""
+        kernel = self._kernel(dense.dtype)
+        if kernel is not None:
+            part = self.codes[rows] if self.bits == BYTE_BITS else self.codes[rows.start // BLOCK_ROWS :]
+            kernel.unpack_quantized(part, self.bits, self.scales[rows], self.steps, dense)
+            return
+        for chunk in chunk_rows(len(dense), self.shape[-1]):
+            some = torch.arange(rows.start + chunk.start, rows.start + chunk.stop, device=self.codes.device)
+            dense[chunk] = self._elements(some, self.scales[some]).to(dense.dtype)
+
+    def _elements(self, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """Return the elements of some rows in float32, by the rows' numbers, shape (count,), and their scales."""
+        if self.bits == BYTE_BITS:
+            levels = self.codes.index_select(0, rows).float()
+        else:
+            levels = 2 * decode_rows(self.codes, rows, self.shape[-1]).float() - largest_level(self.bits)
+        factors = scales.float()[:, None] if self.steps is None else scales.float()[:, None] * self.steps.float()
+        return (levels * factors).add_(0.0)  # no -0.0 where a scale is 0
+
+
+def quantized_bytes(shape: Sequence[int], bits: int, steps: bool = False) -> int:
+    """Return the bytes that a quantised weight takes: codes, scales, and steps if it has some."""
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    return math.prod(codes_header(rows, columns, bits)[1]) + 2 * rows + (2 * columns if steps else 0)
+
+
+def _nearest_rows(rows: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes and scales of some rows; the scale of a row of zeros is 0."""
+    wide, largest = rows.float(), largest_level(bits)
+    most = wide.abs().amax(1)
+    scales = (most / largest).clamp(min=torch.finfo(torch.bfloat16).tiny).bfloat16()
+    too_large = scales.double() * largest > torch.finfo(rows.dtype).max  # rounded up; the next number below is not
+    scales = (scales.view(torch.int16) - too_large.to(torch.int16)).view(torch.bfloat16)
+    levels = wide / scales.float()[:, None]
+    scales = scales.masked_fill(most == 0, 0)
+    if bits == BYTE_BITS:
+        return levels.round_().clamp_(-largest, largest).to(torch.int8), scales
+    return levels.add_(largest).div_(2).round_().clamp_(0, largest).to(torch.uint8), scales

@@ -1,0 +1,107 @@
+"""Checks of a quantised weight from a file: first what headers say of its tensors, then their contents."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..native.library import DTYPES
+from .bit_planes import chunk_rows, has_bits_behind, planes_shape
+
+
+BITS = range(2, 9)
+BYTE_BITS = 8  # codes of 8 bits are whole bytes, codes of fewer bits lie in bit planes
+LARGEST_BYTE = 127
+Header = tuple[torch.dtype, Sequence[int]]  # dtype and shape of a tensor
+
+
+def largest_level(bits: int) -> int:
+    """Return the largest number by which a scale is multiplied."""
+    return LARGEST_BYTE if bits == BYTE_BITS else 2**bits - 1
+
+
+def codes_header(rows: int, columns: int, bits: int) -> Header:
+    """Return dtype and shape of the codes of a matrix."""
+    if bits == BYTE_BITS:
+        return torch.int8, (rows, columns)
+    return torch.uint8, planes_shape(rows, columns, bits)
+
+
+def check_bits(bits: Any) -> None:
+    """Raise `ValueError` unless codes can have so many bits."""
+    if type(bits) is not int or bits not in BITS:
+        raise ValueError(f"its codes have {bits!r} bits: expected a whole number from {BITS[0]} to {BITS[-1]}")
+
+
+def check_headers(shape: Any, bits: Any, dtype: Any, parts: Mapping[str, Header | None]) -> None:
+    """Raise `ValueError` unless the headers of a quantised weight agree with each other.
+
+    Args:
+        shape (`Sequence[int]`), bits (`int`): as the metadata have them, of any type.
+        dtype (`torch.dtype`): of the dense weight, as the metadata have it; None if it is unknown.
+        parts (`Mapping[str, tuple]`): dtype and shape of "codes" and "scales", and of "steps" if there are any.
+    """
+    whole = isinstance(shape, (list, tuple)) and all(type(size) is int and size > 0 for size in shape)
+    if not whole or not 2 <= len(shape) <= 8:
+        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to 8 positive whole numbers")
+    check_bits(bits)
+    if dtype not in DTYPES:
+        raise ValueError(f"its dtype is {dtype}: expected one of {', '.join(map(str, DTYPES))}")
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    expected = {
+        "codes": codes_header(rows, columns, bits),
+        "scales": (torch.bfloat16, (rows,)),
+        "steps": (torch.bfloat16, (columns,)),
+    }
+    for name, (kind, sizes) in expected.items():
+        found = parts.get(name)
+        if found is None and name == "steps":
+            continue
+        if found is None or (found[0], tuple(found[1])) != (kind, sizes):
+            was = "are missing" if found is None else f"have dtype {found[0]} and shape {list(found[1])}"
+            raise ValueError(
+                f"its {name} {was}: expected {kind} and {list(sizes)} for {bits} bits and a weight of shape {list(shape)}"
+            )
+
+
+def check_contents(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    steps: torch.Tensor | None,
+    bits: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+) -> None:
+    """Raise `ValueError` unless all numbers are in range and nothing is set behind the last row and column.
+
+    Args:
+        codes, scales, steps, bits, shape, dtype: as a [`QuantizedWeight`] has them, with headers that agree.
+    """
+    if not bool((scales.isfinite() & (scales >= 0)).all()):
+        raise ValueError(f"its scales reach from {float(scales.min())} to {float(scales.max())}: expected finite, at least 0")
+    if steps is not None and not bool((steps.isfinite() & (steps > 0)).all()):
+        raise ValueError(f"its steps reach from {float(steps.min())} to {float(steps.max())}: expected finite, above 0")
+    largest = float(scales.max()) * (1.0 if steps is None else float(steps.max())) * largest_level(bits)
+    if largest > torch.finfo(dtype).max:
+        raise ValueError(
+            f"its scales and steps allow elements of {largest:.3g}: expected at most {torch.finfo(dtype).max:.3g}, the "
+            f"largest of {dtype}"
+        )
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    if bits < BYTE_BITS and has_bits_behind(codes, rows, columns):
+        raise ValueError(f"its codes have bits set behind the {rows} rows and {columns} columns of the weight: expected 0")
+    if bits == BYTE_BITS and any(bool((codes[part] < -LARGEST_BYTE).any()) for part in chunk_rows(rows, columns)):
+        raise ValueError("its codes have -128 among them: expected -127 to 127")
+
+
+def check_dense(weight: torch.Tensor) -> None:
+    """Raise `ValueError` unless a dense weight can be quantised."""
+    if weight.ndim < 2 or not weight.numel() or weight.dtype not in DTYPES:
+        raise ValueError(
+            f"a weight of shape {list(weight.shape)} and {weight.dtype} cannot be quantised: expected a matrix, or a stack of "
+            f"them, of one of {', '.join(map(str, DTYPES))}"
+        )
+    rows = weight.reshape(-1, weight.shape[-1])
+    if not all(bool(rows[part].isfinite().all()) for part in chunk_rows(*rows.shape)):
+        raise ValueError("a weight with NaN or infinite values cannot be quantised: mend it first")
