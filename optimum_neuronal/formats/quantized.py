@@ -150,7 +150,9 @@ class QuantizedWeight(Change):
         """
         columns = self.shape[-1]
         if x.ndim == 0 or x.shape[-1] != columns:
-            raise ValueError(f"x has shape {list(x.shape)}: expected (..., {columns}), as the weight has {columns} columns")
+            raise ValueError(
+                f"x has shape {list(x.shape)}: expected (..., {columns}), as the weight has {columns} columns"
+            )
         flat = x.reshape(x.shape[:-1].numel(), columns).contiguous()
         kernel = self._kernel(x.dtype)
         y = x.new_empty(len(flat), len(self.scales))
@@ -161,7 +163,9 @@ class QuantizedWeight(Change):
             return y.view(*x.shape[:-1], len(self.scales))
         scratch = None
         for rows in chunk_rows(len(self.scales), columns):
-            scratch = x.new_empty(rows.stop - rows.start, columns) if scratch is None else scratch[: rows.stop - rows.start]
+            scratch = (
+                x.new_empty(rows.stop - rows.start, columns) if scratch is None else scratch[: rows.stop - rows.start]
+            )
             self._fill(rows, scratch)
             if bias is None:
                 torch.mm(flat, scratch.t(), out=y[:, rows])

@@ -79,9 +79,13 @@ def check_contents(
         codes, scales, steps, bits, shape, dtype: as a [`QuantizedWeight`] has them, with headers that agree.
     """
     if not bool((scales.isfinite() & (scales >= 0)).all()):
-        raise ValueError(f"its scales reach from {float(scales.min())} to {float(scales.max())}: expected finite, at least 0")
+        raise ValueError(
+            f"its scales reach from {float(scales.min())} to {float(scales.max())}: expected finite, at least 0"
+        )
     if steps is not None and not bool((steps.isfinite() & (steps > 0)).all()):
-        raise ValueError(f"its steps reach from {float(steps.min())} to {float(steps.max())}: expected finite, above 0")
+        raise ValueError(
+            f"its steps reach from {float(steps.min())} to {float(steps.max())}: expected finite, above 0"
+        )
     largest = float(scales.max()) * (1.0 if steps is None else float(steps.max())) * largest_level(bits)
     if largest > torch.finfo(dtype).max:
         raise ValueError(
@@ -90,7 +94,9 @@ def check_contents(
         )
     rows, columns = math.prod(shape[:-1]), shape[-1]
     if bits < BYTE_BITS and has_bits_behind(codes, rows, columns):
-        raise ValueError(f"its codes have bits set behind the {rows} rows and {columns} columns of the weight: expected 0")
+        raise ValueError(
+            f"its codes have bits set behind the {rows} rows and {columns} columns of the weight: expected 0"
+        )
     if bits == BYTE_BITS and any(bool((codes[part] < -LARGEST_BYTE).any()) for part in chunk_rows(rows, columns)):
         raise ValueError("its codes have -128 among them: expected -127 to 127")
 
