@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from optimum_neuronal.saliency.base import DampenedHessian, WeightUpdate, register_saliency
-from optimum_neuronal.saliency.sparsegpt import _inverse_factor
+from optimum_neuronal.saliency.base import DampenedHessian, WeightUpdate, inverse_factor, register_saliency
 
 
 SCALE_AND_OFFSET = 32  # bits of a group beside its codes: two numbers of 16
@@ -46,7 +45,7 @@ class GPTQ(WeightUpdate):
         columns = torch.arange(weight.shape[1], device=weight.device)
         if self.ordered:
             columns = hessian.diagonal().argsort(descending=True, stable=True)
-        factor = DampenedHessian(hessian[columns][:, columns], self.dampening, name).solve(_inverse_factor)
+        factor = DampenedHessian(hessian[columns][:, columns], self.dampening, name).solve(inverse_factor)
         for place, column in enumerate(columns.tolist()):
             code = (weight[:, column] / step[:, column] + offset[:, column]).round().clamp(0, 2**self.bits - 1)
             rounded = (code - offset[:, column]) * step[:, column]

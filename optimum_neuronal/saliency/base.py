@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 
-from ..engine.statistics import Hessian, SquaredNorms
+from ..engine.statistics import Hessian, SquaredNorms, wide_dtype
 from ..registry import Registry
 from ..sparsity.masks import ColumnPattern
 from ..system.machine import full_precision
@@ -198,6 +198,20 @@ class DampenedHessian:
         )
         self.matrix.diagonal().add_((more - self._added) * self._level)
         self._added, self._raises = more, self._raises + 1
+
+
+def inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
+    """Return the upper Cholesky factor U of a matrix's inverse `U^T U`, float32; None if there is none.
+
+    It is computed in float64: in float32 its error is the matrix's condition number times as large, 1e-5 and more, and
+    differs between processors, which turns masks around and moves perplexities by percents.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix.to(wide_dtype(matrix.device)))
+    if bool(failed):
+        return None
+    inverse, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+    inverse = inverse.to(matrix.dtype)
+    return None if bool(failed) or not bool(torch.isfinite(inverse).all()) else inverse
 
 
 def dense_target(

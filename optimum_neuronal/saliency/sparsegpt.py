@@ -5,10 +5,9 @@ from typing import ClassVar
 
 import torch
 
-from ..engine.statistics import wide_dtype
 from ..sparsity.masks import ColumnPattern, mask_groups, mask_whole
 from ..validation import check_count, check_number
-from .base import DampenedHessian, WeightUpdate, check_sparsity, register_saliency
+from .base import DampenedHessian, WeightUpdate, check_sparsity, inverse_factor, register_saliency
 
 
 @register_saliency("sparsegpt")
@@ -44,7 +43,7 @@ class SparseGPT(WeightUpdate):
         weight = weight.clone()
         diagonal = hessian.diagonal()
         weight[:, diagonal == 0] = 0  # inputs that are always zero
-        inverse = DampenedHessian(hessian, self.dampening, name).solve(_inverse_factor)
+        inverse = DampenedHessian(hessian, self.dampening, name).solve(inverse_factor)
         group = pattern.group if pattern else 1
         size = max(group, self.block_size // group * group)
         pruned = 0
@@ -74,17 +73,3 @@ class SparseGPT(WeightUpdate):
             weight[:, column:] -= torch.outer(errors[:, column], inverse[column, column:])
             weight[:, column] = kept
         return errors
-
-
-def _inverse_factor(matrix: torch.Tensor) -> torch.Tensor | None:
-    """Return the upper Cholesky factor of the inverse, float32; None if there is none.
-
-    It is computed in float64: in float32 its error is the matrix's condition number times as large, 1e-5 and more, and
-    differs between processors, which turns masks around and moves perplexities by percents.
-    """
-    factor, failed = torch.linalg.cholesky_ex(matrix.to(wide_dtype(matrix.device)))
-    if bool(failed):
-        return None
-    inverse, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
-    inverse = inverse.to(matrix.dtype)
-    return None if bool(failed) or not bool(torch.isfinite(inverse).all()) else inverse

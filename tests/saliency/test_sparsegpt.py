@@ -5,8 +5,8 @@ import torch
 from random_layers import hessian_of, inputs, weights
 from trained import loss
 
-from optimum_neuronal.saliency.base import DampenedHessian
-from optimum_neuronal.saliency.sparsegpt import SparseGPT, _inverse_factor
+from optimum_neuronal.saliency.base import DampenedHessian, inverse_factor
+from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.masks import ColumnPattern
 
 
@@ -100,5 +100,5 @@ def test_the_factor_is_exact_to_float32_where_inputs_are_nearly_the_same():
     x = torch.randn(512, 1, generator=generator) + 0.05 * torch.randn(512, 128, generator=generator)
     matrix = DampenedHessian(x.T @ x, 0.01, "layer").matrix
     exact = torch.linalg.cholesky(torch.linalg.inv(matrix.double()), upper=True)
-    error = (_inverse_factor(matrix).double() - exact).norm() / exact.norm()
+    error = (inverse_factor(matrix).double() - exact).norm() / exact.norm()
     assert error < 1e-7

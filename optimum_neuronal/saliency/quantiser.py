@@ -1,0 +1,201 @@
+"""Quantises the weights of a projection to few bits, so that its outputs change least.
+
+Levels are odd, without a zero: a value is `scale[row] * step[column] * (2 * code - (2**bits - 1))`. Codes are chosen column by
+column, and later columns make up for the error of each (Frantar et al., GPTQ, 2022), for several scales, of which each row
+takes its best. Then each code in turn moves to the level that is best while all others stay (Behdin et al., QuantEase, 2023),
+and each scale to its best for the codes.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from ..system.machine import full_precision
+from .base import DAMPENING, DampenedHessian, inverse_factor
+
+
+BLOCK = 64  # columns whose updates are applied to later ones at once
+SWEEPS = 4  # of coordinate descent over all codes, at most
+TRIED = 12  # scales for each row
+LOWEST, HIGHEST = 0.55, 1.5  # of them, times the usual one
+CHUNK = 1 << 13  # rows to quantise at once
+# Half the distance of the levels that suit a row of standard deviation 1.
+USUAL = {2: 0.5, 3: 0.295, 4: 0.17, 5: 0.095, 6: 0.052, 7: 0.029}
+LARGEST = 127  # the largest level of 8 bits
+
+
+class Quantised(NamedTuple):
+    """A weight of few bits.
+
+    Args:
+        codes (`Tensor`, shape (rows, columns)): uint8, below `2**bits`; with 8 bits int8, the levels -127 to 127.
+        scales (`Tensor` of bfloat16, shape (rows,)): not negative.
+        steps (`Tensor` of bfloat16, shape (columns,), *optional*): above 0. None: all 1.
+        bits (`int`): 2 to 8.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    steps: torch.Tensor | None
+    bits: int
+
+    def values(self) -> torch.Tensor:
+        """Return the weight: float32, shape (rows, columns)."""
+        levels = self.codes.float()
+        if self.bits < 8:
+            levels = 2 * levels - (2**self.bits - 1)
+        values = levels * self.scales.float()[:, None]
+        return values if self.steps is None else values * self.steps.float()
+
+
+def quantise(
+    weight: torch.Tensor, hessian: torch.Tensor, bits: int, steps: bool = False, name: str = "the weight"
+) -> Quantised:
+    """Return a weight of few bits. For several weights with one input, or several numbers of bits, see [`Quantiser`].
+
+    Args:
+        weight (`Tensor` of float32, shape (rows, columns)):
+            Not changed. The projection's, or what maps a changed model's inputs to the dense model's outputs: see
+            [`dense_target`].
+        hessian (`Tensor` of float32, shape (columns, columns)): sum of `x x^T` over the projection's inputs; not changed.
+        bits (`int`): 2 to 8. With 8, values go to their nearest levels.
+        steps (`bool`): True for a step for each column.
+        name (`str`): the projection's, for messages.
+
+    Raises:
+        `ValueError`: the Hessian is not finite, or cannot be inverted.
+    """
+    return Quantiser(hessian, name).quantise(weight, bits, steps)
+
+
+def nearest(weight: torch.Tensor) -> Quantised:
+    """Return a weight of 8 bits, each value at its nearest level. Arguments: see [`quantise`]."""
+    scales = (weight.abs().amax(dim=1) / LARGEST).to(torch.bfloat16)
+    codes = (weight * _inverse(scales.float())[:, None]).round_().clamp_(-LARGEST, LARGEST)
+    return Quantised(codes.to(torch.int8), scales, None, 8)
+
+
+class Quantiser:
+    """Quantises weights of projections with one input.
+
+    Args:
+        hessian (`Tensor`), name (`str`): as for [`quantise`].
+    """
+
+    def __init__(self, hessian: torch.Tensor, name: str = "the weight"):
+        dampened = DampenedHessian(hessian, DAMPENING, name)
+        diagonal = dampened.matrix.diagonal()
+        diagonal[dampened.dead] = diagonal.min()  # scales need not suit weights of inputs that are always zero
+        self._order = diagonal.argsort(descending=True, stable=True)
+        self._factor = dampened.solve(lambda matrix: inverse_factor(self._sorted(matrix)))
+        self._matrix = self._sorted(dampened.matrix)
+
+    def _sorted(self, matrix: torch.Tensor) -> torch.Tensor:
+        return matrix[self._order][:, self._order]
+
+    def quantise(self, weight: torch.Tensor, bits: int, steps: bool = False) -> Quantised:
+        """Return a weight of few bits. Arguments: see [`quantise`]."""
+        if bits == 8:
+            return nearest(weight)
+        target, matrix, factor, widths = weight[:, self._order].T, self._matrix, self._factor, None
+        if steps:
+            widths = self._steps()
+            wide = widths.float()
+            target, matrix, factor = target / wide[:, None], matrix * wide * wide[:, None], factor / wide
+        with full_precision():
+            codes, scales = _Solver(target.contiguous(), matrix, factor, bits).solve()
+        back = self._order.argsort()
+        codes = codes.T[:, back].to(torch.uint8).contiguous()
+        return Quantised(codes, scales.to(torch.bfloat16), None if widths is None else widths[back], bits)
+
+    def _steps(self) -> torch.Tensor:
+        """Return the steps, bfloat16, by what an error costs that later columns make up for, to the power -1/4."""
+        logarithms = self._factor.diagonal().log() / 2
+        return (logarithms - logarithms.mean()).exp().to(torch.bfloat16)
+
+
+def _inverse(scales: torch.Tensor) -> torch.Tensor:
+    """Return 1 / scales, 0 where they are 0."""
+    return torch.where(scales > 0, 1 / scales, 0)
+
+
+class _Solver:
+    """Finds codes and scales. All weights stand as (columns, rows), so that a column is contiguous.
+
+    Args:
+        target (`Tensor`, shape (columns, rows)): the weights, sorted by column, divided by their steps.
+        matrix (`Tensor`, shape (columns, columns)): the dampened Hessian, sorted, times the steps.
+        factor (`Tensor`, shape (columns, columns)): upper Cholesky factor of the matrix's inverse.
+        bits (`int`): of a code, 2 to 7.
+    """
+
+    def __init__(self, target: torch.Tensor, matrix: torch.Tensor, factor: torch.Tensor, bits: int):
+        self._target, self._matrix, self._factor, self._bits = target, matrix, factor, bits
+        self._top = 2**bits - 1
+
+    def solve(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return codes, float32 of shape (columns, rows), and scales, float32 of shape (rows,), exact in bfloat16."""
+        codes, scales = self._try_scales()
+        for _ in range(SWEEPS):
+            before = codes.clone()
+            scales = self._fitted(codes, scales)
+            self._descend(codes, scales)
+            if torch.equal(before, codes):
+                break
+        return codes, self._fitted(codes, scales)
+
+    def _in_codes(self, target: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """Return weights in units of codes: the nearest integer from 0 to `2**bits - 1` is the nearest level's code."""
+        return target * _inverse(2 * scales) + self._top / 2
+
+    def _try_scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the codes and scales with the least error of each row."""
+        rows = self._target.shape[1]
+        usual = USUAL[self._bits] * self._target.square().mean(dim=0).sqrt()
+        tried = torch.linspace(LOWEST, HIGHEST, TRIED, device=usual.device)
+        scales = (tried[:, None] * usual).to(torch.bfloat16).float()
+        best = torch.full_like(usual, torch.inf)
+        found, codes = torch.zeros_like(usual), torch.zeros_like(self._target)
+        for some in scales.split(max(1, CHUNK // rows)):
+            new, errors = self._feed_back(self._in_codes(self._target.repeat(1, len(some)), some.flatten()))
+            errors = errors.view_as(some) * some.square()
+            for own, error, scale in zip(new.view(-1, len(some), rows).unbind(1), errors, some):
+                better = error < best
+                best, found = torch.where(better, error, best), torch.where(better, scale, found)
+                codes = torch.where(better, own, codes)
+        return codes, found
+
+    def _feed_back(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return codes for weights in units of codes, and the error of each row. The weights are overwritten."""
+        own, errors = self._factor.diagonal().tolist(), torch.zeros_like(values[0])
+        for start in range(0, len(values), BLOCK):
+            block, factor = values[start : start + BLOCK], self._factor[start : start + BLOCK, start:]
+            lost = torch.empty_like(block)
+            for column, value in enumerate(block):
+                code = value.round().clamp_(0, self._top)
+                torch.sub(value, code, out=lost[column]).div_(own[start + column])
+                block[column + 1 :].addr_(factor[column, column + 1 : len(block)], lost[column], alpha=-1)
+                value.copy_(code)
+            values[start + BLOCK :].addmm_(factor[:, BLOCK:].T, lost, alpha=-1)
+            errors += lost.square_().sum(dim=0)
+        return values, errors
+
+    def _descend(self, codes: torch.Tensor, scales: torch.Tensor) -> None:
+        """Move each code in turn, in place, to the best while all others stay."""
+        values, diagonal = self._in_codes(self._target, scales), self._matrix.diagonal().tolist()
+        for start in range(0, len(codes), BLOCK):
+            block, matrix = codes[start : start + BLOCK], self._matrix[start : start + BLOCK]
+            left = matrix @ (values - codes)
+            for column, code in enumerate(block):
+                new = (code + left[column] / diagonal[start + column]).round_().clamp_(0, self._top)
+                left[column + 1 :].addr_(matrix[column, start + column + 1 : start + len(block)], new - code, alpha=-1)
+                code.copy_(new)
+
+    def _fitted(self, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """Return the scales that are best for the codes, exact in bfloat16."""
+        levels = 2 * codes - self._top
+        products = self._matrix @ levels
+        gain, curvature = (products * self._target).sum(dim=0), (products * levels).sum(dim=0)
+        fitted = (gain / curvature).clamp_(min=0).to(torch.bfloat16).float()
+        better = (fitted - scales) * (curvature * (fitted + scales) - 2 * gain) < 0  # not if rounding takes it too far
+        return torch.where(better, fitted, scales)
