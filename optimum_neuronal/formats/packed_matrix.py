@@ -156,7 +156,9 @@ def check_tensors(headers: Mapping[str, Header], expected: Mapping[str, Header],
     for name, (dtype, sizes) in expected.items():
         found = headers.get(name)
         if found is None:
-            raise ValueError(f"it has no {name}: expected {dtype} and {list(sizes)} for a weight of shape {list(shape)}")
+            raise ValueError(
+                f"it has no {name}: expected {dtype} and {list(sizes)} for a weight of shape {list(shape)}"
+            )
         if (found[0], tuple(found[1])) != (dtype, tuple(sizes)):
             raise ValueError(
                 f"its {name} have dtype {found[0]} and shape {list(found[1])}: expected {dtype} and {list(sizes)} for a "

@@ -68,7 +68,9 @@ class SparseWeight(PackedMatrix):
         for block in row_blocks(len(matrix), columns):
             part = numbers[block]
             kept = part != 0
-            bits[block] = PackedMask.pack(torch.nn.functional.pad(kept, (0, 8 * stride - columns))).bits.view(-1, stride)
+            bits[block] = PackedMask.pack(torch.nn.functional.pad(kept, (0, 8 * stride - columns))).bits.view(
+                -1, stride
+            )
             values.append(_taken(part, kept))
         found = torch.cat(values) if values else numbers.new_empty(0)
         return cls.of_tensors({"bits": bits, "values": found.view(weight.dtype)}, weight.shape, weight.dtype)
@@ -150,7 +152,11 @@ class SparseWeight(PackedMatrix):
             kernel.unpack(self.bits[block], self.values, offsets, dense)
             return
         integers = INTEGERS[dense.element_size()]  # moved as numbers: no bit of a NaN is touched
-        kept, source, target = unpack_bits(self.bits[block], dense.shape[1]), self.values.view(integers), dense.view(integers)
+        kept, source, target = (
+            unpack_bits(self.bits[block], dense.shape[1]),
+            self.values.view(integers),
+            dense.view(integers),
+        )
         if not len(source):
             target.zero_()
         elif dense.device.type == "cpu":
@@ -166,7 +172,10 @@ class SparseWeight(PackedMatrix):
     def window(self, first: int, last: int) -> "SparseWeight":
         """Return some rows beside all values: to compute with alone, without a look at offsets, which devices would wait for."""
         return replace(
-            self, bits=self.bits[first:last], offsets=self.offsets[first : last + 1], shape=(last - first, self.shape[-1])
+            self,
+            bits=self.bits[first:last],
+            offsets=self.offsets[first : last + 1],
+            shape=(last - first, self.shape[-1]),
         )
 
     def rows(self, first: int, last: int) -> "SparseWeight":
