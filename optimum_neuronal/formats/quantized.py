@@ -7,14 +7,16 @@ of 8 bits are their levels, -127 to 127.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
 from ..native.library import DTYPES, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
-from ..sparsity.masks import Change
 from .bit_planes import BLOCK_ROWS, chunk_rows, decode_planes, decode_rows, encode_planes
+from .packed_matrix import Header, PackedMatrix, check_places, headers_of, register
 from .quantized_checks import (
     BYTE_BITS,
+    bits_of_codes,
     check_bits,
     check_contents,
     check_dense,
@@ -28,8 +30,9 @@ CODES, SCALES, STEPS = ".packed_codes", ".packed_scales", ".packed_steps"  # wha
 MAX_FUSED_ROWS = 16  # of x that the kernels multiply with codes; more are multiplied with unpacked rows
 
 
+@register
 @dataclass(frozen=True)
-class QuantizedWeight(Change):
+class QuantizedWeight(PackedMatrix):
     """A dense weight of few bits. As a change, it takes the place of another weight.
 
     An element is `scale of its row * step of its column * level`, computed in float32 and rounded once, to `dtype`. The level
@@ -44,6 +47,11 @@ class QuantizedWeight(Change):
         shape (`tuple[int, ...]`): (rows, columns), or more dimensions, of which all but the last count rows.
         dtype (`torch.dtype`): of the dense weight: float16, bfloat16 or float32.
     """
+
+    name: ClassVar[str] = "quantized"
+    names: ClassVar[tuple[str, ...]] = ("codes", "scales", "steps")
+    optional: ClassVar[tuple[str, ...]] = ("steps",)
+    fixed: ClassVar[Mapping[str, torch.dtype]] = {"scales": torch.bfloat16, "steps": torch.bfloat16}
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -103,21 +111,25 @@ class QuantizedWeight(Change):
         """Return the weight of what [`QuantizedWeight.parts`] gave under a name."""
         return cls(tensors[name + CODES], tensors[name + SCALES], tensors.get(name + STEPS), bits, tuple(shape), dtype)
 
-    def parts(self, name: str) -> dict[str, torch.Tensor]:
-        """Return codes, scales and steps, as they are recorded under a name."""
-        parts = {name + CODES: self.codes, name + SCALES: self.scales}
-        return parts if self.steps is None else {**parts, name + STEPS: self.steps}
+    @classmethod
+    def of_tensors(
+        cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
+    ) -> "QuantizedWeight":
+        bits = bits_of_codes((tensors["codes"].dtype, tuple(tensors["codes"].shape)))
+        return cls(tensors["codes"], tensors["scales"], tensors.get("steps"), bits, tuple(shape), dtype)
+
+    @classmethod
+    def check_headers(cls, shape: Sequence[int], dtype: torch.dtype, headers: Mapping[str, Header]) -> None:
+        check_headers(shape, bits_of_codes(headers["codes"]), dtype, {name: headers.get(name) for name in cls.names})
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that all tensors take together."""
-        return sum(part.nbytes for part in self.parts("").values())
+    def kept(self) -> int:
+        return math.prod(self.shape)
 
     def check(self) -> None:
         """Raise `ValueError` unless codes, scales and steps can be those of one weight."""
-        named = {"codes": self.codes, "scales": self.scales, "steps": self.steps}
-        parts = {name: None if part is None else (part.dtype, part.shape) for name, part in named.items()}
-        check_headers(self.shape, self.bits, self.dtype, parts)
+        self.check_headers(self.shape, self.dtype, headers_of(self.tensors()))
+        check_places(self.tensors())
         check_contents(self.codes, self.scales, self.steps, self.bits, self.shape, self.dtype)
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "QuantizedWeight":
@@ -233,12 +245,6 @@ class QuantizedWeight(Change):
             total += values.square().sum(dtype=torch.float64).item()
             lost += (rounded - values).square().sum(dtype=torch.float64).item()
         return lost / total if total else 0.0
-
-    def apply_to(self, weight: torch.Tensor) -> None:
-        weight.copy_(self.unpack(weight.device))
-
-    def applied(self, weight: torch.Tensor) -> torch.Tensor:
-        return self.unpack(weight.device)
 
     def _kernel(self, dtype: torch.dtype) -> Kernel | None:
         """Return the kernels that compute with these codes in a dtype; None for torch."""

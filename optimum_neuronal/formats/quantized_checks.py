@@ -21,6 +21,12 @@ def largest_level(bits: int) -> int:
     return LARGEST_BYTE if bits == BYTE_BITS else 2**bits - 1
 
 
+def bits_of_codes(header: tuple[torch.dtype, tuple[int, ...]]) -> int:
+    """Return the bits of codes by dtype and shape of their tensor: 8 of bytes, else the third dimension of planes."""
+    dtype, shape = header
+    return shape[2] if dtype == torch.uint8 and len(shape) == 4 else BYTE_BITS
+
+
 def codes_header(rows: int, columns: int, bits: int) -> Header:
     """Return dtype and shape of the codes of a matrix."""
     if bits == BYTE_BITS:
