@@ -84,8 +84,8 @@ class Quantiser:
 
     def __init__(self, hessian: torch.Tensor, name: str = "the weight"):
         dampened = DampenedHessian(hessian, DAMPENING, name)
-        diagonal = dampened.matrix.diagonal()
-        diagonal[dampened.dead] = diagonal.min()  # scales need not suit weights of inputs that are always zero
+        diagonal, self._dead = dampened.matrix.diagonal(), dampened.dead
+        diagonal[self._dead] = diagonal.min()
         self._order = diagonal.argsort(descending=True, stable=True)
         self._factor = dampened.solve(lambda matrix: inverse_factor(self._sorted(matrix)))
         self._matrix = self._sorted(dampened.matrix)
@@ -97,6 +97,7 @@ class Quantiser:
         """Return a weight of few bits. Arguments: see [`quantise`]."""
         if bits == 8:
             return nearest(weight)
+        weight = weight.masked_fill(self._dead, 0)  # scales need not suit weights of inputs that are always zero
         target, matrix, factor, widths = weight[:, self._order].T, self._matrix, self._factor, None
         if steps:
             widths = self._steps()
