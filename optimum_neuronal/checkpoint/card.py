@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def make_card(
     """
     config, base, title, code = report.config, hub_id(model), escaped(title), loading_code(model)
     tokenizer = (title if with_tokenizer else base or DENSE_MODEL) if model.can_generate() else None
-    text, bits = _calibration_text(report), (config.get("value_bits"), config.get("embedding_bits"))
+    text, quantized = _calibration_text(report), config.get("bits_per_weight") is not None
     errors = [rounding["error"] for rounding in report.head_roundings.values()]
     calibration = "Calibration: {num_samples} sequences of {seq_length} tokens of {source}, drawn with seed {seed}."
     perplexities = [
@@ -69,9 +70,16 @@ def make_card(
         requested=f"{report.requested_sparsity:.1%}",
         saliency=config["saliency"],
         topup=config["topup"],
-        value_bits=bits[0],
+        bits=f"{size.bits_per_weight:.2f}" if quantized else None,
         embedding_error=f"{max(errors):.4%}" if errors else None,
-        use=_use(title, code, format, tokenizer and json.dumps(tokenizer, ensure_ascii=False), *bits),
+        use=_use(
+            title,
+            code,
+            format,
+            tokenizer and json.dumps(tokenizer, ensure_ascii=False),
+            quantized,
+            config.get("embedding_bits"),
+        ),
         blocks=format_markdown(["block", "sparsity"], blocks),
         perplexities=perplexities and format_markdown(["dataset", "dense model", "pruned"], perplexities),
         rotation=report.rotation,
@@ -84,18 +92,20 @@ def make_card(
     )
 
 
-def with_format(card: str, format: str, value_bits: int | None = None, embedding_bits: int | None = None) -> str:
+def with_format(card: str, format: str, sparsity_config: Mapping[str, Any]) -> str:
     """Return the text of a card with the section on use of another format; a card without this section stays as it is."""
     title = re.search(r"^# (.+)$", card, re.M)
     before, use, rest = card.partition("\n## Use\n\n")
-    old, sparsity, after = rest.partition("\n\n## Sparsity\n")
+    quantized = sparsity_config.get("bits_per_weight") is not None
+    old, sparsity, after = rest.partition("\n\n## Size\n" if quantized else "\n\n## Sparsity\n")
     call = re.search(rf"^model = (\w+)\.from_pretrained\(.*?({TRUSTING})?\)$", old, re.M)
     if title is None or call is None or not sparsity:
         return card
     code = LoadingCode(call[1], call[2] or "")
     tokenizer = re.search(rf"^tokenizer = AutoTokenizer\.from_pretrained\(({TEXT_LITERAL})\)$", old, re.M)
     name = tokenizer and tokenizer[1]
-    return before + use + _use(title[1], code, format, name, value_bits, embedding_bits) + sparsity + after
+    section = _use(title[1], code, format, name, quantized, sparsity_config.get("embedding_bits"))
+    return before + use + section + sparsity + after
 
 
 def _use(
@@ -103,7 +113,7 @@ def _use(
     code: LoadingCode,
     format: str,
     tokenizer: str | None,
-    value_bits: int | None,
+    quantized: bool,
     embedding_bits: int | None,
 ) -> str:
     """Return the section on use. The tokenizer's place is a Python literal; None if the model generates nothing."""
@@ -113,7 +123,7 @@ def _use(
         loader=code.loader,
         call=code.of(title),
         tokenizer=tokenizer,
-        value_bits=value_bits,
+        quantized=quantized,
         embedding_bits=embedding_bits,
         local=shlex.quote(local),
         local_dense=shlex.quote(f"{local}-dense"),
@@ -128,9 +138,7 @@ def _sizes(model: PreTrainedModel, report: PruningReport, size: PackedSize) -> d
     else:
         dense, packed, whole = size.dense, size.in_memory, footprint - size.dense + size.in_memory
     return {
-        "packed_weights": "the pruned ones"
-        if report.config.get("embedding_bits") is None
-        else "pruned ones, embeddings and head",
+        "packed_weights": "these" if report.config.get("embedding_bits") is None else "these, embeddings and head",
         "packed": format_bytes(packed),
         "dense": format_bytes(dense),
         "whole_packed": format_bytes(whole),
@@ -153,10 +161,10 @@ def _code(base: str | None, report: PruningReport, code: LoadingCode, text: str 
     from ..config import NeuronALConfig  # with all methods: what only loads and saves does without
 
     config: dict[str, Any] = report.config if text is None else {**report.config, "dataset": text}
-    default = (
-        NeuronALConfig(config["sparsity"], topup=config["topup"], saliency=config["saliency"]).resolved().to_dict()
-    )
-    always = ("sparsity", "saliency", "topup", *(("dataset", "num_samples", "seed") if report.calibration else ()))
+    amount = {name: config[name] for name in ("sparsity", "bits_per_weight") if config.get(name) is not None}
+    methods = {name: config[name] for name in ("saliency", "topup") if config.get(name) is not None}
+    default = NeuronALConfig(**amount, **methods).resolved().to_dict()
+    always = (*amount, *methods, *(("dataset", "num_samples", "seed") if report.calibration else ()))
     names = [entry.name for entry in fields(NeuronALConfig)]
     chosen = {name: config[name] for name in names if name in always or config[name] != default[name]}
     call = code.of(base or DENSE_MODEL, ', dtype="auto"')

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,10 @@ from transformers.utils import logging
 
 from ..compat import transformers as internals
 from ..files.directories import is_same
-from ..formats.codebooks import BITS
 from ..model.load_model import load_skeleton
 from ..model.weight_names import token_weights
-from ..validation import check_bits, check_choice, check_embedding_bits, check_path
+from ..validation import check_choice, check_embedding_bits, check_path
 from .card import with_format
-from .coding import find_codings, head_names
 from .names import CONFIG, FORMATS, MODEL_CARD, TOKENIZER_FOLDERS, WEIGHT_SUFFIXES, is_of_weights
 from .opening import Checkpoint, find_checkpoint
 from .own_files import check_directory, is_our_card, may_write_card
@@ -36,7 +34,6 @@ def convert_checkpoint(
     *,
     revision: str | None = None,
     token: str | None = None,
-    value_bits: int | None = None,
     embedding_bits: int | None = None,
 ) -> Path:
     """Write a pruned checkpoint in the other format, bit for bit the same weights unless values are to be rounded.
@@ -52,10 +49,9 @@ def convert_checkpoint(
         max_shard_size (`int` or `str`): bytes of a file of weights, or text such as `"500MB"`.
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): for a private one. None: the one of `hf auth login`, or HF_TOKEN.
-        value_bits (`int`, *optional*):
-            8, 4, 3 or 2, with `format="packed"`, which the checkpoint may have already: kept values of pruned weights are
-            rounded to so many bits. None: no value is rounded, and values that were rounded before are stored with their bits.
-        embedding_bits (`int`, *optional*): 8, with `format="packed"`: rounds token embeddings and head in this way.
+        embedding_bits (`int`, *optional*):
+            8, with `format="packed"`, which the checkpoint may have already: token embeddings and head are rounded to so many
+            bits. None: they stay as they are.
 
     Returns:
         `Path`: the directory that was written.
@@ -65,35 +61,34 @@ def convert_checkpoint(
         `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
     """
     check_choice("format", format, FORMATS)
-    check_value_bits(value_bits, format)
     check_embedding_bits(embedding_bits, format)
     size, source = internals.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
     checkpoint = Checkpoint(source)
     target = check_directory(source if output is None else output)
     in_place = is_same(target, source)
-    bits = {"value_bits": value_bits, "embedding_bits": embedding_bits}
-    asked = {name: count for name, count in bits.items() if count is not None}
-    sparsity_config = _check(checkpoint, format, in_place, asked) | asked
-    names = [weight.name for weight in checkpoint.weights]
+    sparsity_config, rounded = _check(checkpoint, format, in_place, embedding_bits), set()
     if embedding_bits is not None:
-        sparsity_config |= about_head(_find_head(source, sparsity_config, names))
+        rounded = _find_head(source, sparsity_config, [weight.name for weight in checkpoint.weights])
+        sparsity_config |= about_head(rounded)
     others = [] if in_place else _others(source)
     dense = sum(weight.dense_bytes for weight in checkpoint.weights)
     check_free(target, dense if format == "dense" else int(dense * (1 - sparsity_config["achieved_sparsity"])))
     with replaced_checkpoint(target, is_of_weights) as staging:
-        codings = find_codings(sparsity_config, names, asked)
-        with PackedWriter(staging, size, codings) if format == "packed" else DenseWriter(staging, size) as writer:
+        with PackedWriter(staging, size, rounded) if format == "packed" else DenseWriter(staging, size) as writer:
             for weight in logging.tqdm(
                 checkpoint.weights, desc=f"Writing {format}", unit="weight", leave=False, disable=None
             ):
-                writer.add(weight.name, weight[...])
+                if isinstance(writer, PackedWriter) and weight.is_packed and weight.name not in rounded:
+                    writer.add_packed(weight.name, weight.read_packed(), weight.transposed)
+                else:
+                    writer.add(weight.name, weight[...])
         for name in others:
             (staging / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(check_file(source, name), staging / name)
         change = packed_config if format == "packed" else dense_config
         write_json(staging / CONFIG, change(checkpoint.config | {"sparsity_config": sparsity_config}))
-        if format == "packed":
-            add_hint(staging)
+        if isinstance(writer, PackedWriter):
+            add_hint(staging, writer.quantized)
         if may_write_card(target):
             _write_card(source, staging, format, sparsity_config)
         else:
@@ -119,16 +114,6 @@ def find_source(
     return find_checkpoint(directory_or_id, revision, token, whole=True)
 
 
-def check_value_bits(value_bits: int | None, format: str) -> None:
-    """Raise `TypeError` or `ValueError` if a checkpoint that is converted to a format cannot have values of so many bits."""
-    check_bits("value_bits", value_bits, BITS)
-    if value_bits is not None and format != "packed":
-        raise ValueError(
-            f"value_bits is {value_bits}, but the format {format!r}: convert to 'packed' to round values. Converted to 'dense' "
-            "after that, they are the same."
-        )
-
-
 def _find_head(directory: Path, sparsity_config: Mapping[str, Any], names: list[str]) -> set[str]:
     """Return the names of embeddings and head in a checkpoint whose weights have these names. Raise `ValueError` if it holds none."""
     known = sparsity_config.get("head_weights") or token_weights(load_skeleton(directory))
@@ -141,16 +126,15 @@ def _find_head(directory: Path, sparsity_config: Mapping[str, Any], names: list[
     return found
 
 
-def _check(checkpoint: Checkpoint, format: str, in_place: bool, asked: Mapping[str, int]) -> dict[str, Any]:
-    """Return a checkpoint's sparsity_config. Raise `ValueError` if it cannot be converted to a format and the bits of fields."""
+def _check(checkpoint: Checkpoint, format: str, in_place: bool, embedding_bits: int | None) -> dict[str, Any]:
+    """Return a checkpoint's sparsity_config. Raise `ValueError` if it cannot be converted to a format and bits of its head."""
     if checkpoint.sparsity_config is None:
         raise ValueError(
             f"{checkpoint.directory} is not pruned (its config.json has no sparsity_config): prune it first, with "
             "optimum-cli neuronal prune."
         )
-    if checkpoint.format == format and asked.items() <= checkpoint.sparsity_config.items():
-        parts = {"value_bits": "values", "embedding_bits": "a head"}
-        bits = "".join(f", with {parts[name]} of {bits} bits" for name, bits in asked.items())
+    if checkpoint.format == format and embedding_bits in (None, checkpoint.sparsity_config.get("embedding_bits")):
+        bits = "" if embedding_bits is None else f", with a head of {embedding_bits} bits"
         raise ValueError(f"{checkpoint.directory} is {format} already{bits}.")
     names = [weight.name for weight in checkpoint.weights]
     if len(names) != len(set(names)):
@@ -159,6 +143,15 @@ def _check(checkpoint: Checkpoint, format: str, in_place: bool, asked: Mapping[s
     if in_place and any(path.is_symlink() for path in checkpoint.files):
         raise ValueError(f"The files of {checkpoint.directory} are links, as in the Hub's cache: name another output.")
     return checkpoint.sparsity_config
+
+
+def head_names(recorded: Iterable[str], names: Collection[str]) -> set[str]:
+    """Return the checkpoint's names of the recorded weights, which may have some leading parts more or fewer."""
+    found = set()
+    for known in recorded:
+        ends = {name for name in names if name.endswith(f".{known}") or known.endswith(f".{name}")}
+        found |= {known} if known in names else ends
+    return found
 
 
 def _others(source: Path) -> list[str]:
@@ -185,11 +178,8 @@ def _write_card(source: Path, staging: Path, format: str, sparsity_config: Mappi
     """Write the README.md of the source, if there is one; a card of this package says how to load the format."""
     if not (source / MODEL_CARD).exists():
         return
-    card, bits = (
-        read_bytes(source, MODEL_CARD),
-        (sparsity_config.get(f"{part}_bits") for part in ("value", "embedding")),
-    )
+    card = read_bytes(source, MODEL_CARD)
     with suppress(UnicodeDecodeError):
         if is_our_card(card):
-            card = with_format(card.decode("utf-8"), format, *bits).encode("utf-8")
+            card = with_format(card.decode("utf-8"), format, sparsity_config).encode("utf-8")
     (staging / MODEL_CARD).write_bytes(card)

@@ -12,10 +12,10 @@ import torch
 from transformers.utils import logging
 
 from ..display import escaped, format_bytes, format_html, format_table
-from ..formats.bitmask import packed_bytes
+from ..formats.sparse import sparse_bytes
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
 from .opening import Checkpoint, find_checkpoint
-from .stored_weights import StoredCodedWeight, StoredInt8Weight, StoredWeight
+from .stored_weights import StoredWeight
 
 
 LONGEST = 500  # characters of a text in config.json that are shown
@@ -217,10 +217,10 @@ def _count(weight: StoredWeight, place: StoredProjection | None, result: Inspect
     result.stored_bytes += weight.stored_bytes
     result.dense_bytes += weight.dense_bytes
     packed = weight.dense_bytes
-    if isinstance(weight, (StoredCodedWeight, StoredInt8Weight)):
+    if weight.is_quantized:
         packed = weight.stored_bytes
     elif len(weight.shape) >= 2 and weight.dtype.is_floating_point:
-        packed = packed_bytes(weight.numel, weight.numel - all_zeros, weight.dtype.itemsize)
+        packed = sparse_bytes(weight.shape, weight.numel - all_zeros, weight.dtype.itemsize)
     result.packed_bytes += min(packed, weight.dense_bytes)
     if place is not None:
         result.pruned_bytes += weight.stored_bytes
@@ -248,10 +248,11 @@ def _about(config: Mapping[str, Any]) -> list[list[str]]:
     own, rows = config.get("config", {}), []
     if "saliency" in own and "topup" in own:
         rows.append(["method", " + ".join(_method(own, kind) for kind in ("saliency", "topup"))])
-    rows.append(["target", f"{config['sparsity']:.2%}, {config['achieved_sparsity']:.4%} achieved"])
-    for title, bits in (("values", "value_bits"), ("embeddings and head", "embedding_bits")):
+    if config.get("bits_per_weight") is None:
+        rows.append(["target", f"{config['sparsity']:.2%}, {config['achieved_sparsity']:.4%} achieved"])
+    for title, bits in (("bits a weight", "bits_per_weight"), ("embeddings and head", "embedding_bits")):
         if config.get(bits) is not None:
-            rows.append([title, f"rounded to {config[bits]} bits"])
+            rows.append([title, f"quantised to {config[bits]:g} bits"])
     lambdas = {step: config.get(f"{step}_lambda") for step in ("block", "row")}
     if found := [f"{step} {value:g}" for step, value in lambdas.items() if value is not None]:
         rows.append(["lambda", ", ".join(found)])

@@ -17,7 +17,7 @@ from .safe_files import check_file, check_names, read_index
 from .schema import short
 from .stored_format import VERSION
 from .stored_tensors import Stored, read_header
-from .stored_weights import StoredCodedWeight, StoredInt8Weight, StoredPackedWeight, StoredWeight
+from .stored_weights import StoredPackedWeight, StoredWeight, part_names
 
 
 METADATA = "neuronal"  # key in a shard's metadata
@@ -102,17 +102,17 @@ def _take_weight(path: Path, name: str, facts: Any, stored: dict[str, Stored]) -
     """Return a weight, and take its tensors out of `stored`."""
     if not isinstance(facts, dict) or not re.fullmatch("[0-9a-f]{8}", str(facts.get("crc32"))):
         raise ValueError(f"{path}: the metadata of {name!r} is {short(facts)}: expected a 'crc32' of 8 hex digits.")
-    kind: type[StoredWeight] = StoredPackedWeight if "shape" in facts else StoredWeight
-    if "bits" in facts:
-        kind = StoredInt8Weight if "mask" in facts else StoredCodedWeight
-    for end in kind.ends:
-        if name + end not in stored:
-            raise ValueError(f"{path} has no tensor {name + end!r}, which its metadata names: it is damaged.")
-    parts = [stored.pop(name + end) for end in kind.ends]
+    needed, optional, kind = [name], [], StoredWeight
     try:
+        if "format" in facts:
+            (needed, optional), kind = part_names(facts["format"], name), StoredPackedWeight
+        for part in needed:
+            if part not in stored:
+                raise ValueError(f"the file has no tensor {part!r}")
+        parts = [stored.pop(part) for part in (*needed, *(part for part in optional if part in stored))]
         return kind.of_header(path, name, facts, parts, int(facts["crc32"], 16))
     except ValueError as error:
-        raise ValueError(f"{path}: {name} cannot be unpacked: {error}.") from error
+        raise ValueError(f"{path}: {name} is damaged: {error}.") from error
 
 
 def open_checkpoint(folder: str | Path) -> list[PackedFile]:

@@ -17,11 +17,9 @@ from ..files.atomic import replaced_directory
 from ..model.packed_modules import dense_state, packed_modules
 from ..model.weight_names import natural_order
 from ..validation import check_choice
-from .coding import find_codings
 from .names import CONFIG, DENSE_FILES, FORMATS, PACKED_FILES, is_of_weights
 from .opening import dense_weights
 from .own_files import check_directory
-from .sparsity_config import read_sparsity_config
 from .stored_format import add_hint, dense_config, packed_config
 from .stored_weights import StoredWeight
 from .weight_writers import SHARD_SIZE, DenseWriter, PackedWriter
@@ -109,15 +107,15 @@ def write_model(model: PreTrainedModel, folder: Path, format: str, **kwargs: Any
     if format == "packed":
         if is_offloaded:
             files = dense_weights(folder)
-            names, tensors = [weight.name for weights in files.values() for weight in weights], _taken(files)
+            count, tensors = sum(map(len, files.values())), _taken(files)
         else:
             found = checkpoint_tensors(model)
-            names, tensors = list(found), iter(found.items())
-        with PackedWriter(folder, size, find_codings(read_sparsity_config(model.config), names)) as writer:
-            for name, tensor in logging.tqdm(tensors, desc="Packing weights", total=len(names), disable=None):
+            count, tensors = len(found), iter(found.items())
+        with PackedWriter(folder, size) as writer:
+            for name, tensor in logging.tqdm(tensors, desc="Packing weights", total=count, disable=None):
                 writer.add(name, tensor)
         _remove(folder, DENSE_FILES)
-        add_hint(folder)  # transformers would leave it out
+        add_hint(folder, writer.quantized)  # transformers would leave it out
     elif is_packed:
         _remove(folder, DENSE_FILES)  # of no weights
         with DenseWriter(folder, size) as writer:

@@ -12,7 +12,6 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..formats.int8_weight import BITS
 from ..model.projections import Decoder, Projection
 from ..model.set_config import set_config
 from ..model.weight_names import every_projection, kind_of
@@ -56,24 +55,15 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
     return value
 
 
-def record_value_bits(config: PreTrainedConfig, bits: int) -> None:
-    """Note in the sparsity_config of a model, if it has one, that kept values have so many bits now."""
-    _record(config, {"value_bits": bits})
-
-
 def record_embedding_bits(config: PreTrainedConfig, names: Iterable[str]) -> None:
     """Note in the sparsity_config of a model, if it has one, that these weights have 8 bits now."""
-    _record(config, about_head(names))
-
-
-def _record(config: PreTrainedConfig, entries: Mapping[str, Any]) -> None:
     if isinstance(value := getattr(config, KEY, None), Mapping):
-        setattr(config, KEY, {**value, **entries})
+        setattr(config, KEY, {**value, **about_head(names)})
 
 
 def about_head(names: Iterable[str]) -> dict[str, Any]:
     """Return the entries of a sparsity_config for embeddings and head in 8 bits, by their names in the files."""
-    return {"embedding_bits": BITS, "head_weights": sorted(names)}
+    return {"embedding_bits": 8, "head_weights": sorted(names)}
 
 
 def make_sparsity_config(

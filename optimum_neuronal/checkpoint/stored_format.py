@@ -10,7 +10,7 @@ from .names import CONFIG
 from .schema import short
 
 
-VERSION = 3  # of the packed format
+VERSION = 1  # of the packed format
 QUANT_METHOD = "optimum_neuronal"  # a program that does not know it quotes it: so it is the name of this package
 IN_MEMORY = "neuronal"  # the method's name in models and configs in memory
 QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
@@ -77,9 +77,15 @@ def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in _with_format(config, "dense").items() if key not in packed}
 
 
-def add_hint(folder: Path) -> None:
-    """Add to a packed checkpoint's config.json the sentence that transformers shows where this package is not imported."""
+def add_hint(folder: Path, quantized: bool) -> None:
+    """Add to a packed checkpoint's config.json the sentence that transformers shows where this package is not imported.
+
+    Args:
+        folder (`Path`): with config.json.
+        quantized (`bool`): True if some weights are of few bits: these stay packed however the checkpoint is loaded.
+    """
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config["quantization_config"] = QUANTIZATION_CONFIG | ({"quantized": True} if quantized else {})
     write_json(folder / CONFIG, config | {internals.WEIGHTS_KEY: HINT})
 
 

@@ -9,15 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from ..formats.bitmask import MASK, VALUES, check_headers, check_mask, check_mask_header, checksum_seed, unpack
-from ..formats.code_checks import GROUP, check_coded_headers
-from ..formats.coded import CODES, SCALES, TABLE, CodedWeight
-from ..formats.int8_weight import BITS, LEVELS, Int8Weight, check_int8_headers
-from ..formats.packed import PackedMask, PackedWeight
+from ..formats.bitmask import checksum_seed
+from ..formats.packed_matrix import FORMATS, PREFIX, PackedMatrix, check_shape
+from ..formats.sparse import SparseWeight
 from .stored_tensors import DTYPE_NAMES, DTYPES, FileValues, Stored
 
 
@@ -44,8 +42,6 @@ class StoredWeight:
     parts: tuple[Stored, ...]
     transposed: bool = False
 
-    ends: ClassVar[tuple[str, ...]] = ("",)  # of the names of its parts
-
     @classmethod
     def of_header(
         cls, path: Path, name: str, facts: Mapping[str, Any], parts: Sequence[Stored], checksum: int | None
@@ -69,9 +65,14 @@ class StoredWeight:
         return self.numel * self.dtype.itemsize
 
     @property
-    def kept(self) -> int | None:
-        """How many elements are kept; None if it is not packed."""
-        return None
+    def is_packed(self) -> bool:
+        """True if it is stored packed."""
+        return False
+
+    @property
+    def is_quantized(self) -> bool:
+        """True if it is stored in few bits."""
+        return False
 
     def get_shape(self) -> list[int]:
         """Return the shape of the weight, unpacked."""
@@ -86,7 +87,7 @@ class StoredWeight:
 
     def pieces(self) -> Iterator[torch.Tensor]:
         """Yield the weight in pieces along its first dimension, each small unless the weight is packed."""
-        if self.kept is not None or self.numel <= PIECE:
+        if self.is_packed or self.numel <= PIECE:
             yield self._read()
             return
         row = self.numel // self.shape[0]
@@ -97,7 +98,7 @@ class StoredWeight:
                 yield values[start : min(start + step, self.numel)].view(-1, *self.shape[1:])
             self._check(values.checksum)
 
-    def read_packed(self) -> PackedWeight | CodedWeight | Int8Weight:
+    def read_packed(self) -> PackedMatrix:
         """Return the weight as it is stored, checked. Raise `TypeError` if it is not packed."""
         raise TypeError(f"{self.path}: {self.name} is not packed.")
 
@@ -140,118 +141,69 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class StoredPackedWeight(StoredWeight):
-    """A weight stored as a bitmask and the kept values. Indexing reads, checks and unpacks it."""
+    """A packed weight. Indexing reads, checks and unpacks it.
 
-    ends: ClassVar[tuple[str, ...]] = (MASK, VALUES)
+    Args:
+        format (`type[PackedMatrix]`): of it.
+    """
+
+    format: type[PackedMatrix] = PackedMatrix
 
     @classmethod
     def of_header(cls, path, name, facts, parts, checksum) -> "StoredPackedWeight":
-        mask, values = parts
-        check_headers(facts["shape"], mask.shape, DTYPES[mask.dtype], values.shape, DTYPES[values.dtype])
-        return cls(path, name, tuple(facts["shape"]), DTYPES[values.dtype], checksum, tuple(parts))
-
-    @property
-    def kept(self) -> int:
-        return math.prod(self.parts[1].shape)
-
-    def read_packed(self) -> PackedWeight:
-        with self._named():
-            mask, values = self._read_parts().values()
-            check_mask(mask.numpy(), self.numel, len(values))
-        return PackedWeight(PackedMask(mask, self.shape), values)
-
-    def _read(self) -> torch.Tensor:
-        with self._named():
-            return unpack(*self._read_parts().values(), self.shape)
-
-
-@dataclass(frozen=True)
-class StoredCodedWeight(StoredWeight):
-    """A sparse weight whose kept values are codes of a codebook.
-
-    Args:
-        bits (`int`): of each code.
-    """
-
-    bits: int = 0
-
-    ends: ClassVar[tuple[str, ...]] = (MASK, CODES, SCALES, TABLE)
-
-    @classmethod
-    def of_header(cls, path, name, facts, parts, checksum) -> "StoredCodedWeight":
-        headers = [(DTYPES[part.dtype], part.shape) for part in parts]
-        shape, transposed = facts.get("shape"), facts.get("transposed", False)
-        check_mask_header(shape, headers[0][1], headers[0][0])
+        shape, transposed, dtype = facts.get("shape"), facts.get("transposed", False), _dtype(facts)
+        check_shape(shape, dtype)
         if type(transposed) is not bool:
             raise ValueError(f"its 'transposed' is {transposed!r}: expected true or false")
-        dtype = _dtype(facts)
-        check_coded_headers(_as_coded(shape, transposed), facts["bits"], facts.get("group"), dtype, headers)
-        return cls(path, name, tuple(shape), dtype, checksum, tuple(parts), transposed, facts["bits"])
+        format = FORMATS.get(facts["format"])
+        headers = {_key(part.name, name): (DTYPES[part.dtype], part.shape) for part in parts}
+        format.check_headers(_swapped(shape, transposed), dtype, headers)
+        return cls(path, name, tuple(shape), dtype, checksum, tuple(parts), transposed, format)
 
     @property
-    def kept(self) -> int:
-        """About how many elements are kept: no fewer than there are codes for."""
-        return min(self.numel, self.parts[1].nbytes * 8 // self.bits)
-
-    def read_packed(self) -> CodedWeight:
-        return self._read_both()[0]
-
-    def _read(self) -> torch.Tensor:
-        dense = self._read_both()[1]
-        return dense.mT.contiguous() if self.transposed else dense
-
-    def _read_both(self) -> tuple[CodedWeight, torch.Tensor]:
-        """Return the weight as it is stored, and unpacked, which checks it."""
-        with self._named():
-            shape = tuple(_as_coded(self.shape, self.transposed))
-            coded = CodedWeight.of_parts(self._read_parts(), self.name, shape, self.bits, self.dtype)
-            return coded, coded.unpack()
-
-    def _seed(self) -> int:
-        return coded_seed(self.name, self.get_dtype(), self.shape, self.bits, self.transposed)
-
-
-@dataclass(frozen=True)
-class StoredInt8Weight(StoredWeight):
-    """A matrix of 8 bits without a mask: token embeddings or a head."""
-
-    ends: ClassVar[tuple[str, ...]] = (LEVELS, SCALES)
-
-    @classmethod
-    def of_header(cls, path, name, facts, parts, checksum) -> "StoredInt8Weight":
-        expected = {"mask": False, "bits": BITS, "group": GROUP}
-        for key, value in expected.items():
-            if type(facts.get(key)) is not type(value) or facts[key] != value:
-                raise ValueError(f"its {key!r} is {facts.get(key)!r}: expected {value!r} of a matrix without a mask")
-        shape, dtype = facts.get("shape"), _dtype(facts)
-        check_int8_headers(shape, dtype, [(DTYPES[part.dtype], part.shape) for part in parts])
-        return cls(path, name, tuple(shape), dtype, checksum, tuple(parts))
+    def is_packed(self) -> bool:
+        return True
 
     @property
-    def kept(self) -> int:
-        return self.numel
+    def is_quantized(self) -> bool:
+        return self.format is not SparseWeight
 
-    def read_packed(self) -> Int8Weight:
+    def read_packed(self) -> PackedMatrix:
         with self._named():
-            weight = Int8Weight.of_parts(self._read_parts(), self.name, self.dtype)
+            tensors = {_key(name, self.name): tensor for name, tensor in self._read_parts().items()}
+            weight = self.format.of_tensors(tensors, _swapped(self.shape, self.transposed), self.dtype)
             weight.check()
         return weight
 
     def _read(self) -> torch.Tensor:
-        return self.read_packed().unpack()
+        dense = self.read_packed().unpack()
+        return dense.mT.contiguous() if self.transposed else dense
 
     def _seed(self) -> int:
-        return int8_seed(self.name, self.get_dtype(), self.shape)
+        return packed_seed(self.name, self.get_dtype(), self.shape, self.format.name, self.transposed)
 
 
-def coded_seed(name: str, dtype: str, shape: Sequence[int], bits: int, transposed: bool) -> int:
-    """Return the CRC-32 of what the header says of a coded weight, see [`checksum_seed`]."""
-    return checksum_seed(name, f"{dtype} {bits} bits{' transposed' if transposed else ''}", shape)
+def part_names(format: Any, name: str) -> tuple[list[str], list[str]]:
+    """Return the names of the tensors of a weight in a file: those that have to be there, and those that may be.
+
+    Raises:
+        `ValueError`: there is no such format.
+    """
+    kind = FORMATS.get(format) if isinstance(format, str) else None
+    if kind is None:
+        raise ValueError(f"its format is {format!r}: expected one of {', '.join(FORMATS.names())}")
+    needed = [key for key in kind.names if key not in (*kind.optional, *kind.derived)]
+    return [name + PREFIX + key for key in needed], [name + PREFIX + key for key in kind.optional]
 
 
-def int8_seed(name: str, dtype: str, shape: Sequence[int]) -> int:
-    """Return the CRC-32 of what the header says of a matrix of 8 bits, see [`checksum_seed`]."""
-    return checksum_seed(name, f"{dtype} {BITS} bits without mask", shape)
+def packed_seed(name: str, dtype: str, shape: Sequence[int], format: str, transposed: bool) -> int:
+    """Return the CRC-32 of what the header says of a packed weight, see [`checksum_seed`]."""
+    return checksum_seed(name, f"{dtype} {format}{' transposed' if transposed else ''}", shape)
+
+
+def _key(part: str, name: str) -> str:
+    """Return a tensor's name in its format, by its name in the file."""
+    return part.removeprefix(name + PREFIX)
 
 
 def _dtype(facts: Mapping[str, Any]) -> torch.dtype | None:
@@ -259,5 +211,5 @@ def _dtype(facts: Mapping[str, Any]) -> torch.dtype | None:
     return DTYPES.get(facts["dtype"]) if isinstance(facts.get("dtype"), str) else None
 
 
-def _as_coded(shape: Sequence[int], transposed: bool) -> list[int]:
+def _swapped(shape: Sequence[int], transposed: bool) -> list[int]:
     return [*shape[:-2], shape[-1], shape[-2]] if transposed else list(shape)

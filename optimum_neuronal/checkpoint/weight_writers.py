@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,16 @@ import torch
 from safetensors.torch import save_file
 
 from ..compat import transformers as internals
-from ..formats.bitmask import MASK, VALUES, checksum_seed, pack, saves_space
+from ..formats.bitmask import checksum_seed
+from ..formats.packed_matrix import PackedMatrix
+from ..formats.quantized import QuantizedWeight
+from ..formats.sparse import SparseWeight, count_kept, sparse_bytes
 from ..formats.stand_in import StandIn
-from .coding import HeadCoding, Parts, PrunedCoding
 from .names import DENSE, INDEX_SUFFIX, PACKED, SUFFIX, shard
 from .packed_reading import METADATA
 from .stored_format import VERSION, write_json
 from .stored_tensors import DTYPE_NAMES
+from .stored_weights import packed_seed
 
 
 SHARD_SIZE = "2GB"  # at most, since a file's content is held in memory until it is written
@@ -100,61 +103,72 @@ class PackedWriter(DenseWriter):
     Args:
         folder (`str` or `Path`): where the files are written; exists.
         max_shard_size (`int` or `str`): as for [`DenseWriter`]; a file has never more than 2 GB.
-        codings (`Sequence`): from [`find_codings`], of the weights with quantised values.
+        rounded (`Collection[str]`): names of weights that are rounded to 8 bits, unless they are quantised.
+
+    Attributes:
+        quantized (`bool`): True if a weight of few bits was added.
     """
 
     stem, has_index = PACKED, True
 
-    def __init__(
-        self,
-        folder: str | Path,
-        max_shard_size: int | str = SHARD_SIZE,
-        codings: Sequence[PrunedCoding | HeadCoding] = (),
-    ):
+    def __init__(self, folder: str | Path, max_shard_size: int | str = SHARD_SIZE, rounded: Collection[str] = ()):
         super().__init__(folder, min(internals.bytes_of(max_shard_size), internals.bytes_of(SHARD_SIZE)))
-        self._codings = codings
+        self.quantized, self._rounded = False, rounded
         self._about: dict[str, Any] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Take a tensor of the dense checkpoint, on any device; pack it if that saves space, unless it is packed.
 
         Raises:
-            `ValueError`: its dtype cannot be stored.
+            `ValueError`: its dtype cannot be stored, or it is to be rounded and is not finite.
         """
         if tensor.dtype not in DTYPE_NAMES:
             raise ValueError(f"{name} has the dtype {tensor.dtype}, which a packed checkpoint cannot hold.")
-        quantised = (coding.parts(name, tensor) for coding in self._codings)
-        parts, facts, checksum = next(filter(None, quantised), None) or _exact(name, tensor)
-        parts = _owned(parts)
-        for part in parts.values():
+        packed, transposed = _packed(name, tensor, name in self._rounded)
+        if packed is not None and packed.nbytes < tensor.numel() * tensor.element_size():
+            self.add_packed(name, packed, transposed)
+            return
+        dense = tensor.unpack() if isinstance(tensor, StandIn) else tensor
+        self._add(name, {name: dense}, {}, checksum_seed(name, DTYPE_NAMES[tensor.dtype], tensor.shape))
+
+    def add_packed(self, name: str, weight: PackedMatrix, transposed: bool = False) -> None:
+        """Take a packed weight, of which the dense checkpoint's has the last two dimensions swapped if `transposed`."""
+        dtype, shape = DTYPE_NAMES[weight.dtype], list(weight.shape)
+        if transposed:
+            shape = [*shape[:-2], shape[-1], shape[-2]]
+        facts = {"format": weight.name, "shape": shape, "dtype": dtype, **({"transposed": True} if transposed else {})}
+        self.quantized |= isinstance(weight, QuantizedWeight)
+        self._add(name, weight.parts(name), facts, packed_seed(name, dtype, shape, weight.name, transposed))
+
+    def _add(self, name: str, parts: Mapping[str, torch.Tensor], facts: Mapping[str, Any], checksum: int) -> None:
+        owned = _owned(parts)
+        for part in owned.values():
             if part.numel():
                 checksum = zlib.crc32(part.view(-1).view(torch.uint8).numpy(), checksum)
-        self._take(parts)
+        self._take(owned)
         self._about[name] = {**facts, "crc32": f"{checksum:08x}"}
-
-    def close(self) -> None:
-        super().close()
-        for coding in self._codings:
-            coding.warn()
 
     def _metadata(self) -> dict[str, str]:
         about, self._about = self._about, {}
         return {METADATA: json.dumps({"version": VERSION, "tensors": about})}
 
 
-def _exact(name: str, tensor: torch.Tensor) -> Parts:
-    """Return the parts of a weight with values as they are: a bitmask and values if that saves space, else the tensor."""
-    seed = checksum_seed(name, DTYPE_NAMES[tensor.dtype], tensor.shape)
-    packed = tensor.packed() if isinstance(tensor, StandIn) else None
-    if packed is not None and packed.nbytes < tensor.numel() * tensor.element_size():
-        parts = {name + MASK: packed.mask.bits, name + VALUES: packed.values}
-        return parts, {"shape": list(tensor.shape)}, seed
+def _packed(name: str, tensor: torch.Tensor, rounded: bool) -> tuple[PackedMatrix | None, bool]:
+    """Return a tensor as it is stored packed, and True if that has its last two dimensions swapped; None if it is dense."""
     if isinstance(tensor, StandIn):
-        tensor = tensor.unpack()
-    if saves_space(tensor):
-        mask, values = pack(tensor)
-        return {name + MASK: mask, name + VALUES: values}, {"shape": list(tensor.shape)}, seed
-    return {name: tensor}, {}, seed
+        packed, transposed = tensor.stored()
+        if isinstance(packed, QuantizedWeight) or not (transposed or rounded):
+            return packed, transposed
+        tensor = tensor.unpack()  # so that equal models give equal files, however they are held
+    if rounded:
+        try:
+            return QuantizedWeight.nearest(tensor), False
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be rounded to 8 bits: {error}.") from error
+    if tensor.ndim < 2 or not tensor.is_floating_point():
+        return None, False
+    size = sparse_bytes(tensor.shape, count_kept(tensor), tensor.element_size())
+    return (SparseWeight.pack(tensor) if size < tensor.numel() * tensor.element_size() else None), False
 
 
 def _owned(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

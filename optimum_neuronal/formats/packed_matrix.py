@@ -1,4 +1,4 @@
-"""What all packed formats have in common. A new one is a class of [`PackedMatrix`] in a file of its own, and its kernels."""
+"""What all packed formats have in common. A new one is a class of [`PackedMatrix`] in a file of this folder, and its kernels."""
 
 import math
 from abc import abstractmethod
@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Self
 
 import torch
 
+from ..registry import Registry
 from ..sparsity.masks import Change
 
 
-FORMATS: dict[str, type["PackedMatrix"]] = {}  # by name
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that are computed with
 PREFIX = ".packed_"  # between a weight's name and a tensor's, in files
 MOST_DIMENSIONS = 8
@@ -33,7 +33,7 @@ class PackedMatrix(Change):
         fixed (`Mapping[str, dtype]`): floating tensors that keep their dtype when a model is converted to another.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # set by the decorator
     names: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ()
     derived: ClassVar[tuple[str, ...]] = ()
@@ -73,6 +73,10 @@ class PackedMatrix(Change):
     def rows(self, first: int, last: int) -> Self:
         """Return the rows from `first` on, up to `last`, as a matrix; shared where the format allows."""
 
+    def window(self, first: int, last: int) -> Self:
+        """Return rows to compute with alone, as cheaply as can be: they may share more than they need."""
+        return self.rows(first, last)
+
     @classmethod
     @abstractmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -90,6 +94,10 @@ class PackedMatrix(Change):
     @abstractmethod
     def kept(self) -> int:
         """How many elements are kept."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return what is particular about it, for the `repr` of its module: `"sparsity=0.7000"`."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return its tensors by name."""
@@ -123,17 +131,8 @@ class PackedMatrix(Change):
         return self.to(weight.device, weight.dtype).unpack()
 
 
-def register(kind: type[PackedMatrix]) -> type[PackedMatrix]:
-    """Make a format known by its name."""
-    FORMATS[kind.name] = kind
-    return kind
-
-
-def find_format(name: Any) -> type[PackedMatrix]:
-    """Return the format of a name. Raise `ValueError` if there is none."""
-    if not isinstance(name, str) or name not in FORMATS:
-        raise ValueError(f"its format is {name!r}: expected one of {', '.join(FORMATS)}")
-    return FORMATS[name]
+FORMATS: Registry[PackedMatrix] = Registry("packed format", __package__, PackedMatrix)
+register_format = FORMATS.register
 
 
 def check_shape(shape: Any, dtype: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from ..native.library import DTYPES, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
 from .bit_planes import BLOCK_ROWS, chunk_rows, decode_planes, decode_rows, encode_planes
-from .packed_matrix import Header, PackedMatrix, check_places, headers_of, register
+from .packed_matrix import Header, PackedMatrix, check_places, headers_of, register_format
 from .quantized_checks import (
     BYTE_BITS,
     bits_of_codes,
@@ -30,7 +30,7 @@ CODES, SCALES, STEPS = ".packed_codes", ".packed_scales", ".packed_steps"  # wha
 MAX_FUSED_ROWS = 16  # of x that the kernels multiply with codes; more are multiplied with unpacked rows
 
 
-@register
+@register_format("quantized")
 @dataclass(frozen=True)
 class QuantizedWeight(PackedMatrix):
     """A dense weight of few bits. As a change, it takes the place of another weight.
@@ -48,7 +48,6 @@ class QuantizedWeight(PackedMatrix):
         dtype (`torch.dtype`): of the dense weight: float16, bfloat16 or float32.
     """
 
-    name: ClassVar[str] = "quantized"
     names: ClassVar[tuple[str, ...]] = ("codes", "scales", "steps")
     optional: ClassVar[tuple[str, ...]] = ("steps",)
     fixed: ClassVar[Mapping[str, torch.dtype]] = {"scales": torch.bfloat16, "steps": torch.bfloat16}
@@ -125,6 +124,9 @@ class QuantizedWeight(PackedMatrix):
     @property
     def kept(self) -> int:
         return math.prod(self.shape)
+
+    def describe(self) -> str:
+        return f"bits={self.bits}"
 
     def check(self) -> None:
         """Raise `ValueError` unless codes, scales and steps can be those of one weight."""

@@ -24,7 +24,7 @@ from .packed_matrix import (
     check_tensors,
     headers_of,
     multiply_by_blocks,
-    register,
+    register_format,
     row_blocks,
 )
 
@@ -34,7 +34,7 @@ MAX_FUSED_ROWS = 8
 MAX_FUSED_ROWS_BY_KERNEL = {"avx512_bf16": 16}
 
 
-@register
+@register_format("sparse")
 @dataclass(frozen=True)
 class SparseWeight(PackedMatrix):
     """A sparse weight.
@@ -47,7 +47,6 @@ class SparseWeight(PackedMatrix):
         shape (`tuple[int, ...]`): (..., in).
     """
 
-    name: ClassVar[str] = "sparse"
     names: ClassVar[tuple[str, ...]] = ("bits", "values", "offsets")
     derived: ClassVar[tuple[str, ...]] = ("offsets",)
 
@@ -88,8 +87,10 @@ class SparseWeight(PackedMatrix):
     def check_headers(cls, shape: Sequence[int], dtype: torch.dtype, headers: Mapping[str, Header]) -> None:
         check_shape(shape, dtype)
         rows, columns = math.prod(shape[:-1]), shape[-1]
-        kept = headers["values"][1]
+        kept = headers["values"][1] or (0,)
         expected = {"bits": (torch.uint8, (rows, row_stride(columns))), "values": (dtype, kept[:1])}
+        if "offsets" in headers:
+            expected["offsets"] = (torch.int64, (rows + 1,))
         check_tensors(headers, expected, shape)
         if kept[0] > rows * columns:
             raise ValueError(f"it has {kept[0]} values: expected at most {rows * columns} for shape {list(shape)}")
@@ -97,7 +98,6 @@ class SparseWeight(PackedMatrix):
     def check(self) -> None:
         tensors, rows, columns = self.tensors(), self.row_count, self.shape[-1]
         self.check_headers(self.shape, self.dtype, headers_of(tensors))
-        check_tensors(headers_of(tensors), {"offsets": (torch.int64, (rows + 1,))}, self.shape)
         check_places(tensors)
         if rows and _has_bits_behind(self.bits, columns):
             raise ValueError(f"its bitmask has bits set behind a row's {columns} elements")
@@ -120,6 +120,9 @@ class SparseWeight(PackedMatrix):
     @property
     def kept(self) -> int:
         return len(self.values)
+
+    def describe(self) -> str:
+        return f"sparsity={1 - self.kept / max(1, math.prod(self.shape)):.4f}"
 
     @property
     def mask(self) -> torch.Tensor:
@@ -170,7 +173,7 @@ class SparseWeight(PackedMatrix):
         return replace(self, bits=self.bits.to(device=device), values=values, offsets=self.offsets.to(device=device))
 
     def window(self, first: int, last: int) -> "SparseWeight":
-        """Return some rows beside all values: to compute with alone, without a look at offsets, which devices would wait for."""
+        """Return some rows beside all values: offsets are not looked at, which a device would have to be waited for."""
         return replace(
             self,
             bits=self.bits[first:last],

@@ -2,9 +2,7 @@
 
 import torch
 
-from .coded import CodedWeight
-from .int8_weight import Int8Weight
-from .packed import PackedWeight
+from .packed_matrix import PackedMatrix
 
 
 class StandIn(torch.Tensor):
@@ -14,18 +12,9 @@ class StandIn(torch.Tensor):
     """
 
     def unpack(self) -> torch.Tensor:
-        """The dense tensor, bit-equal."""
+        """Return the dense tensor, bit-equal."""
         raise NotImplementedError
 
-    def packed(self) -> PackedWeight | None:
-        """The tensor as files hold it, None if it cannot be had without unpacking."""
+    def stored(self) -> tuple[PackedMatrix, bool]:
+        """Return the tensor as files hold it, and True if its last two dimensions are swapped there."""
         raise NotImplementedError
-
-    def coded(self) -> tuple[CodedWeight, bool] | None:
-        """The tensor as files hold it whose values are codes of few bits, and whether its last two dimensions are swapped
-        there; None if its values are none."""
-        return None
-
-    def int8(self) -> Int8Weight | None:
-        """The tensor as files hold it in 8 bits without a mask; None if it is none."""
-        return None

@@ -10,12 +10,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..compat import transformers as internals
+from ..formats.packed_matrix import PackedMatrix
+from ..formats.sparse import SparseWeight
+from ..model.packed_modules import packed_modules
 from .head_packing import put_table
-from .int8_rows import Int8Rows
-from .layouts import Rows
 from .packed_embedding import is_embedding
 from .packed_tensor import PackedTensor
-from .packing import has_kernels, keeps_transposed, pack_rows, packable, pays
+from .packing import has_kernels, keeps_transposed, pack_weight, packable, pays
 from .replacing import has_own_forward
 from .sparsify import check_model, finish_packing, projections_of, put_packed
 
@@ -29,35 +30,40 @@ class _Arriving:
         super().__setattr__(name, value)
 
     def _take(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """What is to be held instead of a tensor that has been read: itself, unpacked, if it stays dense."""
-        arrived: dict[str, Rows | None] = self.__dict__["arrived"]
+        """Return what is to be held instead of a tensor that has been read: itself, unpacked, if it stays dense."""
+        arrived: dict[str, PackedMatrix | None] = self.__dict__["arrived"]
         if name in arrived:
             arrived[name] = None
             if internals.was_read(value) and has_kernels(value) and _stays_packed(self, value):
-                arrived[name] = pack_rows(value, keeps_transposed(self))
+                arrived[name] = pack_weight(value, keeps_transposed(self))
                 nothing = torch.zeros((), dtype=value.dtype, device=value.device)
                 return _like(value, nothing.expand(value.shape))
         return _like(value, value.unpack()) if isinstance(value, PackedTensor) else value
 
 
 def _stays_packed(module: nn.Module, value: torch.Tensor) -> bool:
-    """Whether a weight is to be held packed: what has 8 bits already, and a projection's that is smaller so."""
-    if isinstance(value, PackedTensor) and isinstance(value.rows, Int8Rows):
+    """Return True if a weight is to be held packed: what is quantised already, and a projection's that is smaller so."""
+    if isinstance(value, PackedTensor) and not isinstance(value.matrix, SparseWeight):
         return True
-    return not isinstance(module, nn.Embedding) and pays(value, keeps_transposed(module))
+    return (
+        module.__dict__["packs_sparse"]
+        and not isinstance(module, nn.Embedding)
+        and pays(value, keeps_transposed(module))
+    )
 
 
 def _like(value: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """A parameter, or a buffer, of other data, to be set in the place of the one given."""
+    """Return a parameter, or a buffer, of other data, to be set in the place of the one given."""
     held = nn.Parameter(data, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else data
     return internals.as_read(held, like=value)
 
 
-def pack_arriving(model: PreTrainedModel) -> list[str]:
-    """Has the weights of a model that has none be packed as they are set. [`finish_arriving`] follows.
+def pack_arriving(model: PreTrainedModel, sparse: bool = True) -> list[str]:
+    """Let the weights of a model that has none be packed as they are set. [`finish_arriving`] follows.
 
     Args:
         model (`PreTrainedModel`): on the meta device.
+        sparse (`bool`): False: only what is quantised stays packed.
 
     Returns:
         `list[str]`: names of the parameters that will be packed if they are sparse enough.
@@ -68,39 +74,45 @@ def pack_arriving(model: PreTrainedModel) -> list[str]:
         if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             weights = [weight for weight in packable(module) if f"{name}.{weight}" not in tied]
             weights += ["weight"] if module is table and is_embedding(module) else []
-            module.__dict__["arrived"] = dict.fromkeys(weights)
+            module.__dict__ |= {"arrived": dict.fromkeys(weights), "packs_sparse": sparse}
             module.__class__ = _arriving(type(module))
             names += [f"{name}.{weight}" for weight in weights if module is not table]
     return names
 
 
-def finish_arriving(model: PreTrainedModel) -> None:
-    """Puts packed modules in the place of those whose weights have arrived; what stays dense is as it was.
+def finish_arriving(model: PreTrainedModel, sparse: bool = True) -> None:
+    """Put packed modules in the place of those whose weights have arrived; what stays dense is as it was.
+
+    Args:
+        model (`PreTrainedModel`), sparse (`bool`): as for [`pack_arriving`].
 
     Raises:
-        `ValueError`: some weights are offloaded, or nothing is smaller packed.
+        `ValueError`: some weights are offloaded, or, if sparse ones are to be packed, nothing is smaller so.
     """
     left_dense, tables = {}, []
     for name, module in list(model.named_modules()):
         if not isinstance(module, _Arriving):
             continue
         module.__class__ = type(module).__mro__[2]
-        arrived: dict[str, Rows | None] = module.__dict__.pop("arrived")
+        arrived: dict[str, PackedMatrix | None] = module.__dict__.pop("arrived")
+        del module.__dict__["packs_sparse"]
         if isinstance(module, nn.Embedding):
-            tables += [(module.weight, rows) for rows in arrived.values() if rows is not None]
+            tables += [(module.weight, matrix) for matrix in arrived.values() if matrix is not None]
             continue
-        if arrived and all(rows is not None for rows in arrived.values()) and not has_own_forward(module):
+        if arrived and all(matrix is not None for matrix in arrived.values()) and not has_own_forward(module):
             put_packed(model, name, arrived)
             continue
-        for key, rows in arrived.items():
-            if rows is not None:  # of a mixture one weight of two, for instance
+        for key, matrix in arrived.items():
+            if matrix is not None:  # of a mixture one weight of two, for instance
                 shape = getattr(module, key).shape
-                setattr(module, key, nn.Parameter(PackedTensor(rows, shape, keeps_transposed(module)).unpack()))
+                setattr(module, key, nn.Parameter(PackedTensor(matrix, shape, keeps_transposed(module)).unpack()))
         left_dense[name] = "its forward was replaced" if has_own_forward(module) else "not smaller packed"
-    for weight, rows in tables:
-        put_table(model, weight, rows)
+    for weight, matrix in tables:
+        put_table(model, weight, matrix)
+    if not sparse and next(packed_modules(model), None) is None:
+        return
     check_model(model)
-    known = projections_of(model)
+    known = projections_of(model) if sparse else set()
     left_dense = {name: why for name, why in left_dense.items() if name in known}
     finish_packing(model, left_dense, "Nothing of the checkpoint is smaller packed: its weights are dense. Load it with "
                    "AutoModelForCausalLM.")  # fmt: skip

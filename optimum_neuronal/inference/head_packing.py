@@ -1,6 +1,7 @@
-"""Holds token embeddings and head in 8 bits: of a model in memory, and as they are read from a file."""
+"""Token embeddings and head in 8 bits: of a model in memory, and as they are read from a file."""
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -8,11 +9,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..formats.int8_weight import Int8Weight
+from ..formats.quantized import QuantizedWeight
 from ..model.packed_modules import packed_modules
 from ..model.weight_names import token_weights
 from .inference_only import ADVICE
-from .int8_rows import Int8Rows
 from .packed_embedding import PackedEmbedding, TiedLinear, is_embedding, is_head
 from .packed_linear import PackedLinear
 from .packed_module import take_place
@@ -20,12 +20,14 @@ from .packing import has_kernels
 from .replacing import has_own_forward, replace_module
 
 
-def pack_head(model: PreTrainedModel, activations: str) -> tuple[list[str], dict[str, str]]:
-    """Puts token embeddings and head in 8 bits, in place; tied ones stay one.
+BITS = 8
+
+
+def pack_head(model: PreTrainedModel) -> tuple[list[str], dict[str, str]]:
+    """Put token embeddings and head in 8 bits, in place; tied ones stay one.
 
     Args:
         model (`PreTrainedModel`): with dense ones.
-        activations (`str`): what the head's inputs become: `"int8"` or `"bf16"`.
 
     Returns:
         `tuple`: names of the weights in files that are held so; and modules that are left dense -> why.
@@ -36,44 +38,52 @@ def pack_head(model: PreTrainedModel, activations: str) -> tuple[list[str], dict
     for weight, modules in _by_weight(model):
         why = _problem(weight, modules, shared[weight.data_ptr()])
         if why is None:
-            rows = Int8Rows.of(Int8Weight.rounded(weight), activations)
-            put_in_8_bits(model, list(modules.values()), rows)
+            put_in_8_bits(model, list(modules.values()), QuantizedWeight.nearest(weight, BITS))
             packed.append(names[id(weight)])
         else:
             left_dense |= dict.fromkeys(modules, why)
     return packed, left_dense
 
 
-def put_in_8_bits(model: nn.Module, modules: list[nn.Module], rows: Int8Rows) -> None:
-    """Puts rows in the place of the weight that these modules have: embeddings, a head, or both."""
+def put_head(model: PreTrainedModel, weights: Mapping[str, QuantizedWeight]) -> None:
+    """Put quantised weights in the place of token embeddings and head, by their names in files; what has no packed form gets
+    the same numbers dense."""
+    names = {id(weight): name for name, weight in token_weights(model).items()}
+    for weight, _ in _by_weight(model):
+        if (name := names.get(id(weight))) in weights:
+            put_table(model, weight, weights[name])
+
+
+def put_in_8_bits(model: nn.Module, modules: list[nn.Module], matrix: QuantizedWeight) -> None:
+    """Put a matrix in the place of the weight that these modules have: embeddings, a head, or both."""
     embedding = next((module for module in modules if isinstance(module, nn.Embedding)), None)
     table = None
     if embedding is not None:
-        table = PackedEmbedding(rows, embedding)
+        table = PackedEmbedding(matrix, embedding)
         replace_module(model, embedding, table)
     for module in modules:
         if isinstance(module, nn.Linear):
-            packed = PackedLinear(rows, module.bias, type(module)) if table is None else TiedLinear(table, module)
+            packed = PackedLinear(matrix, module.bias, type(module)) if table is None else TiedLinear(table, module)
             replace_module(model, module, take_place(packed, module))
 
 
-def put_table(model: nn.Module, weight: nn.Parameter, rows: Int8Rows) -> None:
-    """Puts rows that were read in the place of the embeddings' weight, which stands for them, and of a head's that is tied.
+def put_table(model: nn.Module, weight: nn.Parameter, matrix: QuantizedWeight) -> None:
+    """Put a matrix in the place of a weight of embeddings or head, and of all that share it.
 
     If any module that has it has no packed form, all get the dense weight instead.
     """
     modules = {name: m for name, m in model.named_modules() if m._parameters.get("weight") is weight}
     others = [m for m in model.modules() if any(p is weight for p in m._parameters.values())]
     if len(others) == len(modules) and _misfit(modules) is None:
-        put_in_8_bits(model, list(modules.values()), rows)
+        put_in_8_bits(model, list(modules.values()), matrix)
         return
-    dense = nn.Parameter(rows.unpack(), requires_grad=weight.requires_grad)
+    dense = nn.Parameter(matrix.unpack(), requires_grad=weight.requires_grad)
     for module in others:
         module._parameters |= {name: dense for name, held in module._parameters.items() if held is weight}
 
 
 def unpack_head(model: PreTrainedModel) -> None:
-    """Puts dense embeddings back, and a head that is tied to them; a head of its own is a packed linear layer as others."""
+    """Put dense embeddings back, and a head that is tied to them; a head of its own is a packed linear layer as others."""
     for _, table in list(packed_modules(model)):
         if isinstance(table, PackedEmbedding):
             embedding = table.to_embedding()
@@ -88,7 +98,7 @@ def unpack_head(model: PreTrainedModel) -> None:
 
 
 class _Tied:
-    """A method of a model that ties its head to its embeddings; a packed head shares the embeddings' rows already.
+    """A method of a model that ties its head to its embeddings; a packed head shares the embeddings' matrix already.
 
     Unlike a bound method it is copied and pickled with the model.
 
@@ -133,7 +143,7 @@ def keep_tied(model: PreTrainedModel) -> None:
 
 
 def _by_weight(model: PreTrainedModel) -> list[tuple[nn.Parameter, dict[str, nn.Module]]]:
-    """The weights of embeddings and head, each with the modules that have it, by name."""
+    """Return the weights of embeddings and head, each with the modules that have it, by name."""
     found: dict[int, tuple[nn.Parameter, dict[str, nn.Module]]] = {}
     wanted = (model.get_input_embeddings(), model.get_output_embeddings())
     for name, module in model.named_modules():
@@ -144,7 +154,7 @@ def _by_weight(model: PreTrainedModel) -> list[tuple[nn.Parameter, dict[str, nn.
 
 
 def _problem(weight: torch.Tensor, modules: dict[str, nn.Module], sharing: int) -> str | None:
-    """Why a weight is left dense."""
+    """Return why a weight is left dense."""
     if (why := _misfit(modules)) is not None:
         return why
     if sharing > len(modules):
@@ -153,11 +163,11 @@ def _problem(weight: torch.Tensor, modules: dict[str, nn.Module], sharing: int) 
         return f"no kernels for {weight.dtype}"
     if not weight.is_contiguous():
         return "its weight is not contiguous"
-    return None if bool(weight.isfinite().all()) else "holds NaN or infinite values, which have no codes"
+    return None if bool(weight.isfinite().all()) else "holds NaN or infinite values, which cannot be quantised"
 
 
 def _misfit(modules: dict[str, nn.Module]) -> str | None:
-    """Why the modules that share a weight cannot hold it in 8 bits."""
+    """Return why the modules that share a weight cannot hold it in 8 bits."""
     for module in modules.values():
         if not is_embedding(module) and not is_head(module):
             return f"a {type(module).__name__} has no packed form"

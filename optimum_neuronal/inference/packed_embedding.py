@@ -5,8 +5,8 @@ import copy
 import torch
 from torch import nn
 
+from ..formats.quantized import QuantizedWeight
 from .inference_only import ADVICE, REFUSAL, mark, watched
-from .int8_rows import Int8Rows
 from .packed_linear import is_linear
 from .packed_module import PackedBuffers, WeightFacts, take_place
 
@@ -15,7 +15,7 @@ SCALED = "ScaledWordEmbedding"  # how classes end whose forward multiplies with 
 
 
 def is_embedding(module: nn.Module | None) -> bool:
-    """Whether a module looks rows of its weight up, multiplies them with a number at most, and does nothing else."""
+    """Return True if a module looks rows of its weight up, multiplies them with a number at most, and does nothing else."""
     if not isinstance(module, nn.Embedding) or module.max_norm is not None:
         return False
     scaled = type(module).__name__.endswith(SCALED) and hasattr(module, "embed_scale")
@@ -33,19 +33,19 @@ class PackedEmbedding(PackedBuffers, metaclass=_Told):
     """Computes what the `nn.Embedding` did that it was made of; only for inference.
 
     Args:
-        rows ([`Int8Rows`]): the weight, shape (tokens, features).
+        matrix ([`QuantizedWeight`]): the weight, shape (tokens, features).
         embedding (`nn.Embedding`): in whose place it is; its weight is not looked at.
 
     Attributes:
-        levels, ... (`Tensor`): buffers, those of the rows.
+        levels, ... (`Tensor`): buffers, those of the matrix.
         weight ([`WeightFacts`]): shape, dtype and device of the weight, for models that ask for these.
         padding_idx (`int`, *optional*): as the embedding had it.
     """
 
     suffix = ".weight"
 
-    def __init__(self, rows: Int8Rows, embedding: nn.Embedding):
-        super().__init__(rows, transposed=False)
+    def __init__(self, matrix: QuantizedWeight, embedding: nn.Embedding):
+        super().__init__(matrix, transposed=False)
         self.padding_idx = embedding.padding_idx
         scale = (
             getattr(embedding, "embed_scale", None) if type(embedding).forward is not nn.Embedding.forward else None
@@ -60,7 +60,7 @@ class PackedEmbedding(PackedBuffers, metaclass=_Told):
         take_place(self, embedding)
 
     def to_embedding(self) -> nn.Embedding:
-        """The embedding that it was made of, with the weight that its rows stand for."""
+        """Return the embedding that it was made of, with the weight that its rows stand for."""
         embedding = _without_weight(self.__dict__["_shell"])
         if "embed_scale" in embedding._buffers:
             embedding._buffers["embed_scale"] = self.embed_scale
@@ -86,7 +86,7 @@ class PackedEmbedding(PackedBuffers, metaclass=_Told):
         return WeightFacts(self.dense_shape, self.held)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of these numbers.
+        """Return the rows of these numbers.
 
         Args:
             ids (`Tensor` of int): any shape.
@@ -99,14 +99,14 @@ class PackedEmbedding(PackedBuffers, metaclass=_Told):
         """
         if self.training and torch.is_grad_enabled():
             raise RuntimeError(REFUSAL)
-        found = self.rows.look_up(ids)
+        found = self.matrix.look_up(ids)
         if self.embed_scale is None:
             return found
         scale = self.embed_scale
         return found * (scale.to(found.dtype) if isinstance(scale, torch.Tensor) else scale)
 
     def extra_repr(self) -> str:
-        """Ends with what to do, as that of packed linear layers."""
+        """End with what to do, as that of packed linear layers."""
         return (
             f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}, {super().extra_repr()}, for "
             f"inference only: to train it, {ADVICE}"
@@ -129,7 +129,7 @@ class TiedLinear(nn.Module):
         take_place(self, linear)
 
     def to_linear(self, weight: nn.Parameter) -> nn.Module:
-        """The linear layer that it was made of, with the embeddings' weight."""
+        """Return the linear layer that it was made of, with the embeddings' weight."""
         with torch.device("meta"):
             linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
         linear.__class__ = self.stands_for
@@ -152,9 +152,9 @@ class TiedLinear(nn.Module):
         return self.embedding.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x @ W.T + bias`, as [`PackedLinear`] computes it."""
+        """Return `x @ W.T + bias`, as [`PackedLinear`] computes it."""
         inner = x.detach() if watched(self, x) else x
-        output = self.embedding.rows.linear(inner.to(self.embedding.held.dtype), self.bias)
+        output = self.embedding.linear(inner.to(self.embedding.held.dtype), self.bias)
         if torch.is_autocast_enabled(x.device.type):
             output = output.to(torch.get_autocast_dtype(x.device.type))
         return output if inner is x else mark(output, x)
@@ -167,12 +167,12 @@ class TiedLinear(nn.Module):
 
 
 def is_head(module: nn.Module | None) -> bool:
-    """Whether a module is a head that can be held in 8 bits: a linear layer that keeps its weight as (out, in)."""
+    """Return True if a module is a head that can be held in 8 bits: a linear layer that keeps its weight as (out, in)."""
     return isinstance(module, nn.Linear) and is_linear(type(module))
 
 
 def _without_weight(embedding: nn.Embedding) -> nn.Embedding:
-    """A shallow copy that has no weight, and dictionaries of its own."""
+    """Return a shallow copy that has no weight, and dictionaries of its own."""
     shell = copy.copy(embedding)
     shell.__dict__ = {key: value.copy() if isinstance(value, dict) else value for key, value in vars(shell).items()}
     shell._parameters["weight"] = None

@@ -5,14 +5,15 @@ name, and its config names the function below, which reads the packed bytes of t
 of no others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from ..compat import transformers as internals
+from ..formats.packed_matrix import PackedMatrix
 from .inference_only import ADVICE, mark, watched
-from .layouts import Rows, rows_of
+from .ops import linear, matrix_of
 from .packed_module import PackedBuffers
 
 
@@ -24,7 +25,7 @@ class PackedStack(PackedBuffers):
     """The weights of all experts of a layer, one after the other in the same buffers.
 
     Args:
-        rows ([`PackedRows`] or [`CodedRows`]): of all experts, shape (experts * out, in).
+        matrix ([`PackedMatrix`]): of all experts, shape (experts * out, in).
         experts (`int`): how many.
         transposed (`bool`): whether the dense parameter has the shape (experts, in, out).
         function (`str`, *optional*): what computed the mixture before, by its name in the registry; None if not known.
@@ -32,14 +33,14 @@ class PackedStack(PackedBuffers):
 
     suffix = ""
 
-    def __init__(self, rows: Rows, experts: int, transposed: bool, function: str | None):
-        super().__init__(rows, transposed)
+    def __init__(self, matrix: PackedMatrix, experts: int, transposed: bool, function: str | None):
+        super().__init__(matrix, transposed)
         self.experts, self.function = experts, function
 
     @property
     def out_features(self) -> int:
         """Number of rows of one expert's weight."""
-        return self.bits.shape[0] // self.experts
+        return self.row_count // self.experts
 
     @property
     def dense_shape(self) -> tuple[int, int, int]:
@@ -68,7 +69,7 @@ class PackedStack(PackedBuffers):
         )
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Each row of x times the transposed weight of its expert.
+        """Return each row of x times the transposed weight of its expert.
 
         Args:
             x (`Tensor`): shape (rows, in), sorted by expert.
@@ -78,8 +79,10 @@ class PackedStack(PackedBuffers):
         Returns:
             `Tensor`: shape (rows, out), of the weights' dtype.
         """
-        tensors = [getattr(self, name) for name in self.owned]
-        return packed_experts(x.to(self.dtype), chosen, tensors, self.kind, self.experts)
+        if not torch.compiler.is_compiling():
+            return _by_expert(self.matrix, x.to(self.dtype), chosen, self.experts)
+        tensors = self._graph_tensors()
+        return packed_experts(x.to(self.dtype), chosen, self.format, tensors, self.row_count, self.experts)
 
     def extra_repr(self) -> str:
         return f"experts={self.experts}, out_features={self.out_features}, in_features={self.columns}, {super().extra_repr()}"
@@ -89,32 +92,36 @@ class PackedStack(PackedBuffers):
 def packed_experts(
     x: torch.Tensor,
     chosen: torch.Tensor,
+    format: str,
     tensors: Sequence[torch.Tensor],
-    kind: str,
+    rows: int,
     experts: int,
 ) -> torch.Tensor:
     """[`PackedStack.forward`] as one operation, in which graphs of torch.compile need not look at the choice."""
-    rows = rows_of(kind, tensors, x.shape[1])
-    out = rows.shape[0] // experts
+    return _by_expert(matrix_of(format, tensors, rows, x.shape[1], x.dtype), x, chosen, experts)
+
+
+@packed_experts.register_fake
+def _(x, chosen, format, tensors, rows, experts):
+    return x.new_empty(x.shape[0], rows // experts)
+
+
+def _by_expert(stack: PackedMatrix, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
+    out = stack.row_count // experts
     output = x.new_zeros(len(x), out)
     start = 0
     for expert, count in enumerate(torch.bincount(chosen, minlength=experts)[:experts].tolist()):
         if count:
-            window = rows.window(expert * out, (expert + 1) * out)
-            output[start : start + count] = window.linear(x[start : start + count])
+            part = stack.window(expert * out, (expert + 1) * out)
+            output[start : start + count] = linear(part, x[start : start + count])
             start += count
     return output
-
-
-@packed_experts.register_fake
-def _(x, chosen, tensors, kind, experts):
-    return x.new_empty(x.shape[0], tensors[0].shape[0] // experts)
 
 
 def packed_forward(
     experts: nn.Module, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """What the registry calls for a mixture.
+    """Compute a mixture, for the registry.
 
     Args:
         experts (`nn.Module`): the mixture; one that is not packed computes as it would have by itself.
@@ -148,12 +155,12 @@ def _project(experts: nn.Module, name: str, x: torch.Tensor, chosen: torch.Tenso
 
 
 def stack_names(experts: nn.Module) -> list[str]:
-    """Names of a mixture's two weights, the one that its input meets first."""
+    """Return the names of a mixture's two weights, the one that its input meets first."""
     return [name for name in PARAMETERS if getattr(experts, name, None) is not None]
 
 
 def is_packable(module: nn.Module) -> bool:
-    """Whether a module is a mixture of experts that can be computed packed."""
+    """Return True if a module is a mixture of experts that can be computed packed."""
     if not internals.chooses_experts_function(module) or internals.is_spread_over_processes(module):
         return False
     names = stack_names(module)
@@ -161,16 +168,16 @@ def is_packable(module: nn.Module) -> bool:
     return len(names) == 2 and all(isinstance(w, nn.Parameter) and w.ndim == 3 for w in weights)
 
 
-def put_stacks(experts: nn.Module, rows: dict[str, Rows]) -> None:
-    """Replaces a mixture's parameters by packed ones.
+def put_stacks(experts: nn.Module, matrices: Mapping[str, PackedMatrix]) -> None:
+    """Replace a mixture's parameters by packed ones.
 
     Args:
         experts (`nn.Module`): the mixture.
-        rows (`dict[str, PackedRows | CodedRows]`): of both of its weights, by name, shape (experts * out, in).
+        matrices (`Mapping[str, PackedMatrix]`): both of its weights, by name, shape (experts * out, in).
     """
     before, transposed = internals.experts_function(experts), internals.is_transposed(experts, default=False)
     function = None if before == FUNCTION else before  # of a layer before this one, they share the config
-    for name, packed in rows.items():
+    for name, packed in matrices.items():
         count = getattr(experts, name).shape[0]
         delattr(experts, name)
         setattr(experts, name, PackedStack(packed, count, transposed, function))
@@ -179,7 +186,7 @@ def put_stacks(experts: nn.Module, rows: dict[str, Rows]) -> None:
 
 
 def take_stacks(experts: nn.Module) -> None:
-    """Puts dense parameters back, bit-equal, one after the other, and what computed the mixture before."""
+    """Put dense parameters back, bit-equal, one after the other, and what computed the mixture before."""
     for name in stack_names(experts):
         stack = getattr(experts, name)
         dense = nn.Parameter(stack.dense())

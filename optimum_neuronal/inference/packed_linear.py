@@ -1,19 +1,18 @@
-"""A linear layer whose sparse weight is held and multiplied packed."""
+"""A linear layer whose weight is held and multiplied packed."""
 
 import torch
 from torch import nn
 from transformers import Conv1D
 
-from ..formats.packed import PackedWeight
+from ..formats.packed_matrix import PackedMatrix
+from ..formats.sparse import SparseWeight
 from ..model.architectures import AS_LINEAR
 from .inference_only import ADVICE, mark, watched
-from .layouts import Rows
 from .packed_module import PackedBuffers, WeightFacts, take_place
-from .packed_rows import PackedRows
 
 
 def is_linear(kind: type) -> bool:
-    """Whether modules of a class compute `x @ W.T + bias` and nothing else."""
+    """Return True if modules of a class compute `x @ W.T + bias` and nothing else."""
     same = issubclass(kind, nn.Linear) and (kind.forward is nn.Linear.forward or kind.__name__ in AS_LINEAR)
     return same or kind is Conv1D
 
@@ -22,25 +21,25 @@ class PackedLinear(PackedBuffers):
     """Computes what the `nn.Linear` or `Conv1D` did that it was made of; only for inference.
 
     Args:
-        rows ([`PackedRows`] or [`CodedRows`]): the weight, shape (out, in).
+        matrix ([`PackedMatrix`]): the weight, shape (out, in).
         bias (`Tensor`, *optional*): shape (out,), of the weight's dtype and on its device.
         kind (`type`): the class of the layer that it stands for; a `Conv1D` keeps its weight as (in, out).
 
     Attributes:
-        bits, ... (`Tensor`): buffers, those of the rows.
+        bits, ... (`Tensor`): buffers, those of the matrix.
         weight ([`WeightFacts`]): shape, dtype and device of the weight, for models that ask for these.
     """
 
     suffix = ".weight"
 
-    def __init__(self, rows: Rows, bias: torch.Tensor | None = None, kind: type[nn.Module] = nn.Linear):
-        super().__init__(rows, transposed=kind is Conv1D)
+    def __init__(self, matrix: PackedMatrix, bias: torch.Tensor | None = None, kind: type[nn.Module] = nn.Linear):
+        super().__init__(matrix, transposed=kind is Conv1D)
         self.stands_for = kind
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     @classmethod
     def from_linear(cls, linear: nn.Module) -> "PackedLinear":
-        """Packs the weight of an `nn.Linear` or a `Conv1D`, which is not changed, and shares its bias.
+        """Pack the weight of an `nn.Linear` or a `Conv1D`, which is not changed, and share its bias.
 
         Raises:
             `TypeError`: it is neither.
@@ -49,11 +48,11 @@ class PackedLinear(PackedBuffers):
         if not is_linear(type(linear)):
             raise TypeError(f"PackedLinear.from_linear takes an nn.Linear or a Conv1D, not a {type(linear).__name__}.")
         weight = linear.weight.detach()
-        rows = PackedRows.of(PackedWeight.pack(weight.T if isinstance(linear, Conv1D) else weight))
-        return take_place(cls(rows, linear.bias, type(linear)), linear)
+        matrix = SparseWeight.pack(weight.T if isinstance(linear, Conv1D) else weight)
+        return take_place(cls(matrix, linear.bias, type(linear)), linear)
 
     def to_linear(self) -> nn.Module:
-        """The `nn.Linear` or `Conv1D` that it was made of, with the same weight to the bit and the same bias."""
+        """Return the `nn.Linear` or `Conv1D` that it was made of, with the same weight to the bit and the same bias."""
         with torch.device("meta"):
             if self.transposed:
                 linear = Conv1D(self.out_features, self.in_features)
@@ -91,7 +90,7 @@ class PackedLinear(PackedBuffers):
         return WeightFacts(self.dense_shape, self.held)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x @ W.T + bias`.
+        """Return `x @ W.T + bias`.
 
         Args:
             x (`Tensor`): shape (..., in); of another dtype than the weight's, it is converted first.
@@ -103,13 +102,13 @@ class PackedLinear(PackedBuffers):
             `RuntimeError`: in training mode, if gradients are wanted; else a backward raises it.
         """
         inner = x.detach() if watched(self, x) else x
-        output = self.rows.linear(inner.to(self.held.dtype), self.bias)
+        output = self.linear(inner.to(self.held.dtype), self.bias)
         if torch.is_autocast_enabled(x.device.type):
             output = output.to(torch.get_autocast_dtype(x.device.type))
         return output if inner is x else mark(output, x)
 
     def extra_repr(self) -> str:
-        """Ends with what to do: PEFT, which asks no module whether it takes adapters, quotes it in its refusal."""
+        """End with what to do: PEFT, which asks no module whether it takes adapters, quotes it in its refusal."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"{super().extra_repr()}, for inference only: to train it, {ADVICE}"

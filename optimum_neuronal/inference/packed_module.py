@@ -4,70 +4,119 @@ Kernels believe what offsets and masks say. So parts that came in any other way 
 dict that was checked, are checked before they are computed with.
 """
 
+import operator
 import os
 from abc import abstractmethod
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
+from ..formats.packed_matrix import DTYPES, FORMATS, PackedMatrix
 from ..model.packed_modules import PackedModule
 from .inference_only import ADVICE
-from .layouts import Rows, rows_of
-from .packed_rows import DTYPES
+from .ops import linear
 from .packed_tensor import PackedTensor
 
 
 class PackedBuffers(PackedModule):
-    """Holds rows in buffers, so that no optimizer sees them, and that `.to` moves all and converts the values.
+    """Holds a matrix in buffers, so that no optimizer sees them, and that `.to` moves all and converts the values.
 
     Args:
-        rows ([`PackedRows`], [`CodedRows`] or [`Int8Rows`]): to hold.
-        transposed (`bool`): whether the dense parameter is kept as (in, out).
+        matrix ([`PackedMatrix`]): to hold.
+        transposed (`bool`): True if the dense parameter is kept as (in, out).
 
     Attributes:
-        kind (`str`): of the rows' layout.
-        rounded (`torch.dtype`, *optional*): see the rows.
+        format (`str`): of the matrix.
+        row_count, columns (`int`): of the matrix: rows of all experts.
+        dtype_from (`str`): the buffer whose dtype and device are the weight's, since `.to` converts it: the values, or one
+            without elements.
     """
 
-    def __init__(self, rows: Rows, transposed: bool):
+    def __init__(self, matrix: PackedMatrix, transposed: bool):
         super().__init__()
-        self.columns, self.transposed = rows.shape[1], transposed
-        self.kind, self.owned, self.rounded = rows.kind, rows.names, getattr(rows, "rounded", None)
-        for name in rows.names:
-            self.register_buffer(name, _as_bytes(getattr(rows, name).detach()))
-        self.checked = True
+        self.format, self.row_count, self.columns, self.transposed = (
+            matrix.name,
+            matrix.row_count,
+            matrix.shape[-1],
+            transposed,
+        )
+        tensors = {name: tensor.detach() for name, tensor in matrix.tensors().items()}
+        for name in matrix.fixed.keys() & tensors.keys():
+            tensors[name] = tensors[name].contiguous().view(torch.uint8)  # which nothing converts
+        converted = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+        if not converted:
+            tensors["like"] = torch.empty(0, dtype=matrix.dtype, device=matrix.device)
+        self.dtype_from = converted[0] if converted else "like"
+        self.owned = tuple(tensors)
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+        self.checked, self._seen = True, None
 
     @property
-    def rows(self) -> Rows:
-        """Return the rows, which share the buffers. Raise `RuntimeError` if parts were set since and do not agree."""
-        parts = [_of_bytes(getattr(self, name)) for name in self.owned]
-        rows = rows_of(self.kind, parts, self.columns, self.rounded)
+    def matrix(self) -> PackedMatrix:
+        """The matrix, which shares the buffers. Raise `RuntimeError` if parts were set since and do not agree."""
+        parts = [self._buffers[name] for name in self.owned]
+        if self._seen is not None and all(map(operator.is_, parts, self._seen[0])):
+            return self._seen[1]
+        if any(part is None for part in parts):
+            raise RuntimeError(
+                f"A packed weight has lost its buffers: load the model again, or {ADVICE} before you remove them."
+            )
+        matrix = self._matrix_of(dict(zip(self.owned, parts)))
         if not self.checked and not self.held.is_meta:
             try:
-                rows.check()
+                matrix.check()
             except ValueError as error:
                 raise RuntimeError(
                     f"A packed weight is damaged: {error}. Its buffers were set or emptied: load_state_dict() with those "
                     "of a packed model, or load the model again."
                 ) from error
             self.checked = True
-        return rows
+        self.__dict__["_seen"] = parts, matrix
+        return matrix
+
+    def _matrix_of(self, parts: Mapping[str, torch.Tensor]) -> PackedMatrix:
+        """Return the matrix of parts by their buffers' names. Raise `ValueError` if some cannot be read."""
+        kind, tensors = FORMATS.get(self.format), {name: part for name, part in parts.items() if name != "like"}
+        for name in kind.fixed.keys() & tensors.keys():
+            part = tensors[name]
+            if part.dtype != torch.uint8 or part.ndim != 1 or len(part) % kind.fixed[name].itemsize:
+                raise ValueError(
+                    f"its {name} are {part.dtype} of shape {list(part.shape)}: expected torch.uint8, two for each number"
+                )
+            tensors[name] = part.contiguous().view(kind.fixed[name])
+        return kind.of_tensors(tensors, (self.row_count, self.columns), parts[self.dtype_from].dtype)
+
+    def _forget(self) -> None:
+        self.__dict__["_seen"] = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seen": None}
 
     def __setattr__(self, name: str, value) -> None:
         if name in self.__dict__.get("owned", ()):
             self.checked = False
+            self._forget()
         super().__setattr__(name, value)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return `x @ W.T + bias`, see [`ops.linear`]; in a graph of torch.compile by the operation that it knows."""
+        if torch.compiler.is_compiling():
+            tensors = self._graph_tensors()
+            return torch.ops.optimum_neuronal.packed_linear(x, self.format, tensors, self.row_count, bias)
+        return linear(self.matrix, x, bias)
+
+    def _graph_tensors(self) -> list[torch.Tensor]:
+        fixed = FORMATS.get(self.format).fixed
+        named = [(name, getattr(self, name)) for name in self.owned if name != "like"]
+        return [part.view(fixed[name]) if name in fixed else part for name, part in named]
 
     @property
     def held(self) -> torch.Tensor:
-        """The buffer whose dtype and device are the weight's: those that `.to` converts."""
-        return getattr(self, "values" if "values" in self.owned else "like")
-
-    @property
-    def row_count(self) -> int:
-        """Rows of the parameter: output features, of all experts."""
-        return getattr(self, self.owned[0]).shape[0]
+        """The buffer whose dtype and device are the weight's."""
+        return getattr(self, self.dtype_from)
 
     @property
     @abstractmethod
@@ -80,18 +129,18 @@ class PackedBuffers(PackedModule):
 
     @property
     def packed_bytes(self) -> int:
-        return self.rows.nbytes
+        return sum(getattr(self, name).nbytes for name in self.owned)
 
     @property
     def sparsity(self) -> float:
         """Share of the elements that are not kept, in [0, 1]."""
-        return 1 - self.rows.kept / max(1, self.row_count * self.columns)
+        return 1 - self.matrix.kept / max(1, self.row_count * self.columns)
 
     def stand_in(self) -> PackedTensor:
-        return PackedTensor(self.rows, self.dense_shape, self.transposed)
+        return PackedTensor(self.matrix, self.dense_shape, self.transposed)
 
     def dense(self) -> torch.Tensor:
-        """The dense parameter, bit-equal, in its own layout."""
+        """Return the dense parameter, bit-equal, in its own layout."""
         return self.stand_in().unpack()
 
     def check_conversion(self, function) -> None:
@@ -104,11 +153,12 @@ class PackedBuffers(PackedModule):
         self.check_conversion(function)
         checked = self.checked and _keeps_content(function, self.held.device)
         super()._apply(function, recurse)
+        self._forget()
         self.checked = checked
         return self
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors):
-        """Take packed weights with any number of values or codes. Refuse damaged ones before any buffer is set."""
+        """Take packed weights with any number of values or bits. Refuse damaged ones before any buffer is set."""
         given = {name: state_dict[f"{prefix}{name}"] for name in self.owned if f"{prefix}{name}" in state_dict}
         if f"{prefix}weight" in state_dict:
             errors.append(f"{prefix}weight is dense, but the model's is packed: {ADVICE}.")
@@ -117,15 +167,17 @@ class PackedBuffers(PackedModule):
             try:
                 self._check_parts(given, converted=not local_metadata.get("assign_to_params_buffers", False))
             except ValueError as error:
-                errors.append(f"{prefix}{self.owned[1]} is damaged: {error}.")
+                errors.append(f"{prefix}{self.owned[0]} is damaged: {error}.")
                 return
-        for name in given.keys() & {"values", "codes", "scales"}:
-            if given[name].shape != getattr(self, name).shape:
-                setattr(self, name, getattr(self, name).new_empty(given[name].shape))
+        for name in given:
+            own = getattr(self, name)
+            if given[name].shape != own.shape:
+                setattr(self, name, own.new_empty(given[name].shape))
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors
         )
         if given:
+            self._forget()
             self.checked = not self.held.is_meta
 
     def _check_parts(self, parts: dict[str, torch.Tensor], converted: bool) -> None:
@@ -138,24 +190,21 @@ class PackedBuffers(PackedModule):
             raise ValueError(
                 f"it comes without {', '.join(missing)}, and parts of a packed weight are loaded together"
             )
-        tensors = [parts[name] for name in self.owned]
-        if any(tensor.is_meta for tensor in tensors):
+        if any(part.is_meta for part in parts.values()):
             return
-        for name, tensor in parts.items():
-            own = getattr(self, name)
-            other_form = tensor.ndim != own.ndim and name != "scales"  # of which there are short and other ones
-            if other_form or (name == self.owned[0] and len(tensor) != len(own)):
-                raise ValueError(f"its {name} have shape {list(tensor.shape)}: expected {list(own.shape)}")
-        held = next(name for name in self.owned if getattr(self, name) is self.held)
-        if parts[held].dtype not in DTYPES and not (converted and parts[held].is_floating_point()):
-            raise ValueError(f"its {held} have dtype {parts[held].dtype}: expected {', '.join(map(str, DTYPES))}")
-        tensors[self.owned.index(held)] = parts[held].to(self.held.dtype) if converted else parts[held]
-        rows_of(self.kind, [_of_bytes(tensor) for tensor in tensors], self.columns).check()
+        for name, part in parts.items():
+            if name != self.dtype_from and part.dtype != getattr(self, name).dtype:
+                raise ValueError(f"its {name} have dtype {part.dtype}: expected {getattr(self, name).dtype}")
+        held = parts[self.dtype_from]
+        if held.dtype not in DTYPES and not (converted and held.is_floating_point()):
+            raise ValueError(f"its {self.dtype_from} have dtype {held.dtype}: expected {', '.join(map(str, DTYPES))}")
+        taken = {**parts, self.dtype_from: held.to(self.held.dtype)} if converted else parts
+        self._matrix_of(taken).check()
 
     def extra_repr(self) -> str:
-        rows = self.rows
-        coded = "" if self.kind == "packed" else f"value_bits={rows.value_bits}, activations={rows.activations}, "
-        return f"sparsity={self.sparsity:.4f}, {coded}dtype={self.held.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
+        return (
+            f"{self.matrix.describe()}, dtype={self.held.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
+        )
 
 
 class WeightFacts:
@@ -215,16 +264,6 @@ def take_place(new: nn.Module, old: nn.Module) -> nn.Module:
     for name in HOOKS:
         setattr(new, name, getattr(old, name))
     return new
-
-
-def _as_bytes(part: torch.Tensor) -> torch.Tensor:
-    """View 16-bit scales of shape (out, groups) as bytes of shape (out, groups, 2): DDP cannot broadcast int16 buffers."""
-    return part.unsqueeze(-1).view(torch.uint8) if part.dtype == torch.int16 else part
-
-
-def _of_bytes(part: torch.Tensor) -> torch.Tensor:
-    """Undo [`_as_bytes`]."""
-    return part.view(torch.int16).squeeze(-1) if part.dtype == torch.uint8 and part.ndim == 3 else part
 
 
 def _keeps_content(function, device: torch.device) -> bool:

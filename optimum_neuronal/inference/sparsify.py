@@ -8,25 +8,29 @@ densify(model)
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.save_pretrained import save_packed_by_default, save_plainly, saves_packed_by_default
-from ..checkpoint.sparsity_config import record_embedding_bits, record_value_bits
+from ..checkpoint.sparsity_config import record_embedding_bits
 from ..compat import transformers as internals
+from ..formats.packed_matrix import PackedMatrix
+from ..formats.quantized import QuantizedWeight
+from ..formats.quantized_checks import BITS
 from ..model.find_blocks import find_decoder
 from ..model.packed_modules import packed_modules
+from ..model.projections import Decoder
 from ..system.machine import hand_back_freed
-from ..validation import check_embedding_bits
-from .coded_rows import check_activations
+from ..validation import check_bits, check_embedding_bits
 from .conversion import check_conversions, convert_plainly
 from .head_packing import keep_tied, pack_head, unpack_head
 from .packed_experts import put_stacks, take_stacks
 from .packed_linear import PackedLinear
 from .packed_module import take_place
-from .packing import ValueFormat, has_kernels, keeps_transposed, kept, pack_rows, packable, pays
+from .packing import has_kernels, keeps_transposed, kept, pack_weight, packable, pays
 from .replacing import has_own_forward, replace_module
 from .summary import summarize
 
@@ -34,10 +38,8 @@ from .summary import summarize
 NOTABLE = 0.01  # share of zeros from which on a weight that the package does not know is named if it stays dense
 
 
-def sparsify(
-    model: PreTrainedModel, value_bits: int | None = None, activations: str = "int8", embedding_bits: int | None = None
-) -> PreTrainedModel:
-    """Packs every sparse weight of a model that is smaller so, and frees the dense one, one after the other.
+def sparsify(model: PreTrainedModel, bits: int | None = None, embedding_bits: int | None = None) -> PreTrainedModel:
+    """Pack every sparse weight of a model that is smaller so, and free the dense one, one after the other.
 
     Of each packed weight there are a bitmask and the values that are not zero, and kernels multiply with these: at 70 %
     sparsity in bfloat16 0.37 of the bytes. The model computes the same but for rounding, and everything that only
@@ -45,61 +47,53 @@ def sparsify(
     `save_pretrained` writes the packed format (docs/format.md). Packed are linear layers (`nn.Linear`, `Conv1D`) and
     mixtures of experts; what is left dense, and why, tell `model.packing` and the log at level info.
 
-    With `value_bits` the kept values become codes of so many bits, with a scale for each row and 128 columns: at 60 %
-    sparsity and 4 bits 0.18 of the bytes. Values that were rounded to such codes before, as a prune with `value_bits`
-    does, stay what they are; others are rounded to the nearest, which loses quality. Packed are the same weights as
-    without.
+    With `bits` the projections' weights, sparse or not, are rounded to so many bits, with a scale for each row. That takes
+    a moment, and loses far more than a [`NeuronALPruner`] with `bits_per_weight`.
 
-    With `embedding_bits` the table of token embeddings and the head are held in 8 bits, with a scale for each row and 128
-    columns: half of the bytes; tied ones stay one. Rounded before, they stay what they are.
+    With `embedding_bits` the table of token embeddings and the head are held in 8 bits, with a scale for each row: half of
+    the bytes; tied ones stay one.
 
     Args:
         model (`PreTrainedModel`): however it became sparse; changed in place.
-        value_bits (`int`, *optional*): 8, 4, 3 or 2; by default, values stay as they are.
-        activations (`str`):
-            What the inputs of projections with codes become, up to 8 tokens at a time: `"int8"`, rounded to 8 bits by
-            blocks of 128, which is faster; or `"bf16"`, as they are.
-        embedding_bits (`int`, *optional*): 8; by default, token embeddings and head stay dense.
+        bits (`int`, *optional*): 2 to 8. None: weights keep their values.
+        embedding_bits (`int`, *optional*): 8. None: token embeddings and head stay dense.
 
     Returns:
         The same model.
 
     Raises:
         `TypeError`: no model of transformers.
-        `ValueError`: quantized, offloaded or with adapters, or nothing gets smaller: the model is dense; or `value_bits`
-            or `embedding_bits` for a model that is packed already, or other bits than there are.
+        `ValueError`: quantized, offloaded or with adapters, or nothing gets smaller: the model is dense; or `bits` or
+            `embedding_bits` for a model that is packed already, or other bits than there are.
     """
     check_model(model)
-    value = None if value_bits is None else ValueFormat(value_bits, activations)
+    check_bits("bits", bits, list(BITS))
     check_embedding_bits(embedding_bits)
-    check_activations(activations)
-    if (value_bits, embedding_bits) != (None, None) and next(packed_modules(model), None) is not None:
+    if (bits, embedding_bits) != (None, None) and next(packed_modules(model), None) is not None:
         raise ValueError(
             "The model is packed already: call optimum_neuronal.densify(model) before few bits are asked for."
         )
     known, shared = projections_of(model), _shared(model)
-    head, left_dense = pack_head(model, activations) if embedding_bits is not None else ([], {})
+    head, left_dense = pack_head(model) if embedding_bits is not None else ([], {})
     names = [name for name, module in model.named_modules() if packable(module) or _looks_packable(module)]
     for name in names:
-        why = _pack_module(model, name, shared, value)
+        why = _pack_module(model, name, shared, bits if name in known else None)
         if why is not None and (name in known or _is_notable(model.get_submodule(name))):
             left_dense[name] = why
     finish_packing(model, left_dense, f"Nothing of {type(model).__name__} is smaller packed: its weights are dense. "
                    "Prune it first, with NeuronALPruner or optimum-cli neuronal prune.")  # fmt: skip
-    if value is not None:
-        record_value_bits(model.config, value.bits)
     if head:
         record_embedding_bits(model.config, head)
     return model
 
 
 def densify(model: PreTrainedModel) -> PreTrainedModel:
-    """Puts dense weights back in the place of packed ones, the same to the bit, one after the other, in place.
+    """Put dense weights back in the place of packed ones, the same to the bit, one after the other, in place.
 
     The model can be trained and pruned again. It saves in the format in which it did before it was packed.
 
     Args:
-        model (`PreTrainedModel`): from [`sparsify`] or `SparseModelForCausalLM`; a dense one is left as it is.
+        model (`PreTrainedModel`): with packed weights, however it got them; a dense one is left as it is.
 
     Returns:
         The same model.
@@ -125,7 +119,7 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raises `TypeError` or `ValueError` for a model whose weights cannot be packed."""
+    """Raise `TypeError` or `ValueError` for a model whose weights cannot be packed."""
     if hasattr(model, "peft_config"):
         raise ValueError("The model carries PEFT adapters: merge them first, with model.merge_and_unload().")
     if not isinstance(model, PreTrainedModel):
@@ -142,7 +136,7 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 def finish_packing(model: PreTrainedModel, left_dense: dict[str, str], refusal: str) -> None:
-    """What follows when all weights are packed: the summary, and how the model saves. Raises if none is packed."""
+    """Add what follows when all weights are packed: the summary, and how the model saves. Raise if none is packed."""
     if next(packed_modules(model), None) is None:
         raise ValueError(refusal)
     before = model.__dict__.get("packing")
@@ -157,7 +151,7 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str], refusal: 
 
 
 def projections_of(model: PreTrainedModel) -> set[str]:
-    """Names of the modules that the package would prune, but for packed ones; none if it does not know the family."""
+    """Return the names of the modules that the package would prune, but for packed ones; none if it does not know the family."""
     try:
         projections = find_decoder(model).projections.values()
     except ValueError:
@@ -166,12 +160,12 @@ def projections_of(model: PreTrainedModel) -> set[str]:
 
 
 def _shared(model: PreTrainedModel) -> Counter:
-    """How many parameters begin at an address of memory."""
+    """Return how many parameters begin at an address of memory."""
     return Counter(p.data_ptr() for _, p in model.named_parameters(remove_duplicate=False))
 
 
 def _looks_packable(module: nn.Module) -> bool:
-    """Whether it holds matrices, and is of a kind that has no packed form."""
+    """Return True if it holds matrices, and is of a kind that has no packed form."""
     if isinstance(module, nn.Linear):
         return True
     return any(parameter.ndim == 3 for parameter in module.parameters(recurse=False)) and not isinstance(
@@ -186,8 +180,8 @@ def _is_notable(module: nn.Module) -> bool:
     return any(kept(weight) < (1 - NOTABLE) * weight.numel() for weight in weights)
 
 
-def _pack_module(model: nn.Module, name: str, shared: Counter, value: ValueFormat | None) -> str | None:
-    """Packs a module's weights in place, or tells why it is left dense."""
+def _pack_module(model: nn.Module, name: str, shared: Counter, bits: int | None) -> str | None:
+    """Pack a module's weights in place, or return why it is left dense."""
     module = model.get_submodule(name)
     weights = {key: getattr(module, key) for key in packable(module)}
     if not weights:
@@ -201,26 +195,45 @@ def _pack_module(model: nn.Module, name: str, shared: Counter, value: ValueForma
     if not all(weight.is_contiguous() for weight in weights.values()):
         return "its weight is not contiguous"
     transposed = keeps_transposed(module)
-    if not all(pays(weight, transposed) for weight in weights.values()):
+    if bits is None and not all(pays(weight, transposed) for weight in weights.values()):
         return "not smaller packed"
-    if value is not None and not all(bool(weight.isfinite().all()) for weight in weights.values()):
-        return "holds NaN or infinite values, which have no codes"
-    rows = {key: pack_rows(weight, transposed, value) for key, weight in weights.items()}
-    put_packed(model, name, rows)
+    if bits is not None and not all(bool(weight.isfinite().all()) for weight in weights.values()):
+        return "holds NaN or infinite values, which cannot be quantised"
+    put_packed(model, name, {key: pack_weight(weight, transposed, bits) for key, weight in weights.items()})
     return None
 
 
-def put_packed(model: nn.Module, name: str, rows: dict) -> None:
-    """Puts packed rows in the place of a module's parameters.
+def put_packed(model: nn.Module, name: str, matrices: Mapping[str, PackedMatrix]) -> None:
+    """Put packed matrices in the place of a module's parameters.
 
     Args:
         model (`nn.Module`): that holds the module.
         name (`str`): of a module that [`packable`] knows.
-        rows (`dict[str, PackedRows | CodedRows]`): by the parameters' names.
+        matrices (`Mapping[str, PackedMatrix]`): by the parameters' names.
     """
     module: Any = model.get_submodule(name)
-    if "weight" in rows:
-        packed = PackedLinear(rows["weight"], module.bias, type(module))
+    if "weight" in matrices:
+        packed = PackedLinear(matrices["weight"], module.bias, type(module))
         replace_module(model, module, take_place(packed, module))
     else:
-        put_stacks(module, rows)
+        put_stacks(module, matrices)
+
+
+def put_quantized(model: PreTrainedModel, decoder: Decoder, weights: Mapping[str, QuantizedWeight]) -> None:
+    """Let projections compute with quantised weights, and the model save packed from then on.
+
+    Args:
+        model (`PreTrainedModel`): changed in place; other projections stay as they are.
+        decoder ([`Decoder`]): of the model.
+        weights (`Mapping[str, QuantizedWeight]`):
+            Projection name -> its weight, shape (out, in). Those of a mixture's experts have the same bits, no steps, and
+            are all there.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    found: dict[str, dict[str, list[QuantizedWeight]]] = {}
+    for name, projection in decoder.projections.items():
+        if name in weights:
+            found.setdefault(names[projection.module], {}).setdefault(projection.parameter, []).append(weights[name])
+    for name, parts in found.items():
+        put_packed(model, name, {key: QuantizedWeight.joined(rows) for key, rows in parts.items()})
+    finish_packing(model, {}, "No projection was quantised.")

@@ -4,7 +4,7 @@ In memory the method is always `"neuronal"`; packed checkpoints have another nam
 is repeated here to import nothing. `registration` imports this while transformers is being imported, hence the imports
 inside functions: these modules need all of transformers. A load follows one of these ways:
 
-- a packed checkpoint: `packed_loading`; if its weights stay packed: `sparse_model`;
+- a packed checkpoint of sparse weights: `packed_loading`; if some are quantised, or all stay packed: `sparse_model`;
 - a dense checkpoint whose weights are packed as they are read: `sparse_model`;
 - a dense checkpoint that is pruned: `pruning_at_load`.
 """
@@ -33,9 +33,9 @@ class NeuronALQuantizer(HfQuantizer):
     """The quantizer of a config: its class depends on the config's."""
 
     def __new__(cls, quantization_config, **kwargs):
-        from .packed_loading import PackedConfig, PackedQuantizer, kept_activations
+        from .packed_loading import PackedConfig, PackedQuantizer, keeps_sparse
 
-        if isinstance(quantization_config, PackedConfig) and kept_activations() is None:
+        if isinstance(quantization_config, PackedConfig) and not (quantization_config.quantized or keeps_sparse()):
             return PackedQuantizer(quantization_config, **kwargs)
         from .sparse_model import KeepingQuantizer, PackingConfig, PackingQuantizer
 

@@ -34,14 +34,16 @@ from ..compat import transformers as internals
 class PackedConfig(QuantizationConfigMixin):
     """The `quantization_config` of a packed checkpoint, see docs/format.md."""
 
-    def __init__(self):
+    def __init__(self, quantized: bool = False):
         super().__init__(quant_method="neuronal")
+        self.quantized = quantized  # some weights are of few bits
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs):
         """Return the config, or raise `ValueError` for a format or a version that this package does not know."""
         check_packed(config_dict)
-        return (cls(), kwargs) if return_unused_kwargs else cls()
+        config = cls(config_dict.get("quantized") is True)
+        return (config, kwargs) if return_unused_kwargs else config
 
     def to_dict(self) -> dict[str, Any]:
         return dict(QUANTIZATION_CONFIG)
@@ -179,25 +181,22 @@ def _put_opener_back(ended: PackedQuantizer | None = None) -> None:
                 internals.set_file_opener(opener.before)
 
 
-_activations: ContextVar[str | None] = ContextVar("activations of weights that stay packed", default=None)
+_keeping: ContextVar[bool] = ContextVar("sparse weights stay packed", default=False)
 
 
 @contextmanager
-def keeping_packed(activations: str = "int8") -> Iterator[None]:
-    """Keep packed the packed checkpoints that this thread loads while the context lasts.
+def keeping_packed() -> Iterator[None]:
+    """Keep packed the sparse weights of checkpoints that this thread loads while the context lasts, as quantised ones always are.
 
     transformers has no argument for it: it refuses a `quantization_config` for a checkpoint with its own.
-
-    Args:
-        activations (`str`): format of the inputs of quantised values: `"int8"` or `"bf16"`.
     """
-    token = _activations.set(activations)
+    token = _keeping.set(True)
     try:
         yield
     finally:
-        _activations.reset(token)
+        _keeping.reset(token)
 
 
-def kept_activations() -> str | None:
-    """Return the context's activations, None outside of it. Threads that read files are outside: ask before they begin."""
-    return _activations.get()
+def keeps_sparse() -> bool:
+    """Return True inside of the context. Threads that read files are outside: ask before they begin."""
+    return _keeping.get()

@@ -4,6 +4,7 @@ Of a packed checkpoint transformers reads files whose weights look dense and are
 files themselves. In both cases a weight is packed when it is set on its module, see `inference.arriving`.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -16,15 +17,14 @@ from ..checkpoint.packed_reading import PackedFile
 from ..checkpoint.safe_files import check_listed, check_model_files
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..checkpoint.stored_format import check_agreement, is_ours
-from ..checkpoint.stored_weights import StoredInt8Weight, StoredWeight
+from ..checkpoint.stored_weights import StoredWeight
 from ..compat import transformers as internals
+from ..formats.packed_matrix import DTYPES as COMPUTED
 from ..inference.arriving import finish_arriving, pack_arriving
-from ..inference.coded_rows import check_activations
-from ..inference.packed_rows import DTYPES as COMPUTED
 from ..inference.packed_tensor import PackedTensor
 from ..model.load_model import load_model
 from ..validation import check_path
-from .packed_loading import PackedConfig, PackedQuantizer, keeping_packed, kept_activations
+from .packed_loading import PackedConfig, PackedQuantizer, keeping_packed, keeps_sparse
 
 
 HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -55,9 +55,7 @@ class SparseModelForCausalLM:
         )
 
     @classmethod
-    def from_pretrained(
-        cls, directory_or_id: str | os.PathLike[str], activations: str = "int8", **kwargs: Any
-    ) -> PreTrainedModel:
+    def from_pretrained(cls, directory_or_id: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
         """Load a checkpoint of a sparse model, packed or dense, with packed weights, as [`sparsify`] makes them.
 
         A packed checkpoint's weights stay packed; a dense one's are packed one after the other as they are read. In
@@ -65,9 +63,6 @@ class SparseModelForCausalLM:
 
         Args:
             directory_or_id (`str` or `Path`): of the checkpoint; one on the Hub is downloaded into the cache.
-            activations (`str`):
-                Format of the inputs of projections with quantised values, see [`sparsify`]: `"int8"` or `"bf16"`. Other
-                projections take inputs unchanged.
             kwargs: for transformers' `from_pretrained`: `dtype`, `device_map`, `revision`, `token`, ...
 
         Returns:
@@ -79,7 +74,6 @@ class SparseModelForCausalLM:
             `OSError`: there is no such checkpoint.
         """
         check_path("directory_or_id", directory_or_id)
-        check_activations(activations)
         for name, why in REFUSED.items():
             if kwargs.get(name) is not None:
                 raise ValueError(f"SparseModelForCausalLM.from_pretrained takes no {name}: {why}.")
@@ -87,7 +81,7 @@ class SparseModelForCausalLM:
         hub = {name: kwargs[name] for name in HUB if name in kwargs}
         config, _ = PreTrainedConfig.get_config_dict(directory_or_id, **hub)
         if _is_packed(config):
-            with keeping_packed(activations):
+            with keeping_packed():
                 return load_model(directory_or_id, **kwargs)
         return load_model(directory_or_id, quantization_config=PackingConfig(), **kwargs)
 
@@ -105,20 +99,15 @@ def _is_packed(config: dict[str, Any]) -> bool:
     return True
 
 
-class KeptWeight:
-    """A packed weight in a file; indexing reads and checks it.
+class _KeptWeight:
+    """A packed weight in a file; indexing reads and checks it, and leaves it packed."""
 
-    Args:
-        stored ([`StoredWeight`]): its place in the file.
-        activations (`str`): format of the inputs of quantised values.
-    """
-
-    def __init__(self, stored: StoredWeight, activations: str):
-        self.stored, self.activations = stored, activations
+    def __init__(self, stored: StoredWeight):
+        self.stored = stored
         self.get_shape, self.get_dtype = stored.get_shape, stored.get_dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        weight = PackedTensor.of(self.stored.read_packed(), self.stored.transposed, self.activations)
+        weight = PackedTensor.of(self.stored.read_packed(), self.stored.transposed)
         return weight if index is Ellipsis else weight[index]
 
 
@@ -137,33 +126,38 @@ class _IntoPacked(internals.EarlyQuantizer):
                 "device_map, or max_memory with room for all, or load the model with AutoModelForCausalLM."
             )
 
-    def pack(self, model: PreTrainedModel, kept: Mapping[str, float], usual: float) -> None:
+    def pack(self, model: PreTrainedModel, bits: Mapping[str, float], usual: float, sparse: bool = True) -> None:
         """Let a model's weights be packed as they come.
 
         Args:
             model (`PreTrainedModel`): without weights.
-            kept (`Mapping[str, float]`): share of a weight's elements that is kept, by the parameter's name.
-            usual (`float`): share of the other weights' elements that is kept.
+            bits (`Mapping[str, float]`): that an element of a weight takes, by the parameter's name.
+            usual (`float`): that an element of the other weights that may be packed takes, in bits.
+            sparse (`bool`): False: only quantised weights stay packed.
         """
-        self._kept = {name: kept.get(name, usual) for name in pack_arriving(model)}
+        self._bytes = {name: bits.get(name, usual) / 8 for name in pack_arriving(model, sparse)}
 
     def param_element_size(self, model: PreTrainedModel, param_name: str, param: torch.Tensor) -> float:
-        size = param.element_size()
-        return min(size, self._kept[param_name] * size + 1 / 8) if param_name in self._kept else size
+        return min(param.element_size(), self._bytes.get(param_name, param.element_size()))
 
 
 class KeepingQuantizer(_IntoPacked, PackedQuantizer):
-    """A quantizer that loads a packed checkpoint into packed modules."""
+    """A quantizer that loads a packed checkpoint into packed modules: its quantised weights, or all."""
+
+    def __init__(self, quantization_config: QuantizationConfigMixin, **kwargs: Any):
+        super().__init__(quantization_config, **kwargs)
+        self._sparse = keeps_sparse()
 
     def readers(self, model: PreTrainedModel, files: list[PackedFile]) -> list[PackedFile]:
         """Return files whose packed weights are read as [`PackedTensor`]s."""
-        packed = [weight for file in files for weight in file.weights.values() if weight.kept is not None]
-        sparse = [weight for weight in packed if not isinstance(weight, StoredInt8Weight)]
-        shares = {weight.name: 1 / weight.dtype.itemsize for weight in packed}
-        shares |= {weight.name: weight.kept / max(1, weight.numel) for weight in sparse}
-        self.pack(model, shares, sum(w.kept for w in sparse) / max(1, sum(w.numel for w in sparse)))
-        activations = kept_activations() or "int8"
-        kept = {w.name: KeptWeight(w, activations) for w in packed if w.dtype in COMPUTED}
+        packed = [
+            w for file in files for w in file.weights.values() if w.is_packed and (self._sparse or w.is_quantized)
+        ]
+        bits = {weight.name: 8 * weight.stored_bytes / max(1, weight.numel) for weight in packed}
+        inner = [weight for weight in packed if len(weight.shape) >= 2]
+        usual = 8 * sum(w.stored_bytes for w in inner) / max(1, sum(w.numel for w in inner))
+        self.pack(model, bits, usual if self._sparse else math.inf, self._sparse)
+        kept = {weight.name: _KeptWeight(weight) for weight in packed if weight.dtype in COMPUTED}
         return [
             PackedFile(file.path, {name: kept.get(name, weight) for name, weight in file.weights.items()})
             for file in files
@@ -171,7 +165,7 @@ class KeepingQuantizer(_IntoPacked, PackedQuantizer):
 
     def postprocess_model(self, model: PreTrainedModel, **kwargs: Any) -> PreTrainedModel:
         super().postprocess_model(model, **kwargs)
-        finish_arriving(model)
+        finish_arriving(model, self._sparse)
         return model
 
 
@@ -196,7 +190,8 @@ class PackingQuantizer(_IntoPacked):
         check_listed(checkpoint_files or ())
         internals.forget_quantization(model)
         sparsity_config = read_sparsity_config(model.config) or {"achieved_sparsity": 0.0}
-        self.pack(model, {}, 1 - sparsity_config["achieved_sparsity"])
+        dtype = model.dtype if model.dtype in COMPUTED else torch.float32
+        self.pack(model, {}, 1 + 8 * dtype.itemsize * (1 - sparsity_config["achieved_sparsity"]))
 
     def postprocess_model(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
         internals.forget_quantization(model)

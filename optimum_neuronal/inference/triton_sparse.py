@@ -5,60 +5,57 @@ words' counts, and those of its own word, by counting under a mask: so every ele
 offsets included. Imports triton, so `accelerator.py` imports this module only for a tensor on such a device.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 
 from ..formats.bitmask import INTEGERS
-from .bit_rows import multiply_unpacked
+from ..formats.packed_matrix import multiply_by_blocks
+from ..formats.sparse import SparseWeight
 
 
 MAX_FUSED_ROWS = 8  # rows of x; more are multiplied with unpacked rows
-SCRATCH = 2**25  # elements of a weight that are unpacked at a time: 64 MiB in bfloat16
+SCRATCH = 8192  # rows that are unpacked at a time: 64 MiB of 4096 columns in bfloat16
 WORDS = 16  # of a row that a program looks at together: 512 elements
 UNPACKED = 4  # rows of a weight that a program unpacks
 
 
-def packed_linear(
-    x: torch.Tensor, bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """`x @ W.T + bias`, up to `MAX_FUSED_ROWS` rows of x without unpacking W. For the rest see `inference.ops`."""
-    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).contiguous()
-    multiply = _fused if len(flat) <= MAX_FUSED_ROWS else _by_blocks
-    return multiply(flat, bits, values, offsets, bias).view(*x.shape[:-1], len(bits))
-
-
-def unpack_rows(bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, columns: int) -> torch.Tensor:
-    """The dense rows, bit-equal, shape (rows, columns). `bits` and `offsets` may be those of some rows of a weight."""
-    dense = values.new_empty(len(bits), columns)
-    integers = INTEGERS[values.element_size()]  # moved as numbers, so that no bit of a NaN is touched
-    if dense.numel():
-        packed = _words(bits), values.view(integers), offsets
-        sizes = len(bits), columns, bits.shape[1] // 4
-        with torch.accelerator.device_index(values.device.index):
-            _unpack[(triton.cdiv(len(bits), UNPACKED),)](*packed, dense.view(integers), *sizes, UNPACKED, WORDS)
-    return dense
-
-
-def _fused(x, bits, values, offsets, bias):
-    y = x.new_empty(len(x), len(bits))
+def linear(weight: SparseWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return `x @ W.T + bias`, up to `MAX_FUSED_ROWS` rows of x without unpacking W. As [`PackedMatrix.linear`]."""
+    if len(x) > MAX_FUSED_ROWS:
+        return multiply_by_blocks(
+            x,
+            weight.row_count,
+            bias,
+            lambda block, dense: _fill(weight.window(block.start, block.stop), dense),
+            SCRATCH,
+        )
+    y = x.new_empty(len(x), weight.row_count)
     if y.numel():
         count = triton.next_power_of_2(len(x))
         together = max(1, 4 // count)  # rows of the weight that share what is read of x
-        packed = _words(bits), values, offsets
-        sizes = *x.shape, len(bits), bits.shape[1] // 4
-        with torch.accelerator.device_index(values.device.index):
-            _multiply[(triton.cdiv(len(bits), together),)](x, *packed, bias, y, *sizes, count, together, WORDS)
+        packed = _words(weight.bits), weight.values, weight.offsets
+        sizes = *x.shape, len(weight.bits), weight.bits.shape[1] // 4
+        with torch.accelerator.device_index(x.device.index):
+            _multiply[(triton.cdiv(len(weight.bits), together),)](x, *packed, bias, y, *sizes, count, together, WORDS)
     return y
 
 
-def _by_blocks(x, bits, values, offsets, bias):
-    def unpack(block: slice) -> torch.Tensor:
-        return unpack_rows(bits[block], values, offsets[block.start : block.stop + 1], x.shape[1])
+def unpack(weight: SparseWeight) -> torch.Tensor:
+    """Return the dense weight, bit-equal."""
+    dense = weight.values.new_empty(weight.row_count, weight.shape[-1])
+    _fill(weight, dense)
+    return dense.view(weight.shape)
 
-    return multiply_unpacked(x, len(bits), bias, SCRATCH, unpack)
+
+def _fill(weight: SparseWeight, dense: torch.Tensor) -> None:
+    """Unpack a weight, or a window of one, into a tensor of its shape."""
+    integers = INTEGERS[dense.element_size()]  # moved as numbers, so that no bit of a NaN is touched
+    if dense.numel():
+        packed = _words(weight.bits), weight.values.view(integers), weight.offsets
+        sizes = len(dense), dense.shape[1], weight.bits.shape[1] // 4
+        with torch.accelerator.device_index(dense.device.index):
+            _unpack[(triton.cdiv(len(dense), UNPACKED),)](*packed, dense.view(integers), *sizes, UNPACKED, WORDS)
 
 
 def _words(bits: torch.Tensor) -> torch.Tensor:
