@@ -24,18 +24,18 @@ def kernels() -> list[Kernel]:
     return [Kernel(found, name) for name in found.kernels]
 
 
-def check_rows_alone(name: str, x: torch.Tensor, *arguments) -> None:
-    """Neither the number of threads nor the other rows of x change a bit of a kernel's product, by its name."""
+def check_rows_alone(multiply: Callable[[Kernel, torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+    """Neither the number of threads nor the other rows of x change a bit of a kernel's product."""
     before = torch.get_num_threads()
     for kernel in kernels():
-        multiply, results = getattr(kernel, name), []
+        results = []
         try:
             for threads in (1, 2, (os.cpu_count() or 1) + 3):
                 torch.set_num_threads(threads)
-                results.append(multiply(x, *arguments))
+                results.append(multiply(kernel, x))
         finally:
             torch.set_num_threads(before)
-        results.append(torch.cat([multiply(row[None], *arguments) for row in x]))
+        results.append(torch.cat([multiply(kernel, row[None]) for row in x]))
         assert all(torch.equal(bits(result), bits(results[0])) for result in results), kernel.name
 
 

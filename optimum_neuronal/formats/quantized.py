@@ -253,8 +253,7 @@ class QuantizedWeight(PackedMatrix):
         if self.codes.device.type != "cpu" or dtype not in DTYPES:
             return None
         warn_without_kernel()
-        kernel = find_kernel()
-        return kernel if hasattr(kernel, "quantized_linear") else None
+        return find_kernel()
 
     def _fill(self, rows: slice, dense: torch.Tensor) -> None:
         """Unpack rows, from a multiple of 64 on, into a contiguous tensor of shape (those, columns) and any dtype."""

@@ -9,10 +9,9 @@
 
 enum { BF16 = 0, FP16 = 1, FP32 = 2, DTYPES = 3 };
 
-/* Rows whose values, or codes, end at least so many of them before the buffer does are read in whole vectors; the last few rows
+/* Rows whose values end at least so many of them before the buffer does are read in whole vectors; the last few rows
  * are read with care. */
 #define SLACK 64
-#define GROUP 128      /* columns that share a scale */
 #define MOST_ROWS 8    /* of x in one call */
 #define CHUNK_ROWS 256 /* of the weight, at most, that a thread takes at a time */
 #define INLINE static inline __attribute__((always_inline))
@@ -25,14 +24,6 @@ typedef struct {
     int64_t kept;           /* values that may be read */
     int64_t stride;         /* bytes */
     const void *x;          /* as `Kernel.block` tells, zeros behind `columns` */
-
-    /* Only where values are codes; `values`, `offsets` and `kept` are then bytes of these. */
-    int value_bits;         /* of a code: 2, 3, 4, or 8, where a code is its level */
-    const int8_t *table;    /* 64 levels: those of the codes, again and again */
-    const void *scales;     /* `groups` of every row: bfloat16, or codes of 8 bits, see `wide_scale` */
-    int scale_bytes;        /* 2 or 1 */
-    int64_t groups;         /* of GROUP columns, the last perhaps fewer */
-    const float *x_scales;  /* of every group those of all rows of x, where x is whole numbers */
 } Job;
 
 /* Computes rows first to last - 1 for all rows of x: sums[(row - first) * M + m]. */

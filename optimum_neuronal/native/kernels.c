@@ -1,4 +1,4 @@
-/* Products and dense copies of sparse weights.
+/* Products and dense copies of sparse and of quantised weights.
  *
  * Plain C11 for GCC and Clang, without any library but OpenMP's, if there is one. A row of the weight is computed by one
  * thread, always in the same order, so that results depend neither on the number of threads nor on the other rows of x.
@@ -16,7 +16,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { ABI = 3 };
+enum { ABI = 4 };
 enum { OK = 0, NO_SUCH_KERNEL = 1, NO_MEMORY = 2, TOO_MANY_ROWS = 3, DISAGREE = 4 };
 
 EXPORT int neuronal_abi(void)
@@ -38,5 +38,4 @@ EXPORT int neuronal_abi(void)
 #include "product.h"
 
 #include "packed_rows.h"
-#include "coded_rows.h"
-#include "int8_rows.h"
+#include "quantized.h"

@@ -22,7 +22,7 @@ VARIABLE = "OPTIMUM_NEURONAL_KERNEL"
 # As in processors.h, the slowest first.
 KERNELS = {"portable": 0, "neon": 1, "avx2": 2, "avx512": 3, "avx512_vbmi2": 4, "avx512_bf16": 5}
 TORCH = "torch"
-ABI = 3
+ABI = 4
 MAX_ROWS = 8  # of x that the kernels take in one call
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 SIZES = (2, 4)  # bytes of an element that can be unpacked
@@ -38,17 +38,12 @@ FUNCTIONS = {
         _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
     ],
     "neuronal_unpack": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _INT],
-    "neuronal_coded_linear": [
-        _INT, _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT, _POINTER, _INT,
-        _POINTER, _POINTER, _SIZE, _SIZE, _INT,
+    "neuronal_quantized_linear": [
+        _INT, _INT, _POINTER, _SIZE, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
     ],
-    "neuronal_coded_unpack": [
-        _INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _SIZE, _SIZE, _INT,
+    "neuronal_quantized_unpack": [
+        _INT, _INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
     ],
-    "neuronal_int8_linear": [
-        _INT, _INT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
-    ],
-    "neuronal_int8_unpack": [_INT, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT],
     "neuronal_count_bits": [_POINTER, _SIZE],
     "neuronal_unpack_flat": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _INT],
 }  # fmt: skip
@@ -102,10 +97,8 @@ class Kernel:
         self._linear = library._library.neuronal_linear
         self._unpack = library._library.neuronal_unpack
         self._unpack_flat = library._library.neuronal_unpack_flat
-        self._coded_linear = library._library.neuronal_coded_linear
-        self._coded_unpack = library._library.neuronal_coded_unpack
-        self._int8_linear = library._library.neuronal_int8_linear
-        self._int8_unpack = library._library.neuronal_int8_unpack
+        self._quantized_linear = library._library.neuronal_quantized_linear
+        self._quantized_unpack = library._library.neuronal_quantized_unpack
 
     def linear(
         self,
@@ -135,67 +128,41 @@ class Kernel:
             )
         )  # fmt: skip
 
-    def coded_linear(
+    def quantized_linear(
         self,
         x: torch.Tensor,
-        bits: torch.Tensor,
         codes: torch.Tensor,
-        offsets: torch.Tensor,
+        bits: int,
         scales: torch.Tensor,
-        table: torch.Tensor,
+        steps: torch.Tensor | None,
         bias: torch.Tensor | None,
-        int8: bool,
-    ) -> torch.Tensor:
-        """As `linear`, for a weight whose values are codes, with x of any dtype of `DTYPES`; `int8`: x is rounded first."""
-        y = x.new_empty(x.shape[0], bits.shape[0])
+        y: torch.Tensor,
+    ) -> None:
+        """Fills `y`, (count, rows), with `x @ W.T + bias` for at most `MAX_ROWS` rows of x, (count, columns).
+
+        Codes, scales and steps are a [`QuantizedWeight`]'s; x, y and bias, (rows,), of any dtype of `DTYPES`. All are
+        contiguous, on the CPU.
+        """
         _check(
-            self._coded_linear(
-                self._code, DTYPES[x.dtype], int8, x.data_ptr(), x.shape[0], bits.data_ptr(), codes.data_ptr(),
-                codes.shape[0], offsets.data_ptr(), scales.data_ptr(), scales.element_size(), table.data_ptr(),
-                bits_of_codes(table), None if bias is None else bias.data_ptr(), y.data_ptr(), bits.shape[0], x.shape[1],
-                torch.get_num_threads(),
+            self._quantized_linear(
+                self._code, DTYPES[x.dtype], x.data_ptr(), x.shape[0], codes.data_ptr(), bits, scales.data_ptr(),
+                _pointer(steps), _pointer(bias), y.data_ptr(), y.shape[1], x.shape[1], torch.get_num_threads(),
             )
         )  # fmt: skip
-        return y
 
-    def unpack_coded(
+    def unpack_quantized(
         self,
-        bits: torch.Tensor,
         codes: torch.Tensor,
-        offsets: torch.Tensor,
+        bits: int,
         scales: torch.Tensor,
-        table: torch.Tensor,
+        steps: torch.Tensor | None,
         dense: torch.Tensor,
     ) -> None:
-        """Fills `dense`, (rows, columns) of any dtype of `DTYPES`, with rows whose values are codes, of all `codes`."""
+        """Fills `dense`, (rows, columns) of any dtype of `DTYPES`, with levels times scales and steps."""
         _check(
-            self._coded_unpack(
-                self._code, DTYPES[dense.dtype], bits.data_ptr(), codes.data_ptr(), codes.shape[0], offsets.data_ptr(),
-                scales.data_ptr(), scales.element_size(), table.data_ptr(), bits_of_codes(table), dense.data_ptr(),
-                dense.shape[0], dense.shape[1], torch.get_num_threads(),
-            )
-        )  # fmt: skip
-
-    def int8_linear(
-        self, x: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, int8: bool
-    ) -> torch.Tensor:
-        """As `coded_linear`, for a dense weight of 8-bit levels, (out, in), with scales as int16, (out, groups)."""
-        y = x.new_empty(x.shape[0], levels.shape[0])
-        _check(
-            self._int8_linear(
-                self._code, DTYPES[x.dtype], int8, x.data_ptr(), x.shape[0], levels.data_ptr(), scales.data_ptr(),
-                None if bias is None else bias.data_ptr(), y.data_ptr(), levels.shape[0], x.shape[1],
-                torch.get_num_threads(),
-            )
-        )  # fmt: skip
-        return y
-
-    def unpack_int8(self, levels: torch.Tensor, scales: torch.Tensor, dense: torch.Tensor) -> None:
-        """Fills `dense`, (rows, columns) of any dtype of `DTYPES`, with levels times scales."""
-        _check(
-            self._int8_unpack(
-                DTYPES[dense.dtype], levels.data_ptr(), scales.data_ptr(), dense.data_ptr(), dense.shape[0],
-                dense.shape[1], torch.get_num_threads(),
+            self._quantized_unpack(
+                self._code, DTYPES[dense.dtype], codes.data_ptr(), bits, scales.data_ptr(), _pointer(steps),
+                dense.data_ptr(), dense.shape[0], dense.shape[1], torch.get_num_threads(),
             )
         )  # fmt: skip
 
@@ -218,6 +185,10 @@ class Kernel:
 def bits_of_codes(table: torch.Tensor) -> int:
     """How many bits a code has, by its table of levels: 2**bits of them, none of 8 bits."""
     return BITS_BY_LEVELS[len(table)]
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _check(result: int) -> None:

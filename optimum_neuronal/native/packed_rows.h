@@ -59,7 +59,7 @@ EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, 
         arrange(x, dtype, taken, columns, count, how, arranged);
     }
     const Job job = {.bits = bits, .values = values, .offsets = offsets, .kept = kept, .stride = stride, .x = arranged ? arranged : x};
-    Product product = {job, how->rows[which], count, dtype, taken, rows, bias, y, NULL};
+    Product product = {.job = job, .compute = how->rows[which], .count = count, .dtype = dtype, .taken = taken, .rows = rows, .bias = bias, .y = y};
     each_chunk(rows, chunk_rows(rows, threads), threads, multiply, &product);
     free(arranged);
     return OK;

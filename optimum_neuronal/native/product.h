@@ -18,25 +18,6 @@ static void arrange(const void *x, int dtype, int64_t taken, int64_t columns, in
         }
 }
 
-/* Divides the rows of x that hold numbers of 2^112 and more by 2^16, once they are arranged as floats. Kernels for codes
- * multiply x with levels of up to 127, and sum a group, before the scale makes these small: that would be infinite. */
-static void lower(float *x, int64_t taken, int64_t columns, int count, const Kernel *kernel, float *factors)
-{
-    const int block = kernel->block;
-    for (int m = 0; m < taken; m++) {
-        float largest = 0;
-        for (int64_t column = 0; column < columns; column += block)
-            for (int i = 0; i < block; i++) {
-                const float size = __builtin_fabsf(x[column * count + m * block + i]);
-                largest = size > largest ? size : largest;
-            }
-        factors[m] = largest >= 0x1p112f ? 0x1p16f : 1;
-        for (int64_t column = 0; column < columns && factors[m] != 1; column += block)
-            for (int i = 0; i < block; i++)
-                x[column * count + m * block + i] *= 0x1p-16f;
-    }
-}
-
 /* A product for each_chunk. */
 typedef struct {
     Job job;
@@ -45,7 +26,6 @@ typedef struct {
     int64_t taken, rows;
     const void *bias;
     void *y;
-    const float *factors; /* of the sums of each row of x, see `lower`; NULL if there are none */
 } Product;
 
 static void multiply(void *context, int64_t first, int64_t last)
@@ -56,8 +36,6 @@ static void multiply(void *context, int64_t first, int64_t last)
     for (int64_t row = first; row < last; row++)
         for (int m = 0; m < product->taken; m++) {
             float sum = sums[(row - first) * product->count + m];
-            if (product->factors)
-                sum *= product->factors[m];
             if (product->bias)
                 sum += load_number(product->bias, row, product->dtype);
             store_number(product->y, m * product->rows + row, product->dtype, sum);

@@ -4,10 +4,6 @@
 static uint8_t SHUFFLE16[256][16] __attribute__((aligned(64)));
 static int8_t SHUFFLE32[256][8] __attribute__((aligned(64))); /* the same for eight 32-bit values: their numbers, or -1 */
 
-/* Which of the next sixteen bytes go where in the first eight columns of sixteen, and eight times how many they are: what
- * is to be added to the places of the second eight. */
-static uint8_t PLACES[256][16] __attribute__((aligned(64)));
-
 static void __attribute__((constructor)) fill_shuffles(void)
 {
     for (int mask = 0; mask < 256; mask++) {
@@ -17,9 +13,7 @@ static void __attribute__((constructor)) fill_shuffles(void)
             SHUFFLE16[mask][2 * column] = kept ? (uint8_t)(2 * next) : 0x80;
             SHUFFLE16[mask][2 * column + 1] = kept ? (uint8_t)(2 * next + 1) : 0x80;
             SHUFFLE32[mask][column] = kept ? (int8_t)next : -1;
-            PLACES[mask][column] = kept ? (uint8_t)next : 0x80;
             next += kept;
         }
-        memset(PLACES[mask] + 8, next, 8);
     }
 }

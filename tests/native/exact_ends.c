@@ -6,8 +6,8 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "coded_trials.h"
-#include "int8_trials.h"
+#include "trials.h"
+#include "quantized_trials.h"
 
 static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_t taken, unsigned density)
 {
@@ -85,9 +85,7 @@ int main(int count, char **arguments)
         printf("kernel %d\n", kernel);
     }
     for (int kernel = 0; kernel < KERNELS; kernel++)
-        if (neuronal_supports(kernel)) {
-            try_kernels_of_codes(trials, kernel);
-            try_int8_kernels(trials, kernel);
-        }
+        if (neuronal_supports(kernel))
+            try_quantized_kernels(trials, kernel);
     return 0;
 }
