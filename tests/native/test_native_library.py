@@ -71,8 +71,8 @@ def test_wide_rows_in_float32():
 
 def test_neither_threads_nor_other_rows_change_a_bit():
     for dtype in DTYPES:
-        tensors = parts(make_weight(701, 1000, dtype, 0.3))
-        check_rows_alone(lambda kernel, x: kernel.linear(x, *tensors, None), make_weight(8, 1000, dtype, 1, 1))
+        tensors, x = parts(make_weight(701, 1000, dtype, 0.3)), make_weight(8, 1000, dtype, 1, 1)
+        check_rows_alone(lambda kernel, x, tensors=tensors: kernel.linear(x, *tensors, None), x)
 
 
 @FUZZ
