@@ -11,15 +11,15 @@ import yaml  # transformers and huggingface_hub bring it
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .config_fields import EFFORTS, ConfigFields, arguments, as_json, find_recipe
-from .formats.codebooks import BITS
 from .methods import RECONSTRUCT, Methods
 from .registry import parse_method
 from .rotation.learning import Rotation
 from .saliency import SALIENCIES
+from .saliency.few_bits import FewBits
 from .sparsity.masks import ColumnPattern
 from .topup import TOPUPS
+from .topup.quantising import Rates
 from .validation import (
-    check_bits,
     check_choice,
     check_count,
     check_embedding_bits,
@@ -35,7 +35,9 @@ from .validation import (
 
 
 FEWEST = 16  # calibration sequences from which some may be held out of a refit
-LEAST_BITS, MOST_BITS = 1.0625, 9.0625  # a weight: a mask and scales alone; with 8 bits of every value
+LEAST_BITS, MOST_BITS = 2, 9  # a weight: codes of the fewest bits; more than codes of the most and their scales
+# What only a prune that sets weights to zero knows.
+OF_ZEROS = ("saliency", "saliency_args", "topup_args", "pattern", "reconstruct", "refit_epochs")
 YAML = (".yaml", ".yml")
 
 # Type checkers would make `quant_method`, a field there and a class attribute here, the first argument of the config.
@@ -110,38 +112,45 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                     raise ValueError(f"{name} holds {pattern!r}, which is no regular expression: {error}.") from error
 
     def _check_amount(self) -> None:
-        """Raise `TypeError` or `ValueError` unless sparsity and bits are possible, and go together."""
-        sparsity, value_bits, budget = self.sparsity, self.value_bits, self.bits_per_weight
+        """Raise `TypeError` or `ValueError` unless there is one of sparsity and bits, and what goes with it."""
+        sparsity, budget = self.sparsity, self.bits_per_weight
         if sparsity is None and budget is None:
-            raise TypeError("NeuronALConfig needs a sparsity, such as 0.7, or bits, such as bits_per_weight=2.4.")
+            raise TypeError(
+                "NeuronALConfig needs a sparsity, such as 0.7, to set weights to zero, or bits, such as bits_per_weight=2.4, to "
+                "quantise them."
+            )
         if sparsity is not None:
             check_sparsity(sparsity)
-        check_bits("value_bits", value_bits, BITS)
         check_embedding_bits(self.embedding_bits)
         if budget is None:
             return
         check_number("bits_per_weight", budget, LEAST_BITS, MOST_BITS, above=True)
-        if sparsity is not None and value_bits is not None:
+        if sparsity is not None:
             raise ValueError(
-                f"sparsity={sparsity:g}, value_bits={value_bits} and bits_per_weight={budget:g} are given, but two of them "
-                "decide the third: leave one out."
+                f"sparsity={sparsity:g} and bits_per_weight={budget:g} are given, but a prune either sets weights to zero or "
+                "quantises all of them: leave one out."
             )
-        if sparsity is None and self.pattern is not None:
+        for name in OF_ZEROS:
+            if value := getattr(self, name):
+                raise ValueError(
+                    f"{name} is {value!r}, which is for weights that are set to zero, but bits_per_weight={budget:g} quantises "
+                    "them: leave it out."
+                )
+        if self.topup not in (None, "uniform"):
             raise ValueError(
-                f"The pattern {self.pattern} decides the sparsity: give sparsity too, and value_bits follow from "
-                "bits_per_weight."
+                f"topup is {self.topup!r}, which divides a sparsity: with bits_per_weight, expected 'uniform', or None for rates "
+                "by what the model loses."
+            )
+        if self.rotate:
+            raise ValueError(
+                "rotate is True, but a rotation serves weights that are set to zero: leave it out with bits_per_weight."
             )
 
     def _check_methods(self) -> None:
         """Raise `ValueError` unless the methods go together, and with the other fields."""
         methods, epochs = self.make_methods(), self._filled()["refit_epochs"]
         methods.check_together(self.sparsity)
-        saliency, topup = methods.saliency.name, methods.topup.name
-        if self.sparsity is None and self.value_bits is None and not methods.needs_calibration:
-            raise ValueError(
-                f"bits_per_weight is {self.bits_per_weight:g} alone, which is divided on calibration sequences, but "
-                f"{saliency!r} with {topup!r} looks at none: give value_bits too, or sparsity."
-            )
+        saliency = methods.saliency.name
         if epochs and not methods.saliency.updates_weights:
             raise ValueError(
                 f"refit_epochs is {epochs}, but the saliency {saliency!r} leaves the kept weights as they are: choose one "
@@ -156,16 +165,23 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         """Return the fields that are None, filled in by the effort and what goes with the rest; given fields are unchanged."""
         effort = EFFORTS[self.effort]
         topup, saliency, epochs = self.topup, self.saliency, self.refit_epochs
+        samples = min(8, self.num_samples) if self.num_alignment_samples is None else self.num_alignment_samples
+        if self.bits_per_weight is not None:
+            return {"topup": topup or effort["rates"], "refit_epochs": 0, "num_alignment_samples": samples}
         if topup is None:
             topup = effort["topup"] if self.pattern is None else "uniform"
         if saliency is None:
             saliency = "wanda" if TOPUPS.get(topup).needs_fixed_weights else effort["saliency"]
         if epochs is None:
-            # Fitted values that are rounded afterwards lose on text unlike the calibration's: docs/few_bits.md
-            rounded = self.value_bits is not None or self.bits_per_weight is not None
-            epochs = effort["refit_epochs"] if SALIENCIES.get(saliency).updates_weights and not rounded else 0
-        samples = min(8, self.num_samples) if self.num_alignment_samples is None else self.num_alignment_samples
+            epochs = effort["refit_epochs"] if SALIENCIES.get(saliency).updates_weights else 0
         return {"saliency": saliency, "topup": topup, "refit_epochs": epochs, "num_alignment_samples": samples}
+
+    @property
+    def amount(self) -> float:
+        """The sparsity, or the bits a weight of a prune that quantises."""
+        amount = self.bits_per_weight if self.sparsity is None else self.sparsity
+        assert amount is not None  # one of them was given
+        return amount
 
     def resolved(self) -> "NeuronALConfig":
         """Return the config with `saliency`, `topup`, `refit_epochs` and `num_alignment_samples` filled in if they are None."""
@@ -178,6 +194,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             `ValueError`, `TypeError`: an unknown name, an unknown hyper-parameter, or a value that a method refuses.
         """
         filled = self._filled()
+        if self.bits_per_weight is not None:
+            return Methods(FewBits(), Rates(self.bits_per_weight, filled["topup"] or "divergence"))
         return Methods(
             SALIENCIES.make(filled["saliency"], "saliency_args", self.saliency_args),
             TOPUPS.make(filled["topup"], "topup_args", self.topup_args),

@@ -13,11 +13,12 @@ from typing import Any, get_args
 from .validation import did_you_mean
 
 
-# The fields that an effort decides where they are not given. docs/reconstruction.md has time and quality of each.
+# The fields that an effort decides where they are not given; `rates` is the topup if weights are quantised.
+# docs/reconstruction.md has time and quality of each.
 EFFORTS: dict[str, dict[str, Any]] = {
-    "fast": {"saliency": "alps", "topup": "owl", "refit_epochs": 0},
-    "default": {"saliency": "alps", "topup": "search", "refit_epochs": 0},
-    "best": {"saliency": "alps", "topup": "search", "refit_epochs": 6},
+    "fast": {"saliency": "alps", "topup": "owl", "refit_epochs": 0, "rates": "uniform"},
+    "default": {"saliency": "alps", "topup": "search", "refit_epochs": 0, "rates": None},
+    "best": {"saliency": "alps", "topup": "search", "refit_epochs": 6, "rates": None},
 }
 RECIPES = Path(__file__).parent / "recipes"
 DATASETS = (
@@ -73,8 +74,8 @@ class ConfigFields:
     saliency_args: dict[str, Any] = _field(dict, "hyper-parameters of the saliency", flag=False)
     topup: str | None = _field(
         None,
-        "method that decides where the sparsity goes",
-        unset=f"{by_effort('topup')}; uniform with a pattern",
+        "method that decides where the sparsity goes; with bits_per_weight, uniform gives all projections rates as equal as can be",
+        unset=f"{by_effort('topup')}; uniform with a pattern; with bits_per_weight, rates by what the model loses",
         room="topup",
         example="owl:half_width=0.1",
     )
@@ -142,20 +143,15 @@ class ConfigFields:
         "share their weights no longer do",
     )
     rotate_args: dict[str, Any] = _field(dict, "hyper-parameters of the rotation", flag=False)
-    value_bits: int | None = _field(
-        None,
-        "round kept values to 8, 4, 3 or 2 bits, with a scale for each row and 128 columns; the packed format stores the codes",
-        unset="values stay as they are",
-    )
     bits_per_weight: float | None = _field(
         None,
-        "budget of bits a weight, above 1.0625, for masks, codes and scales in all, such as 2.4: with sparsity, value_bits "
-        "follow from it; with value_bits, sparsity; alone, the pair that loses least is chosen",
-        unset="as sparsity and value_bits have it",
+        "quantise the weights instead of setting some to zero: bits a weight, above 2, for codes and scales in all, such as 2.4; "
+        "each projection gets 2 to 8 bits, more where the model loses more",
+        unset="nothing is quantised",
     )
     embedding_bits: int | None = _field(
         None,
-        "round token embeddings and head to 8 bits, with a scale for each row and 128 columns; saved in the packed format alone",
+        "round token embeddings and head to 8 bits, with a scale for each row; saved in the packed format alone",
         unset="they stay as they are",
     )
 

@@ -23,9 +23,10 @@ from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
 from .pruning.context import PruneContext, alone_with, check, open_records
+from .pruning.packing import IN_PLACE
 from .pruning.prune import prune_model
 from .pruning.reporting import PrunedModels, expected_size, untied_bytes
-from .report import PruningReport
+from .report import PruningReport, method_text
 from .system.clock import Clock
 from .system.machine import default_device, reset_peak_memory
 from .system.processes import Processes
@@ -172,9 +173,10 @@ class NeuronALPruner(OptimumQuantizer):
         batch_size: int | None = None,
         max_hidden_bytes: int | None = None,
     ) -> PreTrainedModel:
-        """Set weights of the model to zero, in place.
+        """Set weights of the model to zero, or quantise them, in place.
 
-        A prune that fails or is interrupted leaves every weight as it was: masks are applied at the very end. Under
+        A prune that fails or is interrupted leaves every weight as it was: all change at the very end. Quantised weights
+        stay packed: their projections become modules that compute with codes. Under
         torchrun or `accelerate launch` the processes share the work, and each prunes its own copy of the model.
 
         Args:
@@ -217,7 +219,7 @@ class NeuronALPruner(OptimumQuantizer):
         context = replace(context, calibration=self._draw(context.model, dataset), clock=clock)
         clock.lap("calibration data")
         context = replace(context, records=open_records(folder, context.decoder, self.config, context.ids))
-        return prune_model(context, partial(self._remember, context))
+        return prune_model(context, IN_PLACE, partial(self._remember, context))
 
     def draw_calibration(
         self, model: PreTrainedModel, dataset: Any = None, revision: str | None = None
@@ -275,10 +277,12 @@ class NeuronALPruner(OptimumQuantizer):
         return push_pruned(model, repo_id, pruned.report, pruned.size, self._given or pruned.tokenizer, **kwargs)
 
     def __repr__(self) -> str:
-        found = "nothing pruned yet" if self.report is None else f"pruned: {self.report.achieved_sparsity:.2%} zeros"
-        config = self.config.resolved()
+        found, config = (
+            "nothing pruned yet" if self.report is None else f"pruned: {self.report.amount}",
+            self.config.resolved(),
+        )
         amount = f"{config.bits_per_weight:g} bits" if config.sparsity is None else f"{config.sparsity:.2%}"
-        return f"NeuronALPruner({config.saliency} + {config.topup}, {amount}, {found})"
+        return f"NeuronALPruner({method_text(config.to_dict())}, {amount}, {found})"
 
     def _repr_html_(self) -> str:
         return f"<p>{self!r}</p>" + ("" if self.report is None else self.report._repr_html_())

@@ -1,7 +1,8 @@
 """Report of a prune: its decisions and costs, as JSON and as a table."""
 
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ class PruningReport:
 
     Args:
         config (`dict`): the `NeuronALConfig`.
-        requested_sparsity (`float`): share of zeros asked for, in [0, 1).
+        requested_sparsity (`float`): share of zeros asked for, in [0, 1); 0 if weights are quantised.
         achieved_sparsity (`float`): share of zeros in all pruned projections, counted in the weights.
         blocks (`dict`): block name -> share of zeros in its pruned projections.
-        projections (`dict`): projection name -> `sparsity`, `smallest_row` and `largest_row`, shares of zeros.
+        projections (`dict`):
+            Projection name -> `sparsity`, `smallest_row` and `largest_row`, shares of zeros; and `bits` of its codes, if weights
+            are quantised.
         block_lambda, row_lambda (`float`, *optional*): NeuronAL's choices.
-        decisions (`dict`): the top-up's candidates, each with its error.
+        decisions (`dict`): the top-up's candidates, each with its error; or what the rates of projections follow from.
         calibration (`dict`): source, number and length of the sequences, seed; empty if none was needed.
         seconds (`dict`): wall-clock seconds by phase.
         block_forwards (`int`): number of forwards of a block on one sequence.
@@ -38,14 +41,10 @@ class PruningReport:
         evaluation (`dict`):
             Dataset -> perplexity of the model, `dense` and `pruned`, if measured. You may fill it in by hand; the model
             card shows it.
-        roundings (`dict`):
-            Projection name -> `error`, squared error of quantising its kept values as a share of their squares, and
-            `clipped`, the number of values beyond their group's scale. Empty if values are not quantised, or if the
-            saliency updates the other weights to make up for the error.
         bits_per_weight (`float`, *optional*):
-            Storage of the pruned projections in the packed format, masks and scales included.
+            Storage of the pruned projections in the packed format, masks or scales included.
         head_roundings (`dict`):
-            Name in the files -> `error` of quantising token embeddings and head to 8 bits, as in `roundings`.
+            Name in the files -> `error` of rounding token embeddings and head to 8 bits, squared, as a share of the squares.
         rotation (`dict`):
             Of the dense model before: `objective` without and with it, `stream` and `unties_head`, true if the residual
             stream was rotated and if head and embeddings no longer share their weights, and `nats_changed`, what a token's
@@ -68,7 +67,6 @@ class PruningReport:
     peak_memory: dict[str, int]
     versions: dict[str, str]
     evaluation: dict[str, dict[str, float]] = field(default_factory=dict)
-    roundings: dict[str, dict[str, float]] = field(default_factory=dict)
     bits_per_weight: float | None = None
     head_roundings: dict[str, dict[str, float]] = field(default_factory=dict)
     rotation: dict[str, Any] = field(default_factory=dict)
@@ -91,7 +89,7 @@ class PruningReport:
         return path
 
     def __repr__(self) -> str:
-        return f"PruningReport({self.config['saliency']} + {self.config['topup']}, {self.achieved_sparsity:.2%} zeros)"
+        return f"PruningReport({method_text(self.config)}, {self.amount})"
 
     def __str__(self) -> str:
         return format_table(["", "pruned model"], self._rows())
@@ -101,11 +99,10 @@ class PruningReport:
 
     def _rows(self) -> list[list[str]]:
         rows = [
-            ["sparsity", f"{self.achieved_sparsity:.4%} (asked for {self.requested_sparsity:.2%})"],
-            ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"],
-            ["method", f"{self.config['saliency']} + {self.config['topup']}"],
+            *(self._sparsity_rows() if self.config.get("bits_per_weight") is None else self._rate_rows()),
+            ["method", method_text(self.config)],
             *self._rotation_rows(),
-            *self._quantising_rows(),
+            *self._head_rows(),
         ]
         if self.block_lambda is not None:
             rows.append(["lambda of the block step", f"{self.block_lambda:g}"])
@@ -132,34 +129,49 @@ class PruningReport:
         text += f"; objective {before:.3g} to {after:.3g}"
         return [["rotated", f"{text}; head untied from embeddings" if self.rotation["unties_head"] else text]]
 
-    def _quantising_rows(self) -> list[list[str]]:
-        """Return rows on quantised values, their storage, and embeddings."""
-        rows = []
-        if self.config.get("value_bits") is not None:
-            text = f"{self.config['value_bits']} bits"
-            if self.roundings:
-                clipped = sum(rounding["clipped"] for rounding in self.roundings.values())
-                text += (
-                    f"; squared error of rounding at most {_worst(self.roundings, 2)}, {clipped:,} outliers clipped"
-                )
-            rows.append(["values", text])
-            if self.bits_per_weight is not None:
-                rows.append(["bits a weight", f"{self.bits_per_weight:.3f}{self._budget()}"])
-        if self.head_roundings:
-            error = f"squared error of rounding at most {_worst(self.head_roundings, 4)}"
-            rows.append(["embeddings and head", f"{self.config['embedding_bits']} bits; {error}"])
-        return rows
+    def _sparsity_rows(self) -> list[list[str]]:
+        """Return rows on the zeros."""
+        return [
+            ["sparsity", f"{self.achieved_sparsity:.4%} (asked for {self.requested_sparsity:.2%})"],
+            ["by block", f"{min(self.blocks.values()):.2%} to {max(self.blocks.values()):.2%}"],
+        ]
 
-    def _budget(self) -> str:
-        """Return the budget of bits and the pairs that fit into it, if there is a budget."""
-        divided = self.decisions.get("bits")
-        if divided is None:
-            return ""
-        pairs = ", ".join("{value_bits} bits at {sparsity:.2%}".format(**pair) for pair in divided["pairs"])
-        return f" (at most {divided['budget']:g}; candidates: values of {pairs})"
+    def _rate_rows(self) -> list[list[str]]:
+        """Return rows on the bits of quantised weights: of all together, how many projections have how many, and by kind."""
+        bits = {name: own["bits"] for name, own in self.projections.items()}
+        counts = ", ".join(f"{rate:g} in {count}" for rate, count in sorted(Counter(bits.values()).items()))
+        kinds: dict[str, list[float]] = {}
+        for name, own in bits.items():
+            kinds.setdefault(name.rpartition(".")[2], []).append(own)
+        by_kind = ", ".join(f"{kind} {sum(own) / len(own):.2f}" for kind, own in kinds.items())
+        return [
+            ["bits a weight", f"{self.bits_per_weight:.3f} (asked for {self.config['bits_per_weight']:g})"],
+            ["bits of codes", f"{counts} projections"],
+            ["by kind", by_kind],
+        ]
+
+    def _head_rows(self) -> list[list[str]]:
+        """Return a row on embeddings and head, if they were rounded."""
+        if not self.head_roundings:
+            return []
+        worst = max(self.head_roundings, key=lambda name: self.head_roundings[name]["error"])
+        error = f"squared error of rounding at most {self.head_roundings[worst]['error']:.4%} ({worst})"
+        return [["embeddings and head", f"{self.config['embedding_bits']} bits; {error}"]]
+
+    @property
+    def amount(self) -> str:
+        """What the prune has reached, in words: `"70.00% zeros"`, or `"2.400 bits a weight"`."""
+        if self.config.get("bits_per_weight") is None:
+            return f"{self.achieved_sparsity:.2%} zeros"
+        return f"{self.bits_per_weight:.3f} bits a weight"
 
 
-def _worst(roundings: dict[str, dict[str, float]], digits: int) -> str:
-    """Return the largest error, in per cent, with its name."""
-    worst = max(roundings, key=lambda name: roundings[name]["error"])
-    return f"{roundings[worst]['error']:.{digits}%} ({worst})"
+def method_text(config: Mapping[str, Any]) -> str:
+    """Return how a model was pruned or quantised in a few words.
+
+    Args:
+        config (`Mapping[str, Any]`): fields of a `NeuronALConfig`, resolved.
+    """
+    if config.get("bits_per_weight") is None:
+        return f"{config['saliency']} + {config['topup']}"
+    return "quantised, " + ("rates by divergence" if config.get("topup") is None else f"{config['topup']} rates")

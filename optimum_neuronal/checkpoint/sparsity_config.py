@@ -85,7 +85,7 @@ def make_sparsity_config(
         "achieved_sparsity": report.achieved_sparsity,
         "block_sparsity": dict(report.blocks),
         "projections": kinds,
-        "value_bits": report.config.get("value_bits"),
+        "bits_per_weight": None if report.config.get("bits_per_weight") is None else report.bits_per_weight,
         **(about_head(report.head_roundings) if report.head_roundings else {}),
         "left_out": [
             projection.name
@@ -117,7 +117,7 @@ def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) 
 def _projections_by_kind(
     decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the entry of each kind of projection: the share of zeros in all pruned ones, and their names and layout."""
+    """Return the entry of each kind of projection: zeros and mean bits of all pruned ones, and their names and layout."""
     kinds: dict[str, list[Projection]] = {}
     for block, projection in every_projection(decoder):
         kinds.setdefault(kind_of(block, projection), []).append(projection)
@@ -126,6 +126,9 @@ def _projections_by_kind(
         if pruned := [projection for projection in projections if projection.pruned]:
             zeros = sum(round(report.projections[p.name]["sparsity"] * p.numel) for p in pruned)
             entries[kind] = {"sparsity": zeros / sum(p.numel for p in pruned), "weights": weight_names[kind]}
+            if "bits" in report.projections[pruned[0].name]:
+                bits = sum(report.projections[p.name]["bits"] * p.numel for p in pruned)
+                entries[kind]["bits"] = bits / sum(p.numel for p in pruned)
             if any(projection.transposed for projection in projections):
                 entries[kind]["transposed"] = True
     return entries

@@ -46,12 +46,12 @@ class ConvertCommand(Command):
 
     COMMAND = CommandInfo(
         name="convert",
-        help="Write a pruned checkpoint packed or dense, the same weights to the bit, or rounded to few.",
+        help="Write a pruned checkpoint packed or dense, the same weights to the bit; or with embeddings of 8 bits.",
     )
     USAGE = "DIR_OR_ID --format {packed,dense} [flags]"
     EXAMPLES = (
         "qwen-sparse --format packed",
-        "qwen-sparse --format packed --value-bits 4 --output qwen-sparse-4",
+        "qwen-sparse --format packed --embedding-bits 8 --output qwen-sparse-8",
         "me/qwen-sparse --format dense --output qwen-sparse-dense",
     )
 
@@ -62,7 +62,7 @@ class ConvertCommand(Command):
             "--format",
             required=True,
             choices=("packed", "dense"),
-            help="packed, the non-zero values and where they belong; or dense, which needs no optimum_neuronal to load "
+            help="packed, non-zero values and where they belong, or codes; or dense, which needs no optimum_neuronal to load "
             "(required)",
         )
         parser.add_argument(
@@ -72,16 +72,15 @@ class ConvertCommand(Command):
         parser.add_argument(
             "--max-shard-size", default="2GB", help="largest file of weights, which is held in memory (default: 2GB)"
         )
-        add_config_flags(parser, ("value_bits", "embedding_bits"))
+        add_config_flags(parser, ("embedding_bits",))
 
     def work(self) -> None:
-        from ..checkpoint.converting import check_value_bits, convert_checkpoint, find_source
+        from ..checkpoint.converting import convert_checkpoint, find_source
         from ..checkpoint.opening import stored_size
         from ..checkpoint.own_files import check_output
         from ..files.directories import is_same
 
         args, bits = self.args, given_fields(self.args)
-        check_value_bits(bits.get("value_bits"), args.format)
         check_embedding_bits(bits.get("embedding_bits"), args.format)
         source = find_source(args.model, args.output, args.revision)
         if args.output is not None and not is_same(args.output, source):

@@ -41,13 +41,6 @@ def count(text: str) -> int:
     return int(text)
 
 
-def value_bits(text: str) -> int | None:
-    """Return bits of kept values, None for `none`, or raise `ArgumentTypeError`. The config decides which are allowed."""
-    if text.lower() != "none" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of bits, such as 4, or none.")
-    return int(text) if text.isdecimal() else None
-
-
 def dtype(text: str) -> str:
     """Return the name of a dtype, which may be given by its usual short name, or raise `ArgumentTypeError`."""
     name = DTYPES.get(text.lower(), text.lower()).removeprefix("torch.")
@@ -68,7 +61,7 @@ def device(text: str) -> str:
 
 
 CONFIG_FLAGS = {entry.name: entry for entry in fields(ConfigFields) if entry.metadata.get("flag", True)}
-READ_BY = {"sparsity": share, "value_bits": value_bits}  # field -> function that reads its text
+READ_BY = {"sparsity": share}  # field -> function that reads its text
 
 
 @cache

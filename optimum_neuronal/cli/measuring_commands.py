@@ -95,15 +95,15 @@ class CompareCommand(Command):
     EXAMPLES = (
         "--model Qwen/Qwen3-0.6B --sparsity 0.6 0.7 --topup uniform owl search --plots",
         "--model Qwen/Qwen3-0.6B --saliency wanda alps --dataset my-text.txt --evaluate my-test.txt",
-        "--model Qwen/Qwen3-0.6B --sparsity 0.5 0.6 --topup search --value-bits none 4 3 --plots",
+        "--model Qwen/Qwen3-0.6B --sparsity 0.5 0.6 --topup search --bits-per-weight 2.4 3 --plots",
     )
-    WITHOUT = {"bits_per_weight", "pattern", "embedding_bits"}  # fields that combinations cannot have
+    WITHOUT = {"pattern", "embedding_bits"}  # fields that combinations cannot have
     # Fields that take several values -> their default in words.
     SEVERAL = {
         "sparsity": "0.6 0.7 0.8",
         "saliency": "wanda",
         "topup": "uniform neuronal search",
-        "value_bits": "none",
+        "bits_per_weight": "none",
     }
 
     @classmethod

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 NO_SPARSITY = (
-    "--sparsity is missing: give a share of the weights, such as 0.7, or --bits-per-weight, such as 2.4, or a recipe by "
-    "--config."
+    "--sparsity is missing: give a share of the weights to set to zero, such as 0.7; or --bits-per-weight, such as 2.4, to "
+    "quantise them; or a recipe by --config."
 )
 
 
 GROUPS = ("model", "result", "how much", "methods", "calibration text", "rarely needed")
 # Fields of the config in these groups; all others are rarely needed.
-AMOUNT = ("sparsity", "bits_per_weight", "value_bits", "embedding_bits", "pattern")
+AMOUNT = ("sparsity", "bits_per_weight", "embedding_bits", "pattern")
 METHOD = ("effort", "saliency", "topup", "refit_epochs")
 TEXT = ("dataset", "num_samples", "seq_length", "seed")
 
@@ -49,11 +49,12 @@ class PruneCommand(Command):
 
     COMMAND = CommandInfo(
         name="prune",
-        help="Set most weights of a model's linear projections to zero, so that it loses little, and save it.",
+        help="Set most weights of a model's linear projections to zero, or quantise them, so that it loses little, and save it.",
     )
-    USAGE = "--model MODEL --sparsity SHARE --output DIR [flags]"
+    USAGE = "--model MODEL {--sparsity SHARE,--bits-per-weight BITS} --output DIR [flags]"
     EXAMPLES = (
         "--model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-sparse --evaluate wikitext2",
+        "--model Qwen/Qwen3-0.6B --bits-per-weight 2.4 --format packed --output qwen-2.4",
         "--model Qwen/Qwen3-0.6B --sparsity 0.7 --dry-run",
     )
 
@@ -76,8 +77,8 @@ class PruneCommand(Command):
             "--format",
             choices=("dense", "packed"),
             default="dense",
-            help="dense, ordinary safetensors with zeros; or packed, the non-zero values and bitmasks, which load with this "
-            "package only (default: dense)",
+            help="dense, ordinary safetensors; or packed, the non-zero values and bitmasks, or the codes and scales, which load "
+            "with this package only (default: dense)",
         )
         result.add_argument(
             "--evaluate",

@@ -18,7 +18,7 @@ class SpeedCommand(Command):
     USAGE = "--model MODEL [flags]"
     EXAMPLES = (
         "--model qwen-sparse --dtype bfloat16",
-        "--model qwen-sparse --value-bits 4 --embedding-bits 8",
+        "--model qwen-sparse --bits 4 --embedding-bits 8",
         "--model qwen-sparse --batches 1 16 --plots speed",
     )
 
@@ -32,16 +32,12 @@ class SpeedCommand(Command):
         parser.add_argument("--new-tokens", type=count, default=32, help="tokens to generate (default: 32)")
         parser.add_argument("--rounds", type=count, default=5, help="how often each is timed, in turns (default: 5)")
         parser.add_argument(
-            "--value-bits", type=int, choices=(8, 4, 3, 2), metavar="N",
-            help="time packed weights with values of 8, 4, 3 or 2 bits too (default: no)",
+            "--bits", type=int, choices=range(2, 9), metavar="N",
+            help="time the projections rounded to 2 to 8 bits, too; how well they are rounded does not matter (default: no)",
         )  # fmt: skip
         parser.add_argument(
             "--embedding-bits", type=int, choices=(8,), metavar="N",
-            help="time them with token embeddings and head of 8 bits, too (default: no)",
-        )  # fmt: skip
-        parser.add_argument(
-            "--activations", choices=("int8", "bf16"), default="int8",
-            help="dtype of the inputs that meet quantised values (default: int8)",
+            help="time packed weights with token embeddings and head of 8 bits, too (default: no)",
         )  # fmt: skip
         without = "leave out int8 and int4 weight-only by torchao, which are timed where it is installed"
         add_switch(parser, "--no-torchao", without)
@@ -84,13 +80,10 @@ class SpeedCommand(Command):
         args, models, resident, left_out = self.args, {}, {}, {}
         device, before = device_of(args), resident_memory()
         load_dense = partial(load_checkpoint, args.model, **load_options(args))
-        values, head = args.value_bits, args.embedding_bits
-        few_bits = [f"{values} bits"] * bool(values) + [f"{head}-bit head"] * bool(head)
+        bits, head = args.bits, args.embedding_bits
+        few_bits = [f"{bits} bits"] * bool(bits) + [f"{head}-bit head"] * bool(head)
 
         def load_packed():
-            # values as they are also where the checkpoint holds codes, which are timed beside
-            if few_bits:
-                return sparsify(load_dense())
             return SparseModelForCausalLM.from_pretrained(args.model, **load_options(args))
 
         def load_quantized(form: str):
@@ -99,9 +92,7 @@ class SpeedCommand(Command):
 
         loads = {"dense": load_dense, "packed": load_packed}
         if few_bits:
-            loads[", ".join([*few_bits, args.activations])] = lambda: sparsify(
-                load_dense(), values, args.activations, head
-            )
+            loads[", ".join(few_bits)] = lambda: sparsify(_rounded(load_dense(), bits), embedding_bits=head)
         if has_torchao() and not args.no_torchao:
             loads |= {form: partial(load_quantized, form) for form in FORMS}
         elif not args.no_torchao:
@@ -118,6 +109,20 @@ class SpeedCommand(Command):
                 resident[name] = now - before
                 before = now
         return models, resident, left_out
+
+
+def _rounded(model, bits: int | None):
+    """Return a model with its projections rounded to so many bits. None: as they are."""
+    from ..formats.quantized import QuantizedWeight
+    from ..inference.sparsify import put_quantized
+    from ..model.find_blocks import find_decoder
+    from ..pruning.packing import quantized_weights
+
+    if bits is not None:
+        decoder = find_decoder(model)
+        nearest = {name: QuantizedWeight.nearest(p.weight, bits) for name, p in decoder.projections.items()}
+        put_quantized(model, decoder, quantized_weights(decoder, nearest))
+    return model
 
 
 class EnvCommand(Command):

@@ -1,4 +1,4 @@
-"""`compare`: every combination of saliency, top-up, sparsity and bits on one model that is loaded once."""
+"""`compare`: every combination of saliency, top-up and sparsity, and quantised models, on one model that is loaded once."""
 
 import hashlib
 import json
@@ -56,7 +56,7 @@ def compare(
     saliencies: Sequence[str] = ComparisonSettings.saliencies,
     topups: Sequence[str] = ComparisonSettings.topups,
     sparsities: Sequence[float] = ComparisonSettings.sparsities,
-    value_bits: Sequence[int | None] | int | None = (None,),
+    bits_per_weight: Sequence[float] = (),
     dataset: Any = "c4",
     evaluate: Sequence | Mapping[str, Any] = ("wikitext2",),
     tasks: Sequence[str] = (),
@@ -78,8 +78,8 @@ def compare(
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the tokenizer of the model's own checkpoint.
         saliencies, topups (`Sequence[str]`): methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
         sparsities (`Sequence[float]`): each in [0, 1).
-        value_bits (`Sequence` or `int`, *optional*):
-            Bits of each quantised value: 8, 4, 3, 2, or None, which leaves values as they are.
+        bits_per_weight (`Sequence[float]`): budgets of quantised models to compare with; further fields that only prunes to
+            zeros know are left out for them.
         dataset: calibration data, as for [`NeuronALPruner.prune`].
         evaluate (`Sequence` or `dict`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
         tasks, limit, include_path: zero-shot tasks, as for [`evaluate_tasks`].
@@ -97,7 +97,12 @@ def compare(
         `FileExistsError`: the directory holds a file with the name of a table, and no comparison wrote it.
     """
     chosen: dict[str, Any] = {"saliencies": saliencies, "topups": topups, "sparsities": sparsities}
-    chosen |= {"value_bits": value_bits, "dataset": dataset, "evaluate": evaluate, "max_windows": max_windows}
+    chosen |= {
+        "bits_per_weight": bits_per_weight,
+        "dataset": dataset,
+        "evaluate": evaluate,
+        "max_windows": max_windows,
+    }
     chosen |= {"tasks": tasks, "limit": limit, "include_path": include_path}
     chosen |= {"batch_size": batch_size, "max_hidden_bytes": max_hidden_bytes}
     settings = ComparisonSettings(**chosen, config=config)
@@ -224,7 +229,7 @@ def _recorded(
         return make()
     content = json.dumps([config, depends_on], sort_keys=True, default=str)
     words = [f"{combination.sparsity:g}", combination.saliency[:LONGEST], combination.topup[:LONGEST]]
-    words += [] if combination.value_bits is None else [f"{combination.value_bits}bits"]
+    words += [] if combination.budget is None else [f"{combination.budget:g}bits"]
     name = re.sub(r"[^\w.-]", "_", "-".join([*words, hashlib.sha256(content.encode()).hexdigest()[:12]]))
     path = Path(output) / RECORDS / f"{name}.json"
     if path.exists() and not overwrite:

@@ -17,7 +17,7 @@ from ..display import Column, Table, format_html, format_markdown, format_table
 from ..files.atomic import write_durably
 from ..files.directories import check_writable
 from .figures import KINDS, draw_figures
-from .results import DENSE, Aggregate, Result, bits_text, geometric_mean, grouped
+from .results import DENSE, Aggregate, Result, geometric_mean, grouped
 
 
 JSON, CSV, PAGE = TABLES = ("comparison.json", "comparison.csv", "comparison.md")
@@ -89,14 +89,14 @@ class Comparison:
         return [result for result in self.results if result.error is not None]
 
     def aggregates(self) -> list[Aggregate]:
-        """Return one aggregate for each sparsity, top-up and number of bits, in their order."""
+        """Return one aggregate for each sparsity and top-up, and for each budget of bits, in their order."""
         found = []
-        for (sparsity, topup, bits), members in grouped(self.results, "sparsity", "topup", "value_bits").items():
+        for (sparsity, topup, budget), members in grouped(self.results, "sparsity", "topup", "budget").items():
             members = [result for result in members if result.error is None]
             factors = [r.perplexity[name] / self.dense.perplexity[name] for r in members for name in r.perplexity]
             retained = [r.mean_accuracy / self.dense.mean_accuracy for r in members if self.dense.mean_accuracy]
             means = geometric_mean(factors), geometric_mean(retained)
-            found.append(Aggregate(sparsity, topup, *means, len(members), bits))
+            found.append(Aggregate(sparsity, topup, *means, len(members), budget))
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Comparison:
     def table(self) -> Table:
         """Return the main table: one row per combination below the dense model's row.
 
-        The best of every sparsity and number of bits is marked. Columns of bits are left out if no result has bits.
+        The best of every sparsity is marked. The column of bits is left out if no result has bits.
         """
         shown = [self.dense, *self.results]
         columns = [
@@ -114,9 +114,8 @@ class Comparison:
             Column("saliency", [r.saliency for r in shown]),
             Column("top-up", [None if r.saliency == DENSE else r.topup for r in shown]),
         ]
-        value_bits = Column("value bits", [r.value_bits for r in shown])
-        bits_per_weight = Column("bits a weight", [r.bits_per_weight for r in shown], "{:.2f}".format)
-        columns += [column for column in (value_bits, bits_per_weight) if set(column.values) != {None}]
+        if any(r.bits_per_weight is not None for r in shown):
+            columns.append(Column("bits a weight", [r.bits_per_weight for r in shown], "{:.2f}".format))
         for name in self.dense.perplexity:
             columns.append(Column(f"perplexity {name}", [r.perplexity.get(name) for r in shown], _short, min))
         most_accurate = partial(max, key=itemgetter("accuracy"))
@@ -134,22 +133,23 @@ class Comparison:
         lambdas = [[f"{value:g}" for value in (r.block_lambda, r.row_lambda) if value is not None] for r in shown]
         texts = [f"failed: {r.error}" if r.error else " / ".join(own) for r, own in zip(shown, lambdas)]
         columns.append(Column("lambda block / row", texts))
-        return Table.of(columns, [None, *((r.sparsity, r.value_bits) for r in self.results)])
+        return Table.of(columns, [None, *((r.sparsity, r.budget) for r in self.results)])
 
     def aggregate_table(self) -> Table:
-        """Return a table with a row per top-up and a column per sparsity, bits and aggregate; the best is marked."""
+        """Return a table with a row per top-up and a column per sparsity or budget, and aggregate; the best is marked."""
         aggregates = self.aggregates()
         topups = list(dict.fromkeys(entry.topup for entry in aggregates))
-        found = {(entry.topup, entry.sparsity, entry.value_bits): entry for entry in aggregates}
+        found = {(entry.topup, entry.sparsity, entry.budget): entry for entry in aggregates}
         measures: list[tuple] = [("perplexity x dense", "perplexity_factor", _short, min)]
         if self.dense.accuracy:
             measures.append(("accuracy retained", "accuracy_retention", "{:.1%}".format, max))
         columns = [Column("top-up", topups)]
         for title, attribute, text, best in measures:
-            for sparsity, bits in dict.fromkeys((entry.sparsity, entry.value_bits) for entry in aggregates):
+            for sparsity, budget in dict.fromkeys((entry.sparsity, entry.budget) for entry in aggregates):
                 # None while the comparison runs, or if all combinations failed
-                values = [getattr(found.get((topup, sparsity, bits)), attribute, None) for topup in topups]
-                columns.append(Column(f"{title}, {sparsity:.0%}{bits_text(bits)}", values, text, best))
+                values = [getattr(found.get((topup, sparsity, budget)), attribute, None) for topup in topups]
+                asked = f"{sparsity:.0%}" if budget is None else f"{budget:g} bits"
+                columns.append(Column(f"{title}, {asked}", values, text, best))
         return Table.of(columns, ["all"] * len(topups))
 
     def __str__(self) -> str:
@@ -175,7 +175,7 @@ class Comparison:
     def to_csv(self) -> str:
         """Return the main table as CSV, one line per combination, in full precision."""
         columns = ["saliency", "topup", "sparsity", "achieved_sparsity", "allocation_seconds", "pruning_seconds"]
-        columns += ["block_lambda", "row_lambda", "value_bits", "bits_per_weight", "error"]
+        columns += ["block_lambda", "row_lambda", "budget", "bits_per_weight", "error"]
         rows = []
         for result in [self.dense, *self.results]:
             row = {column: getattr(result, column) for column in columns}

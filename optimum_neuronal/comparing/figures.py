@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..figure_style import (
-    DASHES,
     GREY,
     MARKERS,
     Files,
@@ -19,7 +18,7 @@ from ..figure_style import (
     show_round_numbers,
     wrapped,
 )
-from .results import Result, bits_text, grouped
+from .results import Result, grouped
 
 
 BY_SECONDS, BY_BITS, BY_BLOCK, BY_ROW, BY_LAMBDA = KINDS = (
@@ -37,7 +36,7 @@ Styles = Mapping[str, Mapping[str, Any]]  # top-up -> options of its lines
 def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[str, Files]:
     """Draw all figures that the results of a comparison allow.
 
-    `perplexity-by-bits` needs several sparsities or numbers of bits, `row-sparsity-...` a top-up that divides sparsity over
+    `perplexity-by-bits` needs several sparsities or budgets of bits, `row-sparsity-...` a top-up that divides sparsity over
     rows, `lambda-...` NeuronAL's block step with several single lambdas: `neuronal:steps=block,block_lambdas=[0.1]`.
 
     A top-up has the same colour in all figures. A colour means the same sparsity in all heat maps.
@@ -50,16 +49,17 @@ def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[s
         return {}
     figures = {BY_SECONDS: plot_perplexity(model, dense, results, styles, False)}
     with_bits = [result for result in results if result.bits_per_weight is not None]
-    if len({(result.sparsity, result.value_bits) for result in with_bits}) > 1:
+    if len({(result.sparsity, result.budget) for result in with_bits}) > 1:
         figures[BY_BITS] = plot_perplexity(model, dense, with_bits, styles, True)
     shares = [share for result in results for rows in result.row_sparsity.values() for share in rows]
-    for (saliency, sparsity, bits), members in grouped(results, "saliency", "sparsity", "value_bits").items():
-        stem = _stem(f"{saliency}-{100 * sparsity:g}" + ("" if bits is None else f"-{bits}bits"))
-        title = f"{model}, {saliency}, {_target(members[0])}"
+    sparse = [result for result in results if result.budget is None]
+    for (saliency, sparsity), members in grouped(sparse, "saliency", "sparsity").items():
+        stem = _stem(f"{saliency}-{100 * sparsity:g}")
+        title = f"{model}, {saliency}, {members[0].target}"
         figures[f"{BY_BLOCK}-{stem}"] = plot_by_block(title, members, styles)
         for result in members:
             if result.row_sparsity:
-                name = f"{model}, {saliency} + {result.topup}, {_target(result)}"
+                name = f"{model}, {saliency} + {result.topup}, {result.target}"
                 drawn = plot_by_row(name, result.row_sparsity, min(shares), max(shares))
                 figures[f"{BY_ROW}-{stem}-{_stem(result.topup)}"] = drawn
         single = [r for r in members if r.block_lambda is not None and r.row_lambda is None and r.perplexity]
@@ -73,29 +73,28 @@ def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[s
 def plot_perplexity(model: str, dense: Result, results: Sequence[Result], styles: Styles, by_bits: bool) -> Files:
     """Draw perplexity on a log axis. The colour shows the top-up, the marker the saliency.
 
-    By bits a weight, a line per method joins its sparsities; its dashes show the bits of values. By runtime, on a log axis,
-    a method is a point, and each sparsity and number of bits has a panel.
+    By bits a weight, a line per method joins its sparsities or budgets. By runtime, on a log axis, a method is a point, and
+    each sparsity and budget of bits has a panel.
     """
     if by_bits:
-        panels, axis = [list(results)], {"xlabel": "Bits a weight of the pruned projections"}
-        dashes = dict(zip(dict.fromkeys(result.value_bits for result in results), itertools.cycle(DASHES)))
+        panels, axis, line = [list(results)], {"xlabel": "Bits a weight of the pruned projections"}, "-"
     else:
-        results = sorted(results, key=lambda result: (result.sparsity, -(result.value_bits or 99)))
-        panels = list(grouped(results, "sparsity", "value_bits").values())
-        axis, dashes = {"xlabel": "Runtime in seconds: allocation and pruning", "xscale": "log"}, {}
+        results = sorted(results, key=lambda result: (result.sparsity, -(result.budget or 99)))
+        panels = list(grouped(results, "sparsity", "budget").values())
+        axis, line = {"xlabel": "Runtime in seconds: allocation and pruning", "xscale": "log"}, "none"
     markers = dict(zip(dict.fromkeys(result.saliency for result in results), itertools.cycle(MARKERS)))
     with new_figure(1 + 3.2 * len(panels), f"{model}: {_subject(results)}") as (figure, files):
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, members in zip(all_axes, panels):
-            for (saliency, topup, bits), runs in grouped(members, "saliency", "topup", "value_bits").items():
+            for (saliency, topup), runs in grouped(members, "saliency", "topup").items():
                 finite = [r.mean_perplexity if math.isfinite(r.mean_perplexity) else math.nan for r in runs]
                 points = sorted(zip([r.bits_per_weight if by_bits else r.seconds for r in runs], finite))
-                look = {"marker": markers[saliency], "ls": dashes.get(bits, "none")}
+                look = {"marker": markers[saliency], "ls": line}
                 axes.plot(*zip(*points), **styles[topup] | POINT | look)
             axes.axhline(dense.mean_perplexity, **DENSE_LINE)
             if not by_bits:
                 infinite = [f"{r.saliency} + {r.topup}" for r in members if math.isinf(r.mean_perplexity)]
-                title = _target(members[0]) + (f" (infinite: {', '.join(infinite)})" if infinite else "")
+                title = members[0].target + (f" (infinite: {', '.join(infinite)})" if infinite else "")
                 axes.set_title(wrapped(title), loc="left")
             axes.set(yscale="log", ylabel=LOWER_IS_BETTER, **axis)
             axes.margins(0.06, 0.12)
@@ -107,10 +106,6 @@ def plot_perplexity(model: str, dense: Result, results: Sequence[Result], styles
 
         shown = [(name, styles[name] | POINT | {"marker": "o"}) for name in dict.fromkeys(r.topup for r in results)]
         shown += [(name, {"color": GREY, "ls": "none", "ms": 8, "marker": marker}) for name, marker in markers.items()]
-        for bits, dash in dashes.items():
-            shown.append(
-                ("original values" if bits is None else f"values of {bits} bits", {"color": GREY, "ls": dash})
-            )
         shown.append((f"dense model: {dense.mean_perplexity:.4g}", DENSE_LINE))
         add_legend(figure, [Line2D([], [], label=name, **look) for name, look in shown])
     return files
@@ -171,10 +166,6 @@ def plot_by_lambda(title: str, perplexities: Mapping[float, float], chosen: floa
             show_round_numbers(axis)
         add_legend(figure, axes.lines)
     return files
-
-
-def _target(result: Result) -> str:
-    return f"{100 * result.sparsity:.4g} % sparsity{bits_text(result.value_bits)}"
 
 
 def _subject(results: Sequence[Result]) -> str:

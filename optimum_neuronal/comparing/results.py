@@ -8,6 +8,7 @@ from typing import Any
 
 
 DENSE = "dense"
+QUANTISED, RATES = "quantised", "rates"  # in place of saliency and top-up
 
 
 @dataclass(repr=False)
@@ -15,8 +16,9 @@ class Result:
     """Result of one combination: a row of the table.
 
     Args:
-        sparsity (`float`): share of zeros asked for, in [0, 1); 0 for the dense model.
-        saliency, topup (`str`): methods with their hyper-parameters; `"dense"` for the dense model.
+        sparsity (`float`): share of zeros asked for, in [0, 1); 0 for the dense model, and for quantised ones.
+        saliency, topup (`str`):
+            Methods with their hyper-parameters; `"dense"` for the dense model; `"quantised"` and `"rates"` for quantised ones.
         perplexity (`dict[str, float]`): test set -> perplexity of at least 1; lower is better.
         accuracy (`dict[str, dict]`): task -> `accuracy` in [0, 1], `stderr`, `metric`, `samples`.
         achieved_sparsity (`float`): share of zeros, counted in the weights.
@@ -29,9 +31,9 @@ class Result:
         decisions (`dict`): candidates and decisions of the top-up.
         config (`dict`): the `NeuronALConfig`.
         error (`str`, *optional*): reason why there are no figures.
-        value_bits (`int`, *optional*): bits of each quantised value; None: values are not quantised.
+        budget (`float`, *optional*): bits a weight asked for; None: weights are not quantised.
         bits_per_weight (`float`, *optional*):
-            Storage of the pruned projections in the packed format, masks, codes and scales included.
+            Storage of the pruned projections in the packed format, masks or scales included.
     """
 
     sparsity: float
@@ -50,7 +52,7 @@ class Result:
     decisions: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-    value_bits: int | None = None
+    budget: float | None = None
     bits_per_weight: float | None = None
 
     def __repr__(self) -> str:
@@ -62,10 +64,17 @@ class Result:
 
     @property
     def method(self) -> str:
-        """The combination in a line: `"wanda + owl, 70.00%, 4 bits"`."""
+        """The combination in a line: `"wanda + owl, 70.00%"`, or `"quantised, 2.4 bits"`."""
         if self.saliency == DENSE:
             return DENSE
-        return f"{self.saliency} + {self.topup}, {self.sparsity:.2%}{bits_text(self.value_bits)}"
+        if self.budget is not None:
+            return f"{self.saliency}, {self.budget:g} bits"
+        return f"{self.saliency} + {self.topup}, {self.sparsity:.2%}"
+
+    @property
+    def target(self) -> str:
+        """What was asked for: `"70 % sparsity"`, or `"2.4 bits"`."""
+        return f"{100 * self.sparsity:.4g} % sparsity" if self.budget is None else f"{self.budget:g} bits"
 
     @property
     def seconds(self) -> float:
@@ -83,11 +92,6 @@ class Result:
         return sum(task["accuracy"] for task in self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
 
 
-def bits_text(value_bits: int | None) -> str:
-    """Return the end of a text on a combination: `", 4 bits"`, or nothing if values are not quantised."""
-    return "" if value_bits is None else f", {value_bits} bits"
-
-
 def grouped(results: Iterable[Result], *attributes: str) -> dict[tuple, list[Result]]:
     """Return the results by their values of several attributes, in the order of each group's first result."""
     groups: dict[tuple, list[Result]] = {}
@@ -98,7 +102,7 @@ def grouped(results: Iterable[Result], *attributes: str) -> dict[tuple, list[Res
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregate of a top-up at one sparsity over the `saliencies` that did not fail (paper, section 5.3).
+    """Aggregate of a top-up at one sparsity, or budget of bits, over the `saliencies` that did not fail (paper, section 5.3).
 
     The factor is the geometric mean of perplexity over the dense model's, the retention of mean accuracy. None: no result.
     """
@@ -108,7 +112,7 @@ class Aggregate:
     perplexity_factor: float | None
     accuracy_retention: float | None
     saliencies: int
-    value_bits: int | None = None
+    budget: float | None = None
 
 
 def geometric_mean(values: Sequence[float], default: Any = None) -> Any:

@@ -6,19 +6,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..config import NeuronALConfig
+from ..config import LEAST_BITS, MOST_BITS, OF_ZEROS, NeuronALConfig
 from ..config_fields import as_json
 from ..evaluation.perplexity import name_test_sets
 from ..evaluation.tasks import check_tasks
-from ..formats.codebooks import BITS
 from ..pruning.context import check_memory
 from ..pruning.context import check_texts as check_data
 from ..registry import parse_method
 from ..saliency import SALIENCIES
 from ..system.processes import Processes
 from ..topup import TOPUPS
-from ..validation import check_bits, check_number, check_several, check_texts, closest_or_all
-from .results import Result
+from ..validation import check_number, check_several, check_texts, closest_or_all
+from .results import QUANTISED, RATES, Result
 
 
 @dataclass
@@ -37,7 +36,7 @@ class ComparisonSettings:
     saliencies: Sequence[str] = ("wanda",)
     topups: Sequence[str] = ("uniform", "neuronal", "search")
     sparsities: Sequence[float] = (0.6, 0.7, 0.8)
-    value_bits: Sequence[int | None] | int | None = (None,)
+    bits_per_weight: Sequence[float] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     max_windows: int | None = None
     tasks: Sequence[str] = ()
@@ -57,7 +56,7 @@ class ComparisonSettings:
         if self.config.get("embedding_bits") is not None:
             raise ValueError("compare quantises projections alone: leave embedding_bits out.")
         known = {entry.name for entry in fields(NeuronALConfig)}
-        known -= {"sparsity", "saliency", "saliency_args", "topup", "topup_args"}
+        known -= {"sparsity", "bits_per_weight", "saliency", "saliency_args", "topup", "topup_args"}
         for name in self.config:
             if name not in known:
                 hint = closest_or_all(name, sorted(known | {entry.name for entry in fields(self) if entry.init}))
@@ -65,22 +64,23 @@ class ComparisonSettings:
         saliencies = check_texts("saliencies", self.saliencies, "['wanda']")
         topups = check_texts("topups", self.topups, "['search']")
         sparsities = check_several("sparsities", self.sparsities, "[0.6, 0.7]")
-        one = self.value_bits is None or isinstance(self.value_bits, int)
-        value_bits = check_several("value_bits", [self.value_bits] if one else self.value_bits, "[None, 4, 3]")
+        budgets = check_several("bits_per_weight", self.bits_per_weight, "[2.4, 3]")
         for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
             for method in methods:
                 registry.get(parse_method(method)[0])
         for sparsity in sparsities:
             check_number("sparsities", sparsity, 0, 1)
-        for bits in value_bits:
-            check_bits("value_bits", bits, BITS)
-        if not (sparsities and saliencies and topups and value_bits):
+        for budget in budgets:
+            check_number("bits_per_weight", budget, LEAST_BITS, MOST_BITS, above=True)
+        wanted = [Result(*own) for own in dict.fromkeys(product(sparsities, saliencies, topups))]
+        wanted += [Result(0.0, QUANTISED, RATES, budget=budget) for budget in dict.fromkeys(budgets)]
+        if not wanted:
             raise ValueError(
-                "There is nothing to compare: name a saliency, a top-up, a sparsity and a number of bits."
+                "There is nothing to compare: name a saliency, a top-up and a sparsity, or a number of bits a weight."
             )
         others, self.combinations = as_json(self.config), []
-        for sparsity, saliency, topup, bits in dict.fromkeys(product(sparsities, saliencies, topups, value_bits)):
-            result, config = Result(sparsity, saliency, topup, value_bits=bits), None
+        for result in wanted:
+            config = None
             try:
                 config = make_config(result, self.dataset, others)
             except ValueError as error:
@@ -103,9 +103,16 @@ def make_config(combination: Result, dataset: Any, others: Mapping[str, Any]) ->
     If the saliency knows no rows, the top-up leaves them alone if it can. Of the calibration data, the config holds a name
     or a path only.
     """
+    source = dataset if isinstance(dataset, str) else None
+    if combination.budget is not None:
+        return NeuronALConfig(bits_per_weight=combination.budget, dataset=source, **_of_both(others))
     topup, topup_args = parse_method(combination.topup)
     knows_rows = SALIENCIES.get(parse_method(combination.saliency)[0]).knows_rows
     without_rows = {} if knows_rows else TOPUPS.get(topup).without_rows
-    own = {name: getattr(combination, name) for name in ("sparsity", "saliency", "topup", "value_bits")}
-    source = dataset if isinstance(dataset, str) else None
+    own = {name: getattr(combination, name) for name in ("sparsity", "saliency", "topup")}
     return NeuronALConfig(**own, topup_args={**without_rows, **topup_args}, dataset=source, **others)
+
+
+def _of_both(others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the other fields without those that only a prune to zeros knows."""
+    return {name: value for name, value in others.items() if name not in (*OF_ZEROS, "rotate", "rotate_args")}

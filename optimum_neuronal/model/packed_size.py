@@ -1,11 +1,10 @@
 """Sizes of packed weights by their shapes: in files, and in memory where they are computed with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..formats.bitmask import packed_bytes, rows_bytes
-from ..formats.code_checks import coded_bytes, coded_rows_bytes
-from ..formats.int8_weight import int8_bytes
+from ..formats.quantized import quantized_bytes
 from .projections import Decoder, Projection
 from .weight_names import token_weights
 
@@ -17,7 +16,7 @@ class PackedSize:
     Args:
         dense (`int`): as they are.
         saved (`int`): in the packed format.
-        in_memory (`int`): after `sparsify` with the same bits, if all of them have a packed form.
+        in_memory (`int`): in packed modules, if all of them have a packed form.
         weights (`int`): how many they are.
     """
 
@@ -28,14 +27,14 @@ class PackedSize:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits that a weight takes in the packed format: masks, values or codes, and scales."""
+        """Bits that a weight takes in the packed format: mask and values, or codes and scales."""
         return 8 * self.saved / self.weights
 
 
 def packed_size(
     decoder: Decoder,
     zeros: Callable[[Projection], int],
-    value_bits: int | None = None,
+    bits: Mapping[str, int] | None = None,
     embedding_bits: int | None = None,
     unties: bool = False,
 ) -> PackedSize:
@@ -44,32 +43,34 @@ def packed_size(
     Args:
         decoder ([`Decoder`]): its weights are not read, and may be on the meta device.
         zeros (`Callable[[Projection], int]`): how many weights of a projection are zero.
-        value_bits (`int`, *optional*): of the kept values, if they were rounded.
+        bits (`Mapping[str, int]`, *optional*): projection name -> bits of its codes, if the weights were quantised.
         embedding_bits (`int`, *optional*): of embeddings and head, if they were.
         unties (`bool`): True if the head will no longer share its weights with the embeddings.
     """
-    owners, zeros_of = {}, {}
+    owners, zeros_of, bits_of = {}, {}, {}
     for projection in decoder.projections.values():
         owner = projection.owner
         owners[id(owner)] = owner, projection.shape[1]
         zeros_of[id(owner)] = zeros_of.get(id(owner), 0) + zeros(projection)
+        if bits is not None:
+            bits_of[id(owner)] = bits[projection.name]
     dense = saved = in_memory = 0
     for key, (owner, columns) in owners.items():
         numel, itemsize = owner.numel(), owner.element_size()
         kept = numel - zeros_of[key]
         dense += numel * itemsize
         shape = (numel // columns, columns)
-        if value_bits is None:
-            stored, held = packed_bytes(numel, kept, itemsize), rows_bytes(shape, kept, itemsize)
+        if key in bits_of:
+            stored = held = quantized_bytes(shape, bits_of[key])
         else:
-            stored, held = coded_bytes(shape, kept, value_bits), coded_rows_bytes(shape, kept, value_bits)
+            stored, held = packed_bytes(numel, kept, itemsize), rows_bytes(shape, kept, itemsize)
         saved += min(numel * itemsize, stored)
         in_memory += min(numel * itemsize, held)
     weights = sum(owner.numel() for owner, _ in owners.values())
     head = [] if embedding_bits is None else list(token_weights(decoder.model).values())
     for weight in [*head, *(head if unties else ())]:
         size = weight.numel() * weight.element_size()
-        packed = min(size, int8_bytes(weight.shape))
+        packed = min(size, quantized_bytes(weight.shape, embedding_bits))
         dense, saved, in_memory = dense + size, saved + packed, in_memory + packed
         weights += weight.numel()
     return PackedSize(dense, saved, in_memory, weights)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import platform
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..compat import transformers as internals
-from ..compat.accelerate import execution_device
+from ..compat.accelerate import execution_device, is_offloaded
 from ..config import NeuronALConfig
 from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..data.documents import check_dataset
 from ..files.records import Records, WorkDirectory
+from ..formats.packed_matrix import DTYPES
 from ..methods import Methods
 from ..model.check_model import check_changeable, check_model, check_pattern, check_weights
 from ..model.find_blocks import find_decoder
@@ -34,8 +35,7 @@ from ..topup import Allocation
 from ..trials.engine import Cache
 from ..validation import check_count
 from ..version import __version__
-from .bit_budget import Pair, check_choice, pairs_within
-from .quantising import Rounding, check_dtypes, check_head_structure, check_head_weights
+from .rounding_head import check_head_structure, check_head_weights
 
 
 _in_use: set[nn.Parameter] = set()
@@ -50,9 +50,8 @@ class PruneContext:
 
     Args:
         decoder ([`Decoder`]): of the dense model.
-        config ([`NeuronALConfig`]): how to prune, resolved. A budget of bits that leaves no choice is replaced by its pair.
+        config ([`NeuronALConfig`]): how to prune, resolved.
         methods ([`Methods`]): of the config.
-        pairs (`Sequence[Pair]`): the pairs to choose from if the config has a budget of bits alone; else none.
         calibration ([`CalibrationSet`], *optional*): None if saliency and top-up look at weights alone.
         clock ([`Clock`]): times the phases.
         records ([`Records`]): of finished steps and blocks.
@@ -63,7 +62,6 @@ class PruneContext:
     decoder: Decoder
     config: NeuronALConfig
     methods: Methods
-    pairs: Sequence[Pair] = ()
     calibration: CalibrationSet | None = None
     clock: Clock = field(default_factory=Clock)
     records: Records = field(default_factory=lambda: Records(processes=Processes.current()))
@@ -73,12 +71,9 @@ class PruneContext:
 
     @classmethod
     def of(cls, decoder: Decoder, config: NeuronALConfig) -> "PruneContext":
-        """Return the context of a prune of a decoder. Raise `ValueError` if nothing fits into its budget of bits."""
+        """Return the context of a prune of a decoder."""
         config = config.resolved()
-        pairs = pairs_within(decoder, config)
-        if len(pairs) == 1:
-            config, pairs = pairs[0].of(config), []
-        return cls(decoder, config, config.make_methods(), pairs)
+        return cls(decoder, config, config.make_methods())
 
     @property
     def model(self) -> PreTrainedModel:
@@ -96,20 +91,16 @@ class PruneOutcome:
     """The result of a prune.
 
     Args:
-        config ([`NeuronALConfig`]): how it pruned: as given, with the chosen pair in place of a budget of bits.
-        allocation ([`Allocation`]): what the top-up decided, and how a budget of bits was divided.
+        allocation ([`Allocation`]): what the top-up decided.
         changes (`dict[str, Change]`): projection name -> what becomes of its weight.
         block_forwards (`int`): how often a block was run on one sequence.
         starved_experts (`list[str]`): the experts' projections that fell back.
-        roundings (`dict[str, Rounding]`): projection name -> what quantising its values did, if nothing else changed them.
     """
 
-    config: NeuronALConfig
     allocation: Allocation
     changes: dict[str, Change]
     block_forwards: int
     starved_experts: list[str]
-    roundings: dict[str, Rounding] = field(default_factory=dict)
 
 
 def default_batch_size(tokens: int) -> int:
@@ -143,6 +134,8 @@ def check(
     check_memory(batch_size, max_hidden_bytes)
     context = check_structure(model, config)
     check_weights(context.decoder.projections)
+    if config.bits_per_weight is not None:
+        _check_in_memory(context.decoder)
     if config.embedding_bits is not None:
         check_head_weights(model)
     if context.methods.rotation is not None:
@@ -171,16 +164,34 @@ def check_structure(model: PreTrainedModel, config: NeuronALConfig) -> PruneCont
     context = PruneContext.of(decoder, config)
     context.methods.suited_to(decoder)
     check_pattern(decoder.projections, context.methods.pattern)
-    if config.value_bits is not None or config.bits_per_weight is not None:
-        check_dtypes(decoder.projections.values())
-    if context.pairs:
-        check_choice(decoder)
+    if config.bits_per_weight is not None:
+        _check_dtypes(decoder)
     if config.embedding_bits is not None:
         check_head_structure(model)
     if context.methods.rotation is not None:
         find_parts(decoder, context.methods.rotation.untie)
     resolve_seq_length(model.config, config.seq_length)
     return context
+
+
+def _check_dtypes(decoder: Decoder) -> None:
+    """Raise `ValueError` if the weights of a projection cannot be quantised."""
+    for name, projection in decoder.projections.items():
+        if projection.owner.dtype not in DTYPES:
+            raise ValueError(
+                f"{name} has the dtype {projection.owner.dtype}: with bits_per_weight, expected one of "
+                f"{', '.join(map(str, DTYPES))}. Load the model in one of them."
+            )
+
+
+def _check_in_memory(decoder: Decoder) -> None:
+    """Raise `ValueError` for offloaded weights, which packed modules cannot take the place of."""
+    for name, projection in decoder.projections.items():
+        if is_offloaded(projection.module):
+            raise ValueError(
+                f"bits_per_weight needs the weights in memory, but those of {name} are offloaded: load the model without "
+                "device_map, and prune without --stream."
+            )
 
 
 def check_unloaded(

@@ -6,26 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..display import format_bytes, format_count, format_duration, format_table
-from ..model.packed_size import packed_size
-from ..model.projections import Decoder
-from ..rotation.learning import Rotation
+from ..report import method_text
 from ..rotation.parts import find_parts
 from ..rotation.sensitivity import LABEL as ROTATION
 from ..sparsity.plan import row_counts
 from ..system.machine import default_device
-from .bit_budget import Pair, likely
-from .context import check_unloaded, default_batch_size
+from .context import PruneContext, check_unloaded, default_batch_size
 from .rehearsal import rehearse
 from .rehearsed_rotation import drawn_bytes
+from .reporting import expected_size
 from .work import Step
 
 
-FINAL = ("Pruning", "Rounding")  # labels of the steps behind the top-up's; the rotation's precede them
+FINAL = "Pruning"  # label of the step behind the top-up's; the rotation's precede them
 
 
 @dataclass(frozen=True)
@@ -41,11 +38,12 @@ class PrunePlan:
         weights, pruned_weights (`int`): weights of the whole model, tied ones once, and of the pruned projections.
         zeros (`int`):
             Pruned weights that become zero. A few more or less with a top-up that spreads sparsity unevenly: each matrix
-            is rounded by itself.
+            is rounded by itself. 0 if weights are quantised.
         saved_bytes (`int`): the saved model in the dense format, as large as the unpruned one; without file headers.
         packed_saved_bytes (`int`): the saved model in the packed format.
+        bits_per_weight (`float`): of the pruned projections, packed.
         model_bytes (`int`): the model in memory.
-        packed_model_bytes (`int`): the model in memory after `sparsify`, if all pruned weights have a packed form.
+        packed_model_bytes (`int`): the model in memory with packed modules, if all pruned weights have a packed form.
         block_bytes (`int`): the largest block.
         outside_bytes (`int`): the part of the model outside its blocks, in memory: embeddings, head.
         originals_bytes (`int`):
@@ -53,7 +51,6 @@ class PrunePlan:
         drawn_bytes (`int`): rows that the learning of a rotation draws from weights on disk, or from any if told so.
         alignment_bytes (`int`): hidden states in front of the first block and behind the last one, which the top-up keeps.
         steps (`tuple[Step, ...]`): in their order, with what each takes.
-        pairs (`tuple[Pair, ...]`): the pairs of a budget of bits, if one of several is chosen.
         device (`str`): where the steps were measured.
     """
 
@@ -68,6 +65,7 @@ class PrunePlan:
     zeros: int
     saved_bytes: int
     packed_saved_bytes: int
+    bits_per_weight: float
     model_bytes: int
     packed_model_bytes: int
     block_bytes: int
@@ -76,7 +74,6 @@ class PrunePlan:
     drawn_bytes: int
     alignment_bytes: int
     steps: tuple[Step, ...]
-    pairs: tuple[Pair, ...]
     device: str
 
     @property
@@ -88,7 +85,7 @@ class PrunePlan:
         """Return it, if so many bytes more exist while a rotation is learned."""
         phases: dict[str, list[Step]] = {ROTATION: [], "search": [], "final": []}
         for step in self.steps:
-            phase = "final" if step.label in FINAL else ROTATION if step.label == ROTATION else "search"
+            phase = "final" if step.label == FINAL else ROTATION if step.label == ROTATION else "search"
             phases[phase].append(step)
         beside = {ROTATION: drawn, "search": self.alignment_bytes, "final": 0}
         return max(
@@ -156,11 +153,10 @@ def plan_prune(
     """
     options = {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     context = check_unloaded(model_or_path, config, dtype, **options)
-    decoder, model, pairs = context.decoder, context.model, context.pairs
+    decoder, model, config = context.decoder, context.model, context.config
     tokens = resolve_seq_length(model.config, context.config.seq_length)
     device = device or default_device()
     steps = rehearse(context, tokens, batch_size or default_batch_size(tokens), device)
-    config = likely(context.config, pairs)
     hidden = config.num_alignment_samples * tokens * decoder.config.hidden_size * model.dtype.itemsize
     projections = decoder.projections.values()
     return PrunePlan(
@@ -172,11 +168,10 @@ def plan_prune(
         projections=len(projections),
         weights=sum(weight.numel() for weight in model.parameters()),
         pruned_weights=sum(projection.numel for projection in projections),
-        zeros=sum(_zeros(config.sparsity, projection.shape) for projection in projections),
-        **_weight_bytes(model, decoder, config, context.methods.rotation),
+        zeros=sum(_zeros(config.sparsity or 0.0, projection.shape) for projection in projections),
+        **_weight_bytes(context),
         alignment_bytes=2 * hidden,
         steps=tuple(steps),
-        pairs=tuple(pairs),
         device=str(device),
     )
 
@@ -190,21 +185,20 @@ def _zeros(sparsity: float, shape: tuple[int, int]) -> int:
     return int(row_counts(sparsity, shape).sum())
 
 
-def _weight_bytes(
-    model: PreTrainedModel, decoder: Decoder, config: NeuronALConfig, rotation: Rotation | None
-) -> dict[str, int]:
+def _weight_bytes(context: PruneContext) -> dict[str, Any]:
     """Return the fields of the plan about the model's own weights, tied ones once unless a rotation unties them."""
+    model, decoder, rotation = context.model, context.decoder, context.methods.rotation
     saved = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
     parts = None if rotation is None else find_parts(decoder, rotation.untie)
     untied = parts.untied_bytes if parts else 0
     blocks = [sum(_size(weight) for weight in block.module.parameters()) for block in decoder.blocks]
     saved_bytes = sum(_size(tensor) for tensor in saved.values()) + untied
     in_memory = model.get_memory_footprint() + untied  # with the buffers that are not saved
-    bits = config.value_bits, config.embedding_bits
-    packed = packed_size(decoder, lambda p: _zeros(config.sparsity, p.shape), *bits, bool(untied))
+    packed = expected_size(context, bool(untied))
     return {
         "saved_bytes": saved_bytes,
         "packed_saved_bytes": saved_bytes - packed.dense + packed.saved,
+        "bits_per_weight": expected_size(context, False, head=False).bits_per_weight,
         "model_bytes": in_memory,
         "packed_model_bytes": in_memory - packed.dense + packed.in_memory,
         "block_bytes": max(blocks),
@@ -219,14 +213,19 @@ def _model_rows(plan: PrunePlan) -> list[list[str]]:
     rotated = "rotated, " if config["rotate"] else ""
     refit = f", {config['refit_epochs']} epochs of refit" if config["refit_epochs"] else ""
     projections = f"{plan.projections:,} projections in {plan.blocks} blocks"
-    tried = ", ".join(f"{pair.value_bits} at {pair.sparsity:.2%}" for pair in plan.pairs)
-    bits = f"of values, with sparsity: {tried}; the pair that loses least is chosen, here {config['value_bits']}"
+    weights = f"{projections}, {format_count(plan.pruned_weights)} weights"
+    rows = [["model", f"{plan.model_type}, {format_count(plan.weights)} weights in {plan.dtype}"]]
+    if config["sparsity"] is None:
+        rows.append(["method", method_text(config)])
+        rows.append(["quantised", f"{weights}; {plan.bits_per_weight:.3f} bits a weight"])
+    else:
+        rows.append(["method", f"{rotated}{method_text(config)}{refit}, sparsity {config['sparsity']:.2%}"])
+        rows.append(["pruned", weights])
+        rows.append(
+            ["become zero", f"{format_count(plan.zeros)} weights, {plan.zeros / plan.weights:.2%} of the model's"]
+        )
     return [
-        ["model", f"{plan.model_type}, {format_count(plan.weights)} weights in {plan.dtype}"],
-        ["method", f"{rotated}{config['saliency']} + {config['topup']}{refit}, sparsity {config['sparsity']:.2%}"],
-        *([["bits", bits]] if len(plan.pairs) > 1 else []),
-        ["pruned", f"{projections}, {format_count(plan.pruned_weights)} weights"],
-        ["become zero", f"{format_count(plan.zeros)} weights, {plan.zeros / plan.weights:.2%} of the model's"],
+        *rows,
         ["saved model", f"{format_bytes(plan.saved_bytes)}, packed {format_bytes(plan.packed_saved_bytes)}"],
     ]
 
@@ -237,9 +236,9 @@ def _memory_rows(plan: PrunePlan) -> list[list[str]]:
         ["- model", f"{format_bytes(plan.model_bytes)} (largest block {format_bytes(plan.block_bytes)})"],
         *([["- weights before the rotation", format_bytes(plan.originals_bytes)]] if plan.originals_bytes else []),
         ["- hidden states", format_bytes(max((step.hidden_bytes for step in plan.steps), default=0))],
-        ["- masks and weights kept", format_bytes(max((step.kept_bytes for step in plan.steps), default=0))],
+        ["- masks, weights and codes kept", format_bytes(max((step.kept_bytes for step in plan.steps), default=0))],
         ["- for a moment", format_bytes(max((step.moment_bytes for step in plan.steps), default=0))],
-        ["to run it", f"{format_bytes(plan.model_bytes)}, packed {format_bytes(plan.packed_model_bytes)} (sparsify)"],
+        ["to run it", f"{format_bytes(plan.model_bytes)}, packed {format_bytes(plan.packed_model_bytes)}"],
         ["memory, blocks on disk", f"about {format_bytes(plan.streamed_bytes)} (--stream)"],
     ]
 

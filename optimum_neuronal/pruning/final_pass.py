@@ -12,16 +12,16 @@ from ..engine.offload import change_offloaded
 from ..engine.paired_inputs import PairedRuns
 from ..engine.statistics import Norms, SquaredNorms, most_specific
 from ..files.records import Finding
-from ..formats.bitmask import MASK, VALUES
-from ..formats.packed import PackedMask, PackedWeight
+from ..formats.bitmask import VALUES
+from ..formats.changes import StoredChange, has_parts, of_parts, parts_of
 from ..methods import Methods
 from ..model.projections import Block, Decoder, Projection, TrialWeights, trial_weights
 from ..saliency import Saliency
-from ..sparsity.masks import Change, Zeros
-from ..sparsity.plan import SparsityPlan
+from ..sparsity.masks import Change
+from ..sparsity.plan import Plan
 from ..trials.applier import Refine
 from ..trials.engine import Engine
-from .refit import RUNS, Refit, fit_and_round
+from .refit import RUNS, Refit
 
 
 def needs_inputs(saliency: Saliency, statistic: type[SquaredNorms]) -> bool:
@@ -31,11 +31,11 @@ def needs_inputs(saliency: Saliency, statistic: type[SquaredNorms]) -> bool:
 
 @dataclass(frozen=True)
 class FinalPruning:
-    """Finds the masks of a plan, and new weights if the saliency updates them. No weight is changed.
+    """Finds the masks of a plan, and new or quantised weights if the saliency makes such. No weight is changed.
 
     Args:
         engine ([`Engine`]): runs the model.
-        plan ([`SparsityPlan`]): sparsity of every projection or row.
+        plan ([`Plan`]): sparsity of every projection or row, or bits of every projection.
         refine (*optional*): edits every mask, see [`TopUp.refine`].
         statistic (`type[SquaredNorms]`): of the inputs that `refine` needs.
         refit ([`Refit`], *optional*): fits the kept weights, if the saliency updates weights.
@@ -46,14 +46,14 @@ class FinalPruning:
     """
 
     engine: Engine
-    plan: SparsityPlan
+    plan: Plan
     refine: Refine | None = None
     statistic: type[SquaredNorms] = SquaredNorms
     refit: Refit | None = None
     toward_dense: bool = False
 
     @classmethod
-    def by(cls, methods: Methods, engine: Engine, plan: SparsityPlan, refit: Refit | None) -> "FinalPruning":
+    def by(cls, methods: Methods, engine: Engine, plan: Plan, refit: Refit | None) -> "FinalPruning":
         """Return the final pass of a prune with these methods."""
         refine = methods.topup.refine if methods.topup.refines else None
         return cls(engine, plan, refine, methods.topup.statistic, refit, methods.needs_dense_stream)
@@ -100,10 +100,8 @@ class FinalPruning:
             return found, tensors
         runner, changes = self.engine.runner, {p.name: stored_change(p, tensors) for p in block.pruned}
         expected = runner.output(block, streams[0], calls) if runs is None else runs.output(1)
-        quantises = self.engine.applier.value_bits is not None
-        fit = partial(fit_and_round, self.engine, self.refit) if quantises else self.refit.fit
         with runner.counted(RUNS * self.refit.epochs * streams[0].sequences):
-            fitted = fit(block, changes, streams[0], expected, calls)
+            fitted = self.refit.fit(block, changes, streams[0], expected, calls)
         for projection in block.pruned:
             kept = changes[projection.name].mask.unpack(projection.weight.device)
             tensors[projection.name + VALUES] = fitted[projection.name][kept]
@@ -125,7 +123,7 @@ class FinalPruning:
             return self._solve(block, block.pruned, self.engine.joined(norms, self._statistic))
         starved, tensors = [], {}
         for stage in runs.stages:
-            solved = {p: stored_change(p, tensors) for p in block.pruned if p.name + MASK in tensors}
+            solved = {p: stored_change(p, tensors) for p in block.pruned if has_parts(tensors, p.name)}
             norms = runs.inputs(stage, TrialWeights(list(solved), solved.__getitem__))
             found, own = self._solve(block, stage, norms)
             starved += found["starved"]
@@ -134,23 +132,17 @@ class FinalPruning:
 
     def _solve(self, block: Block, projections: Sequence[Projection], norms: Norms | None) -> Finding:
         """Return the starved experts among projections of a block, and the packed parts of their masks or weights."""
-        # A refit moves values, and quantises them afterwards.
-        applier = self.engine.applier if self.refit is None else self.engine.applier.unrounded()
+        applier = self.engine.applier
         activations, starved = ({}, []) if norms is None else applier.activations(block, norms, projections)
         tensors = {}
         for name, change in applier.prune(projections, norms, activations, self.plan, self.refine).items():
-            if isinstance(change, Zeros):
-                tensors[name + MASK] = PackedMask.pack(change.mask).bits
-            else:
-                tensors |= PackedWeight.pack(change.applied(block.projections[name].weight)).parts(name)
+            tensors |= parts_of(change, block.projections[name].weight, name)
         return {"starved": starved}, tensors
 
 
-def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -> PackedMask | PackedWeight:
+def stored_change(projection: Projection, tensors: Mapping[str, torch.Tensor]) -> StoredChange:
     """Return the change of a projection's weight from the tensors of [`FinalPruning.prune_block`]."""
-    if projection.name + VALUES in tensors:
-        return PackedWeight.of_parts(tensors, projection.name, projection.shape)
-    return PackedMask(tensors[projection.name + MASK], projection.shape)
+    return of_parts(tensors, projection.name, projection.shape, projection.owner.dtype)
 
 
 def _waiting_device(projection: Projection) -> torch.device:

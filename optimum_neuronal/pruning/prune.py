@@ -8,7 +8,6 @@ import torch
 
 from ..checkpoint.sparsity_config import make_sparsity_config, record_sparsity
 from ..compat.accelerate import execution_device
-from ..config import NeuronALConfig
 from ..engine.capture import inference
 from ..engine.runner import BlockRunner
 from ..methods import Methods
@@ -18,39 +17,44 @@ from ..report import PruningReport
 from ..system.interrupts import deferred_interrupt
 from ..system.machine import with_less_memory
 from ..system.notes import get_logger
-from ..topup import Allocation
 from ..trials.applier import PlanApplier
 from ..trials.engine import Cache, Engine
 from ..trials.sweep import Sweep
-from .bit_budget import choose_pair
 from .context import PruneContext, PruneOutcome, default_batch_size
 from .final_pass import FinalPruning, apply_changes
-from .quantising import apply_to_head, round_changes, round_head
+from .packing import Packing, quantized_weights
 from .refit import Refit
 from .reporting import make_report
 from .rotate import rotated
+from .rounding_head import head_errors, round_head
 
 
 logger = get_logger(__name__)
 
 
-def prune_model(context: PruneContext, remember: Callable[[PruningReport], None]) -> PruningReport:
+def prune_model(context: PruneContext, packing: Packing, remember: Callable[[PruningReport], None]) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was.
 
     Args:
         context ([`PruneContext`]): with calibration sequences and records.
+        packing ([`Packing`]): puts what was quantised into the model.
         remember: is called with the report as soon as the weights are changed.
     """
     model, decoder = context.model, context.decoder
     names = stored_names(model, decoder)
     with ExitStack() as last, rotated(context) as rotation:
         outcome = find_changes(context)
-        head, head_roundings = round_head(model, context.config.embedding_bits)
-        report = make_report(context, outcome, head_roundings, rotation)
+        head = round_head(model, context.config.embedding_bits)
+        report = make_report(context, outcome, head_errors(model, head), rotation)
+        quantized = quantized_weights(decoder, outcome.changes)
         sparsity_config = make_sparsity_config(decoder, report, names)
         last.enter_context(deferred_interrupt())  # raised behind `rotated`, which would take it for a failure
-        apply_changes(decoder, outcome.changes)  # nothing that may fail from here on
-        apply_to_head(model, head)
+        if quantized:  # nothing that may fail from here on
+            packing.put_quantized(model, decoder, quantized)
+        else:
+            apply_changes(decoder, outcome.changes)
+        if head:
+            packing.put_head(model, head)
         record_sparsity(model, sparsity_config)
         remember(report)
     return report
@@ -77,34 +81,20 @@ def find_changes(context: PruneContext) -> PruneOutcome:
 def make_engine(context: PruneContext, runner: BlockRunner, ids: torch.Tensor) -> Engine:
     """Return the engine of a prune for calibration sequences of shape (sequences, tokens)."""
     config, methods = context.config, context.methods
-    applier = PlanApplier(methods.saliency, methods.pattern, config.min_expert_tokens, config.value_bits)
+    applier = PlanApplier(methods.saliency, methods.pattern, config.min_expert_tokens)
     return Engine(runner, applier, ids, config.num_alignment_samples, context.records, context.cache or Cache())
 
 
 def _find(context: PruneContext, engine: Engine) -> PruneOutcome:
-    methods, clock = context.methods, context.clock
+    methods, clock, config = context.methods, context.clock, context.config
     if methods.needs_calibration:
         engine.cache.get("replay is right", engine.check_replay)
-    config, allocation = allocate(context, Sweep(engine))
-    engine = engine.with_value_bits(config.value_bits)
+    allocation = replace(methods.topup.allocate(Sweep(engine), config.amount), levels=None)
     clock.lap("allocation")
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
-    (changes, starved), roundings = FinalPruning.by(methods, engine, allocation.plan, refit).find(), {}
+    changes, starved = FinalPruning.by(methods, engine, allocation.plan, refit).find()
     clock.lap("pruning")
-    if config.value_bits is not None and not methods.saliency.updates_weights:  # updated ones are quantised together
-        changes, roundings = round_changes(engine.decoder, changes, config.value_bits)
-        clock.lap("rounding")
-    return PruneOutcome(config, allocation, changes, engine.runner.block_forwards, starved, roundings)
-
-
-def allocate(context: PruneContext, sweep: Sweep) -> tuple[NeuronALConfig, Allocation]:
-    """Return the config with the chosen pair in place of a budget of bits, and where the sparsity goes."""
-    config, topup = context.config, context.methods.topup
-    if not context.pairs:
-        return config, replace(topup.allocate(sweep, config.sparsity), levels=None)
-    pair, allocation, compared = choose_pair(sweep, context.pairs, topup)
-    decisions = {"bits": {"budget": config.bits_per_weight, "pairs": compared}, **allocation.decisions}
-    return pair.of(config), replace(allocation, decisions=decisions, levels=None)
+    return PruneOutcome(allocation, changes, engine.runner.block_forwards, starved)
 
 
 def _suited(context: PruneContext) -> Methods:

@@ -4,26 +4,23 @@ Masks, norms, biases and everything else stay as they are.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.func import functional_call
 
 from ..engine.calls import Call, Stream, first_output, restore_shared, to_device
-from ..engine.paired_inputs import stages
 from ..engine.replay import replay
-from ..engine.statistics import Hessian, Norms
+from ..engine.statistics import Norms
 from ..model.projections import Block, TrialWeights
-from ..sparsity.masks import Change, NewWeight
-from ..trials.engine import Engine
+from ..sparsity.masks import Change
 
 
 SEQUENCES_PER_STEP = 8
 TOKENS_PER_FORWARD = 2048  # of the sequences that gradients are computed for at a time
 HELD_OUT = 8  # one sequence of so many, from the last, is not learned from: the best epoch is chosen by them
 LAST_RATE = 0.1  # of the learning rate, at the end
-AGAIN = 0.25  # of the epochs, and half of the rate, after each stage that was quantised
 DAMPENING = 0.01  # of a column's energy: share of their mean
 RUNS = 3  # of a block, for each sequence of an epoch: a gradient takes two
 
@@ -55,7 +52,6 @@ class Refit:
         inputs: Stream,
         expected: Stream,
         calls: Sequence[Call],
-        fixed: Collection[str] = (),
     ) -> dict[str, torch.Tensor]:
         """Return the weights of a block's pruned projections after the best epoch. The model's are not changed.
 
@@ -65,13 +61,12 @@ class Refit:
             inputs ([`Stream`]): hidden states that the sparse block receives.
             expected ([`Stream`]): the output to come near to.
             calls (`Sequence[Call]`): the block's calls, one per batch.
-            fixed (`Collection[str]`): names of projections that are not fitted.
 
         Returns:
             `dict[str, Tensor]`: projection name -> weight of shape (out, in), in its own dtype, zero where it was.
         """
         norms = replay(block, inputs.batches, calls)[1]
-        weights = _Weights(block, changes, norms, fixed)
+        weights = _Weights(block, changes, norms)
         batches = list(zip(inputs, expected, calls))
         steps, heldout = _split(batches)
         scale = float(sum(out.float().square().mean() for out in expected) / len(batches)) or 1.0
@@ -127,11 +122,11 @@ class _Weights:
     """Parameters that hold a block's pruned projections: float32 masters in their own layout, and how far a step moves each.
 
     Args:
-        block ([`Block`]), changes (`Mapping[str, Change]`), fixed (`Collection[str]`): as for [`Refit.fit`].
+        block ([`Block`]), changes (`Mapping[str, Change]`): as for [`Refit.fit`].
         norms (`Norms`): projection name -> statistic of its inputs. Where there is none, all columns move alike.
     """
 
-    def __init__(self, block: Block, changes: Mapping[str, Change], norms: Norms, fixed: Collection[str] = ()):
+    def __init__(self, block: Block, changes: Mapping[str, Change], norms: Norms):
         self._projections = block.pruned
         trials = TrialWeights(block.pruned, lambda p: changes[p.name]).tensors
         names = {parameter: name for name, parameter in block.module.named_parameters()}
@@ -139,7 +134,7 @@ class _Weights:
         self._places = {owner: place for place, owner in enumerate(trials)}
         self.masters = [trial.float().clone().requires_grad_() for trial in trials.values()]
         self._steps = [torch.zeros_like(master, requires_grad=False) for master in self.masters]
-        for projection in (p for p in block.pruned if p.name not in fixed):
+        for projection in block.pruned:
             place, norm = self._places[projection.owner], norms.get(projection.name)
             kept = projection.view(self.masters[place].detach()) != 0
             energy = kept.new_ones(projection.shape[1], dtype=torch.float32)
@@ -192,43 +187,3 @@ def _error(block: Block, weights: _Weights, batches: Sequence[Batch], scale: flo
 
 def _squared(outputs: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return (outputs.float() - expected.to(outputs.device).float()).square().mean()
-
-
-def fit_and_round(
-    engine: Engine,
-    refit: Refit,
-    block: Block,
-    changes: Mapping[str, Change],
-    inputs: Stream,
-    expected: Stream,
-    calls: Sequence[Call],
-) -> dict[str, torch.Tensor]:
-    """Return fitted weights with quantised values.
-
-    Projections are quantised stage by stage, and the following ones are fitted again to make up for it. Gradients straight
-    through the rounding, the usual way, end at more error here: docs/few_bits.md has both.
-
-    Args:
-        engine ([`Engine`]): runs the block, and quantises to the `value_bits` of its applier.
-        refit ([`Refit`]): how weights are fitted.
-        block, changes, inputs, expected, calls: as for [`Refit.fit`], and so is the result.
-    """
-    runner, applier = engine.runner, engine.applier
-    again = replace(refit, epochs=math.ceil(refit.epochs * AGAIN), learning_rate=refit.learning_rate / 2)
-    weights, fixed = refit.fit(block, changes, inputs, expected, calls), []
-    order = stages(runner, block, inputs, calls)
-    for place, stage in enumerate(order, 1):
-        new = _new_weights(weights)
-        with TrialWeights(block.pruned, lambda p, new=new: new[p.name]).in_place():
-            norms = runner.replay(block, inputs, calls, Hessian)[1]
-        activations, _ = applier.activations(block, norms, stage)
-        weights |= applier.rounded(stage, weights, activations, norms)
-        fixed += [projection.name for projection in stage]
-        if place < len(order):
-            with runner.counted(RUNS * again.epochs * inputs.sequences):
-                weights = again.fit(block, _new_weights(weights), inputs, expected, calls, fixed)
-    return weights
-
-
-def _new_weights(weights: Mapping[str, torch.Tensor]) -> dict[str, NewWeight]:
-    return {name: NewWeight(weight) for name, weight in weights.items()}

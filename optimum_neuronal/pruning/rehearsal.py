@@ -1,9 +1,9 @@
 """The rehearsal of a prune: its steps as the top-up asks for them, each kind measured once on a sample of the blocks."""
 
-import copy
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +13,15 @@ import torch
 from ..engine.capture import inference
 from ..files.records import Finding
 from ..model.projections import Block, Decoder
-from ..sparsity.plan import SparsityPlan
+from ..sparsity.plan import DENSE, Plan, RatePlan, SparsityPlan
 from ..trials.alignment import Deviation
-from ..trials.applier import PlanApplier
 from ..trials.engine import Cache, Engine
-from ..trials.levels import Levels, heldout_sequences
+from ..trials.levels import Levels
+from ..trials.solved import Solved, SolvedWeights, heldout_sequences
 from ..trials.sweep import Score, Sweep
 from .context import PruneContext
 from .final_pass import FinalPruning
-from .prune import allocate, make_engine
-from .quantising import round_changes
+from .prune import make_engine
 from .refit import Refit
 from .rehearsed_rotation import rehearse_rotation
 from .sample_blocks import FirstEpoch, MeasuredRunner
@@ -57,25 +56,23 @@ class Rehearsal(Sweep):
     def decoder(self) -> Decoder:
         return self._context.decoder
 
-    def with_value_bits(self, bits: int | None) -> "Rehearsal":
-        other = copy.copy(self)
-        other.engine = self.engine.with_value_bits(bits)
-        return other
-
-    def solve(self, solvers: Mapping[float, PlanApplier], name: str, label: str) -> Levels:
-        sparsity, applier = list(solvers.items())[len(solvers) // 2]
+    def solve(self, wanted: Solved) -> Solved:
+        count = len(wanted.amounts)
+        amount = wanted.amounts[count // 2]
         samples, own = self._config.num_samples, len(self.engine.ids)
         asked = self.ask(
-            ("solve", applier.value_bits),
-            label,
-            lambda _: self.engine.solve({sparsity: applier}, name, label),
+            ("solve", amount),
+            wanted.label,
+            lambda _: self.engine.solve(replace(wanted, amounts=(amount,))),
             sequences=(samples - heldout_sequences(samples, self._config.num_alignment_samples))
             / (own - heldout_sequences(own, self.engine.num_alignment_samples)),
-            times=len(solvers),
+            times=count,
         )
+        if not isinstance(asked, Levels):
+            return asked
         # Trials read the two nearest of several levels: the one that was solved serves as both.
         blocks = [found | {key.replace("@0", "@1"): value for key, value in found.items()} for found in asked.blocks]
-        return replace(asked, sparsities=(sparsity / 2, (1 + sparsity) / 2), blocks=blocks)
+        return replace(asked, amounts=(amount / 2, (1 + amount) / 2), blocks=blocks)
 
     def dense_scores(self, score: Score, label: str) -> list[list[float]]:
         return self._of_all_blocks(
@@ -140,17 +137,10 @@ class Rehearsal(Sweep):
 
         self.ask(("check",), "Check", run, sequences=1)
 
-    def prune(self, plan: SparsityPlan, refit: Refit | None) -> None:
+    def prune(self, plan: Plan, refit: Refit | None) -> None:
         """Note the final pass with a plan of the model."""
-        methods, engine, bits = self._context.methods, self.engine, self.engine.applier.value_bits
-        final = FinalPruning.by(methods, engine, self._plans(1, plan)[0], refit)
-        changes, _ = self.ask(("final",), "Pruning", lambda _: final.find(), sequences=self.all_sequences)
-        if bits is not None and not methods.saliency.updates_weights:
-
-            def round_block(_, block: Block) -> None:
-                round_changes(replace(engine.decoder, blocks=[block]), changes, bits)
-
-            self.ask(("rounding",), "Rounding", lambda _: engine.runner.for_each_block(round_block))
+        final = FinalPruning.by(self._context.methods, self.engine, self._plans(1, plan)[0], refit)
+        self.ask(("final",), "Pruning", lambda _: final.find(), sequences=self.all_sequences)
 
     def _run_stream(self, plan: SparsityPlan, label: str | None) -> None:
         """Note the run of a plan's own stream, unless it was the last."""
@@ -158,10 +148,10 @@ class Rehearsal(Sweep):
             self.ask(("stream",), label, lambda _: self.engine.stream_of(self._base))
             self._reference = plan
 
-    def _errors(self, name: str, plans: Sequence[SparsityPlan], *args, **more) -> list[float]:
+    def _errors(self, name: str, plans: Sequence[Plan], *args, **more) -> list[float]:
         """Note a question of this name to [`Sweep`], and return an error for every plan."""
         label = args[1] if name == "output_errors" else args[-1]
-        question = (name, *(type(arg) if isinstance(arg, Levels) else arg for arg in args))
+        question = (name, *(type(arg) if isinstance(arg, SolvedWeights) else arg for arg in args))
         asks_one = name == "deviation"
         self.ask(
             question, label, lambda own: getattr(Sweep, name)(self, own[0] if asks_one else own, *args), plans, **more
@@ -172,8 +162,8 @@ class Rehearsal(Sweep):
         self,
         question: tuple,
         label: str | None,
-        ask: Callable[[list[SparsityPlan]], Any],
-        plans: Sequence[SparsityPlan] = (),
+        ask: Callable[[list], Any],
+        plans: Sequence[Plan] = (),
         shared: float | None = None,
         sequences: float | None = None,
         times: int = 1,
@@ -184,12 +174,12 @@ class Rehearsal(Sweep):
             question (`tuple`): all that the work depends on, but for the number of plans.
             label (`str`, *optional*): of the step.
             ask: plans of the sample -> its answer.
-            plans (`Sequence[SparsityPlan]`): of the model.
+            plans (`Sequence[Plan]`): of the model.
             shared (`float`, *optional*): how many of them a block runs on average. None: all.
             sequences (`float`, *optional*): the model's sequences, in the sample's. None: alignment sequences.
             times (`int`): how often the model does what does not depend on the sequences.
         """
-        label, count, key = label or "Top-up", len(plans), (*question, self.engine.applier.value_bits)
+        label, count, key = label or "Top-up", len(plans), question
         sizes = min(count, FEW), min(count, MANY)
         aligned = self._config.num_alignment_samples / self.engine.num_alignment_samples
         for size in sizes:
@@ -222,8 +212,10 @@ class Rehearsal(Sweep):
             int(inside.memory[KEPT] * times * (middle + min(blocks, 2))),
         )
 
-    def _plans(self, count: int, like: SparsityPlan | None = None) -> list[SparsityPlan]:
-        """Return plans of the sample near the target that share no block, by row if the given one is."""
+    def _plans(self, count: int, like: Plan | None = None) -> list:
+        """Return plans of the sample that share no block, of the kind of the given one."""
+        if isinstance(like, RatePlan):
+            return self._rate_plans(count, like)
         target, projections = self._config.sparsity or 0.5, self.engine.decoder.projections
         by_row = like is not None and any(getattr(value, "ndim", 0) for value in like.sparsity.values())
         found = []
@@ -231,6 +223,19 @@ class Rehearsal(Sweep):
             sparsity = target * (1 - 0.01 * index)
             rows = {name: torch.full((p.shape[0],), sparsity, dtype=torch.float64) for name, p in projections.items()}
             found.append(SparsityPlan(rows if by_row else dict.fromkeys(projections, sparsity)))
+        return found
+
+    def _rate_plans(self, count: int, like: RatePlan) -> list[RatePlan]:
+        """Return plans of the sample with the most common rate of the given one; where it leaves some dense, they do, too."""
+        usual = statistics.mode(bits for bits in like.bits.values() if bits != DENSE)
+        if DENSE not in like.bits.values():
+            return [RatePlan(dict.fromkeys(self.engine.decoder.projections, usual))] * count
+        found = []
+        for number in range(1, count + 1):  # in the binary system: which projections of a block are quantised
+            chosen = [
+                (p.name, number >> place & 1) for b in self.engine.decoder.blocks for place, p in enumerate(b.pruned)
+            ]
+            found.append(RatePlan({name: usual if own else DENSE for name, own in chosen}))
         return found
 
     def _numbers(self, things: Sequence) -> list[float]:
@@ -245,7 +250,7 @@ class Rehearsal(Sweep):
         ]
 
 
-def _shared(decoder: Decoder, plans: Sequence[SparsityPlan]) -> float:
+def _shared(decoder: Decoder, plans: Sequence[Plan]) -> float:
     """Return how many of the plans a block runs on average: plans that are equal up to a block share it."""
     paths, runs = [0] * len(plans), 0
     for block in decoder.blocks:
@@ -283,9 +288,9 @@ def rehearse(context: PruneContext, tokens: int, batch_size: int, device: torch.
             engine.alignment_inputs()
         if methods.rotation is not None:
             rehearse_rotation(rehearsal, methods.rotation)
-        chosen, allocation = allocate(context, rehearsal)
+        allocation = methods.topup.allocate(rehearsal, config.amount)
         refit = FirstEpoch(config.refit_epochs, config.refit_learning_rate, runner) if config.refit_epochs else None
-        rehearsal.with_value_bits(chosen.value_bits).prune(allocation.plan, refit)
+        rehearsal.prune(allocation.plan, refit)
     steps: dict[str, Step] = {}
     for step in rehearsal.steps:
         steps[step.label] = steps[step.label] + step if step.label in steps else step

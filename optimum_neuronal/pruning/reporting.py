@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -18,9 +17,9 @@ from ..model.projections import Decoder
 from ..report import PruningReport
 from ..rotation.parts import find_parts
 from ..sparsity.masks import Change
-from ..sparsity.plan import row_sparsity
+from ..sparsity.plan import RatePlan, row_sparsity
 from ..system.machine import peak_memory
-from .bit_budget import likely
+from ..topup.quantising import Rates
 from .context import PruneContext, PruneOutcome, versions
 
 
@@ -35,19 +34,23 @@ def make_report(
     Args:
         context ([`PruneContext`]): of the model, whose weights are still the dense ones.
         outcome ([`PruneOutcome`]): of the prune.
-        head_roundings (`Mapping`, *optional*): from [`round_head`].
+        head_roundings (`Mapping`, *optional*): from [`head_errors`].
         rotation (`Mapping`, *optional*): from [`rotated`].
     """
-    decoder, config = context.decoder, outcome.config
+    decoder, config = context.decoder, context.config
     achieved, blocks, projections = measure_sparsity(decoder, outcome.changes)
+    plan = outcome.allocation.plan
+    bits = plan.bits if isinstance(plan, RatePlan) else None
     values = config.to_dict()
     if config.dataset is not None:
         values["dataset"] = without_folders(config.dataset)
     decisions = outcome.allocation.decisions
-    size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel), config.value_bits)
+    size = packed_size(decoder, lambda p: round(projections[p.name]["sparsity"] * p.numel), bits)
+    for name, own in (bits or {}).items():
+        projections[name] |= {"bits": own}
     return PruningReport(
         config=values,
-        requested_sparsity=config.sparsity,
+        requested_sparsity=config.sparsity or 0.0,
         achieved_sparsity=achieved,
         blocks=blocks,
         projections=projections,
@@ -61,7 +64,6 @@ def make_report(
         peak_memory=peak_memory(),
         versions=versions(),
         bits_per_weight=size.bits_per_weight,
-        roundings={name: asdict(rounding) for name, rounding in outcome.roundings.items()},
         head_roundings=dict(head_roundings or {}),
         rotation=dict(rotation or {}),
     )
@@ -110,11 +112,18 @@ class PrunedModels:
         )
 
 
-def expected_size(context: PruneContext, unties: bool) -> PackedSize:
-    """Return the size that the pruned weights, embeddings and head will have; `unties`: see [`packed_size`]."""
-    config = likely(context.config, context.pairs)
-    bits = config.value_bits, config.embedding_bits
-    return packed_size(context.decoder, lambda p: int(config.sparsity * p.numel), *bits, unties)
+def expected_size(context: PruneContext, unties: bool, head: bool = True) -> PackedSize:
+    """Return the size that the pruned weights, and embeddings and head of few bits, will have.
+
+    Args:
+        context ([`PruneContext`]): of a model whose weights need not be loaded.
+        unties (`bool`): see [`packed_size`].
+        head (`bool`): False to leave out embeddings and head.
+    """
+    config, topup, decoder = context.config, context.methods.topup, context.decoder
+    bits = topup.even(decoder).bits if isinstance(topup, Rates) else None
+    head_bits = config.embedding_bits if head else None
+    return packed_size(decoder, lambda p: int((config.sparsity or 0) * p.numel), bits, head_bits, unties)
 
 
 def untied_bytes(context: PruneContext) -> int:
@@ -125,8 +134,11 @@ def untied_bytes(context: PruneContext) -> int:
 
 def pruned_size(decoder: Decoder, report: PruningReport) -> PackedSize:
     """Return the size of the pruned weights, embeddings and head of a report."""
-    bits = report.config["value_bits"], report.config["embedding_bits"]
-    return packed_size(decoder, lambda p: round(report.projections[p.name]["sparsity"] * p.numel), *bits)
+    found = report.projections
+    bits = {name: int(own["bits"]) for name, own in found.items() if "bits" in own} or None
+    return packed_size(
+        decoder, lambda p: round(found[p.name]["sparsity"] * p.numel), bits, report.config["embedding_bits"]
+    )
 
 
 def without_folders(dataset: str) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from ..engine.statistics import Hessian, SquaredNorms, wide_dtype
 from ..registry import Registry
-from ..sparsity.masks import ColumnPattern
+from ..sparsity.masks import Change, ColumnPattern, NewWeight
 from ..system.machine import full_precision
 from ..system.notes import get_logger
 
@@ -30,7 +30,7 @@ class Saliency(ABC):
 
     Class attributes:
         uses_activations (`bool`): False if the score depends on the weights alone, so that no calibration is needed.
-        updates_weights (`bool`): True if kept weights change as well: see [`WeightUpdate`].
+        updates_weights (`bool`): True if weights get new values: see [`Solver`].
         knows_rows (`bool`): False if all rows of a weight are pruned together and cannot differ in sparsity.
         statistic (`type[SquaredNorms]`): measured on the inputs of every projection.
     """
@@ -61,10 +61,10 @@ register_saliency = SALIENCIES.register
 
 
 @dataclass(frozen=True)
-class WeightUpdate(Saliency):
-    """A method that prunes a weight as a whole and makes up for it in the kept weights.
+class Solver(Saliency):
+    """A method that gives a weight as a whole new values, so that its outputs change least.
 
-    Its saliency, which top-ups may ask for, ranks weights before any is updated.
+    Its saliency, which top-ups may ask for, ranks weights before any has changed.
 
     Class attributes:
         reconstruct (`str`): the default of the config's `reconstruct`: `"dense"` or `"block"`.
@@ -77,6 +77,42 @@ class WeightUpdate(Saliency):
     def score(self, weight: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
         """Return `(|W_ij| a_j)^2`: the loss of pruning one weight if the others stay."""
         return (weight * activation).square()
+
+    @abstractmethod
+    def solve(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        hessian: torch.Tensor,
+        amounts: Mapping[str, float | torch.Tensor],
+        dtype: torch.dtype,
+        pattern: ColumnPattern | None = None,
+    ) -> dict[str, Change]:
+        """Return the changes of projections with one input, by name.
+
+        Args:
+            weights (`Mapping[str, Tensor]`): name -> weight of float32, shape (out, in); not changed.
+            hessian (`Tensor` of float32, shape (in, in)): sum of `x x^T` over their inputs; not changed.
+            amounts (`Mapping[str, float | Tensor]`): name -> what the plan says: a sparsity, or bits.
+            dtype (`torch.dtype`): of the projections.
+            pattern ([`ColumnPattern`], *optional*): N:M that the zeros have to follow.
+
+        Raises:
+            `ValueError`: an amount or the pattern does not fit, or the Hessian is not finite.
+        """
+
+    def toward(self, weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, name: str) -> torch.Tensor:
+        """Return the dense weight to solve for inputs of the changed model: see [`dense_target`]."""
+        with full_precision():
+            return dense_target(weight, hessian, cross, getattr(self, "dampening", DAMPENING), name)
+
+    def quick(self) -> "Solver":
+        """Return this method at less cost, for trials."""
+        return self
+
+
+@dataclass(frozen=True)
+class WeightUpdate(Solver):
+    """A method that prunes a weight, and makes up for it in the kept weights."""
 
     @abstractmethod
     def prune(
@@ -113,14 +149,16 @@ class WeightUpdate(Saliency):
         """Return the sparse, updated weights of projections with one input. Arguments: see [`prune`], by name."""
         return {name: self.prune(weight, hessian, sparsities[name], pattern, name) for name, weight in weights.items()}
 
-    def toward(self, weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the dense weight to prune for inputs of the sparse model: see [`dense_target`]."""
-        with full_precision():
-            return dense_target(weight, hessian, cross, getattr(self, "dampening", DAMPENING), name)
-
-    def quick(self) -> "WeightUpdate":
-        """Return this method at less cost, for trials."""
-        return self
+    def solve(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        hessian: torch.Tensor,
+        amounts: Mapping[str, float | torch.Tensor],
+        dtype: torch.dtype,
+        pattern: ColumnPattern | None = None,
+    ) -> dict[str, Change]:
+        sparse = self.prune_together(weights, hessian, amounts, pattern)
+        return {name: NewWeight(weight.to(dtype)) for name, weight in sparse.items()}
 
 
 def check_sparsity(

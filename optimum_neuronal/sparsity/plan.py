@@ -1,13 +1,31 @@
-"""Sparsity plans: the sparsity of every projection or row, and the number of pruned weights in every row."""
+"""Plans: the sparsity of every projection or row, with the pruned weights of every row; or the bits of every projection."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 
+DENSE = 0  # bits of a projection that stays as it is
+
+
+class Plan(ABC):
+    """A number for every projection, or for every row of one."""
+
+    @property
+    @abstractmethod
+    def amounts(self) -> Mapping[str, float | torch.Tensor]:
+        """Full name of a projection -> its number, or float64 numbers of shape (out,), one per row."""
+
+    def key(self, names: Iterable[str]) -> bytes:
+        """Return the numbers of these projections as bytes: equal for equal plans, whatever they are made of."""
+        values = (torch.as_tensor(self.amounts[name], dtype=torch.float64) for name in names)
+        return b"".join(value.numpy().tobytes() for value in values)
+
+
 @dataclass(frozen=True)
-class SparsityPlan:
+class SparsityPlan(Plan):
     """The share of weights to prune, by projection, or by row of a projection.
 
     Args:
@@ -23,14 +41,28 @@ class SparsityPlan:
             if not bool(((value >= 0) & (value <= 1)).all()):
                 raise ValueError(f"The plan's sparsity of {name!r} leaves [0, 1]: {value.min():g} to {value.max():g}.")
 
+    @property
+    def amounts(self) -> Mapping[str, float | torch.Tensor]:
+        return self.sparsity
+
     def row_counts(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         """Return the weights to prune in every row of the projection `name`, int64, shape (out,). See [`row_counts`]."""
         return row_counts(self.sparsity[name], shape)
 
-    def key(self, names: Iterable[str]) -> bytes:
-        """Return the sparsities of these projections as bytes: equal for equal plans, whatever they are made of."""
-        values = (torch.as_tensor(self.sparsity[name], dtype=torch.float64) for name in names)
-        return b"".join(value.numpy().tobytes() for value in values)
+
+@dataclass(frozen=True)
+class RatePlan(Plan):
+    """The bits of a quantised weight's codes, by projection.
+
+    Args:
+        bits (`Mapping[str, int]`): full name of a projection -> 2 to 8; or `DENSE`, which leaves the weight as it is.
+    """
+
+    bits: Mapping[str, int]
+
+    @property
+    def amounts(self) -> Mapping[str, int]:
+        return self.bits
 
 
 def row_counts(sparsity: float | torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

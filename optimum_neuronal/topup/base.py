@@ -11,7 +11,7 @@ from ..engine.statistics import SquaredNorms
 from ..model.projections import Decoder, Projection
 from ..registry import Registry
 from ..saliency import Saliency
-from ..sparsity.plan import SparsityPlan
+from ..sparsity.plan import Plan
 from ..trials.levels import Levels
 from ..trials.sweep import Sweep
 
@@ -21,12 +21,12 @@ class Allocation:
     """Decision of a top-up.
 
     Args:
-        plan ([`SparsityPlan`]): sparsity of every projection or row.
+        plan ([`Plan`]): sparsity of every projection or row, or bits of every projection.
         decisions (`dict`): how the plan was found, for the report; JSON-serialisable.
         levels ([`Levels`], *optional*): solved weights that the candidates were made of.
     """
 
-    plan: SparsityPlan
+    plan: Plan
     decisions: dict[str, Any] = field(default_factory=dict)
     levels: Levels | None = None
 
@@ -89,7 +89,7 @@ class TopUp(ABC):
 
         Args:
             sweep ([`Sweep`]): the decoder, and measurements on it: dense activations, errors of trial plans.
-            sparsity (`float`): share of all prunable weights to prune, in [0, 1).
+            sparsity (`float`): share of all prunable weights to prune, in [0, 1); or bits a weight, if the prune quantises.
         """
 
     def refine(

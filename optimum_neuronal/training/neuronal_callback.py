@@ -58,13 +58,16 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         self.config = NeuronALConfig.from_dict(dict(config)) if isinstance(config, Mapping) else config
         if not isinstance(self.config, NeuronALConfig):
             raise TypeError(f"config is a {type(config).__name__}: expected a NeuronALConfig.")
-        for name in ("value_bits", "bits_per_weight", "embedding_bits"):
-            if (bits := getattr(self.config, name)) is not None:
-                rounded = "embedding_bits" if name == "embedding_bits" else "value_bits"
-                raise ValueError(
-                    f"config has {name}={bits}, but training changes values that were rounded: leave it out, and round the "
-                    f"trained model by convert_checkpoint(..., 'packed', {rounded}=...)."
-                )
+        if self.config.bits_per_weight is not None:
+            raise ValueError(
+                f"config has bits_per_weight={self.config.bits_per_weight:g}, but quantised weights cannot be trained: train "
+                "first, and quantise the trained model by NeuronALPruner."
+            )
+        if self.config.embedding_bits is not None:
+            raise ValueError(
+                f"config has embedding_bits={self.config.embedding_bits}, but training changes values that were rounded: leave "
+                "it out, and round the trained model by convert_checkpoint(..., 'packed', embedding_bits=...)."
+            )
         if self.config.rotate:
             raise ValueError(
                 "config has rotate=True, but a rotation in the middle of a training would leave the optimizer's state and "

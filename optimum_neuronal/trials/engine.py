@@ -1,8 +1,8 @@
 """A model and its calibration sequences, with the parts that measure what a plan would do to it."""
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,11 +15,10 @@ from ..engine.statistics import Norms, SquaredNorms
 from ..files.records import Finding, Records
 from ..model.projections import Block, Decoder, trial_weights
 from ..saliency import Saliency
-from ..sparsity.plan import SparsityPlan
+from ..sparsity.plan import Plan, SparsityPlan
 from ..system.processes import Processes
 from .applier import PlanApplier
-from .levels import LABEL as LEVELS
-from .levels import Levels, heldout_sequences, solve_levels
+from .solved import Solved, heldout_sequences, solve_weights
 
 
 REFERENCES = ("sparse-stream", "dense")
@@ -111,26 +110,22 @@ class Engine:
         """The processes that share the work."""
         return self.records.processes
 
-    def with_value_bits(self, bits: int | None) -> "Engine":
-        """Return this engine with values of so many bits."""
-        return replace(self, applier=replace(self.applier, value_bits=bits))
-
     def check_replay(self) -> None:
         """Raise `ValueError` unless replaying the blocks gives the model's own output."""
         self.runner.check_replay(self.ids[:1])
 
-    def measured(self, plans: Sequence[SparsityPlan], question: tuple, measure: Callable[[], Finding]) -> Finding:
+    def measured(self, plans: Sequence[Plan], question: tuple, measure: Callable[[], Finding]) -> Finding:
         """Return the finding of a step, recorded or measured now.
 
         Args:
-            plans (`Sequence[SparsityPlan]`), question (`tuple`): all that the finding depends on. They name the record.
+            plans (`Sequence[Plan]`), question (`tuple`): all that the finding depends on. They name the record.
             measure: returns the finding.
         """
         if not self.records.keeps and self.processes.count == 1:
             return measure()
         digest = hashlib.sha256(repr(question).encode())
         for plan in plans:
-            for name in plan.sparsity:
+            for name in plan.amounts:
                 digest.update(name.encode() + plan.key([name]))
         return self.records.recorded(f"step-{digest.hexdigest()[:16]}", measure)
 
@@ -189,13 +184,13 @@ class Engine:
             return self.dense().norms[index]
         return self.runner.inputs_of(block, stream, calls, self.saliency.statistic)
 
-    def solve(self, solvers: Mapping[float, PlanApplier], name: str = "levels", label: str = LEVELS) -> Levels:
-        """Return weights that are solved at a few sparsities. Arguments: see [`solve_levels`].
+    def solve(self, wanted: Solved) -> Solved:
+        """Return weights that are solved at a few amounts: see [`solve_weights`].
 
         The alignment sequences take no part, if enough others are left.
         """
         inputs = self.runner.capture(self.ids[heldout_sequences(len(self.ids), len(self.alignment_ids)) :])
-        return solve_levels(self.runner, solvers, self.records, inputs, name, label)
+        return solve_weights(self.runner, self.applier, wanted, self.records, inputs)
 
     def capture_all(self, statistic: type[SquaredNorms], batch_size: int | None = None) -> BlockInputs:
         """Return the calls of the blocks for all calibration sequences, or for this process's share of them.

@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy
 from ..engine.calls import Call, Stream, Streams, grouped
 from ..engine.statistics import SquaredNorms
 from ..model.projections import Block, ChangeOf, trial_weights
-from ..sparsity.plan import SparsityPlan
+from ..sparsity.plan import Plan, SparsityPlan
 from .engine import Engine
-from .levels import Levels
+from .solved import SolvedWeights
 
 
 CACHED = 2**22  # logits at a time on a CPU: more come from fresh memory, which takes longer than computing them
@@ -54,10 +54,10 @@ OUTPUT_METRICS: dict[str, Callable[[torch.Tensor], Compare]] = {"kl": kl, "nll":
 
 def output_errors(
     engine: Engine,
-    plans: Sequence[SparsityPlan],
+    plans: Sequence[Plan],
     metric: str,
     label: str | None,
-    reference: str | SparsityPlan | Levels = "dense",
+    reference: str | SparsityPlan | SolvedWeights = "dense",
     sequences: int | None = None,
 ) -> list[float]:
     """Return the error of every plan's next-token distributions on the alignment sequences, all plans in one run.
@@ -66,12 +66,12 @@ def output_errors(
 
     Args:
         engine ([`Engine`]): runs the model.
-        plans (`Sequence[SparsityPlan]`): candidates; no plan is applied.
+        plans (`Sequence[Plan]`): candidates; no plan is applied.
         metric (`str`):
             A name in `OUTPUT_METRICS`: `"kl"`, from the dense model's distributions, or `"nll"`, of the text.
         label (`str`, *optional*): of the progress bar.
-        reference (`str`, [`SparsityPlan`] or [`Levels`]):
-            Source of the candidates' weights. [`Levels`]: solved weights. Else saliency decides, measured on
+        reference (`str`, [`SparsityPlan`] or [`SolvedWeights`]):
+            Source of the candidates' weights. [`SolvedWeights`]: those. Else saliency decides, measured on
             `"dense"`, the dense model's stream, once; `"sparse-stream"`, every plan's own stream, at twice the cost; or
             a plan: that plan's stream, once. Where the saliency updates weights, candidates are pruned by score alone
             if a plan is given.
@@ -88,8 +88,8 @@ def output_errors(
         errors = _errors(engine, mine, metric, label, reference, sequences) if mine else []
         return engine.processes.collect(errors), {}
 
-    if isinstance(reference, Levels):
-        return engine.measured(plans, (metric, label, "levels", reference.sparsities, sequences), measure)[0]
+    if isinstance(reference, SolvedWeights):
+        return engine.measured(plans, (metric, label, reference.name, reference.amounts, sequences), measure)[0]
     if isinstance(reference, SparsityPlan):
         return engine.measured([reference, *plans], (metric, label, "of the first plan", sequences), measure)[0]
     return engine.measured(plans, (metric, label, reference, sequences), measure)[0]
@@ -97,10 +97,10 @@ def output_errors(
 
 def _errors(
     engine: Engine,
-    plans: Sequence[SparsityPlan],
+    plans: Sequence[Plan],
     metric: str,
     label: str | None,
-    reference: str | SparsityPlan | Levels,
+    reference: str | SparsityPlan | SolvedWeights,
     sequences: int | None,
 ) -> list[float]:
     given = engine.stream_of(reference)[0] if isinstance(reference, SparsityPlan) else None
@@ -117,7 +117,7 @@ def _errors(
             for members in grouped(streams, shared=reference != "sparse-stream"):
                 alike = _alike(block, plans, streams, members)
                 chosen = [plans[same[0]] for same in alike]
-                if isinstance(reference, Levels):
+                if isinstance(reference, SolvedWeights):
                     changes = reference.changes(index, chosen)
                 else:
                     norms = given[index] if given else None
@@ -128,7 +128,7 @@ def _errors(
             return outputs
 
         streams = engine.runner.run(inputs, len(plans), visit, label)
-    by_saliency = given is None and not isinstance(reference, Levels)
+    by_saliency = given is None and not isinstance(reference, SolvedWeights)
     dense = engine.dense(engine.saliency.statistic if by_saliency else SquaredNorms).output if metric == "kl" else None
     return _compare(engine, compared, dense, streams, OUTPUT_METRICS[metric])
 
@@ -149,7 +149,7 @@ def _run_alike(
             outputs[member] = output
 
 
-def _alike(block: Block, plans: Sequence[SparsityPlan], streams: Streams, members: list[int]) -> list[list[int]]:
+def _alike(block: Block, plans: Sequence[Plan], streams: Streams, members: list[int]) -> list[list[int]]:
     """Return the members in groups with one output of the block: the same hidden states, and the same plan for it."""
     alike: dict[tuple, list[int]] = {}
     for member in members:

@@ -1,7 +1,7 @@
 """The questions that top-ups may ask of a model before it is pruned."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,15 @@ from ..engine.statistics import Norms, SquaredNorms
 from ..files.records import Finding
 from ..model.projections import Block, Decoder
 from ..saliency import Saliency
-from ..sparsity.plan import SparsityPlan
+from ..sparsity.plan import Plan, SparsityPlan
 from .alignment import Deviation, alignment_errors, find_deviation
-from .applier import PlanApplier, not_finite
+from .applier import not_finite
 from .engine import Engine
-from .levels import LABEL, Levels, level_sparsities
+from .levels import Levels, level_sparsities
 from .output_errors import output_errors
 from .reconstruction import reconstruction_errors
+from .solved import Solved, SolvedWeights
+from .solved_rates import SolvedRates
 
 
 Score = Callable[[Block, dict[str, torch.Tensor]], list[float]]
@@ -50,18 +52,15 @@ class Sweep:
 
     def solve_levels(self, target: float) -> Levels:
         """Return weights that are solved at a few sparsities around a target, by a saliency that updates weights."""
-        applier = self.engine.applier
-        bits = applier.value_bits
-        name = "levels" if bits is None else f"levels-{bits}-bits"
-        return self.solve(dict.fromkeys(level_sparsities(target, bits is not None), applier), name, LABEL)
+        return self.solve(Levels(level_sparsities(target)))
 
-    def solve(self, solvers: Mapping[float, PlanApplier], name: str, label: str) -> Levels:
-        """Return weights that are solved at a few sparsities: see [`solve_levels`]."""
-        return self.engine.solve(solvers, name, label)
+    def solve_rates(self, *bits: int) -> SolvedRates:
+        """Return weights that are quantised to so many bits, ascending, by a saliency that quantises."""
+        return self.solve(SolvedRates(bits))
 
-    def with_value_bits(self, bits: int) -> "Sweep":
-        """Return the same questions for values of so many bits."""
-        return Sweep(self.engine.with_value_bits(bits))
+    def solve(self, wanted: Solved) -> Solved:
+        """Return weights that are solved at a few amounts: see [`solve_weights`]."""
+        return self.engine.solve(wanted)
 
     def dense_norms(self) -> list[Norms]:
         """Return squared norms of the dense model's own inputs over the alignment sequences, block by block."""
@@ -81,10 +80,10 @@ class Sweep:
 
     def output_errors(
         self,
-        plans: Sequence[SparsityPlan],
+        plans: Sequence[Plan],
         metric: str,
         label: str | None,
-        reference: str | SparsityPlan | Levels = "dense",
+        reference: str | SparsityPlan | SolvedWeights = "dense",
         sequences: int | None = None,
     ) -> list[float]:
         """Return the error of every plan's next-token distributions: see [`output_errors`]."""

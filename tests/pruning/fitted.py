@@ -6,18 +6,17 @@ from sweeps import build_sweep, state
 
 from optimum_neuronal.engine.calls import Stream
 from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.statistics import Hessian
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import trial_weights
-from optimum_neuronal.pruning.refit import Refit, fit_and_round
+from optimum_neuronal.pruning.refit import Refit
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.masks import NewWeight
 
 
 class Fitted:
-    """A block that was pruned by half at random places, fitted, and with `bits` rounded on the way."""
+    """A block that was pruned by half at random places, and fitted."""
 
-    def __init__(self, family, ids, epochs=4, rate=0.2, bits=None, **chosen):
+    def __init__(self, family, ids, epochs=4, rate=0.2, **chosen):
         self.model, self.refit = make_model(family), Refit(epochs, rate)
         self.before = state(self.model)
         with inference(self.model):
@@ -26,11 +25,7 @@ class Fitted:
             self.block, self.inputs, self.calls = self.engine.decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0]
             self.expected = self.engine.runner.output(self.block, self.inputs, self.calls)
             self.sparse = {p.name: self.half(p) for p in self.block.pruned}
-            if bits is not None:
-                self.engine = self.engine.with_value_bits(bits)
-                self.found = fit_and_round(self.engine, self.refit, *self.given())
-            else:
-                self.found = self.refit.fit(*self.given())
+            self.found = self.refit.fit(*self.given())
 
     @staticmethod
     def half(projection) -> torch.Tensor:
@@ -50,11 +45,3 @@ class Fitted:
             output = self.engine.runner.output(self.block, self.inputs, self.calls)
         pairs = list(zip(output.batches, self.expected.batches))[batches]
         return float(sum((own - expected).square().mean() for own, expected in pairs))
-
-    def rounded_at_the_end(self) -> dict[str, torch.Tensor]:
-        with inference(self.model):
-            fitted = self.refit.fit(*self.given())
-            with self.with_weights(fitted):
-                _, norms = self.engine.runner.replay(self.block, self.inputs, self.calls, Hessian)
-            activations, _ = self.engine.applier.activations(self.block, norms)
-            return self.engine.applier.rounded(self.block.pruned, fitted, activations, norms)

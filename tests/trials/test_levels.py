@@ -13,14 +13,12 @@ from optimum_neuronal.engine.calls import Stream
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.files import records as records_module
 from optimum_neuronal.files.records import Records
-from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.sparsity.plan import SparsityPlan
-from optimum_neuronal.trials import levels as levels_module
-from optimum_neuronal.trials.levels import Levels, level_sparsities, levels_bytes
-from optimum_neuronal.trials.sweep import Sweep
+from optimum_neuronal.trials import solved as solved_module
+from optimum_neuronal.trials.levels import Levels, level_sparsities
 
 
 FAST = ALPS(iterations=6)
@@ -75,7 +73,7 @@ def test_at_a_level_the_weight_is_the_solved_one(solved, ids):
             stream, norms = runner.replay(block, stream, calls, ALPS.statistic)
             query, value = block.pruned[0], block.pruned[2]
             alike = {p.name: p.weight for p in block.pruned[:3]}
-            for sparsity in solved.levels.sparsities:
+            for sparsity in solved.levels.amounts:
                 hessian = norms[query.name].hessian
                 expected = FAST.quick().prune_together(alike, hessian, dict.fromkeys(alike, sparsity))
                 assert torch.equal(solved.weight(value, sparsity), expected[value.name])
@@ -85,40 +83,18 @@ def test_at_a_level_the_weight_is_the_solved_one(solved, ids):
 
 def test_between_two_levels_it_is_interpolated(solved):
     projection = solved.sweep.decoder.blocks[1].pruned[-1]
-    for low, high in zip(solved.levels.sparsities, solved.levels.sparsities[1:]):
+    for low, high in zip(solved.levels.amounts, solved.levels.amounts[1:]):
         for share in (0.25, 0.5):
             expected = (1 - share) * solved.weight(projection, low) + share * solved.weight(projection, high)
             found = solved.weight(projection, (1 - share) * low + share * high)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_rounded_levels_are_mixed_by_rows(llama, ids):
-    """A mean of two rounded values would be of more bits, and nearer to what was rounded than either."""
-    decoder = find_decoder(llama, targets=[r"layers\.1\.mlp\.down_proj"])
-    sweep = Sweep(build_sweep(decoder, FAST, ids, 4).engine.with_value_bits(2))
-    with inference(llama):
-        levels = sweep.solve_levels(0.6)
-    (projection,) = decoder.projections.values()
-
-    def weight(sparsity):
-        return levels.changes(1, [uniform(sweep, sparsity)])[0](projection).applied(projection.weight)
-
-    assert CodedWeight.exact(weight(0.0), 2) is not None and (weight(0.0) != 0).all(), "nothing falls, all is rounded"
-    (low, high), shares = levels.sparsities[3:5], (0, 0.2, 0.5, 0.8, 1)
-    found = [weight(low + share * (high - low)) for share in shares]
-    assert CodedWeight.exact(found[0], 2) is not None and CodedWeight.exact(found[-1], 2) is not None
-    from_high = [(weight == found[-1]).all(dim=1) for weight in found]
-    for share, weight, rows in zip(shares, found, from_high):
-        assert torch.equal(weight, torch.where(rows[:, None], found[-1], found[0]))
-        assert rows.float().mean() == pytest.approx(share, abs=1 / 16)
-    assert all((fewer <= more).all() for fewer, more in zip(from_high, from_high[1:]))
-
-
 def test_at_the_ends_it_is_dense_and_nothing(solved):
     projection = solved.sweep.decoder.blocks[0].pruned[0]
     assert torch.equal(solved.weight(projection, 0.0), projection.weight)
     assert not solved.weight(projection, 1.0).any()
-    first, last = solved.levels.sparsities[0], solved.levels.sparsities[-1]
+    first, last = solved.levels.amounts[0], solved.levels.amounts[-1]
     expected = (projection.weight + solved.weight(projection, first)) / 2
     torch.testing.assert_close(solved.weight(projection, first / 2), expected)
     torch.testing.assert_close(solved.weight(projection, (1 + last) / 2), solved.weight(projection, last) / 2)
@@ -177,7 +153,7 @@ def test_they_lie_on_disk_beyond_the_budget_in_a_folder_that_goes_with_them(solv
     on_disk = Solved(llama, ids, max_hidden_bytes=0)
     assert solved.levels.blocks and not solved.levels.records.keeps
     assert not on_disk.levels.blocks and on_disk.levels.records.keeps
-    for sparsity in (solved.levels.sparsities[2], 0.63, 0.2, 0.97):
+    for sparsity in (solved.levels.amounts[2], 0.63, 0.2, 0.97):
         assert equal(solved.all_weights(sparsity), on_disk.all_weights(sparsity))
     folder = Path(on_disk.levels.records.directory)
     assert len(list(folder.glob("levels-*.safetensors"))) == 3
@@ -189,7 +165,7 @@ def test_they_lie_on_disk_beyond_the_budget_in_a_folder_that_goes_with_them(solv
 def test_a_budget_that_is_enough_keeps_them_in_memory(ids):
     model = make_model("llama", num_hidden_layers=1)
     (block,) = find_decoder(model).blocks
-    size = levels_bytes(block, level_sparsities(0.6))
+    size = sum(Levels(level_sparsities(0.6)).nbytes(projection) for projection in block.pruned)
     assert Solved(model, ids, max_hidden_bytes=size).levels.blocks
     solved = Solved(model, ids, max_hidden_bytes=size - 1)
     assert not solved.levels.blocks
@@ -198,7 +174,7 @@ def test_a_budget_that_is_enough_keeps_them_in_memory(ids):
 
 
 def test_recorded_levels_are_not_solved_again(solved, llama, ids, tmp_path, monkeypatch):
-    calls = interrupt_at_second_block(monkeypatch, levels_module, "_solve_block")
+    calls = interrupt_at_second_block(monkeypatch, solved_module, "_solve_block")
     with pytest.raises(ConnectionError):
         Solved(llama, ids, records=Records(tmp_path))
     assert calls == ["model.layers.0", "model.layers.1"]
@@ -216,8 +192,8 @@ def test_recorded_levels_are_not_solved_again(solved, llama, ids, tmp_path, monk
 
 def test_a_disk_without_room_is_told_before_the_work(llama, ids, tmp_path, monkeypatch):
     monkeypatch.setattr(Records, "has_room", lambda self, size: False)
-    monkeypatch.setattr(levels_module, "_solve_block", lambda *_args: pytest.fail("work began"))
-    message = r"at 7 sparsities take .* GB, more than the disk of .*work_dir, or set levels"
+    monkeypatch.setattr(solved_module, "_solve_block", lambda *_args: pytest.fail("work began"))
+    message = r"solved 7 times, take .* GB, more than the disk of .*work_dir, or set levels"
     for options in ({}, {"records": Records(tmp_path)}):
         with pytest.raises(ValueError, match=message):
             Solved(llama, ids, max_hidden_bytes=0, **options)
@@ -226,8 +202,8 @@ def test_a_disk_without_room_is_told_before_the_work(llama, ids, tmp_path, monke
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_disk_that_fills_up_is_told_at_once(llama, ids, tmp_path, monkeypatch, recorded):
     """At the block that cannot be written, not when trials read it after all others are solved."""
-    solved, original = [], levels_module._solve_block
-    monkeypatch.setattr(levels_module, "_solve_block", lambda *args: solved.append(args[1].name) or original(*args))
+    solved, original = [], solved_module._solve_block
+    monkeypatch.setattr(solved_module, "_solve_block", lambda *args: solved.append(args[1].name) or original(*args))
     options = {"records": Records(tmp_path)} if recorded else {}
 
     def write(path, content):
@@ -249,12 +225,12 @@ def test_trials_take_fewer_iterations_than_the_final_pruning(ids, monkeypatch):
 
 def test_bytes_by_hand(llama):
     """Values of four bytes and a bit for every weight, at every level."""
-    block = find_decoder(llama).blocks[0]
-    weights = 4 * 32 * 32 + 3 * 32 * 48
-    assert levels_bytes(block, [0.5]) == weights * 2 + weights // 8
-    assert levels_bytes(block, [0.5, 0.75]) == weights * 3 + weights // 4
+    projection = find_decoder(llama).blocks[0].projections["model.layers.0.mlp.up_proj"]
+    weights = 32 * 48
+    assert Levels((0.5,)).nbytes(projection) == weights * 2 + weights // 8
+    assert Levels((0.5, 0.75)).nbytes(projection) == weights * 3 + weights // 4
 
 
 def test_records_are_named_in_order():
-    assert Levels((0.5,), name="levels-2-bits").record_name(7) == "levels-2-bits-00007"
+    assert Levels((0.5,)).record_name(7) == "levels-00007"
     assert Levels((0.5,)).blocks == [] and not Levels((0.5,)).records.keeps

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from optimum_neuronal.pruning.rates import choose_rates, extended
+from optimum_neuronal.topup.rates import choose_rates, extended
 
 
 def sizes(names: str, size: int = 100) -> dict:

@@ -1,0 +1,41 @@
+"""Few bits: the solver of a prune that quantises. A plan gives each projection its bits in place of a sparsity."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..formats.quantized import QuantizedWeight
+from ..sparsity.masks import Change, ColumnPattern
+from ..sparsity.plan import DENSE
+from .base import Solver
+from .quantiser import Quantiser
+
+
+@dataclass(frozen=True)
+class FewBits(Solver):
+    """Solver that quantises weights, see [`Quantiser`]. It is not a choice among saliencies: `bits_per_weight` asks for it."""
+
+    name: ClassVar[str] = "few-bits"
+    knows_rows: ClassVar[bool] = False
+    reconstruct: ClassVar[str] = "dense"
+
+    def solve(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        hessian: torch.Tensor,
+        amounts: Mapping[str, float | torch.Tensor],
+        dtype: torch.dtype,
+        pattern: ColumnPattern | None = None,
+    ) -> dict[str, Change]:
+        quantiser, changes = Quantiser(hessian, ", ".join(weights)), {}
+        for name, weight in weights.items():
+            bits = int(amounts[name])
+            if bits == DENSE or pattern is not None:
+                raise ValueError(
+                    f"{name} was given {bits} bits and the pattern {pattern}: expected 2 to 8, and no pattern."
+                )
+            codes, scales, steps, _ = quantiser.quantise(weight, bits)
+            changes[name] = QuantizedWeight.encode(codes, bits, scales, steps, dtype)
+        return changes

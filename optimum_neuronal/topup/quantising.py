@@ -1,0 +1,105 @@
+"""Divides a budget of bits a weight: the rate of each projection, in place of a sparsity, for a prune that quantises."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ..formats.quantized import quantized_bytes
+from ..model.projections import Decoder, Projection
+from ..sparsity.plan import DENSE, RatePlan
+from ..trials.sweep import Sweep
+from .base import Allocation, TopUp
+from .rates import RATES, Curve, choose_rates, extended
+
+
+LABEL = "Divergence"
+BY = ("divergence", "uniform")
+
+
+@dataclass(frozen=True)
+class Rates(TopUp):
+    """The number of bits of each projection. It is not a choice among top-ups: `bits_per_weight` asks for it.
+
+    The experts of a layer, which share a parameter, share a rate.
+
+    Args:
+        budget (`float`): bits a weight of all projections together, for codes and scales.
+        by (`str`):
+            `"divergence"`: projections get more bits whose quantisation alone, to the fewest bits, moves the model's next-token
+            distributions more. `"uniform"`: all get as equal rates as the budget allows.
+    """
+
+    name: ClassVar[str] = "rates"
+
+    budget: float
+    by: str = BY[0]
+
+    def check(self, decoder: Decoder) -> None:
+        """Raise `ValueError` if the lowest rates do not fit into the budget."""
+        units = _Units(decoder.projections.values())
+        least = 8 * sum(min(own.values()) for own in units.sizes.values()) / units.weights
+        if least > self.budget:
+            raise ValueError(
+                f"bits_per_weight is {self.budget:g}, but codes of {min(RATES)} bits and their scales take {least:.4g} bits a "
+                "weight in this model: give more bits."
+            )
+
+    def suited_to(self, decoder: Decoder) -> "Rates":
+        return self if decoder.predicts_next_token else replace(self, by="uniform")
+
+    def even(self, decoder: Decoder) -> RatePlan:
+        """Return rates that are as equal as the budget allows."""
+        units = _Units(decoder.projections.values())
+        return self._divided(units, {name: {RATES[0]: own[RATES[0]]} for name, own in units.sizes.items()})
+
+    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+        if self.by == "uniform":
+            return Allocation(self.even(sweep.decoder), {"rates": {"by": self.by}})
+        found = self._divergences(sweep)
+        plan = self._divided(
+            _Units(sweep.decoder.projections.values()), {name: {RATES[0]: own} for name, own in found.items()}
+        )
+        return Allocation(plan, {"rates": {"by": self.by, "bits": RATES[0], "divergences": found}})
+
+    def _divergences(self, sweep: Sweep) -> dict[str, float]:
+        """Return the divergence of the model when one unit alone has the fewest bits, by the unit's name."""
+        dense, found = dict.fromkeys(sweep.decoder.projections, DENSE), {}
+        solved = sweep.solve_rates(RATES[0])
+        for block in sweep.decoder.blocks:  # together, so that no more streams exist than a block has units
+            members = _Units(block.pruned).members
+            plans = [RatePlan(dense | dict.fromkeys(names, RATES[0])) for names in members.values()]
+            errors = sweep.output_errors(plans, "kl", LABEL, solved) if plans else []
+            found |= {name: max(0.0, error) for name, error in zip(members, errors)}
+        return found
+
+    def _divided(self, units: "_Units", measured: Mapping[str, Curve]) -> RatePlan:
+        curves = {name: extended(own) for name, own in measured.items()}
+        chosen = choose_rates(curves, units.sizes, math.floor(self.budget * units.weights / 8))
+        return RatePlan({name: chosen[unit] for unit, names in units.members.items() for name in names})
+
+
+class _Units:
+    """Projections by the parameter that holds them, which has one rate.
+
+    Args:
+        projections (`Iterable[Projection]`): their weights are not read.
+
+    Attributes:
+        members (`dict[str, list[str]]`): name of the first projection of a parameter -> names of all.
+        sizes (`dict[str, dict[int, int]]`): the same name -> bytes at each rate.
+        weights (`int`): of all projections.
+    """
+
+    def __init__(self, projections: Iterable[Projection]):
+        by_owner: dict[int, list[Projection]] = {}
+        for projection in projections:
+            by_owner.setdefault(id(projection.owner), []).append(projection)
+        self.members = {own[0].name: [p.name for p in own] for own in by_owner.values()}
+        self.sizes = {own[0].name: _sizes(own) for own in by_owner.values()}
+        self.weights = sum(p.numel for own in by_owner.values() for p in own)
+
+
+def _sizes(members: list[Projection]) -> dict[int, int]:
+    rows, columns = members[0].shape
+    return {bits: quantized_bytes((len(members), rows, columns), bits) for bits in RATES}

@@ -1,0 +1,81 @@
+"""Embeddings and head in 8 bits."""
+
+import pytest
+import torch
+from conftest import make_model
+from sweeps import state
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.formats.quantized import QuantizedWeight, quantized_bytes
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.packed_size import packed_size
+
+
+def config(**fields):
+    return NeuronALConfig(0.5, **{"saliency": "magnitude", "topup": "uniform", "embedding_bits": 8, **fields})
+
+
+def test_embeddings_and_head_are_rounded_in_memory_and_projections_pruned_as_without(llama):
+    before, other = state(llama), make_model("llama")
+    NeuronALPruner(config()).prune(llama)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert torch.equal(llama.get_parameter(name), QuantizedWeight.nearest(before[name]).unpack())
+    assert torch.equal(llama.model.norm.weight, before["model.norm.weight"])
+    NeuronALPruner(config(embedding_bits=None)).prune(other)
+    assert torch.equal(llama.model.layers[1].mlp.up_proj.weight, other.model.layers[1].mlp.up_proj.weight)
+
+
+def test_tied_ones_stay_tied():
+    model = make_model("gpt2")
+    pruner = NeuronALPruner(config())
+    pruner.prune(model)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert list(pruner.report.head_roundings) == ["transformer.wte.weight"]
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda m: m.lm_head.weight.data.fill_(torch.nan), "lm_head.weight cannot be rounded to 8 bits: .* NaN"),
+        (lambda m: m.model.embed_tokens.to(torch.float64), "embed_tokens.weight has the dtype torch.float64"),
+        (lambda m: m.model.embed_tokens.to("meta"), "are offloaded: leave it out"),
+    ],
+)
+def test_what_cannot_be_rounded_is_refused_before_any_work(llama, spoil, message, monkeypatch):
+    spoil(llama)
+    monkeypatch.setattr("optimum_neuronal.pruning.prune.find_changes", lambda *args: pytest.fail("work began"))
+    before = state(llama)
+    with pytest.raises(ValueError, match=message):
+        NeuronALPruner(config()).prune(llama)
+    assert all(
+        torch.equal(w, before[n]) for n, w in llama.state_dict().items() if not w.is_meta and "lm_head" not in n
+    )
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_size_that_is_told_beforehand(tied):
+    model = make_model("llama", tie_word_embeddings=tied).bfloat16()
+    decoder, shape = find_decoder(model), tuple(model.lm_head.weight.shape)
+    without, found = (packed_size(decoder, lambda p: 0, None, bits) for bits in (None, 8))
+    count = 1 if tied else 2
+    assert found.dense - without.dense == count * 2 * shape[0] * shape[1]
+    assert found.saved - without.saved == found.in_memory - without.in_memory == count * quantized_bytes(shape, 8)
+
+
+def test_other_bits_are_refused():
+    for bits, error in [(4, ValueError), (True, TypeError), ("8", TypeError)]:
+        with pytest.raises(error, match=f"embedding_bits is {bits!r}: expected 8"):
+            config(embedding_bits=bits)
+
+
+def test_the_dense_format_of_a_rounded_head_is_refused_before_the_prune(tmp_path):
+    make_model("llama").save_pretrained(tmp_path / "dense")
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config())
+    message = "embedding_bits is 8, but the format 'dense': it needs format='packed'"
+    with pytest.raises(ValueError, match=message):
+        pruner.quantize(tmp_path / "sparse")
+    assert pruner.report is None and not (tmp_path / "sparse").exists()
+    model = pruner.prune(pruner.model)
+    with pytest.raises(ValueError, match=message):
+        pruner.save(model, tmp_path / "sparse")
+    pruner.save(model, tmp_path / "sparse", format="packed")
