@@ -16,8 +16,9 @@ from .base import DAMPENING, DampenedHessian, inverse_factor
 
 BLOCK = 64  # columns whose updates are applied to later ones at once
 SWEEPS = 4  # of coordinate descent over all codes, at most
-TRIED = 12  # scales for each row
-LOWEST, HIGHEST = 0.55, 1.5  # of them, times the usual one
+LEAST_TRIED, MOST_TRIED = 12, 48  # scales for each row: the narrower it is, the more its error depends on chance
+TRIED_COLUMNS = 1 << 15  # of all scales that are tried for a row
+LOWEST, HIGHEST = 0.7, 1.4  # of them, times the usual one
 CHUNK = 1 << 13  # rows to quantise at once
 # Half the distance of the levels that suit a row of standard deviation 1.
 USUAL = {2: 0.5, 3: 0.295, 4: 0.17, 5: 0.095, 6: 0.052, 7: 0.029}
@@ -153,7 +154,8 @@ class _Solver:
         """Return the codes and scales with the least error of each row."""
         rows = self._target.shape[1]
         usual = USUAL[self._bits] * self._target.square().mean(dim=0).sqrt()
-        tried = torch.linspace(LOWEST, HIGHEST, TRIED, device=usual.device)
+        count = min(max(TRIED_COLUMNS // len(self._target), LEAST_TRIED), MOST_TRIED)
+        tried = torch.linspace(LOWEST, HIGHEST, count, device=usual.device)
         scales = (tried[:, None] * usual).to(torch.bfloat16).float()
         best = torch.full_like(usual, torch.inf)
         found, codes = torch.zeros_like(usual), torch.zeros_like(self._target)
