@@ -1,4 +1,4 @@
-"""Measure tokens per second and memory with quantised values, beside bf16 and torchao's int8 and int4, in turns.
+"""Measure tokens per second and memory of quantised weights, beside bf16, sparse bf16, and torchao's int8 and int4, in turns.
 
     python -m benchmarks.few_bits_speed [--shape 1b 3b] [--rows "packed 70%" ...] [--tokens 8] [--rounds 5]
 
@@ -74,8 +74,9 @@ def quantized(shape: str, form: str) -> LlamaForCausalLM:
 ROWS: dict[str, Callable[[str], LlamaForCausalLM]] = {
     "dense": one_block,
     "packed 70%": lambda shape: sparsify(one_block(shape, 0.7)),
-    "60% + 4 bits": lambda shape: sparsify(one_block(shape, 0.6), 4),
-    "60% + 3 bits": lambda shape: sparsify(one_block(shape, 0.6), 3),
+    "4 bits": lambda shape: sparsify(one_block(shape), bits=4),
+    "3 bits": lambda shape: sparsify(one_block(shape), bits=3),
+    "2 bits": lambda shape: sparsify(one_block(shape), bits=2),
     "torchao int8": lambda shape: quantized(shape, "torchao int8"),
     "torchao int8, compiled": lambda shape: quantized(shape, "torchao int8"),
     "torchao int4": lambda shape: quantized(shape, "torchao int4"),

@@ -12,7 +12,6 @@ docs/few_bits.md has what this measured.
 import argparse
 import copy
 import itertools
-from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -20,7 +19,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from benchmarks.efforts import log_perplexities
-from benchmarks.few_bits import HELD_OUT, losses, prune_as
+from benchmarks.few_bits import HELD_OUT, losses, quantise_as
 from benchmarks.gptq import GPTQ
 from benchmarks.methods import load
 from optimum_neuronal.demo.run import TINY_MODEL
@@ -97,7 +96,7 @@ def main():
             if kept:
                 quantize_kept(model, ids, bits, ordered)
             else:
-                prune_as(f"int{bits}+block" + ("" if ordered else "+inorder"), model, ids, Path())
+                quantise_as(f"int{bits}+block" + ("" if ordered else "+inorder"), model, ids)
             figures = losses(dense, model, before, tests, heldout)
             variant = f"{bits} bits, {told(ordered)}, {'llm-compressor' if kept else 'written out'}"
             rows.append([variant, *(f"{figure:.4f}" for figure in figures)])
