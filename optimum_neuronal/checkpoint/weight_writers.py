@@ -125,7 +125,7 @@ class PackedWriter(DenseWriter):
         if tensor.dtype not in DTYPE_NAMES:
             raise ValueError(f"{name} has the dtype {tensor.dtype}, which a packed checkpoint cannot hold.")
         packed, transposed = _packed(name, tensor, name in self._rounded)
-        if packed is not None and packed.nbytes < tensor.numel() * tensor.element_size():
+        if packed is not None:
             self.add_packed(name, packed, transposed)
             return
         dense = tensor.unpack() if isinstance(tensor, StandIn) else tensor
@@ -157,8 +157,11 @@ def _packed(name: str, tensor: torch.Tensor, rounded: bool) -> tuple[PackedMatri
     """Return a tensor as it is stored packed, and True if that has its last two dimensions swapped; None if it is dense."""
     if isinstance(tensor, StandIn):
         packed, transposed = tensor.stored()
-        if isinstance(packed, QuantizedWeight) or not (transposed or rounded):
+        if isinstance(packed, QuantizedWeight):  # whatever its size: dense, it could not be told from others
             return packed, transposed
+        size = sparse_bytes(tensor.shape, packed.kept, tensor.element_size())
+        if not (transposed or rounded) and size < tensor.numel() * tensor.element_size():
+            return packed, False
         tensor = tensor.unpack()  # so that equal models give equal files, however they are held
     if rounded:
         try:

@@ -67,9 +67,8 @@ class SparseWeight(PackedMatrix):
         for block in row_blocks(len(matrix), columns):
             part = numbers[block]
             kept = part != 0
-            bits[block] = PackedMask.pack(torch.nn.functional.pad(kept, (0, 8 * stride - columns))).bits.view(
-                -1, stride
-            )
+            padded = torch.nn.functional.pad(kept, (0, 8 * stride - columns))
+            bits[block] = PackedMask.pack(padded).bits.view(len(part), stride)
             values.append(_taken(part, kept))
         found = torch.cat(values) if values else numbers.new_empty(0)
         return cls.of_tensors({"bits": bits, "values": found.view(weight.dtype)}, weight.shape, weight.dtype)
@@ -142,7 +141,9 @@ class SparseWeight(PackedMatrix):
         most = 0 if kernel is None else MAX_FUSED_ROWS_BY_KERNEL.get(kernel.name, MAX_FUSED_ROWS)
         if kernel is None or len(x) > most:
             # Without kernels few rows at a time, which stay in a cache between being unpacked and being multiplied.
-            return multiply_by_blocks(x, self.row_count, bias, self._fill, *([] if kernel else [2**20 // len(x[0])]))
+            return multiply_by_blocks(
+                x, self.row_count, bias, self._fill, *([] if kernel else [2**20 // max(1, x.shape[1])])
+            )
         if len(x) <= MAX_ROWS:
             return kernel.linear(x, self.bits, self.values, self.offsets, bias)
         return torch.cat([self.linear(part, bias) for part in x.split(MAX_ROWS)])

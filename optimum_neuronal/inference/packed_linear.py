@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers import Conv1D
 
-from ..formats.packed_matrix import PackedMatrix
+from ..formats.packed_matrix import DTYPES, PackedMatrix
 from ..formats.sparse import SparseWeight
 from ..model.architectures import AS_LINEAR
 from .inference_only import ADVICE, mark, watched
@@ -48,6 +48,8 @@ class PackedLinear(PackedBuffers):
         if not is_linear(type(linear)):
             raise TypeError(f"PackedLinear.from_linear takes an nn.Linear or a Conv1D, not a {type(linear).__name__}.")
         weight = linear.weight.detach()
+        if weight.dtype not in DTYPES:
+            raise ValueError(f"The weight is {weight.dtype}: expected one of {', '.join(map(str, DTYPES))}.")
         matrix = SparseWeight.pack(weight.T if isinstance(linear, Conv1D) else weight)
         return take_place(cls(matrix, linear.bias, type(linear)), linear)
 

@@ -198,6 +198,8 @@ class PackedBuffers(PackedModule):
         held = parts[self.dtype_from]
         if held.dtype not in DTYPES and not (converted and held.is_floating_point()):
             raise ValueError(f"its {self.dtype_from} have dtype {held.dtype}: expected {', '.join(map(str, DTYPES))}")
+        if "like" in parts and parts["like"].shape != (0,):
+            raise ValueError(f"its like has shape {list(parts['like'].shape)}: expected [0]")
         taken = {**parts, self.dtype_from: held.to(self.held.dtype)} if converted else parts
         self._matrix_of(taken).check()
 

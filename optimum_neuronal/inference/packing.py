@@ -1,5 +1,7 @@
 """Whether a dense weight is to be packed, and its packed form: of matrices, of stacks of them, of what is packed already."""
 
+import math
+
 import torch
 from torch import nn
 from transformers import Conv1D
@@ -69,5 +71,5 @@ def pack_weight(weight: torch.Tensor, transposed: bool, bits: int | None = None)
         weight = weight.unpack()
     dense = weight.detach()
     matrix = dense.mT if transposed else dense
-    matrix = matrix.reshape(-1, matrix.shape[-1])
+    matrix = matrix.reshape(math.prod(matrix.shape[:-1]), matrix.shape[-1])
     return SparseWeight.pack(matrix) if bits is None else QuantizedWeight.nearest(matrix, bits)

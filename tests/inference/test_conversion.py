@@ -20,7 +20,7 @@ def cloned(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("bits", [{}, {"value_bits": 4, "embedding_bits": 8}], ids=["values", "codes"])
+@pytest.mark.parametrize("bits", [{}, {"bits": 4, "embedding_bits": 8}], ids=["sparse", "quantised"])
 def test_a_refused_conversion_changes_nothing(bits):
     """Embeddings and norms included, which stand before the first packed weight."""
     model = sparsify(make_zeroed(), **bits)

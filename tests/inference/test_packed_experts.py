@@ -4,8 +4,8 @@ from conftest import make_model
 from packed import assert_close, assert_same_state, logits, make_zeroed
 
 from optimum_neuronal import densify, sparsify
+from optimum_neuronal.formats.sparse import SparseWeight
 from optimum_neuronal.inference.packed_experts import FUNCTION, PackedStack
-from optimum_neuronal.inference.packed_rows import PackedRows
 
 
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe", "nemotron_h", "afmoe", "jamba")
@@ -34,9 +34,9 @@ def test_mixtures(ids):
 def test_only_the_chosen_experts_are_read(monkeypatch):
     model = sparsify(make_zeroed("mixtral"))
     seen = []
-    window = PackedRows.window
+    window = SparseWeight.window
     monkeypatch.setattr(
-        PackedRows, "window", lambda rows, first, last: (seen.append(last - first), window(rows, first, last))[1]
+        SparseWeight, "window", lambda rows, first, last: (seen.append(last - first), window(rows, first, last))[1]
     )
     logits(model, torch.tensor([[5]]))
     config = model.config

@@ -1,6 +1,7 @@
 """What packed modules hold after their buffers were loaded, set or emptied: checked parts, or an error."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -11,12 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from optimum_neuronal import densify, evaluate_perplexity, sparsify
-from optimum_neuronal.formats.int8_weight import Int8Weight
-from optimum_neuronal.inference.coded_rows import CodedRows
-from optimum_neuronal.inference.layouts import lay_out
+from optimum_neuronal.formats.quantized import QuantizedWeight
 from optimum_neuronal.inference.packed_embedding import PackedEmbedding
 from optimum_neuronal.inference.packed_linear import PackedLinear
-from optimum_neuronal.inference.packing import ValueFormat, pack_rows
+from optimum_neuronal.inference.packing import pack_weight
 
 
 def sparse(rows=8, columns=192):
@@ -29,18 +28,18 @@ def modules():
     linear = nn.Linear(192, 8, bias=False).bfloat16().requires_grad_(False)
     linear.weight.copy_(sparse())
     yield PackedLinear.from_linear(linear).eval()
-    yield PackedLinear(pack_rows(sparse(), False, ValueFormat(3, "int8"))).eval()
-    yield PackedEmbedding(lay_out(Int8Weight.rounded(sparse())), nn.Embedding(8, 192)).eval()
+    yield PackedLinear(with_steps()).eval()
+    yield PackedEmbedding(QuantizedWeight.nearest(sparse()), nn.Embedding(8, 192)).eval()
 
 
-@pytest.fixture(params=range(3), ids=["values", "codes", "levels"])
+def with_steps(bits=3):
+    plain = QuantizedWeight.nearest(sparse(), bits)
+    return dataclasses.replace(plain, steps=torch.linspace(0.5, 1, 192).bfloat16())
+
+
+@pytest.fixture(params=range(3), ids=["sparse", "quantised", "embeddings"])
 def module(request):
     return list(modules())[request.param]
-
-
-def with_wide_scales():
-    """A module whose weights are so large that its scales are no short ones."""
-    return PackedLinear(pack_rows(1000 * sparse(), False, ValueFormat(3, "int8"))).eval()
 
 
 def compute(module):
@@ -61,7 +60,7 @@ def damages(module):
             yield f"{name} with flipped bits", {**good, name: part.index_put((torch.tensor(0),), part[0] ^ 1)}
         if name == "offsets":
             yield "offsets far behind", {**good, name: part + 10**9}
-        if name in ("values", "codes", "levels", "bits", "scales"):
+        if len(part) > 3:
             yield f"three of {name}", {**good, name: part[:3]}
 
 
@@ -98,7 +97,7 @@ def test_buffers_that_are_set_are_checked_before_they_are_used():
     module = next(modules())
     expected = compute(module)
     module.values = module.values[:3].clone()
-    with pytest.raises(RuntimeError, match="its offsets go from 0 to"):
+    with pytest.raises(RuntimeError, match="values, but 3 are stored"):
         compute(module)
     module = next(modules())
     module.values = module.values.clone()
@@ -119,15 +118,13 @@ def test_forward_mode_derivatives_are_refused(module):
 def test_the_length_of_a_packed_weight_is_that_of_the_dense_one():
     for module in modules():
         assert len(module.weight) == 8
-        assert not isinstance(module.rows, CodedRows) or module.rows.check() is None
 
 
 @pytest.mark.parametrize("shape", [(4, 0), (0, 4)])
 def test_weights_without_rows_or_columns(shape):
     rows, columns = shape
-    for value in (None, ValueFormat(3, "int8")):
-        packed = PackedLinear(pack_rows(torch.zeros(shape), False, value), torch.arange(4.0)[:rows]).eval()
-        assert torch.equal(packed(torch.ones(2, 3, columns)), torch.arange(4.0)[:rows].expand(2, 3, rows))
+    packed = PackedLinear(pack_weight(torch.zeros(shape), False), torch.arange(4.0)[:rows]).eval()
+    assert torch.equal(packed(torch.ones(2, 3, columns)), torch.arange(4.0)[:rows].expand(2, 3, rows))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -142,17 +139,24 @@ def test_perplexity_with_a_head_in_8_bits(tied):
     assert evaluate_perplexity(model, None, ids) == pytest.approx(rounded, rel=1e-2)
 
 
-def test_short_scales_give_way_to_others_and_the_reverse():
-    short, wide = list(modules())[1], with_wide_scales()
-    assert (short.rows.scales.dtype, wide.rows.scales.dtype) == (torch.uint8, torch.int16)
-    for source, target in [(short, with_wide_scales()), (wide, copy.deepcopy(short))]:
-        target.load_state_dict(copy.deepcopy(source.state_dict()))
-        assert torch.equal(target.dense(), source.dense()) and torch.equal(compute(target), compute(source))
+def test_other_bits_take_the_place_of_a_weight():
+    source, target = PackedLinear(with_steps(4)).eval(), PackedLinear(with_steps(2)).eval()
+    target.load_state_dict(copy.deepcopy(source.state_dict()))
+    assert torch.equal(target.dense(), source.dense()) and torch.equal(compute(target), compute(source))
+
+
+def test_a_matrix_is_made_once(module):
+    """A call costs no more than it must: the matrix of unchanged buffers is kept, and no copy shares it."""
+    assert module.matrix is module.matrix
+    other = copy.deepcopy(module)
+    assert other.matrix is not module.matrix
+    module.float()
+    assert module.matrix.dtype == torch.float32 and other.matrix.dtype == torch.bfloat16
 
 
 def _broadcast_in_two(rank, count):
     """The second process holds other weights: DistributedDataParallel gives it those of the first, before each forward too."""
-    for module in (*modules(), with_wide_scales()):
+    for module in modules():
         expected = compute(module)
         width = expected.shape[-1]
         trained = nn.Linear(width, 1).bfloat16()

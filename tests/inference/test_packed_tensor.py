@@ -1,8 +1,8 @@
 import torch
 from torch import nn
 
-from optimum_neuronal.formats.packed import PackedWeight
-from optimum_neuronal.inference.packed_rows import PackedRows
+from optimum_neuronal.formats.quantized import QuantizedWeight
+from optimum_neuronal.formats.sparse import SparseWeight
 from optimum_neuronal.inference.packed_tensor import PackedTensor
 
 
@@ -14,7 +14,7 @@ def sparse(*shape, seed=0):
 
 
 def packed(weight):
-    return PackedTensor.of(PackedWeight.pack(weight))
+    return PackedTensor.of(SparseWeight.pack(weight))
 
 
 def bits(tensor):
@@ -59,7 +59,7 @@ def test_rows_are_moved_packed():
         for one, other in zip(dense(found), dense(expected), strict=True):
             assert one.dtype == other.dtype and torch.equal(bits(one), bits(other))
         for part in parts:
-            part.rows.check()
+            part.matrix.check()
 
 
 def test_all_else_unpacks():
@@ -82,8 +82,8 @@ def test_all_else_unpacks():
 def test_parts_share_what_they_hold():
     whole = packed(A)
     part = whole[2]
-    assert part.rows.bits.untyped_storage().data_ptr() == whole.rows.bits.untyped_storage().data_ptr()
-    assert part.rows.values.untyped_storage().data_ptr() == whole.rows.values.untyped_storage().data_ptr()
+    assert part.matrix.bits.untyped_storage().data_ptr() == whole.matrix.bits.untyped_storage().data_ptr()
+    assert part.matrix.values.untyped_storage().data_ptr() == whole.matrix.values.untyped_storage().data_ptr()
 
 
 def test_a_parameter():
@@ -94,22 +94,32 @@ def test_a_parameter():
 
 def test_transposed():
     weight = sparse(3, 20, 33)
-    rows = PackedRows.of(PackedWeight.pack(weight.mT.reshape(99, 20)))
-    tensor = PackedTensor(rows, weight.shape, transposed=True)
-    assert torch.equal(tensor.unpack(), weight) and tensor.packed() is None
+    tensor = PackedTensor(SparseWeight.pack(weight.mT.reshape(99, 20)), weight.shape, transposed=True)
+    assert torch.equal(tensor.unpack(), weight)
+    stored, swapped = tensor.stored()
+    assert swapped and stored.shape == (3, 33, 20) and torch.equal(stored.unpack(), weight.mT)
     assert torch.equal(tensor.clone().half().unpack(), weight.half())
     assert torch.equal(tensor[1], weight[1]) and torch.equal(torch.cat([tensor, tensor]), torch.cat([weight, weight]))
 
 
 def test_as_files_hold_it():
-    expected = PackedWeight.pack(A)
-    found = packed(A).packed()
-    assert found.shape == expected.shape and torch.equal(found.mask.bits, expected.mask.bits)
-    assert torch.equal(found.values, expected.values)
-    tiny = A.clone()
-    tiny[0, 0, 0] = 1e-30
-    assert packed(tiny).to(torch.float16).packed() is None, "a value has become zero"
-    assert torch.equal(packed(tiny).half().unpack(), tiny.half())
+    expected = SparseWeight.pack(A)
+    found, swapped = packed(A).stored()
+    assert not swapped and found.shape == expected.shape
+    assert all(torch.equal(found.tensors()[name], part) for name, part in expected.tensors().items())
+
+
+def test_quantised_weights_as_tensors():
+    weight = QuantizedWeight.nearest(torch.randn(3, 64, 70), 3)
+    tensor = PackedTensor.of(weight)
+    dense = weight.unpack()
+    assert torch.equal(tensor.unpack(), dense) and torch.equal(tensor[1:].stored()[0].unpack(), dense[1:])
+    both = torch.cat([tensor, tensor.clone()])
+    assert isinstance(both, PackedTensor) and torch.equal(both.unpack(), torch.cat([dense, dense]))
+    other = PackedTensor.of(QuantizedWeight.nearest(dense, 4))
+    assert type(torch.cat([tensor, other])) is torch.Tensor, "of other bits: not packed"
+    swapped = PackedTensor.of(weight, transposed=True)
+    assert swapped.shape == (3, 70, 64) and torch.equal(swapped.unpack(), dense.mT)
 
 
 def test_nothing_kept_and_no_rows():

@@ -1,21 +1,18 @@
-"""Weights in every layout that kernels compute with, and how far products are off."""
+"""Weights in every packed format, and how far products are off."""
 
 import torch
-from coded import make_coded
 
 from optimum_neuronal.formats.bitmask import INTEGERS
-from optimum_neuronal.formats.int8_weight import Int8Weight
-from optimum_neuronal.formats.packed import PackedWeight
-from optimum_neuronal.inference.coded_rows import ACTIVATIONS, CodedRows
-from optimum_neuronal.inference.int8_rows import Int8Rows
-from optimum_neuronal.inference.packed_rows import PackedRows
+from optimum_neuronal.formats.packed_matrix import PackedMatrix
+from optimum_neuronal.formats.quantized import QuantizedWeight
+from optimum_neuronal.formats.sparse import SparseWeight
 
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}
 
 
 def sparse(shape, dtype=torch.float32, density=0.3, seed=0) -> torch.Tensor:
-    """A weight of any bits, zero but for a share of its elements: NaN, infinity, subnormal numbers and -0.0 among them."""
+    """Return a weight of any bits, zero but for a share of its elements: NaN, infinity, subnormal numbers and -0.0 among them."""
     generator = torch.Generator().manual_seed(seed)
     raw = torch.randint(0, 256, (*shape[:-1], shape[-1] * dtype.itemsize), generator=generator, dtype=torch.uint8)
     weight = raw.view(-1).view(dtype).view(shape)
@@ -35,29 +32,29 @@ def finite(shape, dtype, density=0.3, seed=0) -> torch.Tensor:
     return weight.masked_fill_(torch.rand(shape, generator=generator) >= density, 0).to(dtype)
 
 
-def packed(weight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = PackedRows.of(PackedWeight.pack(weight))
-    return rows.bits, rows.values, rows.offsets
+def quantised(out, columns, bits=3, dtype=torch.float32, steps=False, seed=0) -> QuantizedWeight:
+    """Return a weight of random codes; one of its scales is 0."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 2**bits, (out, columns), generator=generator)
+    codes = (codes - 128).clamp(min=-127).to(torch.int8) if bits == 8 else codes.to(torch.uint8)
+    scales = torch.rand(out, generator=generator).bfloat16() / 2**bits
+    scales[1:2] = 0
+    found = (torch.rand(columns, generator=generator) + 0.5).bfloat16() if steps else None
+    return QuantizedWeight.encode(codes, bits, scales, found, dtype)
 
 
-def make_int8(out, columns, dtype=torch.float32, seed=0) -> Int8Weight:
-    weight = torch.randn(out, columns, generator=torch.Generator().manual_seed(seed))
-    weight[1::5] = 0
-    return Int8Weight.nearest(weight.to(dtype))
-
-
-def all_rows(out, columns, dtype=torch.float32, value_bits=4) -> list:
-    """Return rows of every layout: of values, then of codes and of levels for either kind of activations."""
-    codes, levels = make_coded(out, columns, value_bits, dtype=dtype), make_int8(out, columns, dtype)
-    values = PackedWeight.pack(finite((out, columns), dtype))
+def all_matrices(out, columns, dtype=torch.float32) -> list[PackedMatrix]:
+    """Return a matrix of every format, quantised ones with and without steps."""
     return [
-        PackedRows.of(values),
-        *(CodedRows.of(codes, activations) for activations in ACTIVATIONS),
-        *(Int8Rows.of(levels, activations) for activations in ACTIVATIONS),
+        SparseWeight.pack(finite((out, columns), dtype)),
+        *(
+            quantised(out, columns, bits, dtype, steps)
+            for bits, steps in ((2, True), (3, False), (8, False), (8, True))
+        ),
     ]
 
 
 def error(y, x, weight, bias=None) -> float:
-    """Largest error relative to the largest magnitude that float64 gives."""
+    """Return the largest error relative to the largest magnitude that float64 gives."""
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
     return float((y.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30))
