@@ -34,13 +34,15 @@ INLINE const uint8_t *planes_of_block(const QuantizedJob *job, int64_t block)
     return job->codes + block * ((job->columns + PLANE_GROUP - 1) / PLANE_GROUP) * job->bits * PLANE_BYTES;
 }
 
+/* Of each sum in a table, whether it has + or - of each of the four inputs. */
+static const int16_t SIGN[PLANE_GROUP][16] = {{-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1},
+                                              {-1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1},
+                                              {-1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1},
+                                              {-1, -1, -1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, 1, 1, 1}};
+
 /* Fills the tables of one tile of 64 inputs, and returns the scale of their sums. */
 INLINE float fill_tile(const float *x, uint8_t *lookup)
 {
-    static const int16_t SIGN[PLANE_GROUP][16] = {{-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1},
-                                                  {-1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1},
-                                                  {-1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1},
-                                                  {-1, -1, -1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, 1, 1, 1}};
     float largest = 0;
     for (int group = 0; group < TILE_GROUPS; group++) {
         const float *four = x + PLANE_GROUP * group;
@@ -64,14 +66,14 @@ INLINE float fill_tile(const float *x, uint8_t *lookup)
     return counts ? largest / LARGEST_SUM : 0;
 }
 
-/* Defines a RoundInputs. */
-#define FILL_TABLES(TARGET, NAME)                                                                        \
+/* Defines a RoundInputs from a function like fill_tile. */
+#define FILL_TABLES(TARGET, NAME, TILE)                                                                        \
     TARGET static void NAME(const float *x, int64_t apart, int taken, void *rounded, float *x_scales)    \
     {                                                                                                    \
         const int64_t tiles = apart / PLANE_TILE;                                                        \
         for (int64_t at = 0; at < tiles * taken; at++)                                                   \
-            x_scales[at] = fill_tile(x + at % taken * apart + at / taken * PLANE_TILE,                   \
-                                     (uint8_t *)rounded + at * TILE_GROUPS * PLANE_BYTES);               \
+            x_scales[at] = TILE(x + at % taken * apart + at / taken * PLANE_TILE,                        \
+                                (uint8_t *)rounded + at * TILE_GROUPS * PLANE_BYTES);                    \
     }
 
 /* Writes four bytes, the lowest first. */
@@ -149,5 +151,5 @@ static void portable_planes(const QuantizedJob *job, int64_t block, float *sums)
                 sums[BLOCK_ROWS * m + row] += job->x_scales[tile * job->taken + m] * (float)found[row];
         }
 }
-FILL_TABLES(, portable_fill_tables)
+FILL_TABLES(, portable_fill_tables, fill_tile)
 PLANE_ELEMENTS(, portable_plane_elements)

@@ -1,5 +1,45 @@
 /* Kernels for bit planes with AVX2: a byte shuffle looks up 32 rows. */
 
+/* As fill_tile. */
+AVX2 INLINE float avx2_fill_tile(const float *x, uint8_t *lookup)
+{
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    __m256 most = _mm256_setzero_ps(), pairs[4];
+    for (int i = 0; i < PLANE_TILE; i += 32) {
+        UNROLL for (int j = 0; j < 2; j++) {
+            const __m256 one = _mm256_loadu_ps(x + i + 16 * j), two = _mm256_loadu_ps(x + i + 16 * j + 8);
+            pairs[j] = _mm256_hadd_ps(_mm256_and_ps(one, magnitude), _mm256_and_ps(two, magnitude));
+        }
+        most = _mm256_max_ps(most, _mm256_hadd_ps(pairs[0], pairs[1]));
+    }
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    const float largest = _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+    const int counts = largest >= 0x1p-60f;
+    const __m256 inverse = _mm256_set1_ps(counts ? LARGEST_SUM / largest : 0);
+    int16_t whole[PLANE_TILE];
+    for (int i = 0; i < PLANE_TILE; i += 16) {
+        const __m256i one = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), inverse));
+        const __m256i two = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8), inverse));
+        _mm256_storeu_si256((__m256i *)(whole + i), _mm256_permute4x64_epi64(_mm256_packs_epi32(one, two), 0xd8));
+    }
+    /* Low bytes of eight sums, then high ones. */
+    const __m256i apart = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    for (int group = 0; group < TILE_GROUPS; group++) {
+        int64_t inputs;
+        memcpy(&inputs, whole + PLANE_GROUP * group, 8);
+        const __m256i all = _mm256_set1_epi64x(inputs);
+        __m256i sums = _mm256_setzero_si256();
+        UNROLL for (int i = 0; i < PLANE_GROUP; i++) {
+            const __m256i input = _mm256_shuffle_epi8(all, _mm256_set1_epi16((short)(2 * i | (2 * i + 1) << 8)));
+            sums = _mm256_add_epi16(sums, _mm256_sign_epi16(input, _mm256_loadu_si256((const __m256i *)SIGN[i])));
+        }
+        _mm256_store_si256((__m256i *)(lookup + PLANE_BYTES * group), _mm256_permute4x64_epi64(_mm256_shuffle_epi8(sums, apart), 0xd8));
+    }
+    return counts ? largest / LARGEST_SUM : 0;
+}
+FILL_TABLES(AVX2, avx2_fill_tables, avx2_fill_tile)
+
 /* Adds what a tile's tables say of one bit to 64 sums of 16 bits: in each register rows 0 to 7 and 16 to 23 of 32, or 8 to
  * 15 and 24 to 31. */
 AVX2 INLINE void avx2_plane(const uint8_t *planes, int apart, const uint8_t *lookup, int groups, __m256i *sums)
@@ -76,5 +116,4 @@ AVX2 static void avx2_planes(const QuantizedJob *job, int64_t block, float *sums
     default: avx2_block(job, block, job->bits, sums);
     }
 }
-FILL_TABLES(AVX2, avx2_fill_tables)
 PLANE_ELEMENTS(AVX2, avx2_plane_elements)
