@@ -16,6 +16,7 @@ import torch
 from ..formats.bitmask import checksum_seed
 from ..formats.packed_matrix import FORMATS, PREFIX, PackedMatrix, check_shape
 from ..formats.sparse import SparseWeight
+from .schema import short
 from .stored_tensors import DTYPE_NAMES, DTYPES, FileValues, Stored
 
 
@@ -154,7 +155,7 @@ class StoredPackedWeight(StoredWeight):
         shape, transposed, dtype = facts.get("shape"), facts.get("transposed", False), _dtype(facts)
         check_shape(shape, dtype)
         if type(transposed) is not bool:
-            raise ValueError(f"its 'transposed' is {transposed!r}: expected true or false")
+            raise ValueError(f"its 'transposed' is {short(transposed)}: expected true or false")
         format = FORMATS.get(facts["format"])
         headers = {_key(part.name, name): (DTYPES[part.dtype], part.shape) for part in parts}
         format.check_headers(_swapped(shape, transposed), dtype, headers)
@@ -189,9 +190,9 @@ def part_names(format: Any, name: str) -> tuple[list[str], list[str]]:
     Raises:
         `ValueError`: there is no such format.
     """
-    kind = FORMATS.get(format) if isinstance(format, str) else None
-    if kind is None:
-        raise ValueError(f"its format is {format!r}: expected one of {', '.join(FORMATS.names())}")
+    if format not in FORMATS.names():
+        raise ValueError(f"its format is {short(format)}: expected one of {', '.join(FORMATS.names())}")
+    kind = FORMATS.get(format)
     needed = [key for key in kind.names if key not in (*kind.optional, *kind.derived)]
     return [name + PREFIX + key for key in needed], [name + PREFIX + key for key in kind.optional]
 

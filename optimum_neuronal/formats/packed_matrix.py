@@ -137,9 +137,9 @@ register_format = FORMATS.register
 
 def check_shape(shape: Any, dtype: Any) -> None:
     """Raise `ValueError` unless a packed weight can have this shape, a sequence, and dtype, None if it is not known."""
-    whole = isinstance(shape, (list, tuple)) and all(type(size) is int and size >= 0 for size in shape)
+    whole = isinstance(shape, (list, tuple)) and all(type(size) is int and size > 0 for size in shape)
     if not whole or not 2 <= len(shape) <= MOST_DIMENSIONS:
-        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to {MOST_DIMENSIONS} whole numbers")
+        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to {MOST_DIMENSIONS} whole numbers above 0")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"its dtype is {dtype}: expected a floating one")
 

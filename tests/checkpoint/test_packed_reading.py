@@ -5,7 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from packed_files import FILE, NAME, header_of, read, tensors, with_header, write
+from packed_files import FILE, QUANTIZED, header_of, read, tensors, with_header, write
+from packed_files import SPARSE as NAME
 from profiles import examples
 
 from optimum_neuronal.checkpoint.names import PACKED_INDEX as INDEX
@@ -37,10 +38,10 @@ def test_what_was_written_is_read(tmp_path):
         (tmp_path / str(number)).mkdir()
         write(tmp_path / str(number), size)
         assert equal(read(tmp_path / str(number)))
-    assert len(list((tmp_path / "1").glob("packed-*-of-00004.safetensors"))) == 4
+    assert len(list((tmp_path / "1").glob("packed-*-of-00007.safetensors"))) == 7
     file = PackedFile.open(tmp_path / "0" / FILE)
     assert set(file.keys()) == tensors().keys()
-    assert file.get_slice(NAME).get_shape() == [6, 5] and file.get_slice(NAME).get_dtype() == "BF16"
+    assert file.get_slice(NAME).get_shape() == [70, 9] and file.get_slice(NAME).get_dtype() == "BF16"
     assert torch.equal(file.get_slice(NAME)[1:3], tensors()[NAME][1:3])
 
 
@@ -105,16 +106,18 @@ def test_nonsense_in_a_header(folder, data):
     check_damaged(folder)
 
 
+@pytest.mark.parametrize("name, part", [(NAME, "bits"), (QUANTIZED, "codes")])
 @pytest.mark.parametrize("size", [2**40, 10**30, 2**63 - 1])
-def test_absurd_sizes_allocate_nothing(folder, size):
+def test_absurd_sizes_allocate_nothing(folder, size, name, part):
     folder, file, index = folder
     (folder / INDEX).write_bytes(index)
     header, about, weights = header_of(file)
-    about["tensors"][NAME]["shape"] = [size, size]
-    (folder / FILE).write_bytes(with_header(header, about, weights))
-    with pytest.raises(ValueError, match=f"{FILE}: {NAME} cannot be unpacked: its bitmask has"):
-        read(folder)
-    header[f"{NAME}.packed_mask"]["shape"] = [size]
+    for shape in ([size, size], [size, 9], [70, size]):
+        about["tensors"][name]["shape"] = shape
+        (folder / FILE).write_bytes(with_header(header, about, weights))
+        with pytest.raises(ValueError, match=f"{FILE}: {name} is damaged: its {part} have dtype torch.uint8 and shape"):
+            read(folder)
+    header[f"{name}.packed_{part}"]["shape"] = [size]
     (folder / FILE).write_bytes(with_header(header, about, weights))
     with pytest.raises(ValueError, match="is damaged, or no safetensors file"):
         read(folder)
@@ -133,17 +136,17 @@ def change(folder, edit):
     return folder
 
 
-def test_damage_is_told_precisely(exact):
-    def mask_bit(header, about, weights):
-        weights[header[f"{NAME}.packed_mask"]["data_offsets"][0]] ^= 1
+def test_damage_is_told_precisely(folder):
+    def bitmask_bit(header, about, weights):
+        weights[header[f"{NAME}.packed_bits"]["data_offsets"][0]] ^= 1
         return weights
 
     def value_bit(header, about, weights):
         weights[header[f"{NAME}.packed_values"]["data_offsets"][0]] ^= 1
         return weights
 
-    def lost_mask(header, about, weights):
-        header["other"] = header.pop(f"{NAME}.packed_mask")
+    def lost_bits(header, about, weights):
+        header["other"] = header.pop(f"{NAME}.packed_bits")
 
     def unknown_tensor(header, about, weights):
         del about["tensors"]["norm.weight"]
@@ -152,22 +155,22 @@ def test_damage_is_told_precisely(exact):
         del about["tensors"][NAME]["crc32"]
 
     def newer(header, about, weights):
-        about["version"] = 4
+        about["version"] = 2
 
     def foreign(header, about, weights):
         about.clear()
 
     for edit, message in [
-        (mask_bit, f"{NAME} is damaged: its checksum is"),
+        (bitmask_bit, f"{NAME} is damaged: its checksum is"),
         (value_bit, f"{NAME} is damaged: its checksum is"),
-        (lost_mask, f"has no tensor '{NAME}.packed_mask'"),
+        (lost_bits, f"has no tensor '{NAME}.packed_bits'"),
         (unknown_tensor, "holds the tensor 'norm.weight', which its metadata does not know"),
         (no_checksum, f"metadata of '{NAME}' is .* expected a 'crc32'"),
-        (newer, "version 4 of the packed format, but this optimum_neuronal reads 3: install another one"),
+        (newer, "version 2 of the packed format, but this optimum_neuronal reads 1: install another one"),
         (foreign, "is no file of a packed checkpoint"),
     ]:
         with pytest.raises(ValueError, match=message) as caught:
-            read(change(exact, edit))
+            read(change(folder, edit))
         assert FILE in str(caught.value)
 
 
@@ -185,7 +188,7 @@ def test_an_index_that_names_other_files(folder, name):
     folder, file, index = folder
     (folder / FILE).write_bytes(file)
     listed = json.loads(index)
-    listed["weight_map"][f"{NAME}.packed_mask"] = name
+    listed["weight_map"][f"{NAME}.packed_bits"] = name
     (folder / INDEX).write_text(json.dumps(listed))
     with pytest.raises(ValueError, match=INDEX):
         read(folder)
@@ -217,8 +220,8 @@ def test_a_weight_that_is_nowhere(tmp_path):
 
 def test_a_missing_file(tmp_path):
     write(tmp_path, 1)
-    Path(tmp_path, "packed-00002-of-00004.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="packed-00002-of-00004"):
+    Path(tmp_path, "packed-00002-of-00007.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="packed-00002-of-00007"):
         read(tmp_path)
 
 
@@ -229,7 +232,7 @@ def test_shapes_are_compared_with_the_model(folder):
     weights = [weight for file in open_checkpoint(folder) for weight in file.weights.values()]
     model = {name: tensor.to("meta") for name, tensor in tensors().items()}
     check_fit(weights, model)
-    with pytest.raises(ValueError, match=rf"{FILE}: {NAME} has the shape \(6, 5\), but the model's \(5, 6\)"):
-        check_fit(weights, model | {NAME: torch.empty(5, 6, device="meta")})
+    with pytest.raises(ValueError, match=rf"{FILE}: {NAME} has the shape \(70, 9\), but the model's \(9, 70\)"):
+        check_fit(weights, model | {NAME: torch.empty(9, 70, device="meta")})
     with pytest.raises(ValueError, match="larger than any weight of the model"):
         check_fit(weights, {"small": torch.empty(2, device="meta")})
