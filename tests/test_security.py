@@ -226,7 +226,7 @@ def test_patterns_are_not_searched(foreign):
 def test_commands_on_a_card_are_quoted():
     title = "x'; rm -rf ~; $(touch a) `touch b` \"+__import__('os')+\""
     use = """model = AutoModelForCausalLM.from_pretrained("x")\ntokenizer = AutoTokenizer.from_pretrained(evil("x"))"""
-    card = with_format(f"# {title}\n\n## Use\n\n{use}\n\n## Sparsity\n", "packed")
+    card = with_format(f"# {title}\n\n## Use\n\n{use}\n\n## Sparsity\n", "packed", {})
     assert "evil" not in card
     (line,) = re.findall(r"^optimum-cli .*$", card, re.M)
     assert shlex.split(line)[3] == title
@@ -351,13 +351,14 @@ def test_nothing_is_allocated_for_sizes_that_are_only_told(foreign, format):
     (folder / name).write_bytes(header({"a": {"dtype": "F32", "shape": [huge], "data_offsets": [0, 4 * huge]}}))
     refused(folder, f"{name} is damaged", readers)
     if format == "packed":
-        parts = {"a.packed_mask": ("U8", [1], [0, 1]), "a.packed_values": ("F32", [0], [1, 1])}
+        parts = {"a.packed_bits": ("U8", [1, 1], [0, 1]), "a.packed_values": ("F32", [0], [1, 1])}
         tensors = {key: dict(zip(("dtype", "shape", "data_offsets"), value)) for key, value in parts.items()}
-        about = {"version": 3, "tensors": {"a": {"shape": [huge], "crc32": "00000000"}}}
+        facts = {"format": "sparse", "shape": [huge, huge], "dtype": "F32", "crc32": "00000000"}
+        about = {"version": 1, "tensors": {"a": facts}}
         (folder / name).write_bytes(header(tensors, {"neuronal": json.dumps(about)}) + b"\0")
         index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(parts, name)}
         (folder / INDEX).write_text(json.dumps(index))
-        refused(folder, f"{name}: a cannot be unpacked", readers)
+        refused(folder, f"{name}: a is damaged: its bits have", readers)
     os.truncate(folder / "config.json", 2**33)
     refused(folder, "more than any such file needs", [inspect_it, convert_it])
 
@@ -376,7 +377,7 @@ def test_a_flipped_bit_is_an_error(foreign, offset):
 @pytest.mark.parametrize(
     "format, change, message",
     [
-        ("packed", lambda c: c["quantization_config"].update(version=4), "version 4, but this optimum_neuronal reads"),
+        ("packed", lambda c: c["quantization_config"].update(version=2), "version 2, but this optimum_neuronal reads"),
         ("packed", lambda c: c["quantization_config"].pop("version"), "version None, but this optimum_neuronal reads"),
         ("packed", lambda c: c["quantization_config"].update(format="bitmap"), "has format 'bitmap'"),
         ("packed", lambda c: c["sparsity_config"].update(version=2), "sparsity_config.version is 2"),

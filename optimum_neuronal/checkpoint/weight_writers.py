@@ -117,7 +117,7 @@ class PackedWriter(DenseWriter):
         self._about: dict[str, Any] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take a tensor of the dense checkpoint, on any device; pack it if that saves space, unless it is packed.
+        """Take a tensor of the dense checkpoint, on any device; pack it if that saves space. Quantised weights stay so.
 
         Raises:
             `ValueError`: its dtype cannot be stored, or it is to be rounded and is not finite.
@@ -157,21 +157,25 @@ def _packed(name: str, tensor: torch.Tensor, rounded: bool) -> tuple[PackedMatri
     """Return a tensor as it is stored packed, and True if that has its last two dimensions swapped; None if it is dense."""
     if isinstance(tensor, StandIn):
         packed, transposed = tensor.stored()
-        if isinstance(packed, QuantizedWeight):  # whatever its size: dense, it could not be told from others
+        if isinstance(packed, QuantizedWeight):  # whatever its size: dense, its codes would be lost
             return packed, transposed
-        size = sparse_bytes(tensor.shape, packed.kept, tensor.element_size())
-        if not (transposed or rounded) and size < tensor.numel() * tensor.element_size():
-            return packed, False
-        tensor = tensor.unpack()  # so that equal models give equal files, however they are held
+        # Equal models give equal files, however they are held: a change of dtype may have made values zero.
+        if not (transposed or rounded) and isinstance(packed, SparseWeight) and count_kept(packed.values) == packed.kept:
+            return (packed if _pays(tensor, packed.kept) else None), False
+        tensor = tensor.unpack()
     if rounded:
         try:
             return QuantizedWeight.nearest(tensor), False
         except ValueError as error:
             raise ValueError(f"{name} cannot be rounded to 8 bits: {error}.") from error
-    if tensor.ndim < 2 or not tensor.is_floating_point():
+    if tensor.ndim < 2 or not tensor.is_floating_point() or not _pays(tensor, count_kept(tensor)):
         return None, False
-    size = sparse_bytes(tensor.shape, count_kept(tensor), tensor.element_size())
-    return (SparseWeight.pack(tensor) if size < tensor.numel() * tensor.element_size() else None), False
+    return SparseWeight.pack(tensor), False
+
+
+def _pays(tensor: torch.Tensor, kept: int) -> bool:
+    """Return True if a tensor with so many elements to keep takes fewer bytes as a sparse weight."""
+    return sparse_bytes(tensor.shape, kept, tensor.element_size()) < tensor.numel() * tensor.element_size()
 
 
 def _owned(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -56,7 +56,7 @@ def test_size_and_files(tmp_path):
     model = pruned(hidden_size=64, intermediate_size=256, vocab_size=16)
     model.save_pretrained(tmp_path)
     assert names(tmp_path) == {"config.json", "generation_config.json", FILE, INDEX}
-    assert format_told(tmp_path) == ("packed", {"quant_method": "optimum_neuronal", "format": "packed", "version": 3})
+    assert format_told(tmp_path) == ("packed", {"quant_method": "optimum_neuronal", "format": "packed", "version": 1})
     assert not hasattr(model.config, "quantization_config") and model.config.sparsity_config["format"] == "dense"
     stored = load_file(tmp_path / FILE)
     packed = {name: part for name, part in stored.items() if "_proj" in name}

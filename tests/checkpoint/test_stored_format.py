@@ -25,7 +25,7 @@ def test_the_format_is_told_by_the_quantization_config():
     ],
 )
 def test_another_version_or_format(change):
-    with pytest.raises(ValueError, match=r"but this optimum_neuronal reads 'packed', version 3: install another one"):
+    with pytest.raises(ValueError, match=r"but this optimum_neuronal reads 'packed', version 1: install another one"):
         check_packed({**QUANTIZATION_CONFIG, **change})
     with pytest.raises(ValueError, match="install another one"):
         stored_format({"quantization_config": {**QUANTIZATION_CONFIG, **change}}, None)
