@@ -116,7 +116,10 @@ def change(path: Path, name: str, edit: Callable[[dict, dict, dict], None]) -> N
     entries, position = {"__metadata__": metadata}, 0
     for key, part in stored.items():
         place = [position, position + len(part)]
-        entries[key] = {**(headers[key.removeprefix(begin)] if key.startswith(begin) else header[key]), "data_offsets": place}
+        entries[key] = {
+            **(headers[key.removeprefix(begin)] if key.startswith(begin) else header[key]),
+            "data_offsets": place,
+        }
         position += len(part)
     path.write_bytes(with_header(entries, about, b"".join(stored.values())))
 

@@ -160,7 +160,11 @@ def _packed(name: str, tensor: torch.Tensor, rounded: bool) -> tuple[PackedMatri
         if isinstance(packed, QuantizedWeight):  # whatever its size: dense, its codes would be lost
             return packed, transposed
         # Equal models give equal files, however they are held: a change of dtype may have made values zero.
-        if not (transposed or rounded) and isinstance(packed, SparseWeight) and count_kept(packed.values) == packed.kept:
+        if (
+            not (transposed or rounded)
+            and isinstance(packed, SparseWeight)
+            and count_kept(packed.values) == packed.kept
+        ):
             return (packed if _pays(tensor, packed.kept) else None), False
         tensor = tensor.unpack()
     if rounded:

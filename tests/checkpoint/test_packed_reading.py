@@ -115,7 +115,9 @@ def test_absurd_sizes_allocate_nothing(folder, size, name, part):
     for shape in ([size, size], [size, 9], [70, size]):
         about["tensors"][name]["shape"] = shape
         (folder / FILE).write_bytes(with_header(header, about, weights))
-        with pytest.raises(ValueError, match=f"{FILE}: {name} is damaged: its {part} have dtype torch.uint8 and shape"):
+        with pytest.raises(
+            ValueError, match=f"{FILE}: {name} is damaged: its {part} have dtype torch.uint8 and shape"
+        ):
             read(folder)
     header[f"{name}.packed_{part}"]["shape"] = [size]
     (folder / FILE).write_bytes(with_header(header, about, weights))

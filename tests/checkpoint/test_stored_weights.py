@@ -124,7 +124,9 @@ def test_quantised_weights_by_hand(path):
     assert torch.equal(codes.float() * scales.float()[:, None], tensors()[BYTES])
 
 
-@pytest.mark.parametrize("name, part", [(name, key) for name, (_, entries) in DOCUMENTED.items() for key, *_ in entries])
+@pytest.mark.parametrize(
+    "name, part", [(name, key) for name, (_, entries) in DOCUMENTED.items() for key, *_ in entries]
+)
 def test_a_flipped_bit_is_found_by_the_checksum(path, name, part):
     content, file = bytearray(path.read_bytes()), PackedFile.open(path)
     stored = next(stored for stored in file.get_slice(name).parts if stored.name == f"{name}.packed_{part}")
@@ -212,10 +214,16 @@ OF_SPARSE = [
     (put("bits", [0, 0]), "its bitmask keeps .* values, but .* are stored"),
     (put("bits", [0x02], at=1), "its bitmask has bits set behind a row's 9 elements"),
     (put("bits", [0x80], at=7), "its bitmask has bits set behind a row's 9 elements"),
-    (header("bits", shape=[560]), r"its bits have dtype torch.uint8 and shape \[560\]: expected torch.uint8 and \[70, 8\]"),
+    (
+        header("bits", shape=[560]),
+        r"its bits have dtype torch.uint8 and shape \[560\]: expected torch.uint8 and \[70, 8\]",
+    ),
     (header("bits", dtype="I8"), "its bits have dtype torch.int8 .* expected torch.uint8"),
     (header("values", dtype="F16"), "its values have dtype torch.float16 .* expected torch.bfloat16"),
-    (lambda facts, parts, headers: headers["values"]["shape"].append(1), r"its values have .* shape \[\d+, 1\]: expected"),
+    (
+        lambda facts, parts, headers: headers["values"]["shape"].append(1),
+        r"its values have .* shape \[\d+, 1\]: expected",
+    ),
     (more_values, r"it has \d+ values: expected at most 630 for shape \[70, 9\]"),
     (lost("bits"), f"the file has no tensor '{SPARSE}.packed_bits'"),
     (lost("values"), f"the file has no tensor '{SPARSE}.packed_values'"),
@@ -266,7 +274,9 @@ def test_damage_is_an_error_that_says_what_was_expected(path, name, edit, messag
     assert FILE in str(caught.value) and name in str(caught.value)
 
 
-@pytest.mark.parametrize("facts", [None, 7, [], "sparse", {}, {"crc32": 7}, {"crc32": "0a1b2c3"}, {"crc32": "0A1B2C3D"}])
+@pytest.mark.parametrize(
+    "facts", [None, 7, [], "sparse", {}, {"crc32": 7}, {"crc32": "0a1b2c3"}, {"crc32": "0A1B2C3D"}]
+)
 @pytest.mark.parametrize("name", [SPARSE, QUANTIZED])
 def test_metadata_that_are_none(path, name, facts):
     def edit(known, parts, headers):
