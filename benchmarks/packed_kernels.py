@@ -1,6 +1,6 @@
-"""Compare one packed projection with dense ones, in turns, by the number of tokens at a time.
+"""Compare one packed projection, sparse or quantised, with dense ones, in turns, by the number of tokens at a time.
 
-    python -m benchmarks.packed_kernels [--sparsity 0.6 0.7 0.8] [--value-bits 4 3] [--threads 2] [--rounds 15]
+    python -m benchmarks.packed_kernels [--sparsity 0.6 0.7 0.8] [--bits 2 3 4 8] [--threads 2] [--rounds 15]
 
 Beside torch's `F.linear` stands, for one token, a dense loop of our own (`dense_loop.c`, compiled for this processor),
 and beside that the bandwidth which it reaches and the one of merely reading. Several copies of the weight are gone
@@ -23,11 +23,9 @@ import torch
 from torch.nn.functional import linear
 
 from optimum_neuronal.display import format_table
-from optimum_neuronal.formats.coded import CodedWeight
-from optimum_neuronal.formats.packed import PackedWeight
-from optimum_neuronal.inference.coded_rows import ACTIVATIONS, CodedRows
-from optimum_neuronal.inference.layouts import Rows
-from optimum_neuronal.inference.packed_rows import PackedRows
+from optimum_neuronal.formats.packed_matrix import PackedMatrix
+from optimum_neuronal.formats.quantized import QuantizedWeight
+from optimum_neuronal.formats.sparse import SparseWeight
 from optimum_neuronal.native.build import find_compiler
 from optimum_neuronal.native.library import find_kernel
 
@@ -71,27 +69,24 @@ def seconds(call: Callable, *arguments) -> float:
     return time.perf_counter() - start
 
 
-def forms_of(weight: torch.Tensor, value_bits: Sequence[int]) -> dict[str, Rows]:
-    """A weight packed with values as they are, and of so many bits with inputs of 8 bits and as they are."""
-    forms: dict[str, Rows] = {"packed": PackedRows.of(PackedWeight.pack(weight))}
-    for bits in value_bits:
-        coded = CodedWeight.nearest(weight, bits)
-        forms |= {f"{bits} bits, {activations}": CodedRows.of(coded, activations) for activations in ACTIVATIONS}
-    return forms
+def forms_of(weight: torch.Tensor, bits: Sequence[int]) -> dict[str, PackedMatrix]:
+    """Return a weight as a sparse one, and quantised to so many bits."""
+    quantised = {f"{few} bits": QuantizedWeight.nearest(weight, few) for few in bits}
+    return {"packed": SparseWeight.pack(weight), **quantised}
 
 
-def copied(rows: Rows) -> Rows:
-    """The same elsewhere in memory."""
-    return replace(rows, **{name: getattr(rows, name).clone() for name in rows.names})
+def copied(matrix: PackedMatrix) -> PackedMatrix:
+    """Return the same matrix elsewhere in memory."""
+    return replace(matrix, **{name: tensor.clone() for name, tensor in matrix.tensors().items()})
 
 
 def measure(shape: tuple[int, int], sparsity: float, args: argparse.Namespace, loop: DenseLoop) -> tuple[list, str]:
     """Rows of a table (tokens, weights, bytes to dense, milliseconds, ratios), and a line on bandwidth."""
     weights = [torch.randn(shape).bfloat16().masked_fill_(torch.rand(shape) < sparsity, 0)]
     weights += [weights[0].clone() for _ in range(max(2, COPIES_BYTES // weights[0].nbytes) - 1)]
-    forms = forms_of(weights[0], args.value_bits)
-    sizes = {name: f"{rows.nbytes / weights[0].nbytes:.3f}" for name, rows in forms.items()}
-    calls = {name: cycle([copied(rows) for _ in weights]) for name, rows in forms.items()}
+    forms = forms_of(weights[0], args.bits)
+    sizes = {name: f"{matrix.nbytes / weights[0].nbytes:.3f}" for name, matrix in forms.items()}
+    calls = {name: cycle([copied(matrix) for _ in weights]) for name, matrix in forms.items()}
     read = statistics.median(seconds(loop.read, weight) for weight in [*weights, *weights])
     dense, table, reached = cycle(weights), [], 0.0
     for tokens in args.tokens:
@@ -114,7 +109,9 @@ def measure(shape: tuple[int, int], sparsity: float, args: argparse.Namespace, l
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sparsity", nargs="+", type=float, default=[0.6, 0.7, 0.8], help="(default: 0.6 0.7 0.8)")
-    parser.add_argument("--value-bits", nargs="*", type=int, default=[4, 3], help="of codes (default: 4 3)")
+    parser.add_argument(
+        "--bits", nargs="*", type=int, default=[2, 3, 4, 8], help="of quantised weights (default: 2 3 4 8)"
+    )
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS, help="at a time (default: 1 4 8 16 64 512)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="(default: as torch decides)")
     parser.add_argument("--rounds", type=int, default=15, help="(default: 15)")

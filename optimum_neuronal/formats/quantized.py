@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import torch
 
-from ..native.library import DTYPES, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
+from ..native.library import DTYPES, MAX_ROWS, Kernel, find_kernel
 from .bit_planes import BLOCK_ROWS, chunk_rows, decode_planes, decode_rows, encode_planes
-from .packed_matrix import Header, PackedMatrix, check_places, headers_of, register_format
+from .packed_matrix import Header, PackedMatrix, check_places, headers_of, multiply_by_blocks, register_format
 from .quantized_checks import (
     BYTE_BITS,
     bits_of_codes,
@@ -28,6 +28,7 @@ from .quantized_checks import (
 
 CODES, SCALES, STEPS = ".packed_codes", ".packed_scales", ".packed_steps"  # what follows a weight's name in a file
 MAX_FUSED_ROWS = 16  # of x that the kernels multiply with codes; more are multiplied with unpacked rows
+UNPACKED_ROWS = 16 * BLOCK_ROWS  # of a weight at a time, beside many rows of x
 
 
 @register_format("quantized")
@@ -149,43 +150,27 @@ class QuantizedWeight(PackedMatrix):
         return dense.view(self.shape)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return `x @ W.T + bias`.
+        """Return `x @ W.T + bias`, W of shape (rows, columns).
 
         On a CPU the kernels multiply up to `MAX_FUSED_ROWS` rows of x with codes. They round x to whole numbers: with codes of
         8 bits a part in a hundred of the result is lost, with fewer bits a part in a thousand. In all other cases W is
         unpacked, some rows at a time.
 
         Args:
-            x (`Tensor`): shape (..., columns), floating, on the device of the codes.
-            bias (`Tensor`, *optional*): shape (rows,), of the dtype of x.
+            x (`Tensor`): shape (count, columns), floating, contiguous, on the device of the codes.
+            bias (`Tensor`, *optional*): shape (rows,), of the dtype of x, contiguous.
 
         Returns:
-            `Tensor`: shape (..., rows), of the dtype of x.
+            `Tensor`: shape (count, rows), of the dtype of x.
         """
-        columns = self.shape[-1]
-        if x.ndim == 0 or x.shape[-1] != columns:
-            raise ValueError(
-                f"x has shape {list(x.shape)}: expected (..., {columns}), as the weight has {columns} columns"
-            )
-        flat = x.reshape(x.shape[:-1].numel(), columns).contiguous()
-        kernel = self._kernel(x.dtype)
-        y = x.new_empty(len(flat), len(self.scales))
-        if kernel is not None and len(flat) <= MAX_FUSED_ROWS:
-            beside = None if bias is None else bias.contiguous()
-            for part, to in zip(flat.split(MAX_ROWS), y.split(MAX_ROWS)):
-                kernel.quantized_linear(part, self.codes, self.bits, self.scales, self.steps, beside, to)
-            return y.view(*x.shape[:-1], len(self.scales))
-        scratch = None
-        for rows in chunk_rows(len(self.scales), columns):
-            scratch = (
-                x.new_empty(rows.stop - rows.start, columns) if scratch is None else scratch[: rows.stop - rows.start]
-            )
-            self._fill(rows, scratch)
-            if bias is None:
-                torch.mm(flat, scratch.t(), out=y[:, rows])
-            else:
-                torch.addmm(bias[rows], flat, scratch.t(), out=y[:, rows])
-        return y.view(*x.shape[:-1], len(self.scales))
+        kernel, rows = self._kernel(x.dtype), len(self.scales)
+        if kernel is None or len(x) > MAX_FUSED_ROWS:
+            return multiply_by_blocks(x, rows, bias, self._fill, UNPACKED_ROWS)
+        y = x.new_empty(len(x), rows)
+        for first in range(0, len(x), MAX_ROWS):
+            part, to = (x, y) if len(x) <= MAX_ROWS else (x[first : first + MAX_ROWS], y[first : first + MAX_ROWS])
+            kernel.quantized_linear(part, self.codes, self.bits, self.scales, self.steps, bias, to)
+        return y
 
     def look_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Return some rows, without unpacking others: shape (*ids.shape, columns), of the weight's dtype."""
@@ -252,7 +237,6 @@ class QuantizedWeight(PackedMatrix):
         """Return the kernels that compute with these codes in a dtype; None for torch."""
         if self.codes.device.type != "cpu" or dtype not in DTYPES:
             return None
-        warn_without_kernel()
         return find_kernel()
 
     def _fill(self, rows: slice, dense: torch.Tensor) -> None:

@@ -26,7 +26,6 @@ ABI = 4
 MAX_ROWS = 8  # of x that the kernels take in one call
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 SIZES = (2, 4)  # bytes of an element that can be unpacked
-BITS_BY_LEVELS = {4: 2, 8: 3, 16: 4, 0: 8}  # levels in a table -> bits of a code
 OK, DISAGREE = 0, 4
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -180,11 +179,6 @@ class Kernel:
         if result != DISAGREE:
             _check(result)
         return result == OK
-
-
-def bits_of_codes(table: torch.Tensor) -> int:
-    """How many bits a code has, by its table of levels: 2**bits of them, none of 8 bits."""
-    return BITS_BY_LEVELS[len(table)]
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
