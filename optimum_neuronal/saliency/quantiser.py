@@ -22,6 +22,7 @@ LOWEST, HIGHEST = 0.7, 1.4  # of them, times the usual one
 CHUNK = 1 << 13  # rows to quantise at once
 # Half the distance of the levels that suit a row of standard deviation 1.
 USUAL = {2: 0.5, 3: 0.295, 4: 0.17, 5: 0.095, 6: 0.052, 7: 0.029}
+SPREAD, TINY = 16.0, 1e-30  # steps are at most so many times the usual one, or so small a part of it
 LARGEST = 127  # the largest level of 8 bits
 
 
@@ -60,7 +61,8 @@ def quantise(
             [`dense_target`].
         hessian (`Tensor` of float32, shape (columns, columns)): sum of `x x^T` over the projection's inputs; not changed.
         bits (`int`): 2 to 8. With 8, values go to their nearest levels.
-        steps (`bool`): True for a step for each column.
+        steps (`bool`): True for a step for each column, which 8 bits have none of. It takes 16 bits for each column, and
+            saves about 5 % of the error: worth it from about 500 rows.
         name (`str`): the projection's, for messages.
 
     Raises:
@@ -99,21 +101,22 @@ class Quantiser:
         if bits == 8:
             return nearest(weight)
         weight = weight.masked_fill(self._dead, 0)  # scales need not suit weights of inputs that are always zero
-        target, matrix, factor, widths = weight[:, self._order].T, self._matrix, self._factor, None
-        if steps:
-            widths = self._steps()
-            wide = widths.float()
+        target, matrix, factor = weight[:, self._order].T, self._matrix, self._factor
+        widths = _column_steps(weight) if steps else None
+        if widths is not None:
+            wide = widths[self._order].float()
             target, matrix, factor = target / wide[:, None], matrix * wide * wide[:, None], factor / wide
         with full_precision():
             codes, scales = _Solver(target.contiguous(), matrix, factor, bits).solve()
         back = self._order.argsort()
         codes = codes.T[:, back].to(torch.uint8).contiguous()
-        return Quantised(codes, scales.to(torch.bfloat16), None if widths is None else widths[back], bits)
+        return Quantised(codes, scales.to(torch.bfloat16), widths, bits)
 
-    def _steps(self) -> torch.Tensor:
-        """Return the steps, bfloat16, by what an error costs that later columns make up for, to the power -1/4."""
-        logarithms = self._factor.diagonal().log() / 2
-        return (logarithms - logarithms.mean()).exp().to(torch.bfloat16)
+
+def _column_steps(weight: torch.Tensor) -> torch.Tensor:
+    """Return a step for each column, bfloat16: the root mean square of its weights, by that of all."""
+    squares = weight.square().mean(dim=0)
+    return (squares / squares.mean().clamp(min=TINY)).sqrt().clamp(1 / SPREAD, SPREAD).to(torch.bfloat16)
 
 
 def _inverse(scales: torch.Tensor) -> torch.Tensor:
