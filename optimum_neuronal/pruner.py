@@ -19,11 +19,12 @@ from .data.calibration import CalibrationSet
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_apart
 from .files.records import WorkDirectory, work_directory
+from .inference.sparsify import check_quantizable, put_quantized
 from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
+from .model.packed_size import PackedSize
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
 from .pruning.context import PruneContext, alone_with, check, open_records
-from .pruning.packing import IN_PLACE
 from .pruning.prune import prune_model
 from .pruning.reporting import PrunedModels, expected_size, untied_bytes
 from .report import PruningReport, method_text
@@ -148,7 +149,7 @@ class NeuronALPruner(OptimumQuantizer):
         if work_dir is not None:
             check_apart(work_dir, save_dir)
         with work_directory(work_dir) as folder, alone_with(model):
-            context = check(model, self.config, batch_size, max_hidden_bytes)
+            context = self._check(model, batch_size, max_hidden_bytes)
             untied = untied_bytes(context)
             check_space(model, save_dir, expected_size(context, untied > 0), format, untied)
             windows = {name: load_windows(model.config, self.tokenizer, test) for name, test in tests.items()}
@@ -158,7 +159,7 @@ class NeuronALPruner(OptimumQuantizer):
 
             before, report, after = measure(), self._prune(context, dataset, folder), measure()
             evaluation = {name: {"dense": before[name], "pruned": after[name]} for name in before}
-            self._remember(context, replace(report, evaluation=evaluation))
+            self._remember(model, replace(report, evaluation=evaluation), self._pruned.find(model).size)
             self.save(model, save_dir, format)
             folder.remove()
         return model
@@ -209,8 +210,15 @@ class NeuronALPruner(OptimumQuantizer):
             `RuntimeError`: another thread prunes the model.
         """
         with work_directory(work_dir) as folder, alone_with(model):
-            self._prune(check(model, self.config, batch_size, max_hidden_bytes), dataset, folder)
+            self._prune(self._check(model, batch_size, max_hidden_bytes), dataset, folder)
         return model
+
+    def _check(self, model: PreTrainedModel, batch_size: int | None, max_hidden_bytes: int | None) -> PruneContext:
+        """Return the context of a prune. Raise for all that can be known to be wrong before data is loaded."""
+        context = check(model, self.config, batch_size, max_hidden_bytes)
+        if self.config.bits_per_weight is not None:
+            check_quantizable(context.decoder)
+        return context
 
     def _prune(self, context: PruneContext, dataset: Any, folder: WorkDirectory) -> PruningReport:
         """Prune the model of a context, and return the report."""
@@ -219,7 +227,7 @@ class NeuronALPruner(OptimumQuantizer):
         context = replace(context, calibration=self._draw(context.model, dataset), clock=clock)
         clock.lap("calibration data")
         context = replace(context, records=open_records(folder, context.decoder, self.config, context.ids))
-        return prune_model(context, IN_PLACE, partial(self._remember, context))
+        return prune_model(context, put_quantized, partial(self._remember, context.model))
 
     def draw_calibration(
         self, model: PreTrainedModel, dataset: Any = None, revision: str | None = None
@@ -298,7 +306,7 @@ class NeuronALPruner(OptimumQuantizer):
         """Return a pruner of the dict that [`~NeuronALPruner.to_dict`] returned."""
         return cls(NeuronALConfig.from_dict(config_dict), tokenizer)
 
-    def _remember(self, context: PruneContext, report: PruningReport) -> None:
+    def _remember(self, model: PreTrainedModel, report: PruningReport, size: PackedSize) -> None:
         """Keep the report of a model that was pruned."""
         self.report = report
-        self._pruned.add(context, report, self._tokenizers.get(context.model))
+        self._pruned.add(model, report, size, self._tokenizers.get(model))

@@ -61,7 +61,7 @@ def store(model: PreTrainedModel, folder: Path) -> None:
     save_pretrained(model, folder, format="packed")
     convert_checkpoint(folder, "dense")
     inspect_checkpoint(folder)
-    densify(sparsify(model, value_bits=4))
+    densify(sparsify(model, bits=4))
     SparseModelForCausalLM.from_pretrained(folder, dtype="auto")
 
 

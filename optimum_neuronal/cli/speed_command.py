@@ -92,7 +92,7 @@ class SpeedCommand(Command):
 
         loads = {"dense": load_dense, "packed": load_packed}
         if few_bits:
-            loads[", ".join(few_bits)] = lambda: sparsify(_rounded(load_dense(), bits), embedding_bits=head)
+            loads[", ".join(few_bits)] = lambda: sparsify(load_dense(), bits, head)
         if has_torchao() and not args.no_torchao:
             loads |= {form: partial(load_quantized, form) for form in FORMS}
         elif not args.no_torchao:
@@ -109,20 +109,6 @@ class SpeedCommand(Command):
                 resident[name] = now - before
                 before = now
         return models, resident, left_out
-
-
-def _rounded(model, bits: int | None):
-    """Return a model with its projections rounded to so many bits. None: as they are."""
-    from ..formats.quantized import QuantizedWeight
-    from ..inference.sparsify import put_quantized
-    from ..model.find_blocks import find_decoder
-    from ..pruning.packing import quantized_weights
-
-    if bits is not None:
-        decoder = find_decoder(model)
-        nearest = {name: QuantizedWeight.nearest(p.weight, bits) for name, p in decoder.projections.items()}
-        put_quantized(model, decoder, quantized_weights(decoder, nearest))
-    return model
 
 
 class EnvCommand(Command):

@@ -7,6 +7,7 @@ densify(model)
 ```
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
@@ -26,7 +27,7 @@ from ..model.projections import Decoder
 from ..system.machine import hand_back_freed
 from ..validation import check_bits, check_embedding_bits
 from .conversion import check_conversions, convert_plainly
-from .head_packing import keep_tied, pack_head, unpack_head
+from .head_packing import keep_tied, pack_head, put_head, unpack_head
 from .packed_experts import put_stacks, take_stacks
 from .packed_linear import PackedLinear
 from .packed_module import take_place
@@ -219,8 +220,25 @@ def put_packed(model: nn.Module, name: str, matrices: Mapping[str, PackedMatrix]
         put_stacks(module, matrices)
 
 
-def put_quantized(model: PreTrainedModel, decoder: Decoder, weights: Mapping[str, QuantizedWeight]) -> None:
-    """Let projections compute with quantised weights, and the model save packed from then on.
+def check_quantizable(decoder: Decoder) -> None:
+    """Raise `ValueError` for a projection whose module no packed one can take the place of."""
+    for name, projection in decoder.projections.items():
+        module = projection.module
+        if projection.parameter not in packable(module) or has_own_forward(module):
+            raise ValueError(
+                f"{name} is a {type(module).__name__}, which has no packed form"
+                f"{' with a forward of its own' if has_own_forward(module) else ''}: leave it out with "
+                f"ignore=[{re.escape(name)!r}]."
+            )
+
+
+def put_quantized(
+    model: PreTrainedModel,
+    decoder: Decoder,
+    weights: Mapping[str, QuantizedWeight],
+    head: Mapping[str, QuantizedWeight],
+) -> None:
+    """Let a model compute with quantised weights, and save packed from then on.
 
     Args:
         model (`PreTrainedModel`): changed in place; other projections stay as they are.
@@ -228,7 +246,9 @@ def put_quantized(model: PreTrainedModel, decoder: Decoder, weights: Mapping[str
         weights (`Mapping[str, QuantizedWeight]`):
             Projection name -> its weight, shape (out, in). Those of a mixture's experts have the same bits, no steps, and
             are all there.
+        head (`Mapping[str, QuantizedWeight]`): name in the files -> weight of token embeddings or head, see [`put_head`].
     """
+    put_head(model, head)
     names = {module: name for name, module in model.named_modules()}
     found: dict[str, dict[str, list[QuantizedWeight]]] = {}
     for name, projection in decoder.projections.items():
@@ -236,4 +256,5 @@ def put_quantized(model: PreTrainedModel, decoder: Decoder, weights: Mapping[str
             found.setdefault(names[projection.module], {}).setdefault(projection.parameter, []).append(weights[name])
     for name, parts in found.items():
         put_packed(model, name, {key: QuantizedWeight.joined(rows) for key, rows in parts.items()})
-    finish_packing(model, {}, "No projection was quantised.")
+    if next(packed_modules(model), None) is not None:  # not if the head alone was rounded, and has no packed form
+        finish_packing(model, {}, "")

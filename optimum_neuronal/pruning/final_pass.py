@@ -14,6 +14,7 @@ from ..engine.statistics import Norms, SquaredNorms, most_specific
 from ..files.records import Finding
 from ..formats.bitmask import VALUES
 from ..formats.changes import StoredChange, has_parts, of_parts, parts_of
+from ..formats.quantized import QuantizedWeight
 from ..methods import Methods
 from ..model.projections import Block, Decoder, Projection, TrialWeights, trial_weights
 from ..saliency import Saliency
@@ -151,9 +152,11 @@ def _waiting_device(projection: Projection) -> torch.device:
 
 
 def apply_changes(decoder: Decoder, changes: Mapping[str, Change]) -> None:
-    """Make the weights sparse, in place; offloaded ones whenever they are read from now on."""
+    """Make the weights sparse, in place; offloaded ones whenever they are read from now on. Quantised ones stay dense."""
     with torch.no_grad():
         for name, projection in decoder.projections.items():
+            if isinstance(changes[name], QuantizedWeight):
+                continue
             if is_offloaded(projection.module):
                 change_offloaded(projection, changes[name])
             else:

@@ -1,17 +1,20 @@
 """One prune: the top-up's search, the final pass, the report; and at the very end the weights change."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 import torch
+from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import make_sparsity_config, record_sparsity
 from ..compat.accelerate import execution_device
 from ..engine.capture import inference
 from ..engine.runner import BlockRunner
+from ..formats.quantized import QuantizedWeight
 from ..methods import Methods
-from ..model.projections import Projection
+from ..model.packed_size import PackedSize
+from ..model.projections import Decoder, Projection
 from ..model.weight_names import stored_names
 from ..report import PruningReport
 from ..system.interrupts import deferred_interrupt
@@ -22,9 +25,8 @@ from ..trials.engine import Cache, Engine
 from ..trials.sweep import Sweep
 from .context import PruneContext, PruneOutcome, default_batch_size
 from .final_pass import FinalPruning, apply_changes
-from .packing import Packing, quantized_weights
 from .refit import Refit
-from .reporting import make_report
+from .reporting import make_report, pruned_size
 from .rotate import rotated
 from .rounding_head import head_errors, round_head
 
@@ -32,13 +34,23 @@ from .rounding_head import head_errors, round_head
 logger = get_logger(__name__)
 
 
-def prune_model(context: PruneContext, packing: Packing, remember: Callable[[PruningReport], None]) -> PruningReport:
+# Model, decoder, quantised weights by projection name, and of embeddings and head by their names in the files: puts modules
+# that compute with them in place. This room knows no modules.
+Put = Callable[
+    [PreTrainedModel, Decoder, Mapping[str, QuantizedWeight], Mapping[str, QuantizedWeight]],
+    None,
+]
+
+
+def prune_model(
+    context: PruneContext, put_quantized: Put, remember: Callable[[PruningReport, PackedSize], None]
+) -> PruningReport:
     """Prune the model of a context, in place. A failure or an interruption leaves it as it was.
 
     Args:
         context ([`PruneContext`]): with calibration sequences and records.
-        packing ([`Packing`]): puts what was quantised into the model.
-        remember: is called with the report as soon as the weights are changed.
+        put_quantized: puts what was quantised into the model.
+        remember: is called with the report and the size of what was pruned as soon as the weights are changed.
     """
     model, decoder = context.model, context.decoder
     names = stored_names(model, decoder)
@@ -46,17 +58,15 @@ def prune_model(context: PruneContext, packing: Packing, remember: Callable[[Pru
         outcome = find_changes(context)
         head = round_head(model, context.config.embedding_bits)
         report = make_report(context, outcome, head_errors(model, head), rotation)
-        quantized = quantized_weights(decoder, outcome.changes)
+        quantized = {name: own for name, own in outcome.changes.items() if isinstance(own, QuantizedWeight)}
+        size = pruned_size(decoder, report)
         sparsity_config = make_sparsity_config(decoder, report, names)
         last.enter_context(deferred_interrupt())  # raised behind `rotated`, which would take it for a failure
-        if quantized:  # nothing that may fail from here on
-            packing.put_quantized(model, decoder, quantized)
-        else:
-            apply_changes(decoder, outcome.changes)
-        if head:
-            packing.put_head(model, head)
+        apply_changes(decoder, outcome.changes)  # nothing that may fail from here on
+        if quantized or head:
+            put_quantized(model, decoder, quantized, head)
         record_sparsity(model, sparsity_config)
-        remember(report)
+        remember(report, size)
     return report
 
 

@@ -85,9 +85,14 @@ class PrunedModels:
         self._found: WeakKeyDictionary[PreTrainedModel, PrunedModel] = WeakKeyDictionary()
         self._pruned_any = False
 
-    def add(self, context: PruneContext, report: PruningReport, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        """Add the model of a context, or replace its entry."""
-        model, size = context.model, pruned_size(context.decoder, report)
+    def add(
+        self,
+        model: PreTrainedModel,
+        report: PruningReport,
+        size: PackedSize,
+        tokenizer: PreTrainedTokenizerBase | None,
+    ) -> None:
+        """Add a model, or replace its entry."""
         self._pruned_any = True
         self._found[model] = PrunedModel(report, size, getattr(model.config, KEY), tokenizer)
 
