@@ -33,18 +33,15 @@ def results(sparsities=(0.6, 0.7, 0.8)):
 
 
 def results_with_bits(topups=("uniform", "search")):
-    return [
-        result(
-            "alps",
-            topup,
-            sparsity,
-            (30 + 9 * index, 60 - (bits or 9)),
-            value_bits=bits,
-            bits_per_weight=1 + (bits or 16) * (1 - sparsity),
-        )
-        for bits in (None, 4, 3)
+    sparse = [
+        result("alps", topup, sparsity, (30 + 9 * index, 51), bits_per_weight=1 + 16 * (1 - sparsity))
         for sparsity in (0.5, 0.6)
         for index, topup in enumerate(topups)
+    ]
+    quantised = {"saliency": "quantised", "topup": "rates", "sparsity": 0.0}
+    return sparse + [
+        result(**quantised, perplexity=(50 / bits, 100 / bits), budget=bits, bits_per_weight=bits)
+        for bits in (2.4, 3.0)
     ]
 
 

@@ -33,9 +33,6 @@ class TestEffort:
         assert (config.saliency, config.topup, config.refit_epochs) == ("alps", "owl", 3)
         config = NeuronALConfig(0.7, effort="best", saliency="wanda").resolved()
         assert (config.topup, config.refit_epochs) == ("search", 0), "Wanda leaves the weights that stay"
-        assert NeuronALConfig(0.7, effort="best", value_bits=3).resolved().refit_epochs == 0, (
-            "fitted values are rounded then"
-        )
         assert NeuronALConfig(0.5, effort="best", pattern="2:4").resolved().topup == "uniform"
         config = NeuronALConfig(0.7, effort="best", topup="besa").resolved()
         assert (config.saliency, config.refit_epochs) == ("wanda", 0), "BESA decides while the other weights stay"
@@ -103,6 +100,7 @@ def test_reconstruction_is_off_unless_it_is_asked_for():
     assert NeuronALConfig(0.7, "alps", num_samples=15).num_samples == 15, "which no refit asks more of"
 
 
+BITS = {"sparsity": None, "saliency": None, "bits_per_weight": 2.4}
 # Fields beside or instead of sparsity 0.7 -> the message that refuses them.
 BAD_VALUES = [
     ({"sparsity": 1.0}, "sparsity is 1.0: expected a share in"),
@@ -120,9 +118,6 @@ BAD_VALUES = [
     ({"seq_length": 1}, "seq_length is 1: expected a whole number of at least 2"),
     ({"num_alignment_samples": 200}, "num_alignment_samples is 200, more than num_samples=128"),
     ({"targets": ["("]}, "targets holds '\\(', which is no regular expression"),
-    ({"value_bits": 5}, "value_bits is 5: expected one of 8, 4, 3, 2, or None to leave values as they are"),
-    ({"value_bits": 16}, "value_bits is 16"),
-    ({"value_bits": 0}, "value_bits is 0"),
     ({"reconstruct": "dens"}, "reconstruct is 'dens': expected one of 'dense', 'block'.*Did you mean 'dense'"),
     ({"reconstruct": ""}, "reconstruct is ''"),
     ({"reconstruct": "dense"}, "reconstruct is 'dense', but the saliency 'wanda' leaves"),
@@ -138,15 +133,19 @@ BAD_VALUES = [
     ({"topup": "neuronal:steps=block", "topup_args": {"steps": "row"}}, "steps is given twice and differently"),
     ({"topup": "owl:half_width"}, "'owl:half_width' is no method: expected NAME or NAME:KEY=VALUE"),
     ({"topup": "owl:half_widht=0.1"}, "topup_args holds 'half_widht'.*Did you mean 'half_width'"),
-    ({"bits_per_weight": 1.0625}, "bits_per_weight is 1.0625: expected a number above 1.0625, at most 9.0625"),
-    ({"bits_per_weight": 10}, "at most 9.0625"),
+    ({"bits_per_weight": 2}, "bits_per_weight is 2: expected a number above 2, at most 9"),
+    ({"bits_per_weight": 10}, "at most 9"),
     ({"bits_per_weight": float("nan")}, "bits_per_weight is nan"),
-    ({"bits_per_weight": 2.4, "value_bits": 3}, "two of them decide the third: leave one out"),
-    ({"bits_per_weight": 2.4, "sparsity": None, "topup": "uniform", "pattern": "2:4"},
-     "The pattern 2:4 decides the sparsity: give sparsity too"),
-    ({"bits_per_weight": 2.4, "sparsity": None, "saliency": "magnitude", "topup": "uniform"},
-     "looks at none: give value_bits too"),
-    ({"bits_per_weight": 2.4, "sparsity": None, "value_bits": 5}, "value_bits is 5: expected one of 8, 4, 3, 2"),
+    ({"bits_per_weight": 2.4}, "sparsity=0.7 and bits_per_weight=2.4 are given, but a prune either .*: leave one out"),
+    ({**BITS, "saliency": "wanda"}, "saliency is 'wanda', which is for weights that are set to zero, but bits_per_weight=2.4"),
+    ({**BITS, "saliency_args": {"power": 1}}, "saliency_args is {'power': 1}, which is for weights that are set to zero"),
+    ({**BITS, "pattern": "2:4"}, "pattern is '2:4', which is for weights"),
+    ({**BITS, "reconstruct": "dense"}, "reconstruct is 'dense', which is for weights"),
+    ({**BITS, "refit_epochs": 2}, "refit_epochs is 2, which is for weights"),
+    ({**BITS, "topup": "owl"}, "topup is 'owl', which divides a sparsity: with bits_per_weight, expected 'uniform', or None"),
+    ({**BITS, "topup": "owl:m=7"}, "topup_args is {'m': 7}, which is for weights"),
+    ({**BITS, "rotate": True}, "rotate is True, but a rotation serves weights that are set to zero"),
+    ({**BITS, "embedding_bits": 4}, "embedding_bits is 4: expected 8"),
 ]  # fmt: skip
 BAD_TYPES = [
     ({"refit_epochs": 1.5}, "refit_epochs is 1.5: expected a whole number"),
@@ -249,18 +248,34 @@ def test_a_methods_name_with_hyper_parameters_means_what_it_does_on_the_command_
 
 def test_a_budget_takes_the_place_of_a_sparsity():
     config = NeuronALConfig(bits_per_weight=2.4)
-    assert (config.sparsity, config.value_bits, config.bits_per_weight) == (None, None, 2.4)
+    assert (config.sparsity, config.bits_per_weight, config.amount) == (None, 2.4, 2.4)
+    assert NeuronALConfig(0.7).amount == 0.7
     assert NeuronALConfig.from_dict(config.to_dict()) == config
-    assert NeuronALConfig(bits_per_weight=2.4, effort="best").resolved().refit_epochs == 0, "as with value_bits"
-    with pytest.raises(TypeError, match="needs a sparsity, such as 0.7, or bits, such as bits_per_weight"):
+    with pytest.raises(
+        TypeError, match="needs a sparsity, such as 0.7, to set weights to zero, or bits, such as bits_per_w"
+    ):
         NeuronALConfig()
 
 
-def test_what_needs_no_choice_needs_no_calibration():
-    own = {"bits_per_weight": 2.4, "saliency": "magnitude", "topup": "uniform"}
-    assert NeuronALConfig(**own, value_bits=3).sparsity is None
-    assert NeuronALConfig(0.6, **own).value_bits is None
-    assert NeuronALConfig(0.5, bits_per_weight=4, pattern="2:4").resolved().topup == "uniform"
+@pytest.mark.parametrize(
+    ("fields", "topup", "by"),
+    [
+        ({}, None, "divergence"),
+        ({"effort": "fast"}, "uniform", "uniform"),
+        ({"effort": "best"}, None, "divergence"),
+        ({"topup": "uniform"}, "uniform", "uniform"),
+    ],
+    ids=str,
+)
+def test_what_quantises(fields, topup, by):
+    """What is saved after a prune quantises alike again."""
+    config = NeuronALConfig(bits_per_weight=2.4, **fields)
+    resolved, methods = config.resolved(), config.make_methods()
+    assert (resolved.saliency, resolved.topup, resolved.refit_epochs) == (None, topup, 0)
+    assert (methods.topup.budget, methods.topup.by) == (2.4, by)
+    assert methods.needs_calibration and methods.needs_dense_stream and methods.saliency.updates_weights
+    assert NeuronALConfig.from_dict(resolved.to_dict()) == resolved == config
+    assert NeuronALConfig(bits_per_weight=2.5, **fields) != config
 
 
 FIELDS = {"sparsity": 0.7, "topup": "owl", "topup_args": {"half_width": 0.1}}
@@ -376,4 +391,3 @@ class TestRotation:
     def test_it_looks_at_activations(self):
         plain = {"saliency": "magnitude", "topup": "uniform"}
         assert NeuronALConfig(0.7, rotate=True, **plain).make_methods().needs_calibration
-        assert NeuronALConfig(bits_per_weight=3.0, rotate=True, **plain).make_methods().needs_calibration

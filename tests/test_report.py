@@ -25,6 +25,18 @@ def report(**more):
     return PruningReport(**values | more)
 
 
+QUANTISED = {
+    "config": {"saliency": None, "topup": None, "bits_per_weight": 2.4},
+    "requested_sparsity": 0.0,
+    "achieved_sparsity": 0.0,
+    "bits_per_weight": 2.396,
+    "projections": {
+        name: {"sparsity": 0.0, "smallest_row": 0.0, "largest_row": 0.0, "bits": bits}
+        for name, bits in {"0.q": 2, "0.up": 2, "1.q": 3}.items()
+    },
+}
+
+
 def lines(shown):
     """First column -> second."""
     return dict(line.split("  ", 1) for line in str(shown).splitlines()[2:])
@@ -53,13 +65,20 @@ def test_the_table_of_the_least():
     [
         ({"block_lambda": 0.125}, "lambda of the block step  0.125"),
         ({"row_lambda": 0.0}, "lambda of the row step  0"),
-        ({"config": {"saliency": "a", "topup": "b", "value_bits": 4}}, "values         4 bits"),
+        (QUANTISED, "bits a weight  2.396 (asked for 2.4)"),
+        (QUANTISED, "bits of codes  2 in 2, 3 in 1 projections"),
+        (QUANTISED, "by kind  q 2.50, up 2.00"),
+        (QUANTISED, "method  quantised, rates by divergence"),
+        (
+            {**QUANTISED, "config": {"bits_per_weight": 2.4, "topup": "uniform", "embedding_bits": None}},
+            "method  quantised, uniform rates",
+        ),
         (
             {
-                "config": {"saliency": "a", "topup": "b", "value_bits": 3},
-                "roundings": {"q": {"error": 0.031, "clipped": 1000}, "k": {"error": 0.02, "clipped": 5}},
+                "config": {"saliency": "a", "topup": "b", "embedding_bits": 8},
+                "head_roundings": {"wte": {"error": 0.00003}, "lm_head": {"error": 0.00002}},
             },
-            "values         3 bits; squared error of rounding at most 3.10% (q), 1,005 outliers clipped",
+            "embeddings and head  8 bits; squared error of rounding at most 0.0030% (wte)",
         ),
         ({"calibration": {"num_samples": 8, "seq_length": 64, "source": "c4"}}, "calibration   8 x 64 tokens of c4"),
         (
@@ -76,5 +95,6 @@ def test_lines_of_what_there_is_to_tell(more, line):
 
 def test_short_and_in_notebooks():
     assert repr(report()) == "PruningReport(wanda + neuronal, 70.00% zeros)"
+    assert repr(report(**QUANTISED)) == "PruningReport(quantised, rates by divergence, 2.396 bits a weight)"
     page = report(evaluation={"<c4>": {"pruned": 12.5}})._repr_html_()
     assert page.startswith("<table>") and "perplexity, &lt;c4&gt;" in page and "12.50 (pruned)" in page

@@ -7,7 +7,6 @@ densify(model)
 ```
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
@@ -226,9 +225,9 @@ def check_quantizable(decoder: Decoder) -> None:
         module = projection.module
         if projection.parameter not in packable(module) or has_own_forward(module):
             raise ValueError(
-                f"{name} is a {type(module).__name__}, which has no packed form"
-                f"{' with a forward of its own' if has_own_forward(module) else ''}: leave it out with "
-                f"ignore=[{re.escape(name)!r}]."
+                f"{name} cannot be quantised: a {type(module).__name__} "
+                f"{'whose forward was replaced ' if has_own_forward(module) else ''}has no packed form. Leave it out, with "
+                f"ignore=['{name.split('.')[-1 if projection.expert is None else -3]}']."
             )
 
 

@@ -10,7 +10,7 @@ from ..model.projections import Decoder, Projection
 from ..sparsity.plan import DENSE, RatePlan
 from ..trials.sweep import Sweep
 from .base import Allocation, TopUp
-from .rates import RATES, Curve, choose_rates, extended
+from .rates import RATES, choose_rates, extended
 
 
 LABEL = "Divergence"
@@ -49,17 +49,23 @@ class Rates(TopUp):
         return self if decoder.predicts_next_token else replace(self, by="uniform")
 
     def even(self, decoder: Decoder) -> RatePlan:
-        """Return rates that are as equal as the budget allows."""
+        """Return rates that are as equal as the budget allows: one more bit for the first that it fits for."""
         units = _Units(decoder.projections.values())
-        return self._divided(units, {name: {RATES[0]: own[RATES[0]]} for name, own in units.sizes.items()})
+        left = {bits: self._bytes(units) - sum(own[bits] for own in units.sizes.values()) for bits in RATES}
+        rate = max((bits for bits in RATES if left[bits] >= 0), default=RATES[0])
+        chosen, spare = dict.fromkeys(units.sizes, rate), left[rate]
+        for name, own in units.sizes.items():
+            if rate < RATES[-1] and own[rate + 1] - own[rate] <= spare:
+                chosen[name], spare = rate + 1, spare - (own[rate + 1] - own[rate])
+        return units.plan(chosen)
 
     def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
         if self.by == "uniform":
             return Allocation(self.even(sweep.decoder), {"rates": {"by": self.by}})
         found = self._divergences(sweep)
-        plan = self._divided(
-            _Units(sweep.decoder.projections.values()), {name: {RATES[0]: own} for name, own in found.items()}
-        )
+        units = _Units(sweep.decoder.projections.values())
+        curves = {name: extended({RATES[0]: own}) for name, own in found.items()}
+        plan = units.plan(choose_rates(curves, units.sizes, self._bytes(units)))
         return Allocation(plan, {"rates": {"by": self.by, "bits": RATES[0], "divergences": found}})
 
     def _divergences(self, sweep: Sweep) -> dict[str, float]:
@@ -73,10 +79,8 @@ class Rates(TopUp):
             found |= {name: max(0.0, error) for name, error in zip(members, errors)}
         return found
 
-    def _divided(self, units: "_Units", measured: Mapping[str, Curve]) -> RatePlan:
-        curves = {name: extended(own) for name, own in measured.items()}
-        chosen = choose_rates(curves, units.sizes, math.floor(self.budget * units.weights / 8))
-        return RatePlan({name: chosen[unit] for unit, names in units.members.items() for name in names})
+    def _bytes(self, units: "_Units") -> int:
+        return math.floor(self.budget * units.weights / 8)
 
 
 class _Units:
@@ -98,6 +102,10 @@ class _Units:
         self.members = {own[0].name: [p.name for p in own] for own in by_owner.values()}
         self.sizes = {own[0].name: _sizes(own) for own in by_owner.values()}
         self.weights = sum(p.numel for own in by_owner.values() for p in own)
+
+    def plan(self, chosen: Mapping[str, int]) -> RatePlan:
+        """Return the plan of the rates of all units, by name."""
+        return RatePlan({name: chosen[unit] for unit, names in self.members.items() for name in names})
 
 
 def _sizes(members: list[Projection]) -> dict[int, int]:

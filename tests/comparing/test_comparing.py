@@ -8,7 +8,7 @@ from conftest import make_model
 from profiles import by_day
 from turning import ties
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity, inspect_checkpoint
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity
 from optimum_neuronal.comparing import comparing
 from optimum_neuronal.comparing.results import Result
 from optimum_neuronal.engine import runner
@@ -72,23 +72,20 @@ def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatc
     assert len(runs) == 9
 
 
-@pytest.mark.usefixtures("quick_alps")
-def test_bits_are_a_dimension(ids, others, tmp_path):
-    """Every row is what a prune alone gives, also behind one with other bits, and says what a weight takes."""
-    model = make_model("llama")
+def test_quantised_models_are_rows_beside_the_others(ids, others, tmp_path):
+    """Every row is what a prune alone gives, and says what a weight takes."""
+    model = make_model("llama", num_hidden_layers=2)
     before = state(model)
-    given = {"saliencies": ["alps"], "topups": ["uniform"], **others, "value_bits": [3, None], "output": tmp_path}
+    given = {**ONE, **others, "bits_per_weight": [6.0, 7], "output": tmp_path}
     comparison = compare(model, **given)
-    assert not comparison.failed and [result.value_bits for result in comparison.results] == [3, None]
+    assert not comparison.failed and [result.budget for result in comparison.results] == [None, 6.0, 7]
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert comparison.dense.bits_per_weight == 32.0
-    for result in comparison.results:
-        own = {"saliency": "alps", "topup": "uniform", "value_bits": result.value_bits}
-        pruner, alone = NeuronALPruner(NeuronALConfig(0.5, **own, **SMALL)), make_model("llama")
-        pruner.save(pruner.prune(alone, ids[:6]), tmp_path / f"{result.value_bits}", format="packed")
-        assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
-        stored = inspect_checkpoint(tmp_path / f"{result.value_bits}").bits_per_weight
-        assert result.bits_per_weight == pytest.approx(stored, rel=0.05), "padding is estimated"
+    for result in comparison.results[1:]:
+        pruner = NeuronALPruner(NeuronALConfig(bits_per_weight=result.budget, **SMALL))
+        alone = pruner.prune(make_model("llama", num_hidden_layers=2), ids[:6])
+        assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-4)
+        assert result.bits_per_weight == pruner.report.bits_per_weight <= result.budget
     again = compare(model, **given)
     assert [vars(one) for one in again.results] == [vars(one) for one in comparison.results], "from records"
 
@@ -229,8 +226,8 @@ def test_a_finished_result_is_read_whole(tmp_path):
     assert recorded(tmp_path, make) == recorded(tmp_path, make) and make.calls == 1
     (record,) = (tmp_path / "results").iterdir()
     assert record.name.startswith("0.7-wanda-owl_m_7-") and record.suffix == ".json"
-    recorded(tmp_path, make, replace(OWL, value_bits=3))
-    assert any(path.name.startswith("0.7-wanda-owl_m_7-3bits-") for path in record.parent.iterdir())
+    recorded(tmp_path, make, replace(OWL, budget=2.4))
+    assert any(path.name.startswith("0.7-wanda-owl_m_7-2.4bits-") for path in record.parent.iterdir())
     recorded(tmp_path, make, replace(OWL, sparsity=0.6))
     recorded(tmp_path, make, config={"seed": 1})
     recorded(tmp_path, make, depends_on="b")

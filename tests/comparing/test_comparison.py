@@ -92,13 +92,12 @@ def squeezed(table):
 
 @pytest.fixture
 def with_bits(comparison):
-    """Rows with values as they are, and of 4 bits."""
+    """A row with zeros, and quantised ones."""
     comparison.dense.bits_per_weight = 16.0
     comparison.results = [
         result(0.5, "wanda", "uniform", 20.0, 40.0, bits_per_weight=9.0),
-        result(0.5, "wanda", "uniform", 30.0, 60.0, value_bits=4, bits_per_weight=3.125),
-        result(0.5, "ria", "uniform", 40.0, 70.0, value_bits=4, bits_per_weight=3.125),
-        Result(0.5, "magnitude", "uniform", error="no", value_bits=4),
+        result(0.0, "quantised", "rates", 30.0, 60.0, budget=3.2, bits_per_weight=3.125),
+        Result(0.0, "quantised", "rates", error="no", budget=2.4),
     ]
     comparison.dense.accuracy = {}
     return comparison
@@ -106,21 +105,21 @@ def with_bits(comparison):
 
 def test_bits_have_columns_and_groups_of_their_own(with_bits):
     lines = squeezed(with_bits.to_markdown()).splitlines()
-    assert lines[4].startswith("| sparsity | saliency | top-up | value bits | bits a weight | perplexity a |")
-    assert lines[6].startswith("| 0.00% | dense | - | - | 16.00 | 10.00 |")
-    assert lines[7].startswith("| 50.00% | wanda | uniform | - | 9.00 | 20.00 | 40.00 |"), "alone of its kind"
-    assert lines[8].startswith("| 50.00% | wanda | uniform | 4 | 3.12 | **30.00** | **60.00** |")
-    assert lines[10].startswith("| 50.00% | magnitude | uniform | 4 | - | - |")
-    without, rounded = with_bits.aggregates()
-    assert (without.value_bits, rounded.value_bits, rounded.saliencies) == (None, 4, 2)
+    assert lines[4].startswith("| sparsity | saliency | top-up | bits a weight | perplexity a |")
+    assert lines[6].startswith("| 0.00% | dense | - | 16.00 | 10.00 |")
+    assert lines[7].startswith("| 50.00% | wanda | uniform | 9.00 | 20.00 | 40.00 |"), "alone of its kind"
+    assert lines[8].startswith("| 0.00% | quantised | rates | 3.12 | 30.00 | 60.00 |")
+    assert lines[9].startswith("| 0.00% | quantised | rates | - | - |")
+    without, quantised, failed = with_bits.aggregates()
+    assert (without.budget, quantised.budget, quantised.saliencies, failed.saliencies) == (None, 3.2, 1, 0)
     assert without.perplexity_factor == pytest.approx(2)
-    header = ["top-up", "perplexity x dense, 50%", "perplexity x dense, 50%, 4 bits"]
+    header = ["top-up", *(f"perplexity x dense, {asked}" for asked in ("50%", "3.2 bits", "2.4 bits"))]
     assert with_bits.aggregate_table().header == header
-    assert repr(with_bits.results[1]).startswith("Result(wanda + uniform, 50.00%, 4 bits, perplexity a 30.00")
-    assert "value bits" in with_bits._repr_html_()
+    assert repr(with_bits.results[1]).startswith("Result(quantised, 3.2 bits, perplexity a 30.00")
+    assert repr(with_bits.results[2]) == "Result(quantised, 2.4 bits, failed: no)"
     rows = list(csv.DictReader(io.StringIO(with_bits.to_csv())))
-    assert [row["value_bits"] for row in rows] == ["", "", "4", "4", "4"] and rows[2]["bits_per_weight"] == "3.125"
-    assert json.loads(json.dumps(with_bits.to_dict()))["results"][1]["value_bits"] == 4
+    assert [row["budget"] for row in rows] == ["", "", "3.2", "2.4"] and rows[2]["bits_per_weight"] == "3.125"
+    assert json.loads(json.dumps(with_bits.to_dict()))["results"][1]["budget"] == 3.2
 
 
 def test_files(comparison, tmp_path):

@@ -26,9 +26,9 @@ def test_infinite_perplexities_are_named():
 
 
 def test_bits():
-    named = {"alps", "uniform", "search", "original values", "values of 4 bits", "values of 3 bits"}
+    named = {"alps", "quantised", "uniform", "search", "rates"}
     assert named | {"dense model: 10", "Bits a weight of the pruned projections"} <= set(texts(DRAWN["bits"]()))
-    assert len({line for line in texts(by_bits(results_with_bits(("owl",)))) if line.startswith("values of")}) == 2
+    assert {"2.4 bits", "3 bits", "50 % sparsity"} <= set(texts(by_seconds(results_with_bits(("owl",)))))
 
 
 def test_blocks():
@@ -76,9 +76,9 @@ def test_a_comparison_gets_the_figures_that_it_allows(calls):
     found = drawn([result("uniform"), result("neuronal:steps=row", row_sparsity=ROWS), FAILED])
     both = ["perplexity-by-seconds", "block-sparsity-wanda-70"]
     assert list(found) == [*both, "row-sparsity-wanda-70-neuronal_steps_row"] and drawn([FAILED]) == {}
-    found = drawn([result("uniform", bits_per_weight=6.0), result("uniform", value_bits=4, bits_per_weight=2.4)])
-    assert list(found) == [both[0], "perplexity-by-bits", both[1], "block-sparsity-wanda-70-4bits"]
-    assert "perplexity-by-bits" not in drawn([result("uniform"), result("uniform", value_bits=4)])
+    found = drawn([result("uniform", bits_per_weight=6.0), result("rates", budget=2.4, bits_per_weight=2.4)])
+    assert list(found) == [both[0], "perplexity-by-bits", both[1]]
+    assert "perplexity-by-bits" not in drawn([result("uniform"), result("rates", budget=2.4)])
     tuned = [f"neuronal:block_lambdas=[{'0.05,' * 100}{last}]" for last in (0.3, 0.4)]
     found = drawn([result(topup, row_sparsity=ROWS) for topup in tuned])
     assert len(found) == 4 and max(map(len, found)) < 150, "a method of many words has a file"
@@ -99,9 +99,8 @@ def test_titles_name_the_model_the_saliency_and_the_target():
     assert "model, ria, 70 % sparsity" in texts(found["block-sparsity-ria-70"])
     assert "model, ria + owl, 70 % sparsity" in texts(found["row-sparsity-ria-70-owl"])
     assert "model: perplexity on c4" in texts(found["perplexity-by-seconds"])
-    found = drawn([result("uniform", value_bits=4)])
-    assert "model, wanda, 70 % sparsity, 4 bits" in texts(found["block-sparsity-wanda-70-4bits"])
-    assert "70 % sparsity, 4 bits" in texts(found["perplexity-by-seconds"])
+    found = drawn([result("rates", budget=2.4)])
+    assert list(found) == ["perplexity-by-seconds"] and "2.4 bits" in texts(found["perplexity-by-seconds"])
 
 
 def test_one_colour_per_method_and_one_scale_of_all_heat_maps(calls):

@@ -17,21 +17,30 @@ def test_a_combination_occurs_once():
     assert [result for result, _ in found.combinations] == expected and len(found.possible) == 2
 
 
-def test_bits_are_a_dimension():
-    found = settings(sparsities=[0.5, 0.6], value_bits=iter([None, 4])).combinations
-    assert [(key.sparsity, key.value_bits) for key, _ in found] == [(0.5, None), (0.5, 4), (0.6, None), (0.6, 4)]
-    assert all(config.value_bits == key.value_bits for key, config in found)
-    for one in (3, None):
-        assert [key.value_bits for key, _ in settings(value_bits=one).combinations] == [one]
+def test_budgets_follow_the_combinations_of_methods():
+    others = {"saliency_args": {}, "num_samples": 16, "refit_epochs": 0, "reconstruct": None, "rotate": False}
+    found = settings(sparsities=[0.5, 0.6], bits_per_weight=iter([2.4, 3, 2.4]), config=others).combinations
+    assert [(key.sparsity, key.budget) for key, _ in found] == [(0.5, None), (0.6, None), (0.0, 2.4), (0.0, 3)]
+    assert [config.bits_per_weight for _, config in found] == [None, None, 2.4, 3]
+    assert all(config.num_samples == 16 for _, config in found)
+
+
+def test_what_only_zeros_know_is_left_out_of_quantised_ones():
+    for more in ({"reconstruct": "dense"}, {"refit_epochs": 2}, {"rotate": True}, {"effort": "fast"}):
+        found = settings(saliencies=["alps"], bits_per_weight=[2.4], config=more)
+        assert len(found.possible) == 2, more
+    assert found.possible[1].make_methods().topup.by == "uniform"
+    assert [key.method for key, _ in settings(sparsities=[], bits_per_weight=[3]).combinations] == [
+        "quantised, 3 bits"
+    ]
 
 
 def test_mistakes():
     for changes, error, message in (
-        ({"value_bits": [4, 5]}, ValueError, "value_bits is 5: expected one of 8, 4, 3, 2, or None"),
-        ({"value_bits": True}, TypeError, "value_bits is True"),
-        ({"value_bits": ["4"]}, TypeError, "value_bits is '4'"),
-        ({"value_bits": "4"}, TypeError, "value_bits is '4': expected several, such as .None, 4, 3."),
-        ({"value_bits": []}, ValueError, "nothing to compare"),
+        ({"bits_per_weight": [3, 12]}, ValueError, "bits_per_weight is 12: expected a number above 2, at most 9"),
+        ({"bits_per_weight": 3}, TypeError, "bits_per_weight is 3: expected several, such as .2.4, 3."),
+        ({"bits_per_weight": ["4"]}, TypeError, "bits_per_weight is '4'"),
+        ({"sparsities": []}, ValueError, "nothing to compare"),
         ({"tasks": ["boolq"], "limit": 0}, ValueError, "limit is 0: expected a whole number"),
         ({"tasks": ["boolq"], "include_path": "absent"}, ValueError, "'absent' is not a folder"),
         ({"config": {"embedding_bits": 8}}, ValueError, "leave embedding_bits out"),

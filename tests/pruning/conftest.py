@@ -25,4 +25,4 @@ def config_of(**fields) -> NeuronALConfig:
     own = {entry.name: fields.pop(entry.name) for entry in dataclasses.fields(NeuronAL) if entry.name in fields}
     if fields.get("topup", "neuronal") == "neuronal":
         fields["topup_args"] = {**LAMBDAS, **own}
-    return NeuronALConfig(sparsity=0.7, **{"saliency": "wanda", **SMALL, **fields})
+    return NeuronALConfig(**{"sparsity": 0.7, "saliency": "wanda", **SMALL, **fields})

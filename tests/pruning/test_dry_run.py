@@ -80,17 +80,23 @@ def test_packed_bytes_are_those_of_a_prune(family, tmp_path):
     assert plan.to_dict()["packed_saved_bytes"] == plan.packed_saved_bytes
 
 
-@pytest.mark.parametrize("bits", [8, 3])
-def test_packed_bytes_of_values_of_few_bits(bits, tmp_path):
-    model = make_model("llama", hidden_size=256, intermediate_size=512)
-    config = config_of(topup="uniform", saliency="magnitude", value_bits=bits)
+FEW_SEQUENCES = {name: value for name, value in SMALL.items() if name != "topup"}
+
+
+@pytest.mark.parametrize("embedding_bits", [None, 8])
+def test_packed_bytes_of_few_bits(embedding_bits, tmp_path, ids):
+    model = make_model("llama", hidden_size=64, intermediate_size=128, num_hidden_layers=2)
+    config = NeuronALConfig(bits_per_weight=3.0, topup="uniform", embedding_bits=embedding_bits, **FEW_SEQUENCES)
     plan = plan_prune(saved(tmp_path, model)[0], config)
-    NeuronALPruner(config).prune(model)
+    assert plan.zeros == 0 and 2.9 < plan.bits_per_weight <= 3 and plan.config["sparsity"] is None
+    assert "quantised, uniform rates" in str(plan) and f"{plan.bits_per_weight:.3f} bits a weight" in str(plan)
+    pruner = NeuronALPruner(config)
+    pruner.prune(model, ids[:6])
+    assert pruner.report.bits_per_weight == plan.bits_per_weight
+    assert plan.packed_model_bytes == pytest.approx(model.get_memory_footprint(), rel=0.01)
     save_pretrained(model, tmp_path / "packed", format="packed")
     stored = sum(PackedFile.open(path).nbytes for path in (tmp_path / "packed").glob("*.safetensors"))
     assert plan.packed_saved_bytes == pytest.approx(stored, rel=0.01)
-    sparsify(model, value_bits=bits)
-    assert plan.packed_model_bytes == pytest.approx(model.get_memory_footprint(), rel=0.01)
 
 
 def test_tied_weights_count_once(tmp_path):
@@ -222,19 +228,3 @@ def test_rows_of_a_rotation_are_counted(tmp_path):
         values = 2 * 32 * 32  # of the heads, and what reads them: whole
         assert plan.drawn_bytes == 3 * 4 * (values + share * (2 * 32 * 32 + 3 * 32 * 48))
         assert plan.working_bytes == plan._working_bytes(plan.drawn_bytes if share == 0.5 else 0)
-
-
-def test_a_budget_of_bits(tmp_path, ids):
-    """Whatever it is spent on, as many bytes and passes; of sparsities one is told of, and which there are."""
-    model, own = make_model("llama"), {"topup": "uniform", "saliency": "wanda", "num_samples": 8}
-    config = NeuronALConfig(bits_per_weight=3.0, **{**SMALL, **own})
-    directory, _ = saved(tmp_path, model)
-    plan = plan_prune(directory, config)
-    assert [pair.value_bits for pair in plan.pairs] == [2, 3, 4, 8] and plan.config["value_bits"] == 3
-    assert "2 at " in str(plan) and "the pair that loses least is chosen" in str(plan)
-    for pair in plan.pairs:
-        settled = plan_prune(directory, pair.of(config))
-        assert settled.packed_saved_bytes == pytest.approx(plan.packed_saved_bytes, rel=1e-3) and not settled.pairs
-    pruner = NeuronALPruner(config)
-    pruner.prune(model, dataset=ids[:8])
-    assert plan.block_forwards == pruner.report.block_forwards

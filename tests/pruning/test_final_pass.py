@@ -12,13 +12,9 @@ from sweeps import make_sweep, state, unchanged, uniform
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.engine.capture import capture_inputs, inference
-from optimum_neuronal.engine.paired_inputs import PairedRuns
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.engine.statistics import Hessian, activation
-from optimum_neuronal.formats.coded import CodedWeight
 from optimum_neuronal.formats.packed import PackedWeight
-from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.pruning import prune as finding
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.masks import mask_rows
@@ -192,63 +188,3 @@ def test_magnitude_needs_no_forward(llama):
         masks = FinalPruning(sweep.engine, uniform(sweep)).find()[0]
     assert sweep.engine.runner.block_forwards == 0
     assert all((~mask.unpack()).float().mean() == pytest.approx(0.5, abs=0.01) for mask in masks.values())
-
-
-class TestFewBits:
-    """Values are rounded while weights are found, so that nothing is left to round and what follows sees them."""
-
-    ALPS = {"saliency": "alps", "saliency_args": {"iterations": 6}}
-
-    def prune(self, family, ids, **fields):
-        model = make_model(family, num_hidden_layers=1)
-        fields = {"topup": "uniform", "num_alignment_samples": 2, "num_samples": len(ids), **fields}
-        pruner = NeuronALPruner(NeuronALConfig(0.5, **fields))
-        pruner.prune(model, ids)
-        return model, pruner.report
-
-    @pytest.mark.parametrize(
-        ("family", "fields"),
-        [
-            ("llama", ALPS),
-            ("mixtral", ALPS),
-            ("llama", {**ALPS, "reconstruct": "block", "pattern": "2:4"}),
-            ("llama", {"saliency": "sparsegpt"}),
-            ("mixtral", {"saliency": "wanda"}),
-            ("llama", {"saliency": "wanda", "topup": "dsnot"}),
-            ("llama", {"saliency": "magnitude"}),
-        ],
-        ids=str,
-    )
-    def test_nothing_is_left_to_be_rounded(self, family, fields, ids, monkeypatch):
-        updated = fields["saliency"] in ("alps", "sparsegpt")
-        with monkeypatch.context() as patch:
-            patch.setattr(CodedWeight, "nearest", None)  # which is what would round what is left
-            if updated:
-                patch.setattr(finding, "round_changes", None)  # whose other changes would count as rounding
-            model, report = self.prune(family, ids, value_bits=3, **fields)
-        assert bool(report.roundings) == (not updated), "told where nothing else was done to the weights that stay"
-        owners = {projection.owner for projection in find_decoder(model).projections.values()}
-        assert all(CodedWeight.exact(owner.detach(), 3) is not None for owner in owners)
-        assert all((owner != 0).float().mean().item() == pytest.approx(0.5, abs=0.01) for owner in owners)
-
-    @pytest.mark.parametrize("fields", [{**ALPS, "reconstruct": "block"}, {"saliency": "wanda"}], ids=str)
-    def test_the_zeros_are_the_same(self, fields, ids):
-        """Where all projections see the dense block's inputs."""
-        (rounded, _), (plain, _) = (self.prune("llama", ids, value_bits=bits, **fields) for bits in (2, None))
-        others = find_decoder(plain).projections
-        for name, projection in find_decoder(rounded).projections.items():
-            assert torch.equal(projection.weight == 0, others[name].weight == 0)
-            assert not torch.equal(projection.weight, others[name].weight)
-
-    def test_later_stages_see_rounded_ones(self, ids, monkeypatch):
-        seen = []
-        original = PairedRuns.inputs
-
-        def inputs(self, stage, solved):
-            seen.append([weight.detach().clone() for weight in solved.tensors.values()])
-            return original(self, stage, solved)
-
-        monkeypatch.setattr(PairedRuns, "inputs", inputs)
-        self.prune("llama", ids, value_bits=2, **self.ALPS)
-        weights = [weight for stage in seen for weight in stage]
-        assert weights and all(CodedWeight.exact(weight, 2) is not None for weight in weights)

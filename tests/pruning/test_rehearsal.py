@@ -18,6 +18,7 @@ QUESTIONS = (
     "alignment_errors", "output_errors", "reconstruction_errors", "deviation", "row_saliency", "dense_scores",
     "weight_scores", "own_runs", "solve",
 )  # fmt: skip
+BITS = {"sparsity": None, "saliency": None, "bits_per_weight": 5.0}
 EXACT = [
     {},
     {"steps": "block", "reference": "dense"},
@@ -29,7 +30,8 @@ EXACT = [
     {"topup": "uniform", **ALPS},
     {"topup": "uniform", **ALPS, "reconstruct": "block"},
     {"topup": "uniform", "saliency": "sparsegpt", "refit_epochs": 2, "num_samples": 16},
-    {"topup": "uniform", "saliency": "sparsegpt", "refit_epochs": 2, "num_samples": 16, "value_bits": 4},
+    {**BITS, "topup": "uniform"},
+    {**BITS, "topup": None},
     {"topup": "owl"},
     {"topup": "dlp"},
     {"topup": "alpha_pruning"},
@@ -133,7 +135,7 @@ def test_memory_and_time_are_near_to_those_of_a_prune(topup):
     from benchmarks.dry_run import SIZES, run
 
     args = {name: default for name, (default, _) in SIZES.items()} | {"hidden_size": 256, "tokens": 64}
-    args |= {"sequences": 16, "alignment": 4, "threads": 1, "value_bits": None}
+    args |= {"sequences": 16, "alignment": 4, "threads": 1}
     found = run(topup, "wanda", 4000, type("Args", (), args))
     assert 0.5 < found["seconds"] / found["foretold_seconds"] < 2
     assert 0.7 < found["bytes"] / found["foretold_bytes"] < 1.4

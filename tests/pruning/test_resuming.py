@@ -92,20 +92,14 @@ def test_every_moment(family, reference, ids, tmp_path, monkeypatch):
 STAGES = {
     "search": {"saliency": "alps", "topup": "search", "topup_args": {"budget": 12}, "refit_epochs": 0},
     "levels on disk": {"topup": "search", "saliency": "sparsegpt", "topup_args": {"budget": 8}, "max_hidden_bytes": 0},
-    "fitted and rounded": {
-        "saliency": "alps",
-        "topup": "uniform",
-        "num_samples": 16,
-        "refit_epochs": 1,
-        "value_bits": 4,
-    },
-    "rounded with the head": {"topup": "uniform", "value_bits": 3, "embedding_bits": 8},
+    "fitted": {"saliency": "alps", "topup": "uniform", "num_samples": 16, "refit_epochs": 1},
+    "with the head": {"topup": "uniform", "embedding_bits": 8},
     "rotated": {"topup": "uniform", "rotate": True, "rotate_args": {"steps": 4, "fisher_samples": 2}},
-    "bits divided": {"topup": "uniform", "sparsity": None, "bits_per_weight": 2.4},
+    "quantised": {"topup": None, "sparsity": None, "saliency": None, "bits_per_weight": 6.0, "embedding_bits": 8},
 }
 
 
-@pytest.mark.parametrize("stage", by_day(STAGES, "fitted and rounded"))
+@pytest.mark.parametrize("stage", by_day(STAGES, "fitted", "quantised"))
 def test_stopped_at_every_record(stage, tmp_path, monkeypatch):
     """Before and after it is written, of every method that finds weights in steps of its own."""
     ids = torch.randint(0, 64, (16, 16), generator=torch.Generator().manual_seed(1))

@@ -198,7 +198,7 @@ def test_weights_that_cannot_be_changed_are_refused_before_any_is(llama, ids):
 @pytest.mark.parametrize(
     "family", by_day(["bloom", "gemma", "gpt2", "llama", "mixtral", "qwen2", "phi3"], "bloom", "gemma", "gpt2")
 )
-@pytest.mark.parametrize("format, fields", [("dense", {}), ("packed", {"value_bits": 4, "embedding_bits": 8})])
+@pytest.mark.parametrize("format, fields", [("dense", {}), ("packed", {"embedding_bits": 8})])
 def test_an_ordinary_sparse_model_is_saved(family, format, fields, ids, tmp_path):
     model, used = make_model(family), []
     merge = Originals.merge

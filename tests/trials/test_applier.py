@@ -3,12 +3,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from by_hand import make_block
-from conftest import make_model
 from torch import nn
 
 from optimum_neuronal.engine.statistics import Hessian, SquaredNorms
-from optimum_neuronal.formats.coded import CodedWeight
-from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, Projection
 from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.magnitude import Magnitude
@@ -215,42 +212,3 @@ def test_a_starved_expert_gets_the_level_of_the_others_or_one_where_all_starve()
     assert activations_of(block, measured, 31)[1] == []
     found, starved = activations_of(block, measured, 41)
     assert starved == list(block.projections) and all(values.tolist() == [1, 1] for values in found.values())
-
-
-def sparse_weights(model):
-    """The pruned projections of the first block, their sparse weights, and the Hessians of their inputs."""
-    projections, weights, norms = find_decoder(model).blocks[0].pruned, {}, {}
-    for number, projection in enumerate(projections):
-        rows, columns = projection.shape
-        generator = torch.Generator().manual_seed(number)
-        # Every other expert's values lie far from zero: alone it would choose another codebook.
-        sparse = torch.randn(rows, columns, generator=generator)
-        weights[projection.name] = sparse.sign() if number % 2 else sparse
-        norms[projection.name] = hessian_of(*torch.randn(50, columns, generator=generator).tolist())
-    return projections, weights, norms
-
-
-def importance_of(norms):
-    return {name: statistic.hessian.diagonal().sqrt() for name, statistic in norms.items()}
-
-
-def test_experts_that_share_a_parameter_share_a_codebook():
-    projections, weights, norms = sparse_weights(make_model("mixtral"))
-    rounded = PlanApplier(Wanda(), value_bits=3).rounded(projections, weights, importance_of(norms), norms)
-    assert set(rounded) == set(weights)
-    owners = {projection.owner: torch.zeros_like(projection.owner) for projection in projections}
-    for projection in projections:
-        projection.view(owners[projection.owner]).copy_(rounded[projection.name])
-    assert any(owner.ndim == 3 for owner in owners)
-    assert all(CodedWeight.exact(weight, 3) is not None for weight in owners.values())
-
-
-def test_with_a_hessian_values_make_up_for_each_other():
-    projections, weights, norms = sparse_weights(make_model("llama").bfloat16())
-    losses, applier = [], PlanApplier(Wanda(), value_bits=2)
-    for hessians in (None, norms):
-        rounded = applier.rounded(projections, weights, importance_of(norms), hessians)
-        assert all(weight.dtype == torch.bfloat16 for weight in rounded.values())
-        missing = {name: weights[name] - weight.float() for name, weight in rounded.items()}
-        losses.append(sum(float(((lost @ norms[name].hessian) * lost).sum()) for name, lost in missing.items()))
-    assert losses[1] < losses[0]

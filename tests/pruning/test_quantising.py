@@ -1,0 +1,181 @@
+"""A prune that quantises: its weights by hand, whatever the batch, and what it leaves if it fails."""
+
+import pytest
+import torch
+from conftest import FEW, make_ids, make_model, make_model_on_disk
+from sweeps import state
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
+from optimum_neuronal.engine.calls import Stream
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.engine.paired_inputs import PairedRuns
+from optimum_neuronal.engine.runner import BlockRunner
+from optimum_neuronal.engine.statistics import Hessian
+from optimum_neuronal.formats.quantized import QuantizedWeight
+from optimum_neuronal.inference.packed_linear import PackedLinear
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.packed_modules import packed_modules
+from optimum_neuronal.saliency.few_bits import FewBits
+from optimum_neuronal.saliency.quantiser import Quantiser
+
+
+def pruner_of(bits=6.0, **fields):
+    defaults = {"num_samples": 12, "num_alignment_samples": 4, "min_expert_tokens": 1}
+    return NeuronALPruner(NeuronALConfig(bits_per_weight=bits, **{**defaults, **fields}))
+
+
+def quantise(model, ids, **fields):
+    memory = {name: fields.pop(name) for name in ("batch_size", "work_dir") if name in fields}
+    pruner = pruner_of(**fields)
+    pruner.prune(model, ids, **memory)
+    return pruner
+
+
+def matrices(model) -> dict[str, QuantizedWeight]:
+    return {name: module.matrix for name, module in packed_modules(model) if isinstance(module, PackedLinear)}
+
+
+def equal(first, second) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(value, second[key]) for key, value in first.items())
+
+
+@pytest.mark.parametrize("family", sorted({*FEW, "gpt_oss"} - {"llama4_text"}))
+def test_the_model_computes_with_codes_within_the_budget(family, ids):
+    model, dense = make_model(family), make_model(family)
+    pruner = quantise(model, ids)
+    report, config = pruner.report, model.config.sparsity_config
+    bits = {name: own["bits"] for name, own in report.projections.items()}
+    assert 5 < report.bits_per_weight <= 6 and report.requested_sparsity == 0
+    assert all(matrix.bits == bits[name] for name, matrix in matrices(model).items())
+    assert config["bits_per_weight"] == report.bits_per_weight
+    for own in config["projections"].values():
+        assert 2 <= own["bits"] <= 8
+    with torch.no_grad():
+        found = model(ids).logits
+        assert not torch.equal(found, dense(ids).logits)
+        torch.testing.assert_close(densify(model)(ids).logits, found, atol=0.05, rtol=0.05)
+    assert not list(packed_modules(model))
+
+
+def test_the_first_projections_are_quantised_on_the_dense_models_inputs(ids):
+    """The others see what earlier ones leave, so a single kind of projection is compared by hand."""
+    model, dense = make_model("llama"), make_model("llama")
+    quantise(model, ids, targets=[r"layers\.0\.self_attn\.[qk]_proj"], topup="uniform")
+    decoder = find_decoder(dense)
+    with inference(dense):
+        runner = BlockRunner(decoder, 4)
+        inputs = runner.capture(ids)
+        norms = runner.replay(decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0], Hessian)[1]
+    found = matrices(model)
+    assert list(found) == ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"]
+    for name, matrix in found.items():
+        hessian = norms[name].hessian
+        target = FewBits().toward(decoder.projections[name].weight.detach(), hessian, hessian, name)
+        expected = Quantiser(hessian).quantise(target, matrix.bits)
+        rows = QuantizedWeight.encode(expected.codes, matrix.bits, expected.scales, None, torch.float32)
+        assert torch.equal(matrix.codes, rows.codes) and torch.equal(matrix.scales, rows.scales)
+
+
+def test_later_stages_see_quantised_ones(ids, monkeypatch):
+    seen, original = [], PairedRuns.inputs
+
+    def inputs(self, stage, solved):
+        seen.append([weight.unique().numel() for weight in solved.tensors.values()])
+        return original(self, stage, solved)
+
+    monkeypatch.setattr(PairedRuns, "inputs", inputs)
+    quantise(make_model("llama", num_hidden_layers=1), ids, bits=5.0, topup="uniform")
+    assert [len(stage) for stage in seen] == [0, 3, 4, 6]
+    assert all(count <= 48 * 2**5 for stage in seen for count in stage)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_no_bit_depends_on_the_batches(family, ids):
+    first, second = make_model(family), make_model(family)
+    quantise(first, ids, batch_size=1)
+    quantise(second, ids, batch_size=5)
+    assert equal(first.state_dict(), second.state_dict())
+
+
+def test_experts_share_their_rate_and_starved_ones_are_told(ids):
+    model = make_model("mixtral")
+    pruner = quantise(model, ids, min_expert_tokens=10_000)
+    report = pruner.report
+    assert len(report.starved_experts) == sum("experts" in name for name in report.projections) > 0
+    by_layer = {}
+    for name, own in report.projections.items():
+        if ".experts." in name:
+            head, _, tail = name.partition(".experts.")
+            by_layer.setdefault((head, tail.partition(".")[2]), set()).add(own["bits"])
+    assert by_layer and all(len(bits) == 1 for bits in by_layer.values())
+
+
+class Stop(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", ["allocate", "find", "make_report", "make_sparsity_config"])
+def test_what_stops_it_leaves_the_model_as_it_was(moment, ids, monkeypatch):
+    model = make_model("llama")
+    before = state(model)
+    owner = {
+        "allocate": ("optimum_neuronal.topup.quantising.Rates", "allocate"),
+        "find": ("optimum_neuronal.pruning.final_pass.FinalPruning", "find"),
+    }.get(moment, ("optimum_neuronal.pruning.prune", moment))
+
+    def stop(*_args, **_more):
+        raise Stop
+
+    monkeypatch.setattr(".".join(owner), stop)
+    with pytest.raises(Stop):
+        quantise(model, ids, embedding_bits=8)
+    assert equal(before, state(model)) and not list(packed_modules(model))
+    assert getattr(model.config, "sparsity_config", None) is None
+
+
+def test_embeddings_and_head_go_with_it(ids, tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    model = type(make_model("llama")).from_pretrained(tmp_path)
+    weight = model.lm_head.weight.detach().clone()
+    pruner = quantise(model, ids, embedding_bits=8)
+    assert torch.equal(model.lm_head.matrix.codes, QuantizedWeight.nearest(weight).codes)
+    assert "8 bits" in str(pruner.report) and model.config.sparsity_config["embedding_bits"] == 8
+    pruner.save(model, tmp_path / "packed")
+    reloaded = type(model).from_pretrained(tmp_path / "packed")
+    assert torch.equal(reloaded(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda m: m.double(), "q_proj has the dtype torch.float64: with bits_per_weight, expected one of"),
+        (lambda m: m.model.layers[1].mlp.up_proj.weight.data.fill_(torch.nan), "up_proj contain NaN"),
+        (
+            lambda m: setattr(m.model.layers[1].mlp.up_proj, "forward", lambda x: x),
+            "whose forward was replaced has no",
+        ),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused_before_any_work(spoil, message, ids, monkeypatch):
+    model = make_model("llama")
+    spoil(model)
+    monkeypatch.setattr("optimum_neuronal.pruning.prune.find_changes", lambda *args: pytest.fail("work began"))
+    with pytest.raises(ValueError, match=message):
+        quantise(model, ids)
+
+
+def test_a_mixture_without_a_packed_form_is_refused_with_what_leaves_it_out(ids):
+    with pytest.raises(ValueError, match=r"a Llama4TextExperts has no packed form.*ignore=\['experts'\]"):
+        quantise(make_model("llama4_text"), ids)
+    model = make_model("llama4_text")
+    assert quantise(model, ids, ignore=["experts"]).report.bits_per_weight <= 6
+
+
+def test_offloaded_weights_are_refused(ids, tmp_path):
+    with pytest.raises(ValueError, match="bits_per_weight needs the weights in memory, but those of .* are offloaded"):
+        quantise(make_model_on_disk(tmp_path, "llama"), ids)
+
+
+def test_a_budget_that_is_too_small_is_refused_before_any_work(ids):
+    with pytest.raises(ValueError, match="bits_per_weight is 2.1, but codes of 2 bits and their scales take .* bits"):
+        quantise(make_model("llama"), make_ids(), bits=2.1)

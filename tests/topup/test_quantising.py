@@ -1,0 +1,92 @@
+"""How a budget of bits is divided among projections."""
+
+import pytest
+from conftest import make_ids, make_model
+from sweeps import build_sweep
+
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.formats.quantized import quantized_bytes
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.saliency.few_bits import FewBits
+from optimum_neuronal.topup import TOPUPS
+from optimum_neuronal.topup.quantising import Rates
+
+
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}  # 0.25 bits of scales at most
+
+
+def bytes_of(decoder, plan):
+    """Of all projections, with one weight for each parameter."""
+    owners = {}
+    for name, projection in decoder.projections.items():
+        owners.setdefault(projection.owner, []).append((projection.shape, plan.bits[name]))
+    assert all(len({bits for _, bits in own}) == 1 for own in owners.values()), "one rate for a parameter"
+    return sum(quantized_bytes((len(own), *own[0][0]), own[0][1]) for own in owners.values())
+
+
+@pytest.mark.parametrize("budget", [2.3, 3.0, 3.5, 8.9])
+def test_even_rates_differ_by_one_bit_at_most_and_fill_the_budget(budget):
+    decoder = find_decoder(make_model("llama", **WIDE))
+    plan = Rates(budget, "uniform").even(decoder)
+    weights = sum(p.numel for p in decoder.projections.values())
+    assert plan.bits.keys() == decoder.projections.keys() and max(plan.bits.values()) - min(plan.bits.values()) <= 1
+    spent = 8 * bytes_of(decoder, plan) / weights
+    assert spent <= budget and (budget - spent < 64 * 128 / weights or set(plan.bits.values()) == {8})
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "gpt2"])
+def test_experts_of_a_layer_share_a_rate(family):
+    decoder = find_decoder(make_model(family))
+    weights = sum(p.numel for p in decoder.projections.values())
+    plan = Rates(6, "uniform").even(decoder)
+    assert 5 < 8 * bytes_of(decoder, plan) / weights <= 6 and len(set(plan.bits.values())) == 2
+
+
+def test_more_bits_where_the_model_loses_more(monkeypatch):
+    model = make_model("llama", **WIDE)
+    sweep, rates = build_sweep(find_decoder(model), FewBits(), make_ids(), 2), Rates(3.0)
+    asked = []
+    original = type(sweep).output_errors
+
+    def output_errors(self, plans, metric, label, reference):
+        asked.append((len(plans), metric, {bits for plan in plans for bits in plan.bits.values()}))
+        return original(self, plans, metric, label, reference)
+
+    monkeypatch.setattr(type(sweep), "output_errors", output_errors)
+    with inference(model):
+        found = rates.allocate(sweep, rates.budget)
+    assert asked == [(7, "kl", {0, 2})] * 2, "a block's projections together, each alone at the fewest bits"
+    told = found.decisions["rates"]
+    assert told["by"] == "divergence" and told["bits"] == 2 and told["divergences"].keys() == found.plan.bits.keys()
+    same_size = [name for name in found.plan.bits if name.endswith(("gate_proj", "up_proj", "down_proj"))]
+    ranked = sorted(same_size, key=told["divergences"].__getitem__)
+    assert [found.plan.bits[name] for name in ranked] == sorted(found.plan.bits[name] for name in ranked)
+    assert 8 * bytes_of(sweep.decoder, found.plan) <= 3.0 * sum(p.numel for p in sweep.decoder.projections.values())
+    assert len(set(found.plan.bits.values())) > 1
+
+
+def test_uniform_rates_ask_nothing():
+    sweep = build_sweep(find_decoder(make_model("llama", **WIDE)), FewBits(), make_ids(), 2)
+    rates = Rates(3.0, "uniform")
+    assert rates.allocate(sweep, 3.0).plan == rates.even(sweep.decoder)
+    assert sweep.engine.runner.block_forwards == 0
+
+
+def test_a_budget_below_the_fewest_bits_is_told_with_what_would_do():
+    decoder = find_decoder(make_model("llama", **WIDE))
+    with pytest.raises(
+        ValueError, match=r"bits_per_weight is 2.01, but codes of 2 bits and their scales take 2\.\d+ bits"
+    ):
+        Rates(2.01).check(decoder)
+    Rates(2.3).check(decoder)
+
+
+def test_without_next_tokens_rates_are_even():
+    decoder = find_decoder(make_model("llama", **WIDE))
+    assert Rates(3.0).suited_to(decoder) == Rates(3.0)
+    decoder.model.can_generate = lambda: False
+    assert Rates(3.0).suited_to(decoder) == Rates(3.0, "uniform")
+
+
+def test_it_stands_beside_the_methods_that_users_choose_from():
+    assert Rates.name not in TOPUPS.names()

@@ -1,0 +1,87 @@
+"""Weights quantised before trials: what a plan makes of them, and what they cost."""
+
+import pytest
+import torch
+from conftest import make_ids, make_model
+from sweeps import build_sweep, state, unchanged
+
+from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.files.records import Records
+from optimum_neuronal.formats.quantized import QuantizedWeight, quantized_bytes
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.saliency.few_bits import FewBits
+from optimum_neuronal.sparsity.plan import DENSE, RatePlan
+from optimum_neuronal.trials.solved_rates import SolvedRates
+
+
+def solved_sweep(family="llama", bits=(2, 4), ids=None, batch_size=4, **options):
+    model = make_model(family)
+    ids = make_ids() if ids is None else ids
+    sweep = build_sweep(find_decoder(model), FewBits(), ids, 4, batch_size, **options)
+    with inference(model):
+        return sweep, sweep.solve_rates(*bits)
+
+
+def codes(sweep, solved, bits):
+    """The quantised weights of all projections, by name."""
+    found = {}
+    for index, block in enumerate(sweep.decoder.blocks):
+        (change_of,) = solved.changes(index, [RatePlan(dict.fromkeys(sweep.decoder.projections, bits))])
+        found |= {p.name: change_of(p) for p in block.pruned}
+    return found
+
+
+@pytest.fixture(scope="module")
+def known():
+    return solved_sweep()
+
+
+def test_a_plan_takes_what_was_solved_and_leaves_the_others_dense(known):
+    sweep, solved = known
+    first, second = sweep.decoder.blocks[0].pruned[:2]
+    (change_of,) = solved.changes(0, [RatePlan({first.name: 2, second.name: DENSE})])
+    change = change_of(first)
+    assert isinstance(change, QuantizedWeight) and change.bits == 2 and change.shape == first.shape
+    assert torch.equal(change_of(second).applied(second.weight), second.weight)
+    (change_of,) = solved.changes(0, [RatePlan({first.name: 4})])
+    lost = [(own.applied(first.weight) - first.weight).square().sum() for own in (change, change_of(first))]
+    assert change_of(first).bits == 4 and 0 < lost[1] < lost[0] / 4
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
+def test_weights_that_are_transposed_or_stacked(family):
+    sweep, solved = solved_sweep(family, (3,))
+    for name, change in codes(sweep, solved, 3).items():
+        projection = sweep.decoder.projections[name]
+        assert change.shape == projection.shape and change.bits == 3
+        assert 0 < change.error(projection.weight) < 0.3
+
+
+def test_trials_lose_more_with_fewer_bits(known):
+    sweep, solved = known
+    before, names = state(sweep.decoder.model), list(sweep.decoder.projections)
+    plans = [RatePlan(dict.fromkeys(names, bits)) for bits in (DENSE, 4, 2)]
+    with inference(sweep.decoder.model):
+        errors = sweep.output_errors(plans, "kl", None, solved)
+    assert errors[0] == pytest.approx(0, abs=1e-6) and 1e-6 < errors[1] < errors[2] / 4
+    assert unchanged(sweep.decoder.model, before)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 5}, {"max_hidden_bytes": 0}], ids=str)
+def test_no_bit_depends_on_the_batches_or_on_where_they_lie(known, options):
+    expected, found = codes(*known, 2), codes(*solved_sweep(**options), 2)
+    for name, change in expected.items():
+        assert torch.equal(change.codes, found[name].codes) and torch.equal(change.scales, found[name].scales)
+
+
+def test_recorded_ones_are_not_solved_again(known, tmp_path, monkeypatch):
+    solved_sweep(records=Records(tmp_path))
+    assert len(list(tmp_path.glob("rates-*.safetensors"))) == 3
+    monkeypatch.setattr(FewBits, "solve", lambda *args: pytest.fail("solved again"))
+    found = codes(*solved_sweep(records=Records(tmp_path)), 2)
+    assert all(torch.equal(change.codes, found[name].codes) for name, change in codes(*known, 2).items())
+
+
+def test_bytes_by_hand(known):
+    projection = known[0].decoder.projections["model.layers.0.mlp.up_proj"]
+    assert SolvedRates((2, 3)).nbytes(projection) == sum(quantized_bytes((48, 32), bits, True) for bits in (2, 3))
