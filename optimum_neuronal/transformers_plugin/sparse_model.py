@@ -123,7 +123,8 @@ class _IntoPacked(internals.EarlyQuantizer):
         if "disk" in places or ("cpu" in places and len(places) > 1):
             raise ValueError(
                 "Some weights would be offloaded (device_map), but packed weights have to be in memory: choose another "
-                "device_map, or max_memory with room for all, or load the model with AutoModelForCausalLM."
+                "device_map, or max_memory with room for all; or make the checkpoint dense, with `optimum-cli neuronal convert "
+                "DIR --format dense --output DENSE_DIR`, and load DENSE_DIR with AutoModelForCausalLM."
             )
 
     def pack(self, model: PreTrainedModel, bits: Mapping[str, float], usual: float, sparse: bool = True) -> None:
