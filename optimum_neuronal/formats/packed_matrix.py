@@ -112,7 +112,7 @@ class PackedMatrix(Change):
     @property
     def device(self) -> torch.device:
         """On which all tensors lie."""
-        return next(iter(self.tensors().values())).device
+        return getattr(self, self.names[0]).device
 
     @property
     def nbytes(self) -> int:

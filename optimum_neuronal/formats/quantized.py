@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from ..native.library import DTYPES, MAX_ROWS, Kernel, find_kernel
+from ..native.library import DTYPES, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
 from .bit_planes import BLOCK_ROWS, chunk_rows, decode_planes, decode_rows, encode_planes
 from .packed_matrix import Header, PackedMatrix, check_places, headers_of, multiply_by_blocks, register_format
 from .quantized_checks import (
@@ -165,6 +165,8 @@ class QuantizedWeight(PackedMatrix):
         """
         kernel, rows = self._kernel(x.dtype), len(self.scales)
         if kernel is None or len(x) > MAX_FUSED_ROWS:
+            if kernel is None and x.device.type == "cpu":
+                warn_without_kernel()
             return multiply_by_blocks(x, rows, bias, self._fill, UNPACKED_ROWS)
         y = x.new_empty(len(x), rows)
         for first in range(0, len(x), MAX_ROWS):

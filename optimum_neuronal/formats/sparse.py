@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ..native.library import MAX_ROWS, find_kernel
+from ..native.library import MAX_ROWS, find_kernel, warn_without_kernel
 from .bitmask import ALIGNMENT, INTEGERS
 from .packed import PackedMask
 from .packed_matrix import (
@@ -140,6 +140,8 @@ class SparseWeight(PackedMatrix):
         kernel = find_kernel() if x.device.type == "cpu" else None
         most = 0 if kernel is None else MAX_FUSED_ROWS_BY_KERNEL.get(kernel.name, MAX_FUSED_ROWS)
         if kernel is None or len(x) > most:
+            if kernel is None and x.device.type == "cpu":
+                warn_without_kernel()
             # Without kernels few rows at a time, which stay in a cache between being unpacked and being multiplied.
             return multiply_by_blocks(
                 x, self.row_count, bias, self._fill, *([] if kernel else [2**20 // max(1, x.shape[1])])

@@ -6,11 +6,11 @@ call. A matrix comes as the name of its format and its tensors, in the format's 
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from ..formats.packed_matrix import DTYPES, FORMATS, PackedMatrix, check_places, headers_of
-from ..native.library import warn_without_kernel
 from . import accelerator
 
 
@@ -55,28 +55,32 @@ def unpack(matrix: PackedMatrix) -> torch.Tensor:
 
 
 def _linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    _check_beside(matrix, x, bias)
-    shape = (*x.shape[:-1], matrix.row_count)
-    flat = x if x.ndim == 2 and x.is_contiguous() else x.reshape(math.prod(shape[:-1]), x.shape[-1]).contiguous()
-    bias = None if bias is None else bias.contiguous()
-    if x.device.type == "cpu":
-        warn_without_kernel()
-        y = matrix.linear(flat, bias)
-    else:
-        y = accelerator.linear(matrix, flat, bias)
-    return y if x.ndim == 2 else y.view(shape)
-
-
-def _check_beside(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Raise `ValueError` unless x and bias go with a matrix."""
-    if x.ndim == 0 or x.shape[-1] != matrix.shape[-1]:
-        raise ValueError(f"x has shape {list(x.shape)}: expected (..., {matrix.shape[-1]})")
+    # A token's products take as long as this function, so it asks nothing twice.
+    shape, columns, rows = x.shape, matrix.shape[-1], matrix.row_count
+    if not shape or shape[-1] != columns:
+        raise ValueError(f"x has shape {list(shape)}: expected (..., {columns})")
     if x.dtype != matrix.dtype or x.device != matrix.device:
         raise ValueError(f"x is {x.dtype} on {x.device}, but the weight {matrix.dtype} on {matrix.device}")
-    if bias is not None and (bias.dtype != x.dtype or bias.device != x.device or bias.shape != (matrix.row_count,)):
+    if bias is not None:
+        _check_bias(bias, x, rows)
+        bias = bias.contiguous()
+    flat = (
+        x
+        if len(shape) == 2
+        else x.view(-1, columns)
+        if columns and x.is_contiguous()
+        else x.reshape(math.prod(shape[:-1]), columns)
+    )
+    multiply = matrix.linear if x.device.type == "cpu" else partial(accelerator.linear, matrix)
+    y = multiply(flat.contiguous(), bias)
+    return y if len(shape) == 2 else y.view(*shape[:-1], rows)
+
+
+def _check_bias(bias: torch.Tensor, x: torch.Tensor, rows: int) -> None:
+    """Raise `ValueError` unless a bias goes with a product."""
+    if bias.dtype != x.dtype or bias.device != x.device or bias.shape != (rows,):
         raise ValueError(
-            f"the bias is {bias.dtype} of shape {list(bias.shape)} on {bias.device}: expected {x.dtype}, "
-            f"[{matrix.row_count}] on {x.device}"
+            f"the bias is {bias.dtype} of shape {list(bias.shape)} on {bias.device}: expected {x.dtype}, [{rows}] on {x.device}"
         )
 
 

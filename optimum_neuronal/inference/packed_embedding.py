@@ -154,7 +154,7 @@ class TiedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W.T + bias`, as [`PackedLinear`] computes it."""
         inner = x.detach() if watched(self, x) else x
-        output = self.embedding.linear(inner.to(self.embedding.held.dtype), self.bias)
+        output = self.embedding.linear(inner, self.bias)
         if torch.is_autocast_enabled(x.device.type):
             output = output.to(torch.get_autocast_dtype(x.device.type))
         return output if inner is x else mark(output, x)

@@ -104,7 +104,7 @@ class PackedLinear(PackedBuffers):
             `RuntimeError`: in training mode, if gradients are wanted; else a backward raises it.
         """
         inner = x.detach() if watched(self, x) else x
-        output = self.linear(inner.to(self.held.dtype), self.bias)
+        output = self.linear(inner, self._buffers["bias"])
         if torch.is_autocast_enabled(x.device.type):
             output = output.to(torch.get_autocast_dtype(x.device.type))
         return output if inner is x else mark(output, x)

@@ -102,11 +102,12 @@ class PackedBuffers(PackedModule):
         super().__setattr__(name, value)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return `x @ W.T + bias`, see [`ops.linear`]; in a graph of torch.compile by the operation that it knows."""
+        """Return `x @ W.T + bias`, x converted to the weight's dtype; in a graph of torch.compile by the operation that it knows."""
         if torch.compiler.is_compiling():
-            tensors = self._graph_tensors()
+            tensors, x = self._graph_tensors(), x.to(self.held.dtype)
             return torch.ops.optimum_neuronal.packed_linear(x, self.format, tensors, self.row_count, bias)
-        return linear(self.matrix, x, bias)
+        matrix = self.matrix
+        return linear(matrix, x if x.dtype == matrix.dtype else x.to(matrix.dtype), bias)
 
     def _graph_tensors(self) -> list[torch.Tensor]:
         fixed = FORMATS.get(self.format).fixed
