@@ -11,7 +11,8 @@ from kernel_checks import FAR, bits, check_product, check_rows_alone, far_behind
 from profiles import examples
 
 from optimum_neuronal.formats.packed import PackedWeight
-from optimum_neuronal.inference.packed_rows import DTYPES, PackedRows
+from optimum_neuronal.formats.packed_matrix import DTYPES
+from optimum_neuronal.formats.sparse import SparseWeight
 from optimum_neuronal.native import library
 from optimum_neuronal.native.build import BuildError
 
@@ -38,7 +39,7 @@ def make_weight(out, columns, dtype, density, seed=0) -> torch.Tensor:
 
 
 def parts(weight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = PackedRows.of(PackedWeight.pack(weight))
+    rows = SparseWeight.pack(weight)
     return rows.bits, rows.values, rows.offsets
 
 
@@ -212,10 +213,9 @@ def test_a_damaged_library_in_the_cache_is_made_anew(tmp_path, monkeypatch, choo
 FORK = """
 import os, sys, torch
 from optimum_neuronal.native.library import find_kernel
-from optimum_neuronal.inference.packed_rows import PackedRows
-from optimum_neuronal.formats.packed import PackedWeight
+from optimum_neuronal.formats.sparse import SparseWeight
 torch.set_num_threads(2)
-rows = PackedRows.of(PackedWeight.pack(torch.eye(600, 640)))
+rows = SparseWeight.pack(torch.eye(600, 640))
 x, kernel = torch.randn(2, 640), find_kernel()
 before = kernel.linear(x, rows.bits, rows.values, rows.offsets, None)
 if os.fork() == 0:
