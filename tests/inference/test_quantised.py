@@ -22,7 +22,6 @@ from optimum_neuronal import (
     sparsify,
 )
 from optimum_neuronal.formats.quantized import QuantizedWeight
-from optimum_neuronal.inference.head_packing import put_head
 from optimum_neuronal.inference.packed_embedding import PackedEmbedding, TiedLinear
 from optimum_neuronal.inference.packed_linear import PackedLinear
 from optimum_neuronal.inference.sparsify import put_quantized
@@ -121,8 +120,7 @@ def test_weights_that_a_prune_has_quantised_are_put_in_place(family, ids):
             weights[name].apply_to(projection.weight)
     for name, weight in token_weights(expected).items():
         head[name].apply_to(weight.data)
-    put_head(model, head)
-    put_quantized(model, decoder, weights)
+    put_quantized(model, decoder, weights, head)
     assert_close(logits(model, ids), logits(expected, ids), NEAR_HEAD)
     assert left_out is None or type(model.get_submodule(left_out)) is torch.nn.Linear
     assert_same_state(densify(model), clone(expected))
