@@ -45,16 +45,15 @@ def measure(topup: str, saliency: str, vocabulary: int, args: argparse.Namespace
     logging.disable_progress_bar()
     torch.manual_seed(0)
     ids = torch.randint(0, 1000, (args.sequences, args.tokens))
+    pruned = {"sparsity": 0.7, "saliency": saliency, "topup": topup}
     fields = {
-        "saliency": saliency,
-        "topup": topup,
-        "value_bits": args.value_bits,
+        **(pruned if args.bits is None else {"bits_per_weight": args.bits}),
         "dataset": None,
         "num_samples": args.sequences,
         "num_alignment_samples": args.alignment,
         "seq_length": args.tokens,
     }
-    config = NeuronALConfig(0.7, **fields)
+    config = NeuronALConfig(**fields)
     NeuronALPruner(config).prune(random_llama(64, 2, args.tokens), ids)
     model = random_llama(args.hidden_size, args.blocks, args.tokens, vocabulary)
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -84,7 +83,7 @@ def run(topup: str, saliency: str, vocabulary: int, args: argparse.Namespace) ->
     command = [sys.executable, "-m", "benchmarks.dry_run", "--one", topup, saliency, str(vocabulary)]
     for name in SIZES:
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    command += ["--value-bits", str(args.value_bits)] if args.value_bits else []
+    command += ["--bits", str(args.bits)] if args.bits is not None else []
     found = {}
     for more, kept in (({}, "seconds"), (MALLOC, "bytes")):
         environment = {**os.environ, **more, "OMP_NUM_THREADS": str(args.threads)}
@@ -101,7 +100,9 @@ def main():
     parser.add_argument("--topups", nargs="+", default=TOPUPS.names(), help="(default: all)")
     parser.add_argument("--saliencies", nargs="+", default=["wanda"], help="(default: wanda)")
     parser.add_argument("--vocabularies", nargs="+", type=int, default=[4000, 64000], help="(default: 4000 64000)")
-    parser.add_argument("--value-bits", type=int, help="of the values that stay (default: all that they have)")
+    parser.add_argument(
+        "--bits", type=float, help="a weight: quantise, whatever the top-ups and saliencies, of which name one"
+    )
     for name, (default, what) in SIZES.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=int, default=default, help=f"{what} (default: {default})"

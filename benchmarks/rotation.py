@@ -40,7 +40,6 @@ TABLES = {
     "best": [{"sparsity": sparsity, "effort": "best"} for sparsity in SPARSITIES[1:]],
     "saliencies": [{"sparsity": 0.7, "saliency": name, "topup": "uniform"} for name in ("sparsegpt", "wanda")],
     "2:4": [{**FORM, "saliency": name} for name in ("alps", "sparsegpt")],
-    "3 bits": [{"sparsity": 0.6, "value_bits": 3, **UNIFORM}],
     "bf16": [{"dtype": "bfloat16"}],  # nothing is pruned
 }
 CHOICES = ({}, {"untie": False})  # of rotate_args; the second only where head and embeddings share their weights
