@@ -70,7 +70,8 @@ def make_card(
         requested=f"{report.requested_sparsity:.1%}",
         saliency=config["saliency"],
         topup=config["topup"],
-        bits=f"{size.bits_per_weight:.2f}" if quantized else None,
+        bits=f"{report.bits_per_weight:.2f}" if quantized else None,
+        embedding_bits=config.get("embedding_bits"),
         embedding_error=f"{max(errors):.4%}" if errors else None,
         use=_use(
             title,
@@ -138,7 +139,6 @@ def _sizes(model: PreTrainedModel, report: PruningReport, size: PackedSize) -> d
     else:
         dense, packed, whole = size.dense, size.in_memory, footprint - size.dense + size.in_memory
     return {
-        "packed_weights": "these" if report.config.get("embedding_bits") is None else "these, embeddings and head",
         "packed": format_bytes(packed),
         "dense": format_bytes(dense),
         "whole_packed": format_bytes(whole),

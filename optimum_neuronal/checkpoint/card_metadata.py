@@ -20,7 +20,8 @@ from .safe_files import read_bytes
 
 logger = get_logger(__name__)
 
-TAGS = ("sparse", "pruned", "optimum_neuronal")  # what people look for; the text names the methods
+# What people look for; the text names the methods.
+TAGS, TAGS_OF_FEW_BITS = ("sparse", "pruned", "optimum_neuronal"), ("quantized", "optimum_neuronal")
 INHERITED = ("license", "license_name", "license_link", "language", "datasets")
 TIMEOUT = 10  # seconds for the Hub to answer
 LARGEST = 10**6  # bytes of a card
@@ -49,7 +50,7 @@ def make_metadata(
     return ModelCardData(
         library_name="transformers",
         pipeline_tag=pipeline_tag,
-        tags=list(TAGS),
+        tags=list(TAGS if report.config.get("bits_per_weight") is None else TAGS_OF_FEW_BITS),
         **relation,
         **inherited_metadata(model),
         **({"model_name": title, "eval_results": results} if results else {}),

@@ -57,7 +57,8 @@ def convert_checkpoint(
         `Path`: the directory that was written.
 
     Raises:
-        `ValueError`: the checkpoint is damaged, not pruned, or has that format already; or its values cannot be rounded.
+        `ValueError`: the checkpoint is damaged, not pruned, or has that format already; or was quantised, and is to be packed
+            though it holds no codes; or its values cannot be rounded.
         `OSError`: it cannot be read, or the output cannot be written; nothing is changed.
     """
     check_choice("format", format, FORMATS)
@@ -136,6 +137,11 @@ def _check(checkpoint: Checkpoint, format: str, in_place: bool, embedding_bits: 
     if checkpoint.format == format and embedding_bits in (None, checkpoint.sparsity_config.get("embedding_bits")):
         bits = "" if embedding_bits is None else f", with a head of {embedding_bits} bits"
         raise ValueError(f"{checkpoint.directory} is {format} already{bits}.")
+    if checkpoint.format == "dense" and checkpoint.sparsity_config.get("bits_per_weight") is not None:
+        raise ValueError(
+            f"{checkpoint.directory} was quantised, and is stored dense: its files hold no codes, so that nothing would be smaller "
+            "packed. Take the packed checkpoint that it was made of, or quantise the dense model again."
+        )
     names = [weight.name for weight in checkpoint.weights]
     if len(names) != len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)

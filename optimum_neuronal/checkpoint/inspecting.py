@@ -1,4 +1,4 @@
-"""Reads from a checkpoint's files alone how it was pruned, and verifies that the zeros are there."""
+"""Reads from a checkpoint's files alone how it was pruned, and verifies that zeros, or codes of few bits, are there."""
 
 import html
 from collections import defaultdict
@@ -15,42 +15,8 @@ from ..display import escaped, format_bytes, format_html, format_table
 from ..formats.sparse import sparse_bytes
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
 from .opening import Checkpoint, find_checkpoint
+from .shares import LONGEST, Share, share_table
 from .stored_weights import StoredWeight
-
-
-LONGEST = 500  # characters of a text in config.json that are shown
-MORE_ZEROS = 1e-4  # share of zeros beyond what was recorded that may come from rounding to a smaller dtype
-
-
-@dataclass
-class Share:
-    """Zeros counted in some weights.
-
-    Args:
-        zeros, weights (`int`): counted in the files.
-        recorded (`float`, *optional*): share of zeros in the sparsity_config.
-    """
-
-    zeros: int = 0
-    weights: int = 0
-    recorded: float | None = None
-
-    @property
-    def sparsity(self) -> float:
-        """Share of zeros, in [0, 1]."""
-        return self.zeros / self.weights if self.weights else 0.0
-
-    def problem(self) -> str | None:
-        """Return how the zeros differ from the recorded share, None if they do not."""
-        if self.recorded is None:
-            return None
-        if not self.weights:
-            return "has no weights in the files"
-        missing = round(self.recorded * self.weights) - self.zeros
-        if missing <= 0 and self.sparsity - self.recorded <= MORE_ZEROS:
-            return None
-        difference = f"{abs(missing):,} zeros {'fewer' if missing > 0 else 'more'} than recorded"
-        return f"has {difference}: {self.sparsity:.6%} instead of {self.recorded:.6%}"
 
 
 @dataclass(repr=False)
@@ -124,7 +90,7 @@ class Inspection:
             rows.append(["bits a weight", f"{bits:.2f} in pruned projections, all that is stored counted"])
         about = ["", f"{self.source} ({self.model_type})"], rows
         parts = [("block", self.blocks), ("projection", self.kinds)]
-        return [about, *(_share_table(title, shares) for title, shares in parts if shares)]
+        return [about, *(share_table(title, shares) for title, shares in parts if shares)]
 
     @property
     def bits_per_weight(self) -> float | None:
@@ -147,7 +113,10 @@ class Inspection:
         if not self.pruned:
             return "Not pruned, so there is nothing to verify."
         if not self.problems:
-            return "Verified: the zeros agree with the sparsity_config."
+            if self.sparsity_config.get("bits_per_weight") is not None and not self.total.coded:
+                return "Quantised, but stored dense, so there are no codes to verify."
+            what = "bits of the codes" if self.total.coded else "zeros"
+            return f"Verified: the {what} agree with the sparsity_config."
         more = f"; and {len(self.problems) - 5} more." if len(self.problems) > 5 else "."
         return "NOT as recorded: " + "; ".join(self.problems[:5]) + more
 
@@ -184,7 +153,9 @@ def inspect_checkpoint(
         result.total.recorded, blocks = about["achieved_sparsity"], about.get("block_sparsity", {})
         result.blocks = {name: Share(recorded=blocks[name]) for name in sorted(blocks, key=natural_order)}
         kinds = about.get("projections", {})
-        result.kinds = {kind: Share(recorded=found["sparsity"]) for kind, found in kinds.items()}
+        result.kinds = {
+            kind: Share(recorded=found["sparsity"], recorded_bits=found.get("bits")) for kind, found in kinds.items()
+        }
         places = PrunedWeights(about, [weight.name for weight in checkpoint.weights])
     for weight in logging.tqdm(checkpoint.weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
         _count(weight, places.find(weight.name) if places else guess(weight), result)
@@ -228,6 +199,8 @@ def _count(weight: StoredWeight, place: StoredProjection | None, result: Inspect
         shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
         for share in (result.total, *shares):
             share.zeros, share.weights = share.zeros + zeros, share.weights + counted
+            if weight.is_quantized:
+                share.coded, share.code_bits = share.coded + counted, share.code_bits + counted * weight.code_bits
 
 
 def _zeros(tensor: torch.Tensor) -> int:
@@ -246,8 +219,8 @@ def _problems(result: Inspection) -> list[str]:
 def _about(config: Mapping[str, Any]) -> list[list[str]]:
     """Return rows about how it was pruned."""
     own, rows = config.get("config", {}), []
-    if "saliency" in own and "topup" in own:
-        rows.append(["method", " + ".join(_method(own, kind) for kind in ("saliency", "topup"))])
+    if methods := [_method(own, kind) for kind in ("saliency", "topup") if own.get(kind) is not None]:
+        rows.append(["method", " + ".join(methods)])
     if config.get("bits_per_weight") is None:
         rows.append(["target", f"{config['sparsity']:.2%}, {config['achieved_sparsity']:.4%} achieved"])
     for title, bits in (("bits a weight", "bits_per_weight"), ("embeddings and head", "embedding_bits")):
@@ -268,13 +241,3 @@ def _method(config: Mapping[str, Any], kind: str) -> str:
     """Return the name of a saliency or top-up with its arguments."""
     arguments = ", ".join(f"{key}={value}" for key, value in (config.get(f"{kind}_args") or {}).items())
     return f"{config[kind]} ({arguments})" if arguments else config[kind]
-
-
-def _share_table(title: str, shares: Mapping[str, Share]) -> tuple[list[str], list[list[str]]]:
-    table = [[title, "weights", "recorded", "found"]]
-    for name, share in shares.items():
-        recorded = "-" if share.recorded is None else f"{share.recorded:.2%}"
-        table.append([escaped(name, LONGEST), f"{share.weights:,}", recorded, f"{share.sparsity:.2%}"])
-    if all(share.recorded is None for share in shares.values()):
-        table = [[*row[:2], row[3]] for row in table]
-    return table[0], table[1:]

@@ -15,7 +15,8 @@ import torch
 
 from ..formats.bitmask import checksum_seed
 from ..formats.packed_matrix import FORMATS, PREFIX, PackedMatrix, check_shape
-from ..formats.sparse import SparseWeight
+from ..formats.quantized import QuantizedWeight
+from ..formats.quantized_checks import bits_of_codes
 from .schema import short
 from .stored_tensors import DTYPE_NAMES, DTYPES, FileValues, Stored
 
@@ -167,7 +168,12 @@ class StoredPackedWeight(StoredWeight):
 
     @property
     def is_quantized(self) -> bool:
-        return self.format is not SparseWeight
+        return issubclass(self.format, QuantizedWeight)
+
+    @property
+    def code_bits(self) -> int:
+        """Bits of a code, if it is quantised."""
+        return bits_of_codes((DTYPES[self.parts[0].dtype], self.parts[0].shape))
 
     def read_packed(self) -> PackedMatrix:
         with self._named():

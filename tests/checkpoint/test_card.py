@@ -75,18 +75,10 @@ def test_how_to_load_it_depends_on_the_format(pruned):
     dense, packed = (str(make_card(model, pruner.report, "me/llama-70", format)) for format in ("dense", "packed"))
     assert "import optimum_neuronal\nfrom transformers" in packed and "import optimum_neuronal\n" not in dense
     assert "optimum-cli neuronal convert llama-70 --format dense --output llama-70-dense" in packed
-    assert with_format(dense, "packed") == packed and with_format(packed, "dense") == dense
-    assert with_format(dense, "dense") == dense and with_format("# Mine\n", "packed") == "# Mine\n"
-    assert "not zero, 3 bits each, and where they belong" in with_format(packed, "packed", 3)
-
-
-def test_how_many_bits_values_have(pruned):
-    pruner, model = pruned
-    report = replace(pruner.report, config={**pruner.report.config, "value_bits": 4})
-    dense, packed = (str(make_card(model, report, "me/llama-70", format)) for format in ("dense", "packed"))
-    assert "The others are rounded to 4 bits" in dense and "value_bits=4,\n" in dense
-    assert "not zero, 4 bits each" in packed
-    assert with_format(dense, "packed", 4) == packed and with_format(packed, "dense", 4) == dense
+    assert with_format(dense, "packed", {}) == packed and with_format(packed, "dense", {}) == dense
+    assert with_format(dense, "dense", {}) == dense and with_format("# Mine\n", "packed", {}) == "# Mine\n"
+    told = "not zero, and where they belong; token embeddings and head have 8 bits. `import"
+    assert told in with_format(packed, "packed", {"embedding_bits": 8})
 
 
 def test_perplexities_are_told_if_they_were_measured(pruned):
@@ -129,7 +121,7 @@ def test_without_its_own_tokenizer_the_dense_models_is_named(pruned, tmp_path):
     model.config._name_or_path = "meta/llama"
     dense, packed = (str(make_card(model, pruner.report, "x", format, False)) for format in ("dense", "packed"))
     assert 'tokenizer = AutoTokenizer.from_pretrained("meta/llama")' in packed
-    assert with_format(dense, "packed") == packed and with_format(packed, "dense") == dense
+    assert with_format(dense, "packed", {}) == packed and with_format(packed, "dense", {}) == dense
 
 
 def test_a_model_that_generates_nothing_has_no_example(pruned, monkeypatch):
@@ -201,7 +193,7 @@ def test_a_title_is_quoted_for_python_and_for_the_shell(pruned, title):
     assert command(packed)[-1] == title
     (code,) = re.findall(r"^model = AutoModelForCausalLM.from_pretrained\((.*)\)$", packed, re.M)[:1]
     assert ast.literal_eval(code) == title
-    assert with_format(dense, "packed") == packed and with_format(packed, "dense") == dense
+    assert with_format(dense, "packed", {}) == packed and with_format(packed, "dense", {}) == dense
 
 
 def test_a_title_is_one_line_of_text(pruned):
@@ -213,5 +205,5 @@ def test_a_title_is_one_line_of_text(pruned):
 def test_a_long_card_of_another_make_takes_no_time():
     card = "# Mine\n" + "\n## Use\n\n" * 200_000
     start = time.perf_counter()
-    assert with_format(card, "packed") == card
+    assert with_format(card, "packed", {}) == card
     assert time.perf_counter() - start < 1
