@@ -1,13 +1,13 @@
 """Inputs near the largest number: what is finite, whatever the order of its sum, is not infinite in any kernel."""
 
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_checks import check_product, kernels
 from profiles import examples
 
-from optimum_neuronal.inference import torch_fallback
-from optimum_neuronal.inference.packing import pack_rows
+from optimum_neuronal.formats import sparse
 
 
 LARGEST = torch.finfo(torch.bfloat16).max
@@ -29,9 +29,11 @@ def test_finite_products_stay_finite(share, columns, count, dtype, seed):
     weight[torch.rand(7, columns, generator=generator) < 0.5] = 0
     x = torch.randn(count, columns, generator=generator)
     x[0] = x[0].sign() * share * LARGEST
-    rows, x = pack_rows(weight.to(dtype), False, None), x.to(dtype)
-    tensors = [getattr(rows, name) for name in rows.names if name != "like"]
-    products = [(kernel.name, kernel.linear(x, *tensors, None)) for kernel in kernels()]
-    for kernel, y in [*products, ("torch", torch_fallback.packed_linear(x, *tensors, None))]:
+    packed, x = sparse.SparseWeight.pack(weight.to(dtype)), x.to(dtype)
+    products = [(kernel.name, kernel.linear(x, *packed.tensors().values(), None)) for kernel in kernels()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "find_kernel", lambda: None)
+        products.append(("torch", packed.linear(x)))
+    for kernel, y in products:
         assert y.isfinite().all(), kernel
-        check_product(y, x, rows.unpack(), None)
+        check_product(y, x, packed.unpack(), None)
