@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimum_neuronal.inference import ops
 from optimum_neuronal.native.build import BuildError
-from optimum_neuronal.native.library import Kernel, find_kernel, find_library
+from optimum_neuronal.native.library import Kernel, find_library
 
 
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
@@ -56,17 +55,3 @@ def far_behind(values: torch.Tensor, folder: Path) -> torch.Tensor:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8)
-
-
-def multiply_by_blocks(monkeypatch, unpack: str, multiply: Callable, *arguments) -> torch.Tensor:
-    """Return `multiply(*arguments)` with a weight of shape (37, 133), which is never unpacked as a whole."""
-    if find_kernel() is None:
-        pytest.skip("there are no compiled kernels")
-    seen, original = [], getattr(Kernel, unpack)
-    monkeypatch.setattr(ops, "SCRATCH_ROWS", 16)
-    monkeypatch.setattr(
-        Kernel, unpack, lambda self, *args: seen.append(tuple(args[-1].shape)) or original(self, *args)
-    )
-    y = multiply(*arguments)
-    assert seen == [(16, 133), (16, 133), (5, 133)], "the last block is shorter"
-    return y

@@ -1,7 +1,7 @@
 """Quantised weights: dense matrices of 2 to 8 bits, with a scale for each row and perhaps a step for each column.
 
-Codes of 2 to 7 bits stand for odd levels, -(2**bits - 1) to 2**bits - 1: with a zero, one side would have a level less. Codes
-of 8 bits are their levels, -127 to 127.
+Codes of 2 to 7 bits stand for odd levels, -(2**bits - 1) to 2**bits - 1: with a zero, one side would have a level less.
+Codes of 8 bits are their levels, -127 to 127.
 """
 
 import math
@@ -36,12 +36,12 @@ UNPACKED_ROWS = 16 * BLOCK_ROWS  # of a weight at a time, beside many rows of x
 class QuantizedWeight(PackedMatrix):
     """A dense weight of few bits. As a change, it takes the place of another weight.
 
-    An element is `scale of its row * step of its column * level`, computed in float32 and rounded once, to `dtype`. The level
-    is `2 * code - (2**bits - 1)`, or with 8 bits the code. All tensors are contiguous and lie on one device.
+    An element is `scale of its row * step of its column * level`, computed in float32 and rounded once, to `dtype`. The
+    level is `2 * code - (2**bits - 1)`, or with 8 bits the code. All tensors are contiguous and lie on one device.
 
     Args:
-        codes (`Tensor`): with 2 to 7 bits uint8, shape (ceil(rows / 64), ceil(columns / 4), bits, 32), see `bit_planes`;
-            with 8 bits int8, shape (rows, columns), -127 to 127.
+        codes (`Tensor`): with 2 to 7 bits uint8, shape (ceil(rows / 64), ceil(columns / 4), bits, 32), see
+            `bit_planes`; with 8 bits int8, shape (rows, columns), -127 to 127.
         scales (`Tensor`): bfloat16, shape (rows,), at least 0.
         steps (`Tensor`, *optional*): bfloat16, shape (columns,), above 0. None: all are 1.
         bits (`int`): of a code, 2 to 8.
@@ -79,7 +79,8 @@ class QuantizedWeight(PackedMatrix):
         expected = torch.int8 if bits == BYTE_BITS else torch.uint8
         if codes.dtype != expected or codes.ndim < 2:
             raise ValueError(
-                f"the codes are {codes.dtype} of shape {list(codes.shape)}: expected {expected} and (..., columns) for {bits} bits"
+                f"the codes are {codes.dtype} of shape {list(codes.shape)}: expected {expected} and (..., columns) "
+                f"for {bits} bits"
             )
         rows = codes.reshape(-1, codes.shape[-1]).contiguous()
         held = rows if bits == BYTE_BITS else encode_planes(rows, bits)
@@ -152,9 +153,9 @@ class QuantizedWeight(PackedMatrix):
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return `x @ W.T + bias`, W of shape (rows, columns).
 
-        On a CPU the kernels multiply up to `MAX_FUSED_ROWS` rows of x with codes. They round x to whole numbers: with codes of
-        8 bits a part in a hundred of the result is lost, with fewer bits a part in a thousand. In all other cases W is
-        unpacked, some rows at a time.
+        On a CPU the kernels multiply up to `MAX_FUSED_ROWS` rows of x with codes. They round x to whole numbers: with
+        codes of 8 bits a part in a hundred of the result is lost, with fewer bits a part in a thousand. In all other
+        cases W is unpacked, some rows at a time.
 
         Args:
             x (`Tensor`): shape (count, columns), floating, contiguous, on the device of the codes.
@@ -205,7 +206,8 @@ class QuantizedWeight(PackedMatrix):
             if not first.joins(part):
                 raise ValueError(
                     f"a weight of {part.bits} bits, {part.shape[-1]} columns and {part.dtype} cannot follow one of "
-                    f"{first.bits} bits, {first.shape[-1]} columns and {first.dtype}: expected the same, with equal steps"
+                    f"{first.bits} bits, {first.shape[-1]} columns and {first.dtype}: expected the same, "
+                    "with equal steps"
                 )
         rows, columns = [len(part.scales) for part in parts], first.shape[-1]
         if len(parts) == 1:
@@ -225,7 +227,7 @@ class QuantizedWeight(PackedMatrix):
         return mine == theirs and (self.steps is None or torch.equal(self.steps, other.steps))
 
     def error(self, weight: torch.Tensor) -> float:
-        """Return the squared error as a share of the sum of squares of a dense weight of the same shape; 0 where all are 0."""
+        """Return the squared error as a share of the sum of squares of a dense weight of this shape; 0 where all are 0."""
         total = lost = 0.0
         dense = weight.detach().reshape(-1, self.shape[-1])
         for part in chunk_rows(*dense.shape):

@@ -67,7 +67,8 @@ def check_headers(shape: Any, bits: Any, dtype: Any, parts: Mapping[str, Header 
         if found is None or (found[0], tuple(found[1])) != (kind, sizes):
             was = "are missing" if found is None else f"have dtype {found[0]} and shape {list(found[1])}"
             raise ValueError(
-                f"its {name} {was}: expected {kind} and {list(sizes)} for {bits} bits and a weight of shape {list(shape)}"
+                f"its {name} {was}: expected {kind} and {list(sizes)} for {bits} bits and a weight "
+                f"of shape {list(shape)}"
             )
 
 
@@ -111,8 +112,8 @@ def check_dense(weight: torch.Tensor) -> None:
     """Raise `ValueError` unless a dense weight can be quantised."""
     if weight.ndim < 2 or not weight.numel() or weight.dtype not in DTYPES:
         raise ValueError(
-            f"a weight of shape {list(weight.shape)} and {weight.dtype} cannot be quantised: expected a matrix, or a stack of "
-            f"them, of one of {', '.join(map(str, DTYPES))}"
+            f"a weight of shape {list(weight.shape)} and {weight.dtype} cannot be quantised: expected a matrix, "
+            f"or a stack of them, of one of {', '.join(map(str, DTYPES))}"
         )
     rows = weight.reshape(-1, weight.shape[-1])
     if not all(bool(rows[part].isfinite().all()) for part in chunk_rows(*rows.shape)):
