@@ -8,7 +8,6 @@ from packed import make_zeroed
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.formats.quantized import QuantizedWeight
-from optimum_neuronal.inference.head_packing import put_head
 from optimum_neuronal.inference.sparsify import put_quantized
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.packed_modules import packed_modules
@@ -37,8 +36,8 @@ def _made(family, sparse, dtype, overrides):
     for number, (name, projection) in enumerate(decoder.projections.items()):
         if not sparse or not name.startswith(decoder.blocks[0].name + "."):
             weights[name] = _quantised(projection, BITS[number % 4])
-    put_quantized(model, decoder, weights)
-    put_head(model, {name: QuantizedWeight.nearest(weight) for name, weight in token_weights(model).items()})
+    head = {name: QuantizedWeight.nearest(weight) for name, weight in token_weights(model).items()}
+    put_quantized(model, decoder, weights, head)
     if sparse:
         sparsify(model)
     return model.eval()
