@@ -100,7 +100,7 @@ def test_reconstruction_is_off_unless_it_is_asked_for():
     assert NeuronALConfig(0.7, "alps", num_samples=15).num_samples == 15, "which no refit asks more of"
 
 
-BITS = {"sparsity": None, "saliency": None, "bits_per_weight": 2.4}
+BITS = {"sparsity": None, "saliency": None, "topup": None, "bits_per_weight": 2.4}
 # Fields beside or instead of sparsity 0.7 -> the message that refuses them.
 BAD_VALUES = [
     ({"sparsity": 1.0}, "sparsity is 1.0: expected a share in"),

@@ -37,7 +37,7 @@ SENSIBLE = {
     "pattern": st.sampled_from([None, None, "2:4", "4:8", "4:2"]),
     "reconstruct": st.sampled_from([None, "dense", "block"]),
     "refit_epochs": st.none() | st.integers(0, 3),
-    "value_bits": st.none() | st.sampled_from([8, 4, 3, 2]),
+    "bits_per_weight": st.none() | st.floats(1, 10),
 }
 OTHERS = {name: value for name, value in SENSIBLE.items() if name != "sparsity"}
 REQUIRED = {"sparsity": SENSIBLE["sparsity"]}

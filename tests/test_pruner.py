@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils import prune
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
 from optimum_neuronal import pruner as pruner_module
 from optimum_neuronal.evaluation import perplexity
 from optimum_neuronal.files.records import work_directory
@@ -141,19 +141,20 @@ def test_the_interface_of_optimum(tmp_path, ids):
     assert NeuronALPruner.from_dict(pruner.to_dict()).config == pruner.config
 
 
-@pytest.mark.parametrize("fields", [{"saliency": "magnitude"}, {"saliency": "alps", "num_samples": 8}])
-def test_values_of_few_bits_are_those_of_the_model_in_memory(tmp_path, ids, fields):
+@pytest.mark.parametrize("format", ["packed", "dense"])
+def test_quantised_weights_are_those_of_the_model_in_memory(tmp_path, ids, format):
     """So what is measured on it holds for what is saved."""
     make_model("llama").bfloat16().save_pretrained(tmp_path / "dense")
-    fields = {"topup": "uniform", "value_bits": 3} | fields
-    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config(**fields))
-    model = pruner.quantize(tmp_path / "sparse", dataset=ids, format="packed")
-    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
-    assert all(torch.equal(value, reloaded.state_dict()[name]) for name, value in model.state_dict().items())
-    weight = model.model.layers[1].mlp.up_proj.weight
-    assert all(row[row != 0].abs().unique().numel() <= 4 for row in weight), "one scale and 4 magnitudes for each row"
-    assert weight.eq(0).float().mean() == pytest.approx(pruner.config.sparsity, abs=0.01)
-    assert "3 bits" in str(pruner.report) and model.config.sparsity_config["value_bits"] == 3
+    own = NeuronALConfig(bits_per_weight=6.0, topup="uniform", num_samples=12, num_alignment_samples=4)
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=own)
+    model = pruner.quantize(tmp_path / "few", dataset=ids, format=format, evaluate={"own": ids})
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "few")
+    if format == "packed":
+        assert all(torch.equal(value, reloaded.state_dict()[name]) for name, value in model.state_dict().items())
+    dense, found = (densify(each).state_dict() for each in (model, reloaded))
+    assert all(torch.equal(value, found[name]) for name, value in dense.items())
+    assert model.config.sparsity_config["bits_per_weight"] == pruner.report.bits_per_weight <= 6
+    assert pruner.report.evaluation["own"].keys() == {"dense", "pruned"} and "6 bits" in repr(pruner)
 
 
 @pytest.fixture

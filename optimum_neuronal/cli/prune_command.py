@@ -119,6 +119,8 @@ class PruneCommand(Command):
         config, device = NeuronALConfig.from_dict(recipe, **given), device_of(args)
         check_embedding_bits(config.embedding_bits, args.format)
         check_memory(args.batch_size, args.max_hidden_bytes)
+        if args.stream and config.bits_per_weight is not None:
+            raise ValueError("--bits-per-weight needs the weights in memory: leave --stream out.")
         if args.dry_run:
             self._plan(config, device)
         else:

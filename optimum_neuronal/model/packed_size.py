@@ -3,10 +3,25 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..formats.bitmask import packed_bytes, rows_bytes
 from ..formats.quantized import quantized_bytes
+from ..formats.quantized_checks import BYTE_BITS
+from ..formats.sparse import sparse_bytes, sparse_bytes_in_memory
 from .projections import Decoder, Projection
 from .weight_names import token_weights
+
+
+STEPS_FROM = 512  # rows of a quantised weight: fewer lose less by the bits that steps would take
+
+
+def has_steps(rows: int, bits: int, shared: bool) -> bool:
+    """Return True if a quantised weight is to have a step for each column.
+
+    Args:
+        rows (`int`): of the weight.
+        bits (`int`): of its codes.
+        shared (`bool`): True for an expert, whose weight lies in one parameter with others: their steps would differ.
+    """
+    return rows >= STEPS_FROM and bits < BYTE_BITS and not shared
 
 
 @dataclass(frozen=True)
@@ -61,9 +76,9 @@ def packed_size(
         dense += numel * itemsize
         shape = (numel // columns, columns)
         if key in bits_of:
-            stored = held = quantized_bytes(shape, bits_of[key])
+            stored = held = quantized_bytes(shape, bits_of[key], has_steps(shape[0], bits_of[key], owner.ndim > 2))
         else:
-            stored, held = packed_bytes(numel, kept, itemsize), rows_bytes(shape, kept, itemsize)
+            stored, held = sparse_bytes(shape, kept, itemsize), sparse_bytes_in_memory(shape, kept, itemsize)
         saved += min(numel * itemsize, stored)
         in_memory += min(numel * itemsize, held)
     weights = sum(owner.numel() for owner, _ in owners.values())

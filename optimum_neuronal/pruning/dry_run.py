@@ -231,6 +231,7 @@ def _model_rows(plan: PrunePlan) -> list[list[str]]:
 
 
 def _memory_rows(plan: PrunePlan) -> list[list[str]]:
+    on_disk = f"about {format_bytes(plan.streamed_bytes)} (--stream)"
     return [
         ["memory", f"about {format_bytes(plan.memory_bytes)}, of which"],
         ["- model", f"{format_bytes(plan.model_bytes)} (largest block {format_bytes(plan.block_bytes)})"],
@@ -239,7 +240,7 @@ def _memory_rows(plan: PrunePlan) -> list[list[str]]:
         ["- masks, weights and codes kept", format_bytes(max((step.kept_bytes for step in plan.steps), default=0))],
         ["- for a moment", format_bytes(max((step.moment_bytes for step in plan.steps), default=0))],
         ["to run it", f"{format_bytes(plan.model_bytes)}, packed {format_bytes(plan.packed_model_bytes)}"],
-        ["memory, blocks on disk", f"about {format_bytes(plan.streamed_bytes)} (--stream)"],
+        *([["memory, blocks on disk", on_disk]] if plan.config["sparsity"] is not None else []),
     ]
 
 

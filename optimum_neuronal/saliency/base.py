@@ -86,6 +86,7 @@ class Solver(Saliency):
         amounts: Mapping[str, float | torch.Tensor],
         dtype: torch.dtype,
         pattern: ColumnPattern | None = None,
+        shared: bool = False,
     ) -> dict[str, Change]:
         """Return the changes of projections with one input, by name.
 
@@ -95,6 +96,7 @@ class Solver(Saliency):
             amounts (`Mapping[str, float | Tensor]`): name -> what the plan says: a sparsity, or bits.
             dtype (`torch.dtype`): of the projections.
             pattern ([`ColumnPattern`], *optional*): N:M that the zeros have to follow.
+            shared (`bool`): True for experts, whose weights lie in one parameter with others that are solved apart.
 
         Raises:
             `ValueError`: an amount or the pattern does not fit, or the Hessian is not finite.
@@ -156,6 +158,7 @@ class WeightUpdate(Solver):
         amounts: Mapping[str, float | torch.Tensor],
         dtype: torch.dtype,
         pattern: ColumnPattern | None = None,
+        shared: bool = False,
     ) -> dict[str, Change]:
         sparse = self.prune_together(weights, hessian, amounts, pattern)
         return {name: NewWeight(weight.to(dtype)) for name, weight in sparse.items()}

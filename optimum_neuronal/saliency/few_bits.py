@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 
 from ..formats.quantized import QuantizedWeight
+from ..model.packed_size import has_steps
 from ..sparsity.masks import Change, ColumnPattern
 from ..sparsity.plan import DENSE
 from .base import Solver
@@ -28,6 +29,7 @@ class FewBits(Solver):
         amounts: Mapping[str, float | torch.Tensor],
         dtype: torch.dtype,
         pattern: ColumnPattern | None = None,
+        shared: bool = False,
     ) -> dict[str, Change]:
         quantiser, changes = Quantiser(hessian, ", ".join(weights)), {}
         for name, weight in weights.items():
@@ -36,6 +38,6 @@ class FewBits(Solver):
                 raise ValueError(
                     f"{name} was given {bits} bits and the pattern {pattern}: expected 2 to 8, and no pattern."
                 )
-            codes, scales, steps, _ = quantiser.quantise(weight, bits)
+            codes, scales, steps, _ = quantiser.quantise(weight, bits, has_steps(len(weight), bits, shared))
             changes[name] = QuantizedWeight.encode(codes, bits, scales, steps, dtype)
         return changes

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..formats.quantized import quantized_bytes
+from ..model.packed_size import has_steps
 from ..model.projections import Decoder, Projection
 from ..sparsity.plan import DENSE, RatePlan
 from ..trials.sweep import Sweep
@@ -109,5 +110,6 @@ class _Units:
 
 
 def _sizes(members: list[Projection]) -> dict[int, int]:
-    rows, columns = members[0].shape
-    return {bits: quantized_bytes((len(members), rows, columns), bits) for bits in RATES}
+    (rows, columns), shared = members[0].shape, members[0].expert is not None
+    shape = (len(members), rows, columns)
+    return {bits: quantized_bytes(shape, bits, has_steps(rows, bits, shared)) for bits in RATES}

@@ -158,7 +158,8 @@ class PlanApplier:
                     name: self.saliency.toward(weight, hessian, statistic.cross, name)
                     for name, weight in weights.items()
                 }
-            found |= self.saliency.solve(weights, hessian, plan.amounts, first.owner.dtype, self.pattern)
+            dtype, shared = first.owner.dtype, first.expert is not None
+            found |= self.saliency.solve(weights, hessian, plan.amounts, dtype, self.pattern, shared)
         return found
 
     def _received_enough(self, projection: Projection, norms: Norms) -> bool:

@@ -61,20 +61,14 @@ def test_convert_there_and_back(run, sparse, tmp_path):
         run("inspect", tmp_path / "absent")
 
 
-def test_convert_rounds_to_few_bits(run, sparse, tmp_path):
-    with pytest.raises(SystemExit, match="value_bits is 5: expected one of 8, 4, 3, 2"):
-        run("convert", sparse, "--format", "packed", "--value-bits", 5, "--output", tmp_path / "packed")
-    with pytest.raises(SystemExit, match="value_bits is 4, but the format 'dense'"):
-        run("convert", sparse, "--format", "dense", "--value-bits", 4, "--output", tmp_path / "packed")
-    assert not (tmp_path / "packed").exists()
+def test_convert_rounds_embeddings_and_head(run, sparse, tmp_path):
+    with pytest.raises(SystemExit, match="embedding_bits is 8, but the format 'dense'"):
+        run("convert", sparse, "--format", "dense", "--embedding-bits", 8, "--output", tmp_path / "packed")
     with pytest.raises(SystemExit, match="convert: error: embedding_bits is 4: expected 8"):
         run("convert", sparse, "--format", "packed", "--embedding-bits", 4, "--output", tmp_path / "packed")
     run("convert", sparse, "--format", "packed", "--embedding-bits", 8, "--output", tmp_path / "head")
     assert "embeddings and head" in run("inspect", tmp_path / "head")
-    run("convert", sparse, "--format", "packed", "--value-bits", 4, "--output", tmp_path / "packed")
-    shown = run("inspect", tmp_path / "packed")
-    assert "rounded to 4 bits" in shown and "Verified" in shown
-    assert json.loads(run("inspect", tmp_path / "packed", "--json"))["bits_per_weight"] < 16
+    assert not (tmp_path / "packed").exists()
 
 
 def test_a_terminal_that_knows_ascii_alone(run, sparse, tmp_path, monkeypatch):

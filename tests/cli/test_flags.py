@@ -21,7 +21,6 @@ from optimum_neuronal.cli.flags import (
     load_options,
     methods,
     share,
-    value_bits,
 )
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.system.machine import default_device
@@ -50,8 +49,6 @@ def test_words_are_read():
         (share, "0.7", 0.7),
         (share, "0", 0),
         (count, "3", 3),
-        (value_bits, "none", None),
-        (value_bits, "4", 4),
         (dtype, "fp32", "float32"),
         (dtype, "BF16", "bfloat16"),
         (dtype, "half", "float16"),
@@ -67,7 +64,6 @@ def test_words_are_read():
         (share, "much", "'much'"),
         (share, "nan", "nan"),
         (count, "0", "'0': expected a whole number of at least 1"),
-        (value_bits, "four", "'four': expected a number of bits, such as 4, or none"),
         (dtype, "flaot32", "Did you mean 'float32'"),
         (device, "tpu", "'tpu': expected cpu, cuda, cuda:1, mps, xpu or another device of torch"),
         (device, "no-such-device", "'no-such-device': expected"),
@@ -92,13 +88,11 @@ def test_flags_of_the_config_are_read_as_the_types_of_their_fields():
     ):
         given = given_fields(parser.parse_args(["--sparsity", "0.7", *flag.split()]))
         assert given == {"sparsity": 0.7, **values}
-    add_config_flags(
-        several, ("sparsity", "topup", "value_bits"), {"sparsity": "0.6", "topup": "owl", "value_bits": "4"}
-    )
-    given = several.parse_args(["--sparsity", "0.5", "0.6", "--topup", "owl:m=7", "--value-bits", "none", "3"])
-    assert (
-        vars(given) == {"sparsity": [0.5, 0.6], "topup": ["owl:m=7"], "value_bits": [None, 3]} == given_fields(given)
-    )
+    defaults = {"sparsity": "0.6", "topup": "owl", "bits_per_weight": "none"}
+    add_config_flags(several, list(defaults), defaults)
+    given = several.parse_args(["--sparsity", "0.5", "0.6", "--topup", "owl:m=7", "--bits-per-weight", "2.4", "3"])
+    expected = {"sparsity": [0.5, 0.6], "topup": ["owl:m=7"], "bits_per_weight": [2.4, 3.0]}
+    assert vars(given) == expected == given_fields(given)
 
 
 def test_every_field_has_a_flag_with_the_configs_default(run, capsys):

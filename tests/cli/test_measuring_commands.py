@@ -37,14 +37,14 @@ class TestCompare:
         assert run(*arguments, *methods, "--sparsity", 0.5, 0.7) == shown, "seconds included"
 
     def test_bits(self, run, arguments, tmp_path):
-        methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.6, "--value-bits", "none", 4)
-        shown = run(*arguments, *methods)
-        assert "value bits" in shown and "perplexity x dense, 60%, 4 bits" in shown
+        methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.6, "--effort", "fast")
+        shown = run(*arguments, *methods, "--bits-per-weight", 6)
+        assert "bits a weight" in shown and "perplexity x dense, 6 bits" in shown
         results = json.loads((tmp_path / "out" / "comparison.json").read_text())["results"]
-        assert [result["value_bits"] for result in results] == [None, 4]
-        assert results[1]["bits_per_weight"] < results[0]["bits_per_weight"] / 4
-        with pytest.raises(SystemExit, match="value_bits is 5: expected one of 8, 4, 3, 2, or None"):
-            run(*arguments, *methods[:-2], 5)
+        assert [result["budget"] for result in results] == [None, 6]
+        assert results[1]["bits_per_weight"] < results[0]["bits_per_weight"] / 2
+        with pytest.raises(SystemExit, match="bits_per_weight is 12.0: expected a number above 2, at most 9"):
+            run(*arguments, *methods, "--bits-per-weight", 12)
 
     def test_figures(self, run, arguments, tmp_path):
         pytest.importorskip("matplotlib")

@@ -28,7 +28,7 @@ def test_streaming_gives_the_same_model(run, dense, tmp_path):
     assert not list(tmp_path.glob(".*")), "the folder for rewritten weights is gone"
 
 
-def test_the_packed_format_and_quantised_values(run, dense, tmp_path):
+def test_the_packed_format(run, dense, tmp_path):
     arguments = ["prune", "--model", dense, "--sparsity", 0.7, *PLAIN, "--format", "packed", "--output"]
     shown = run(*arguments, tmp_path / "packed")
     assert "import optimum_neuronal" in shown
@@ -36,11 +36,22 @@ def test_the_packed_format_and_quantised_values(run, dense, tmp_path):
     assert not (tmp_path / "packed" / "model.safetensors").exists()
     shown = run("evaluate", "--model", tmp_path / "packed", "--dataset", tmp_path / "text.txt", *FEW_WINDOWS)
     assert "perplexity" in shown
-    with pytest.raises(SystemExit, match="value_bits is 5: expected one of 8, 4, 3, 2"):
-        run(*arguments, tmp_path / "bits", "--value-bits", 5)
+
+
+def test_quantised_weights(run, dense, tmp_path):
+    arguments = ["prune", "--model", dense, "--dataset", tmp_path / "text.txt", "--effort", "fast"]
+    arguments += ["--num-samples", 12, "--num-alignment-samples", 4, "--seq-length", 16]
+    arguments += ["--format", "packed", "--output", tmp_path / "bits"]
+    with pytest.raises(SystemExit, match="sparsity=0.7 and bits_per_weight=6 are given, but a prune either"):
+        run(*arguments, "--sparsity", 0.7, "--bits-per-weight", 6)
+    with pytest.raises(SystemExit, match="--bits-per-weight needs the weights in memory: leave --stream out"):
+        run(*arguments, "--bits-per-weight", 6, "--stream")
     assert not (tmp_path / "bits").exists()
-    assert "4 bits; squared error of rounding" in run(*arguments, tmp_path / "bits", "--value-bits", 4)
+    shown = run(*arguments, "--bits-per-weight", 6)
+    assert "quantised, uniform rates" in shown and "asked for 6" in shown and "import optimum_neuronal" in shown
     assert "bits a weight" in run("inspect", tmp_path / "bits")
+    shown = run("evaluate", "--model", tmp_path / "bits", "--dataset", tmp_path / "text.txt", *FEW_WINDOWS)
+    assert "perplexity" in shown
 
 
 def test_an_interrupted_prune_goes_on(run, dense, tmp_path, monkeypatch):

@@ -27,10 +27,9 @@ def test_a_table_and_a_figure(run, sparse, tmp_path):
     assert (tmp_path / "figure.png").exists() and (tmp_path / "figure.svg").exists()
 
 
-def test_values_of_few_bits(run, sparse, tmp_path):
-    flags = ("--value-bits", 4, "--activations", "bf16", "--plots", tmp_path / "figure")
-    assert "4 bits, bf16" in run("speed", "--model", sparse, *FEW, *flags)
-    assert "8-bit head, int8" in run("speed", "--model", sparse, *FEW, "--embedding-bits", 8)
+def test_few_bits(run, sparse, tmp_path):
+    assert "4 bits" in run("speed", "--model", sparse, *FEW, "--bits", 4, "--plots", tmp_path / "figure")
+    assert "3 bits, 8-bit head" in run("speed", "--model", sparse, *FEW, "--bits", 3, "--embedding-bits", 8)
     assert (tmp_path / "figure.png").exists()
 
 

@@ -18,7 +18,7 @@ def test_a_combination_occurs_once():
 
 
 def test_budgets_follow_the_combinations_of_methods():
-    others = {"saliency_args": {}, "num_samples": 16, "refit_epochs": 0, "reconstruct": None, "rotate": False}
+    others = {"num_samples": 16, "refit_epochs": 0, "reconstruct": None, "rotate": False}
     found = settings(sparsities=[0.5, 0.6], bits_per_weight=iter([2.4, 3, 2.4]), config=others).combinations
     assert [(key.sparsity, key.budget) for key, _ in found] == [(0.5, None), (0.6, None), (0.0, 2.4), (0.0, 3)]
     assert [config.bits_per_weight for _, config in found] == [None, None, 2.4, 3]

@@ -60,7 +60,6 @@ def test_levels_lie_around_the_target():
         assert any(sparsity == pytest.approx(target) for sparsity in found)
     assert level_sparsities(0.7) == pytest.approx((0.4, 0.55, 0.64, 0.7, 0.775, 0.865, 0.94))
     assert len(level_sparsities(0.3)) == 5, "none below 0"
-    assert level_sparsities(0.7, rounded=True) == (0.0, *level_sparsities(0.7)), "rounded, it is not as it was"
 
 
 def test_at_a_level_the_weight_is_the_solved_one(solved, ids):
