@@ -82,9 +82,10 @@ class PackedBuffers(PackedModule):
         kind, tensors = FORMATS.get(self.format), {name: part for name, part in parts.items() if name != "like"}
         for name in kind.fixed.keys() & tensors.keys():
             part = tensors[name]
-            if part.dtype != torch.uint8 or part.ndim != 1 or len(part) % kind.fixed[name].itemsize:
+            size = kind.fixed[name].itemsize
+            if part.dtype != torch.uint8 or not part.ndim or part.shape[-1] % size:
                 raise ValueError(
-                    f"its {name} are {part.dtype} of shape {list(part.shape)}: expected torch.uint8, two for each number"
+                    f"its {name} are {part.dtype} of shape {list(part.shape)}: expected torch.uint8, {size} for each number"
                 )
             tensors[name] = part.contiguous().view(kind.fixed[name])
         return kind.of_tensors(tensors, (self.row_count, self.columns), parts[self.dtype_from].dtype)

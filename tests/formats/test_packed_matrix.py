@@ -1,4 +1,4 @@
-"""What every packed format does: the same tests for all of them, and for one that is added here."""
+"""What every packed format does: the same tests for all of them."""
 
 import sys
 from pathlib import Path
