@@ -15,64 +15,40 @@ llama.cpp quantises and the packed models here do not. `--layers 4` takes a quar
 compare. llama.cpp repacks some types while loading; the bytes are those of the file. "Projections" is the time of the
 packed projections alone, which llama.cpp's programs do not tell. Ratios are medians of the rounds' ratios to the first
 GGUF type. They are left out if other processes take more than half a core, unless `--despite-load` is given.
+
+`--cpu-time` is for a machine on which others compute: it counts processor time instead, of one sequence on one thread.
+Others' share of caches and of bandwidth is still in it. Of llama.cpp it takes the difference of two runs of llama-bench,
+which differ in the number of tokens.
 """
 
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
 from transformers.utils import logging
 
 from benchmarks.llama_cpp_build import build
+from benchmarks.llama_cpp_subjects import (
+    PROJECTIONS,
+    SINGLE,
+    Rates,
+    Subject,
+    Work,
+    gguf_cpu_subject,
+    gguf_subject,
+    packed_cpu_subject,
+    packed_subject,
+)
 from benchmarks.other_load import OtherLoad
-from benchmarks.same_shapes import PACKED, Shape, make_model, projection_bytes, projection_seconds
+from benchmarks.same_shapes import PACKED, Shape, make_model, projection_bytes
 from optimum_neuronal.display import format_markdown
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.evaluation.llama_cpp import measure_gguf
-from optimum_neuronal.evaluation.speed import decode_seconds, prefill_seconds
 from optimum_neuronal.inference.environment import describe_environment
 
 
 GGUF = ("Q4_0", "Q2_K", "Q8_0", "IQ2_XS")
 BUSY = 0.5  # cores of other processes above which ratios say nothing
-SINGLE, PROJECTIONS = "decode, batch 1", "projections"
-
-Rates = dict[str, float]  # kind of work -> tokens per second
-Subject = Callable[[int], Rates]  # measures one model with a number of threads
-
-
-def packed_subject(model: torch.nn.Module, args: argparse.Namespace) -> Subject:
-    """What measures a model of this package."""
-
-    prompt, new = args.prompt_tokens, args.new_tokens
-
-    def measure(threads: int) -> Rates:
-        torch.set_num_threads(threads)
-        with inference(model):
-            found = {
-                f"decode, batch {batch}": batch * new / decode_seconds(model, batch, new) for batch in args.batches
-            }
-            found[f"prefill, {prompt} tokens"] = prompt / prefill_seconds(model, prompt)
-        return found | {PROJECTIONS: 1 / projection_seconds(model)}
-
-    with inference(model):
-        decode_seconds(model, 1, 1)  # warms up
-    return measure
-
-
-def gguf_subject(file: Path, args: argparse.Namespace, builds: set[str]) -> Subject:
-    """What measures a GGUF file, and notes llama.cpp's build."""
-
-    def measure(threads: int) -> Rates:
-        numbers = (args.batches, args.prompt_tokens, args.new_tokens)
-        speed = measure_gguf(file, threads, *numbers, rounds=1, folder=args.llama_cpp)
-        builds.add(speed.build)
-        return speed.rates
-
-    return measure
 
 
 def measure_in_turns(
@@ -139,23 +115,25 @@ def run(args: argparse.Namespace) -> None:
     from benchmarks.gguf_models import write_models  # needs the package gguf
 
     shape, builds = Shape(args.layers, args.vocabulary), set[str]()
+    work = Work(args.batches, args.prompt_tokens, args.new_tokens, args.llama_cpp, builds)
+    of_packed, of_gguf = (packed_cpu_subject, gguf_cpu_subject) if args.cpu_time else (packed_subject, gguf_subject)
     with tempfile.TemporaryDirectory() as temporary:
         files = write_models(args.files or Path(temporary), shape, args.gguf, args.llama_cpp)
         subjects, sizes = {}, {}
         for kind, (file, size) in files.items():
-            subjects[f"llama.cpp {kind}"], sizes[f"llama.cpp {kind}"] = gguf_subject(file, args, builds), size
+            subjects[f"llama.cpp {kind}"], sizes[f"llama.cpp {kind}"] = of_gguf(file, work), size
         for kind in args.packed:
             model = make_model(kind, shape)
-            subjects[kind], sizes[kind] = packed_subject(model, args), projection_bytes(model)
+            subjects[kind], sizes[kind] = of_packed(model, work), projection_bytes(model)
         load = OtherLoad()
-        found = measure_in_turns(subjects, args.threads, args.rounds)
+        found = measure_in_turns(subjects, [1] if args.cpu_time else args.threads, args.rounds)
         others = load.cores()
     here = describe_environment()
     print(f"\n{here['processor']}, {args.layers} layers, vocabulary {args.vocabulary}, {args.rounds} rounds; "
           f"optimum_neuronal {here['optimum_neuronal']}, kernels {here['kernel in use']}, torch {here['torch']}, "
-          f"llama.cpp {' '.join(sorted(builds))}. Tokens per second.")  # fmt: skip
-    base = base_of(list(subjects), others, args.despite_load)
-    works = [*(f"decode, batch {batch}" for batch in args.batches), f"prefill, {args.prompt_tokens} tokens"]
+          f"llama.cpp {' '.join(sorted(builds))}. Tokens per second{' of processor time' * args.cpu_time}.")  # fmt: skip
+    base = base_of(list(subjects), others, args.despite_load or args.cpu_time)
+    works = [SINGLE] if args.cpu_time else work.names
     for threads, rates in found.items():
         print(f"\n{threads} thread{'s' * (threads > 1)}\n")
         print(table(works, rates, sizes, args.layers, shape.weights, base), flush=True)
@@ -181,6 +159,7 @@ def parse() -> argparse.Namespace:
     runner.add_argument("--new-tokens", type=int, default=16, help="of each sequence (default: 16)")
     runner.add_argument("--rounds", type=int, default=5, help="(default: 5)")
     runner.add_argument("--despite-load", action="store_true", help="print ratios although other processes compute")
+    runner.add_argument("--cpu-time", action="store_true", help="count processor time; one sequence, one thread")
     return parser.parse_args()
 
 

@@ -1,15 +1,16 @@
 """What benchmarks/against_llama_cpp.py does without llama.cpp: models, turns, plans of types, tables, load."""
 
 import importlib
+import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from llama_cpp_programs import write_program
+from llama_cpp_programs import flags_of, write_program, write_programs
 
 
-MODULES = ("against_llama_cpp", "gguf_types", "other_load", "same_shapes")
+MODULES = ("against_llama_cpp", "gguf_types", "llama_cpp_subjects", "other_load", "same_shapes")
 TINY = {"hidden": 64, "intermediate": 128, "heads": 2, "key_value_heads": 1, "head_size": 32}
 PLAN = """\
 [   1/   4] output_norm.weight                   - [  2048,      1,      1,      1], type =    f32, size =    0.008 MiB
@@ -91,6 +92,25 @@ def test_ratios_need_an_idle_machine(benchmark, others, despite, base, warned, c
     assert benchmark["against_llama_cpp"].base_of(["first", "second"], others, despite) == base
     printed = capsys.readouterr().out
     assert bool(printed) == bool(warned) and re.search(warned, printed)
+
+
+def test_both_sides_measure_the_same_work(benchmark, tmp_path, monkeypatch):
+    """Rates are tokens of all sequences in a second; processor time is the difference of two runs of llama-bench."""
+    module, models = benchmark["llama_cpp_subjects"], benchmark["same_shapes"]
+    work = module.Work([1, 2, 3], 9, 4, write_programs(tmp_path / "programs"), set())
+    model = models.make_model("dense, bf16", models.Shape(layers=1, vocabulary=16, **TINY))
+    monkeypatch.setattr(module, "projection_seconds", lambda *_, **__: 0.5)
+    monkeypatch.setattr(module, "prefill_seconds", lambda model, tokens: 3.0)
+    monkeypatch.setattr(module, "decode_seconds", lambda model, batch, new, clock=None: batch / (10 if clock else 1))
+    ours = module.packed_subject(model, work)(1)
+    assert ours == dict(zip(work.names, (4.0, 4.0, 4.0, 3.0))) | {module.PROJECTIONS: 2.0}
+    assert module.packed_cpu_subject(model, work)(1) == {module.SINGLE: 40.0, module.PROJECTIONS: 2.0}
+    theirs = module.gguf_subject(tmp_path / "Q4_0.gguf", work)(1)
+    assert theirs == dict(zip(work.names, (12.0, 22.0, 32.0, 90.0))) and work.builds == {"7 (abc)"}
+    spent = iter([1.0, 3.5, 3.5, 5.0])
+    monkeypatch.setattr(module.os, "times", lambda: os.times_result((0, 0, seconds := next(spent), seconds, 0)))
+    assert module.gguf_cpu_subject(tmp_path / "Q4_0.gguf", work)(1) == {module.SINGLE: 4 / (2 * 2.5 - 2 * 1.5)}
+    assert flags_of(work.programs, "llama-bench")["-n"] == "1"
 
 
 def test_the_plan_of_types(benchmark, tmp_path):
