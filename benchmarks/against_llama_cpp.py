@@ -11,8 +11,9 @@ take another compiler. `run` needs llama-bench, llama-batched-bench, llama-quant
 
 All models have the shapes of Llama-3.2-1B with random weights, on which speed does not depend, and a vocabulary of 512:
 so decoding is little else than the projections' products. `--vocabulary 128256` gives them a real head, which
-llama.cpp quantises and the packed models here do not. `--layers 4` takes a quarter of the time; divide by layers to
-compare. llama.cpp repacks some types while loading; the bytes are those of the file. "Projections" is the time of the
+llama.cpp quantises and the packed models here do not. `--layers 4` takes a quarter of the time: "ms a layer" is a
+token's time, with all that is no layer, divided by the layers. Bytes are those of the projections in the file, although
+llama.cpp repacks some types while loading. "Projections" is the time of the
 packed projections alone, which llama.cpp's programs do not tell. Ratios are medians of the rounds' ratios to the first
 GGUF type. They are left out if other processes take more than half a core, unless `--despite-load` is given.
 
