@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ class SpeedCommand(Command):
         "--model qwen-sparse --dtype bfloat16",
         "--model qwen-sparse --bits 4 --embedding-bits 8",
         "--model qwen-sparse --batches 1 16 --plots speed",
+        "--model qwen-sparse --threads 4 --llama-cpp qwen-q4_0.gguf",
     )
 
     @staticmethod
@@ -41,15 +43,27 @@ class SpeedCommand(Command):
         )  # fmt: skip
         without = "leave out int8 and int4 weight-only by torchao, which are timed where it is installed"
         add_switch(parser, "--no-torchao", without)
+        parser.add_argument(
+            "--llama-cpp", metavar="FILE",
+            help="a GGUF file to time beside, by llama.cpp's programs, which have to be on PATH (default: no)",
+        )  # fmt: skip
         parser.add_argument("--threads", type=count, help="of torch (default: as torch decides)")
         add_json_flag(parser)
         parser.add_argument(
             "--plots", metavar="FILE", help="draw a figure, FILE.png and FILE.svg; needs the extra [report] (default: no)"
         )  # fmt: skip
 
+    def check(self) -> None:
+        from ..evaluation.llama_cpp import check_gguf
+
+        if self.args.llama_cpp:
+            check_gguf(self.args.llama_cpp)
+        super().check()
+
     def work(self) -> None:
         import torch
 
+        from ..evaluation.llama_cpp import format_beside, measure_gguf
         from ..evaluation.quantized import EAGER, FORMS
         from ..evaluation.speed import measure_speed
         from ..evaluation.speed_figure import plot_speed
@@ -61,7 +75,11 @@ class SpeedCommand(Command):
         models, resident, left_out = self._load()
         numbers = (args.batches, args.prompt_tokens, args.new_tokens, args.rounds)
         report = measure_speed(models.pop("dense"), models.pop("packed"), *numbers, resident, models, left_out)
-        write(json.dumps(report.to_dict(), indent=2) if args.json else f"\n{report}")
+        found, beside = report.to_dict(), ""
+        if args.llama_cpp:
+            gguf = measure_gguf(args.llama_cpp, report.threads, *numbers, cpu=report.device == "cpu")
+            found["llama_cpp"], beside = asdict(gguf), f"\n\n{format_beside(report, gguf)}"
+        write(json.dumps(found, indent=2) if args.json else f"\n{report}{beside}")
         if FORMS.keys() & models.keys() and not args.json:
             write(EAGER)
         if args.plots:

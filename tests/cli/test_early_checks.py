@@ -14,6 +14,7 @@ PRUNE = ("prune", "--sparsity", "0.7", "--output", "new", "--model", "dense")
 COMMANDS = (
     (("speed", "--model", "dense", "--plots", "spd.svg"), "leave the suffix out, since .png and .svg are added"),
     (("speed", "--model", "dense", "--plots", "none/spd"), "The folder of --plots none/spd does not exist"),
+    (("speed", "--model", "dense", "--llama-cpp", "gone.gguf"), "The GGUF file gone.gguf does not exist"),
     (("prune", "--model", "dense", "--output", "new"), "--sparsity is missing: .* --config"),
     (("prune", "--model", "dense", "--sparsity", "0.7"), "--output is missing"),
     ((*PRUNE, "--saliency", "wnada"), "Unknown saliency 'wnada'. Did you mean 'wanda'"),

@@ -1,8 +1,10 @@
 import json
+import os
 import re
 import sys
 
 import pytest
+from llama_cpp_programs import flags_of, write_programs
 from packed import make_zeroed
 
 import optimum_neuronal
@@ -63,6 +65,19 @@ def test_torchao_beside(run, sparse, monkeypatch):
     assert len(found["timings"]) == 3 and found["packed_bytes"] < found["dense_bytes"]
     if sys.platform == "linux":
         assert found["resident"].keys() == {"dense", "packed"}, "measured by the system"
+
+
+def test_a_gguf_file_beside(run, sparse, tmp_path, monkeypatch):
+    folder, file = write_programs(tmp_path / "programs"), tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
+    flags = ("--model", sparse, *FEW, "--no-torchao", "--prompt-tokens", 9, "--new-tokens", 4, "--llama-cpp", file)
+    *_, beside = run("speed", *flags).partition("llama 1B Q4_0 in llama.cpp 7 (abc)")
+    for work, rate in (("decode, batch 1", "12.0"), ("decode, batch 2", "22.0"), ("prefill, 9 tokens", "90.0")):
+        assert re.search(rf"{work} +[\d.]+ +{rate} ", beside), beside
+    found = json.loads(run("speed", *flags, "--json"))["llama_cpp"]
+    assert found["nbytes"] == 1000 and found["rates"]["decode, batch 2"] == 22.0
+    assert flags_of(folder, "llama-bench")["-m"] == str(file)
 
 
 def test_mistakes_are_found_before_loading(run, tmp_path):
