@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.evaluation.quantized import footprint
+from optimum_neuronal.formats.quantized import QuantizedWeight
+from optimum_neuronal.inference.packed_linear import PackedLinear
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class Shape:
 PACKED: dict[str, Callable[[LlamaForCausalLM], LlamaForCausalLM]] = {
     "dense, bf16": lambda model: model,
     "70 % sparse, bf16": lambda model: sparsify(zeroed(model, 0.7)),
+    "2.4 bits": lambda model: quantised(model, 2, {"down_proj": 3, "o_proj": 3, "k_proj": 3, "v_proj": 3}),
+    "3 bits": lambda model: quantised(model, 3),
+    "4 bits": lambda model: quantised(model, 4),
 }
 
 
@@ -55,6 +60,16 @@ def zeroed(model: LlamaForCausalLM, sparsity: float) -> LlamaForCausalLM:
     for module in projections(model):
         weight = module.weight.data
         weight.masked_fill_(torch.rand(weight.shape, generator=generator) < sparsity, 0)
+    return model
+
+
+def quantised(model: LlamaForCausalLM, bits: int, others: Mapping[str, int] | None = None) -> LlamaForCausalLM:
+    """The model with dense projections of so many bits; `others` has the bits of some, by the end of their names."""
+    for name, module in list(model.named_modules()):
+        if name.endswith("_proj"):
+            parent, _, own = name.rpartition(".")
+            weight = QuantizedWeight.nearest(module.weight.data, (others or {}).get(own, bits))
+            setattr(model.get_submodule(parent), own, PackedLinear(weight))
     return model
 
 
