@@ -188,7 +188,7 @@ def _count(weight: StoredWeight, place: StoredProjection | None, result: Inspect
     result.stored_bytes += weight.stored_bytes
     result.dense_bytes += weight.dense_bytes
     packed = weight.dense_bytes
-    if weight.is_quantized:
+    if weight.code_bits is not None:
         packed = weight.stored_bytes
     elif len(weight.shape) >= 2 and weight.dtype.is_floating_point:
         packed = sparse_bytes(weight.shape, weight.numel - all_zeros, weight.dtype.itemsize)
@@ -199,7 +199,7 @@ def _count(weight: StoredWeight, place: StoredProjection | None, result: Inspect
         shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
         for share in (result.total, *shares):
             share.zeros, share.weights = share.zeros + zeros, share.weights + counted
-            if weight.is_quantized:
+            if weight.code_bits is not None:
                 share.coded, share.code_bits = share.coded + counted, share.code_bits + counted * weight.code_bits
 
 

@@ -72,9 +72,9 @@ class StoredWeight:
         return False
 
     @property
-    def is_quantized(self) -> bool:
-        """True if it is stored in few bits."""
-        return False
+    def code_bits(self) -> int | None:
+        """Bits of a code; None if it is not quantised."""
+        return None
 
     def get_shape(self) -> list[int]:
         """Return the shape of the weight, unpacked."""
@@ -167,12 +167,9 @@ class StoredPackedWeight(StoredWeight):
         return True
 
     @property
-    def is_quantized(self) -> bool:
-        return issubclass(self.format, QuantizedWeight)
-
-    @property
-    def code_bits(self) -> int:
-        """Bits of a code, if it is quantised."""
+    def code_bits(self) -> int | None:
+        if not issubclass(self.format, QuantizedWeight):
+            return None
         return bits_of_codes((DTYPES[self.parts[0].dtype], self.parts[0].shape))
 
     def read_packed(self) -> PackedMatrix:

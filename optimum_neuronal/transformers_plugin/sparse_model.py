@@ -152,7 +152,10 @@ class KeepingQuantizer(_IntoPacked, PackedQuantizer):
     def readers(self, model: PreTrainedModel, files: list[PackedFile]) -> list[PackedFile]:
         """Return files whose packed weights are read as [`PackedTensor`]s."""
         packed = [
-            w for file in files for w in file.weights.values() if w.is_packed and (self._sparse or w.is_quantized)
+            w
+            for file in files
+            for w in file.weights.values()
+            if w.is_packed and (self._sparse or w.code_bits is not None)
         ]
         bits = {weight.name: 8 * weight.stored_bytes / max(1, weight.numel) for weight in packed}
         inner = [weight for weight in packed if len(weight.shape) >= 2]

@@ -42,7 +42,7 @@ def quantised(tmp_path_factory):
 def bits_of(folder) -> dict[str, int]:
     """Return the bits of every quantised weight in files, by name."""
     weights = {name: weight for file in open_checkpoint(folder) for name, weight in file.weights.items()}
-    return {name: weight.read_packed().bits for name, weight in weights.items() if weight.is_quantized}
+    return {name: weight.read_packed().bits for name, weight in weights.items() if weight.code_bits is not None}
 
 
 def test_files_and_memory_and_report_agree(quantised):

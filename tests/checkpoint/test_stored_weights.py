@@ -45,7 +45,7 @@ def test_what_was_written_is_read(path, name):
     assert all(torch.equal(tensor, weight.tensors()[key]) for key, tensor in found.tensors().items())
     assert stored[...].is_contiguous() and torch.equal(stored[...], dense) and torch.equal(stored[1:3], dense[1:3])
     assert stored.get_shape() == list(dense.shape) and stored.transposed == is_transposed(name)
-    assert stored.is_packed and stored.is_quantized == (name not in (SPARSE, SPARSE_TRANSPOSED))
+    assert stored.is_packed and (stored.code_bits is not None) == (name not in (SPARSE, SPARSE_TRANSPOSED))
     assert stored.stored_bytes == sum(part.nbytes for part in weight.parts(name).values())
 
 
