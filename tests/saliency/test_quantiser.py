@@ -133,3 +133,9 @@ def test_the_same_twice_and_nothing_is_changed():
 def test_a_hessian_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="The Hessian of q_proj is not finite"):
         quantise(weights(2, 3), torch.full((3, 3), torch.inf), 2, name="q_proj")
+
+
+def test_several_paths_lose_less_than_one():
+    weight, hessian = weights(32, 150), hessian_of(150)
+    quick, whole = (Quantiser(hessian, quick=quick).quantise(weight, 2) for quick in (True, False))
+    assert float(loss(weight, whole, hessian).sum()) < 0.98 * float(loss(weight, quick, hessian).sum())
