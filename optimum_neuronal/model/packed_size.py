@@ -78,7 +78,8 @@ def packed_size(
         if key in bits_of:
             stored = held = quantized_bytes(shape, bits_of[key], has_steps(shape[0], bits_of[key], owner.ndim > 2))
         else:
-            stored, held = sparse_bytes(shape, kept, itemsize), sparse_bytes_in_memory(shape, kept, itemsize)
+            stored = sparse_bytes(owner.shape, kept, itemsize)  # in the parameter's own layout
+            held = sparse_bytes_in_memory(shape, kept, itemsize)
         saved += min(numel * itemsize, stored)
         in_memory += min(numel * itemsize, held)
     weights = sum(owner.numel() for owner, _ in owners.values())

@@ -23,7 +23,7 @@ def report_of(decisions, calibration=None, dataset="c4"):
     block = make_block([[0.0, 1.0, 2.0, 3.0]])
     decoder = SimpleNamespace(blocks=[block], projections=block.projections)
     config = NeuronALConfig(0.5, topup="neuronal", dataset=dataset, saliency="wanda")
-    outcome = PruneOutcome(config, Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
+    outcome = PruneOutcome(Allocation(SparsityPlan({"block.0": 0.5}), decisions), {}, 12, ["experts.0.up"])
     context = PruneContext(decoder, config, config.make_methods(), calibration=calibration)
     context.clock.seconds["pruning"] = 2.0
     return make_report(context, outcome)
@@ -32,7 +32,9 @@ def report_of(decisions, calibration=None, dataset="c4"):
 def test_what_was_asked_for_and_what_was_found():
     report = report_of({"block": {"lambda": 0.125}, "row": {"lambda": 0.0}})
     assert (report.requested_sparsity, report.achieved_sparsity, report.blocks) == (0.5, 0.25, {"block": 0.25})
-    assert report.bits_per_weight == 8 * (3 * 4 + 1) / 4, "three values of four bytes, and a byte of mask"
+    assert report.bits_per_weight == 8 * 4, (
+        "a word of mask beside three values of four bytes would be larger than dense"
+    )
     assert (report.block_lambda, report.row_lambda) == (0.125, 0.0)
     assert report.decisions == {"block": {"lambda": 0.125}, "row": {"lambda": 0.0}}
     assert (report.block_forwards, report.starved_experts) == (12, ["experts.0.up"])

@@ -5,9 +5,10 @@ import torch
 from conftest import make_model
 from sweeps import state
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
 from optimum_neuronal.formats.quantized import QuantizedWeight, quantized_bytes
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.packed_modules import packed_modules
 from optimum_neuronal.model.packed_size import packed_size
 
 
@@ -17,7 +18,10 @@ def config(**fields):
 
 def test_embeddings_and_head_are_rounded_in_memory_and_projections_pruned_as_without(llama):
     before, other = state(llama), make_model("llama")
-    NeuronALPruner(config()).prune(llama)
+    assert {"model.embed_tokens", "lm_head"} == {
+        name for name, _ in packed_modules(NeuronALPruner(config()).prune(llama))
+    }
+    densify(llama)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         assert torch.equal(llama.get_parameter(name), QuantizedWeight.nearest(before[name]).unpack())
     assert torch.equal(llama.model.norm.weight, before["model.norm.weight"])
@@ -29,6 +33,8 @@ def test_tied_ones_stay_tied():
     model = make_model("gpt2")
     pruner = NeuronALPruner(config())
     pruner.prune(model)
+    assert model.lm_head.embedding is model.transformer.wte
+    densify(model)
     assert model.lm_head.weight is model.transformer.wte.weight
     assert list(pruner.report.head_roundings) == ["transformer.wte.weight"]
 
@@ -75,7 +81,5 @@ def test_the_dense_format_of_a_rounded_head_is_refused_before_the_prune(tmp_path
     with pytest.raises(ValueError, match=message):
         pruner.quantize(tmp_path / "sparse")
     assert pruner.report is None and not (tmp_path / "sparse").exists()
-    model = pruner.prune(pruner.model)
-    with pytest.raises(ValueError, match=message):
-        pruner.save(model, tmp_path / "sparse")
-    pruner.save(model, tmp_path / "sparse", format="packed")
+    pruner.save(pruner.prune(pruner.model), tmp_path / "sparse")
+    assert list((tmp_path / "sparse").glob("packed-*.safetensors"))
