@@ -3,13 +3,13 @@
 import json
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from ..formats.bitmask import Values
 from .safe_files import check_file, check_header
 
 
@@ -38,7 +38,7 @@ class Stored:
     nbytes: int
 
 
-class FileValues(Values):
+class FileValues:
     """The elements of a stored tensor in their order, read piece by piece. The checksum, if there is one, goes over them."""
 
     def __init__(self, file: BinaryIO, stored: Stored, checksum: int | None):
@@ -81,3 +81,14 @@ def read_header(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
         first, last = entry["data_offsets"]
         stored[name] = Stored(name, entry["dtype"], tuple(entry["shape"]), 8 + length + first, last - first)
     return stored, metadata
+
+
+def checksum_seed(name: str, dtype: str, shape: Sequence[int]) -> int:
+    """Return the CRC-32 of what the header says of a tensor. The checksum of its bytes goes on from it.
+
+    Args:
+        name (`str`): of the tensor, or of the weight that is packed.
+        dtype (`str`): as safetensors writes it: `"BF16"`.
+        shape (`Sequence[int]`): of the tensor; of a packed weight, unpacked.
+    """
+    return zlib.crc32(f"{name} {dtype} {'x'.join(map(str, shape))}".encode())

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from ..formats.bitmask import checksum_seed
 from ..formats.packed_matrix import FORMATS, PREFIX, PackedMatrix, check_shape
 from ..formats.quantized import QuantizedWeight
 from ..formats.quantized_checks import bits_of_codes
 from .schema import short
-from .stored_tensors import DTYPE_NAMES, DTYPES, FileValues, Stored
+from .stored_tensors import DTYPE_NAMES, DTYPES, FileValues, Stored, checksum_seed
 
 
 PIECE = 2**24  # elements that are read at a time

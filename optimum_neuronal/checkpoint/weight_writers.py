@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 from ..compat import transformers as internals
-from ..formats.bitmask import checksum_seed
 from ..formats.packed_matrix import PackedMatrix
 from ..formats.quantized import QuantizedWeight
 from ..formats.sparse import SparseWeight, count_kept, sparse_bytes
@@ -18,7 +17,7 @@ from ..formats.stand_in import StandIn
 from .names import DENSE, INDEX_SUFFIX, PACKED, SUFFIX, shard
 from .packed_reading import METADATA
 from .stored_format import VERSION, write_json
-from .stored_tensors import DTYPE_NAMES
+from .stored_tensors import DTYPE_NAMES, checksum_seed
 from .stored_weights import packed_seed
 
 

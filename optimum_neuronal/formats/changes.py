@@ -5,13 +5,15 @@ from collections.abc import Mapping
 import torch
 
 from ..sparsity.masks import Change, Zeros
-from .bitmask import MASK, VALUES
-from .packed import PackedMask, PackedWeight
-from .quantized import CODES, QuantizedWeight
-from .quantized_checks import BYTE_BITS
+from .packed_mask import PackedMask
+from .packed_matrix import PREFIX, PackedMatrix
+from .quantized import QuantizedWeight
+from .sparse import SparseWeight
 
 
-StoredChange = PackedMask | PackedWeight | QuantizedWeight
+MASK, VALUES = f"{PREFIX}mask", f"{PREFIX}values"  # what follows the name of a change
+
+StoredChange = PackedMask | PackedMatrix
 
 
 def parts_of(change: Change, weight: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
@@ -24,9 +26,9 @@ def parts_of(change: Change, weight: torch.Tensor, name: str) -> dict[str, torch
     """
     if isinstance(change, Zeros):
         return {name + MASK: PackedMask.pack(change.mask).bits}
-    if isinstance(change, QuantizedWeight):
+    if isinstance(change, PackedMatrix):
         return change.parts(name)
-    return PackedWeight.pack(change.applied(weight)).parts(name)
+    return SparseWeight.pack(change.applied(weight)).parts(name)
 
 
 def of_parts(
@@ -39,15 +41,13 @@ def of_parts(
         name (`str`): as it was given to [`parts_of`].
         shape (`tuple[int, int]`), dtype (`torch.dtype`): of the weight.
     """
-    codes = tensors.get(name + CODES)
-    if codes is not None:
-        bits = BYTE_BITS if codes.dtype == torch.int8 else codes.shape[2]
-        return QuantizedWeight.of_parts(tensors, name, shape, bits, dtype)
-    if name + VALUES in tensors:
-        return PackedWeight.of_parts(tensors, name, shape)
-    return PackedMask(tensors[name + MASK], shape)
+    if name + MASK in tensors:
+        return PackedMask(tensors[name + MASK], shape)
+    kind = SparseWeight if name + VALUES in tensors else QuantizedWeight
+    names = {key: name + PREFIX + key for key in kind.names}
+    return kind.of_tensors({key: tensors[own] for key, own in names.items() if own in tensors}, shape, dtype)
 
 
 def has_parts(tensors: Mapping[str, torch.Tensor], name: str) -> bool:
     """Return True if a change is among tensors."""
-    return name + MASK in tensors or name + CODES in tensors
+    return any(name + PREFIX + first in tensors for first in ("mask", SparseWeight.names[0], QuantizedWeight.names[0]))

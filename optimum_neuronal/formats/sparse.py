@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from ..native.library import MAX_ROWS, find_kernel, warn_without_kernel
-from .bitmask import ALIGNMENT, INTEGERS
-from .packed import PackedMask
+from .packed_mask import INTEGERS, PackedMask
 from .packed_matrix import (
     BLOCK,
     DTYPES,
@@ -29,6 +28,7 @@ from .packed_matrix import (
 )
 
 
+ALIGNMENT = 64  # elements whose bits are a word
 # Rows of x up to which a fused kernel is faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.
 MAX_FUSED_ROWS = 8
 MAX_FUSED_ROWS_BY_KERNEL = {"avx512_bf16": 16}

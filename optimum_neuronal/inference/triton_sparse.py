@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..formats.bitmask import INTEGERS
+from ..formats.packed_mask import INTEGERS
 from ..formats.packed_matrix import multiply_by_blocks
 from ..formats.sparse import SparseWeight
 

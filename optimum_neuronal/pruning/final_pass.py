@@ -12,8 +12,7 @@ from ..engine.offload import change_offloaded
 from ..engine.paired_inputs import PairedRuns
 from ..engine.statistics import Norms, SquaredNorms, most_specific
 from ..files.records import Finding
-from ..formats.bitmask import VALUES
-from ..formats.changes import StoredChange, has_parts, of_parts, parts_of
+from ..formats.changes import VALUES, StoredChange, has_parts, of_parts, parts_of
 from ..formats.quantized import QuantizedWeight
 from ..methods import Methods
 from ..model.projections import Block, Decoder, Projection, TrialWeights, trial_weights
@@ -104,7 +103,7 @@ class FinalPruning:
         with runner.counted(RUNS * self.refit.epochs * streams[0].sequences):
             fitted = self.refit.fit(block, changes, streams[0], expected, calls)
         for projection in block.pruned:
-            kept = changes[projection.name].mask.unpack(projection.weight.device)
+            kept = changes[projection.name].mask.to(projection.weight.device)
             tensors[projection.name + VALUES] = fitted[projection.name][kept]
         return found, tensors
 

@@ -19,7 +19,7 @@ WIDE = 1024  # columns from which partitioning finds a row's threshold faster th
 
 
 class Change(ABC):
-    """A new value of a weight of shape (out, in). [`PackedMask`] and [`PackedWeight`] hold changes in few bytes."""
+    """A new value of a weight of shape (out, in). [`PackedMask`] and [`PackedMatrix`] hold changes in few bytes."""
 
     @abstractmethod
     def apply_to(self, weight: torch.Tensor) -> None:

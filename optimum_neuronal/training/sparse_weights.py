@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..compat import peft
-from ..formats.bitmask import INTEGERS
-from ..formats.packed import PackedMask
+from ..formats.packed_mask import INTEGERS, PackedMask
 from ..model.check_model import check_changeable, check_dense
 from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection

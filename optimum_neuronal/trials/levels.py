@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from ..formats.bitmask import packed_bytes
+from ..formats.sparse import sparse_bytes
 from ..model.projections import Projection
 from ..sparsity.masks import NewWeight
 from ..sparsity.plan import Plan, SparsityPlan
@@ -43,7 +43,7 @@ class Levels(SolvedWeights):
 
     def nbytes(self, projection: Projection) -> int:
         count, size = projection.numel, projection.owner.dtype.itemsize
-        return sum(packed_bytes(count, round(count * (1 - sparsity)), size) for sparsity in self.amounts)
+        return sum(sparse_bytes(projection.shape, round(count * (1 - sparsity)), size) for sparsity in self.amounts)
 
     def change(self, tensors: Mapping[str, torch.Tensor], plan: Plan, projection: Projection) -> NewWeight:
         sparsity = plan.amounts[projection.name]

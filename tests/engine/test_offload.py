@@ -16,7 +16,7 @@ from optimum_neuronal.engine import offload
 from optimum_neuronal.engine.capture import inference
 from optimum_neuronal.engine.offload import BlockLoader, ChangedWeights, TurnedWeights
 from optimum_neuronal.engine.runner import BlockRunner
-from optimum_neuronal.formats.packed import PackedMask
+from optimum_neuronal.formats.packed_mask import PackedMask
 from optimum_neuronal.model.find_blocks import find_decoder
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from optimum_neuronal.formats.bitmask import INTEGERS
+from optimum_neuronal.formats.packed_mask import INTEGERS
 from optimum_neuronal.formats.packed_matrix import PackedMatrix
 from optimum_neuronal.formats.quantized import QuantizedWeight
 from optimum_neuronal.formats.sparse import SparseWeight

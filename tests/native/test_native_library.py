@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernel_checks import FAR, bits, check_product, check_rows_alone, far_behind, kernels
 from profiles import examples
 
-from optimum_neuronal.formats.packed import PackedWeight
+from optimum_neuronal.formats.packed_mask import PackedMask
 from optimum_neuronal.formats.packed_matrix import DTYPES
 from optimum_neuronal.formats.sparse import SparseWeight
 from optimum_neuronal.native import library
@@ -91,13 +91,13 @@ def test_dense_copies_are_bit_equal(out, columns, dtype, density, seed):
     raw[torch.rand(out * columns, generator=generator) >= density] = 0
     weight = raw.view(dtype).view(out, columns)
     weight[0, 0] = -0.0
-    packed = PackedWeight.pack(weight)
+    mask, values = PackedMask.pack(SparseWeight.pack(weight).mask).bits, parts(weight)[1]
     for kernel in kernels():
         dense, flat = torch.full_like(weight, 7), torch.full_like(weight, 7)
         kernel.unpack(*parts(weight), dense)
-        assert kernel.unpack_flat(packed.mask.bits, packed.values, flat)
+        assert kernel.unpack_flat(mask, values, flat)
         assert torch.equal(bits(dense), bits(weight)) and torch.equal(bits(flat), bits(weight)), kernel.name
-        assert not kernel.unpack_flat(packed.mask.bits, packed.values[1:], dense)
+        assert not kernel.unpack_flat(mask, values[1:], dense)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,7 +14,7 @@ from optimum_neuronal.engine import runner as engine
 from optimum_neuronal.engine.capture import capture_inputs, inference
 from optimum_neuronal.engine.replay import replay
 from optimum_neuronal.engine.statistics import Hessian, activation
-from optimum_neuronal.formats.packed import PackedWeight
+from optimum_neuronal.formats.sparse import SparseWeight
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.sparsity.masks import mask_rows
@@ -92,7 +92,7 @@ def test_updated_weights_wait_packed(llama, ids, monkeypatch):
     monkeypatch.setattr(FinalPruning, "find", lambda self: found.append(original(self)) or found[-1])
     prune(llama, ids, SPARSEGPT)
     for name, packed in found[0][0].items():
-        assert isinstance(packed, PackedWeight) and len(packed.values) <= 0.41 * packed.unpack().numel()
+        assert isinstance(packed, SparseWeight) and len(packed.values) <= 0.41 * packed.unpack().numel()
         assert torch.equal(packed.unpack(), llama.get_parameter(f"{name}.weight"))
 
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from optimum_neuronal.formats.packed import PackedMask, PackedWeight
+from optimum_neuronal.formats.packed_mask import PackedMask
+from optimum_neuronal.formats.sparse import SparseWeight
 from optimum_neuronal.sparsity import masks
 from optimum_neuronal.sparsity.masks import (
     ColumnPattern,
@@ -69,7 +70,7 @@ CHANGES = {
     "zeros": lambda mask, new: Zeros(mask),
     "packed mask": lambda mask, new: PackedMask.pack(mask),
     "new weight": lambda mask, new: NewWeight(new),
-    "packed weight": lambda mask, new: PackedWeight.pack(new),
+    "sparse weight": lambda mask, new: SparseWeight.pack(new),
 }
 
 

@@ -223,11 +223,11 @@ def test_trials_take_fewer_iterations_than_the_final_pruning(ids, monkeypatch):
 
 
 def test_bytes_by_hand(llama):
-    """Values of four bytes and a bit for every weight, at every level."""
+    """Values of four bytes, and a word of 8 bytes for every row of 32 weights, at every level."""
     projection = find_decoder(llama).blocks[0].projections["model.layers.0.mlp.up_proj"]
     weights = 32 * 48
-    assert Levels((0.5,)).nbytes(projection) == weights * 2 + weights // 8
-    assert Levels((0.5, 0.75)).nbytes(projection) == weights * 3 + weights // 4
+    assert Levels((0.5,)).nbytes(projection) == weights * 2 + 48 * 8
+    assert Levels((0.5, 0.75)).nbytes(projection) == weights * 3 + 2 * 48 * 8
 
 
 def test_records_are_named_in_order():
