@@ -153,6 +153,22 @@ def test_all_processes_have_the_rotation_of_the_first(tmp_path, ids):
     assert not torch.equal(expected["lm_head.weight"], expected["model.embed_tokens.weight"])
 
 
+def _quantise(rank, count, folder, ids):
+    fields = {"bits_per_weight": 6.0, "num_samples": 12, "num_alignment_samples": 4, "embedding_bits": 8}
+    model = NeuronALPruner(NeuronALConfig(**fields)).prune(make_model("llama", num_hidden_layers=2), ids)
+    state = {key: value.contiguous().clone() for key, value in model.state_dict().items()}
+    save_file(state, folder / f"{count}-{rank}.safetensors")
+
+
+def test_the_same_codes_for_any_number_of_processes(tmp_path, ids):
+    for count in (1, 2):
+        in_processes(count, _quantise, tmp_path, tmp_path, ids)
+    expected = load_file(tmp_path / "1-0.safetensors")
+    for rank in (0, 1):
+        found = load_file(tmp_path / f"2-{rank}.safetensors")
+        assert found.keys() == expected.keys() and all(map(torch.equal, expected.values(), found.values()))
+
+
 def test_torchrun(tmp_path, tokenizer, monkeypatch, capsys):
     """The command, started as its users start it, saves what one process saves."""
     dense, text = tmp_path / "dense", tmp_path / "text.txt"
