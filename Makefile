@@ -8,6 +8,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+C_FILES := $(wildcard $(addsuffix /*.[ch],optimum_neuronal/native optimum_neuronal/native/isa tests/native))
 PYTEST := -m pytest -n 2 --dist worksteal
 
 # The tests of the rooms that touch transformers and optimum.
@@ -34,10 +35,12 @@ test-lowest: .venv-lowest/.installed
 style: .venv/.installed
 	@$(BIN)/ruff check --fix --exit-zero
 	@$(BIN)/ruff format
+	@$(BIN)/clang-format -i $(C_FILES)
 
 check: .venv/.installed
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
+	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(BIN)/lint-imports
 	@$(BIN)/python tests/lint_sources.py
 	@$(BIN)/mypy

@@ -2,7 +2,7 @@
 
 `planes[block, group, bit, i]` is a byte. Its low half holds one bit of four codes: of row `64 * block + i` in the four
 columns of the group, the first column in the lowest bit. Its high half holds the same for row `64 * block + 32 + i`. Zeros
-fill the last block and the last group. native/planes.h computes with planes.
+fill the last block and the last group. native/quantized_job.h computes with planes.
 """
 
 from collections.abc import Iterator

@@ -39,8 +39,8 @@ class BuildError(Exception):
 def digest() -> str:
     """16 hex digits of everything that the compiled library depends on, but the compiler and the machine."""
     found = hashlib.sha256(repr((FLAGS, ATTEMPTS)).encode())
-    for path in sorted((*SOURCES.glob("*.c"), *SOURCES.glob("*.h"))):
-        found.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in sorted((*SOURCES.rglob("*.c"), *SOURCES.rglob("*.h"))):
+        found.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:16]
 
 

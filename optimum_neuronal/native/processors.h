@@ -1,4 +1,16 @@
 /* Which instruction sets there are, and which of them the processor at hand can run. */
+#pragma once
+
+#include "common.h"
+
+#if defined(HAS_X86) /* a test, which brings its own */
+#elif defined(__x86_64__)
+#define HAS_X86 1
+#include <immintrin.h>
+#elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define HAS_NEON 1
+#include <arm_neon.h>
+#endif
 
 #if defined(HAS_NEON) && defined(__linux__)
 #include <asm/hwcap.h>
@@ -15,8 +27,7 @@
 enum { ON_ANY, ON_NEON, ON_AVX2, ON_AVX512, ON_AVX512_VBMI2, ON_AVX512_BF16, KERNELS };
 
 /* Whether this processor can run a kernel. */
-EXPORT int neuronal_supports(int kernel)
-{
+EXPORT int neuronal_supports(int kernel) {
     if (kernel == ON_ANY)
         return 1;
 #if defined(HAS_NEON)
@@ -25,11 +36,11 @@ EXPORT int neuronal_supports(int kernel)
     if (kernel < ON_AVX2 || kernel >= KERNELS)
         return 0;
     __builtin_cpu_init();
-    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-          __builtin_cpu_supports("popcnt")))
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+          __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt")))
         return 0;
-    int can = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-              __builtin_cpu_supports("avx512dq");
+    int can = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (kernel >= ON_AVX512 && !can)
         return 0;
     if (kernel >= ON_AVX512_VBMI2 && !__builtin_cpu_supports("avx512vbmi2"))
@@ -43,20 +54,20 @@ EXPORT int neuronal_supports(int kernel)
 #if defined(HAS_AVX_VNNI)
 static int avx_vnni = 0;
 
-/* Asks once, since virtual machines take long to answer, and without __builtin_cpu_supports, which does not know the name
- * in every compiler. An operating system that lets programs use AVX2 lets them use AVX-VNNI. */
-static void __attribute__((constructor)) look_for_avx_vnni(void)
-{
+/* Asks once, since virtual machines take long to answer, and without __builtin_cpu_supports, which
+ * does not know the name in every compiler. An operating system that lets programs use AVX2 lets
+ * them use AVX-VNNI. */
+static void __attribute__((constructor)) look_for_avx_vnni(void) {
     unsigned eax = 0, ebx, ecx, edx;
-    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx))
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax >= 1 &&
+        __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx))
         avx_vnni = eax >> 4 & 1;
 }
 #endif
 
-/* Whether a processor with AVX2 or NEON multiplies and adds four bytes at once. NEURONAL_NO_DOT in a build says no: for
- * tests, and where the assembler does not know AVX-VNNI. */
-static int has_dot_products(void)
-{
+/* Whether a processor with AVX2 or NEON multiplies and adds four bytes at once. NEURONAL_NO_DOT in
+ * a build says no: for tests, and where the assembler does not know AVX-VNNI. */
+static int has_dot_products(void) {
 #if defined(NEURONAL_NO_DOT)
     return 0;
 #elif defined(HAS_AVX_VNNI)

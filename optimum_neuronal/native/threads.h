@@ -1,27 +1,27 @@
-/* Which thread computes what: rows of a weight, some at a time. Results depend neither on threads nor on chunks. */
+/* Which thread computes what: rows of a weight, some at a time. Results depend neither on threads
+ * nor on chunks. */
+#pragma once
+
+#include "common.h"
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #endif
 
-/* A forked child has OpenMP's threads in its books, but not in life: it would wait for them for ever. */
+/* A forked child has OpenMP's threads in its books, but not in life: it would wait for them for
+ * ever. */
 static int forked = 0;
 
 #if defined(__unix__) || defined(__APPLE__)
-static void after_fork(void)
-{
-    forked = 1;
-}
+static void after_fork(void) { forked = 1; }
 
-static void __attribute__((constructor)) watch_forks(void)
-{
+static void __attribute__((constructor)) watch_forks(void) {
     pthread_atfork(NULL, NULL, after_fork);
 }
 #endif
 
 /* Whether it was compiled with OpenMP: otherwise the number of threads is ignored. */
-EXPORT int neuronal_has_threads(void)
-{
+EXPORT int neuronal_has_threads(void) {
 #ifdef _OPENMP
     return 1;
 #else
@@ -31,15 +31,13 @@ EXPORT int neuronal_has_threads(void)
 
 typedef void (*Work)(void *context, int64_t first, int64_t last);
 
-static void chunk(int64_t index, int64_t rows, int64_t step, Work work, void *context)
-{
+static void chunk(int64_t index, int64_t rows, int64_t step, Work work, void *context) {
     const int64_t first = index * step, last = first + step < rows ? first + step : rows;
     work(context, first, last);
 }
 
 /* Calls `work` for all rows, `step` at a time, shared among threads. */
-static void each_chunk(int64_t rows, int64_t step, int threads, Work work, void *context)
-{
+static void each_chunk(int64_t rows, int64_t step, int threads, Work work, void *context) {
     const int64_t chunks = (rows + step - 1) / step;
 #ifdef _OPENMP
     if (threads > 1 && chunks > 1 && !forked) {
@@ -52,12 +50,4 @@ static void each_chunk(int64_t rows, int64_t step, int threads, Work work, void 
     (void)threads;
     for (int64_t index = 0; index < chunks; index++)
         chunk(index, rows, step, work, context);
-}
-
-/* Rows of a chunk: some chunks for every thread, none smaller than it is worth. Results do not depend on it. */
-static int64_t chunk_rows(int64_t rows, int threads)
-{
-    int64_t share = rows / (threads > 0 ? threads : 1);
-    int64_t most = share / 4 < 32 ? (share < 32 ? share : 32) : share / 4;
-    return most < 4 ? 4 : most > CHUNK_ROWS ? CHUNK_ROWS : most / 4 * 4;
 }

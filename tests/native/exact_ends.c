@@ -1,5 +1,5 @@
-/* Computes random weights whose buffers end exactly where they must: under an address sanitizer, or an emulator, every
- * read or write behind an end stops the program. Prints the kernels that ran. */
+/* Computes random weights whose buffers end exactly where they must: under an address sanitizer, or
+ * an emulator, every read or write behind an end stops the program. Prints the kernels that ran. */
 
 #include "kernels.c"
 
@@ -9,9 +9,9 @@
 #include "trials.h"
 #include "quantized_trials.h"
 
-static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_t taken, unsigned density)
-{
-    const int size = dtype == FP32 ? 4 : 2;
+static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_t taken,
+                    unsigned density) {
+    const int size = size_of(dtype);
     const int64_t stride = (columns + 63) / 64 * 8, flat_bytes = (rows * columns + 7) / 8;
     uint8_t *bits = exactly(rows * stride), *flat = exactly(flat_bytes);
     char *dense = exactly(rows * columns * size), *again = exactly(rows * columns * size);
@@ -20,7 +20,9 @@ static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_
     memset(flat, 0, (size_t)flat_bytes);
     memset(dense, 0, (size_t)(rows * columns * size));
     for (int64_t row = 0; row < rows; row++) {
-        const unsigned here = row % 7 == 3 ? 0 : row % 7 == 5 ? 100 : density; /* empty and full rows too */
+        const unsigned here = row % 7 == 3   ? 0
+                              : row % 7 == 5 ? 100
+                                             : density; /* empty and full rows too */
         offsets[row] = kept;
         for (int64_t column = 0; column < columns; column++)
             if (draw() % 100 < here) {
@@ -43,43 +45,52 @@ static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_
         if (memcmp(again, dense, (size_t)(rows * columns * size)))
             fail("unpack", kernel, dtype, rows, columns, 0);
         memset(again, 0x5a, (size_t)(rows * columns * size));
-        if (neuronal_unpack_flat(kernel, size, flat, values, kept, again, rows * columns, threads) ||
+        if (neuronal_unpack_flat(kernel, size, flat, values, kept, again, rows * columns,
+                                 threads) ||
             memcmp(again, dense, (size_t)(rows * columns * size)))
             fail("unpack_flat", kernel, dtype, rows, columns, 0);
     }
-    if (neuronal_unpack_flat(kernel, size, flat, values, kept + 1, again, rows * columns, 1) != DISAGREE)
+    if (neuronal_unpack_flat(kernel, size, flat, values, kept + 1, again, rows * columns, 1) !=
+        DISAGREE)
         fail("a wrong number of values", kernel, dtype, rows, columns, 0);
 
-    char *x = exactly(taken * columns * size), *y = exactly(taken * rows * size), *bias = exactly(rows * size);
+    char *x = exactly(taken * columns * size), *y = exactly(taken * rows * size),
+         *bias = exactly(rows * size);
     for (int64_t i = 0; i < taken * columns; i++)
         store_number(x, i, dtype, number());
     for (int64_t i = 0; i < rows; i++)
         store_number(bias, i, dtype, number());
-    neuronal_linear(kernel, dtype, x, taken, bits, values, kept, offsets, bias, y, rows, columns, 1 + (int)(draw() % 3));
+    neuronal_linear(kernel, dtype, x, taken, bits, values, kept, offsets, bias, y, rows, columns,
+                    1 + (int)(draw() % 3));
     for (int64_t m = 0; m < taken; m++)
         for (int64_t row = 0; row < rows; row++) {
             double sum = load_number(bias, row, dtype), size_of = 1;
             for (int64_t column = 0; column < columns; column++) {
-                double term = (double)load_number(dense, row * columns + column, dtype) * load_number(x, m * columns + column, dtype);
+                double term = (double)load_number(dense, row * columns + column, dtype) *
+                              load_number(x, m * columns + column, dtype);
                 sum += term;
                 size_of += fabs(term);
             }
-            const double rounding = dtype == BF16 ? 1.0 / 128 : dtype == FP16 ? 1.0 / 1024 : 1.0 / 1000000;
-            if (!(fabs(load_number(y, m * rows + row, dtype) - sum) <= rounding * (fabs(sum) + 1e-6 * size_of)))
+            const double rounding = dtype == BF16   ? 1.0 / 128
+                                    : dtype == FP16 ? 1.0 / 1024
+                                                    : 1.0 / 1000000;
+            if (!(fabs(load_number(y, m * rows + row, dtype) - sum) <=
+                  rounding * (fabs(sum) + 1e-6 * size_of)))
                 fail("linear", kernel, dtype, rows, columns, taken);
         }
-    free(bits), free(flat), free(dense), free(again), free(offsets), free(values), free(x), free(y), free(bias);
+    free(bits), free(flat), free(dense), free(again), free(offsets), free(values), free(x), free(y),
+        free(bias);
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     const int trials = count > 1 ? atoi(arguments[1]) : 100;
     for (int kernel = 0; kernel < KERNELS; kernel++) {
         if (!neuronal_supports(kernel))
             continue;
         for (int dtype = 0; dtype < DTYPES; dtype++)
             for (int trial = 0; trial < trials; trial++) {
-                const int64_t columns = trial % 4 ? draw() % 200 : 64 * (draw() % 5), rows = draw() % 40;
+                const int64_t columns = trial % 4 ? draw() % 200 : 64 * (draw() % 5),
+                              rows = draw() % 40;
                 try_one(kernel, dtype, rows, columns, 1 + draw() % MOST_ROWS, draw() % 101);
             }
         printf("kernel %d\n", kernel);

@@ -1,11 +1,15 @@
-/* For every byte of a mask, which bytes of the next eight 16-bit values go where: a table for byte shuffles, in which
- * 0x80 gives zero. Processors without an instruction that expands do it by looking masks up. */
+/* For every byte of a mask, which bytes of the next eight 16-bit values go where: a table for byte
+ * shuffles, in which 0x80 gives zero. Processors without an instruction that expands do it by
+ * looking masks up. */
+#pragma once
+
+#include "../common.h"
 
 static uint8_t SHUFFLE16[256][16] __attribute__((aligned(64)));
-static int8_t SHUFFLE32[256][8] __attribute__((aligned(64))); /* the same for eight 32-bit values: their numbers, or -1 */
+static int8_t SHUFFLE32[256][8]
+    __attribute__((aligned(64))); /* the same for eight 32-bit values: their numbers, or -1 */
 
-static void __attribute__((constructor)) fill_shuffles(void)
-{
+static void __attribute__((constructor)) fill_shuffles(void) {
     for (int mask = 0; mask < 256; mask++) {
         int next = 0;
         for (int column = 0; column < 8; column++) {

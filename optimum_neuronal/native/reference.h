@@ -1,0 +1,202 @@
+/* The kernels in plain C, for any processor, and what the others have to compute.
+ *
+ * Sparse products are added in an order of each instruction set's own. Quantised ones are the same
+ * to the bit in all. */
+#pragma once
+
+#include "quantized_job.h"
+#include "sparse_job.h"
+
+/* Spreads the values of 64 columns, whose kept ones begin at `p`, to dense (64) floats. Returns
+ * where the next ones begin. */
+INLINE const void *spread(uint64_t mask, const void *p, int dtype, float *dense) {
+    memset(dense, 0, 64 * sizeof(float));
+    int64_t used = 0;
+    for (; mask; mask &= mask - 1)
+        dense[__builtin_ctzll(mask)] = load_number(p, used++, dtype);
+    return (const char *)p + used * size_of(dtype);
+}
+
+/* Multiplies one row of a sparse weight (rows, columns) with x (M, columns), which lies in blocks
+ * of 64 columns: sums (M). Every 16th column is added to the same of 16 sums, as compilers make
+ * vectors of them. R is 1. */
+INLINE void portable_step(const SparseJob *job, int64_t row, int64_t apart, float *sums,
+                          const int R, const int M, const int careful, const int dtype) {
+    float parts[MOST_ROWS][16] = {{0}}, dense[64];
+    const uint8_t *bits = job->bits + row * job->stride;
+    const void *p = (const char *)job->values + job->offsets[row] * size_of(dtype);
+    const float *x = job->x;
+    (void)R, (void)apart, (void)careful;
+    for (int64_t byte = 0; byte < job->stride; byte += 8, x += 64 * M) {
+        p = spread(load_word(bits + byte), p, dtype, dense);
+        for (int m = 0; m < M; m++)
+            for (int block = 0; block < 64; block += 16)
+                for (int i = 0; i < 16; i++)
+                    parts[m][i] += dense[block + i] * x[64 * m + block + i];
+    }
+    for (int m = 0; m < M; m++) {
+        sums[m] = 0;
+        for (int i = 0; i < 16; i++)
+            sums[m] += parts[m][i];
+    }
+}
+SPARSE_KERNEL(, portable_bf16, portable_step, BF16, 1, 1, 1, 1)
+SPARSE_KERNEL(, portable_fp16, portable_step, FP16, 1, 1, 1, 1)
+SPARSE_KERNEL(, portable_fp32, portable_step, FP32, 1, 1, 1, 1)
+
+/* Writes one dense row (columns) of a sparse weight, whose elements have `size` bytes. */
+INLINE void portable_unpack(const uint8_t *bits, int64_t columns, const char *p, char *dense,
+                            const int size) {
+    memset(dense, 0, (size_t)(columns * size));
+    for (int64_t column = 0; column < columns; column += 64)
+        for (uint64_t mask = load_columns(bits + column / 8, columns - column); mask;
+             mask &= mask - 1, p += size)
+            memcpy(dense + (column + __builtin_ctzll(mask)) * size, p, (size_t)size);
+}
+
+static void portable_unpack2(const uint8_t *bits, int64_t columns, const void *p, const void *end,
+                             void *dense) {
+    (void)end;
+    portable_unpack(bits, columns, p, dense, 2);
+}
+
+static void portable_unpack4(const uint8_t *bits, int64_t columns, const void *p, const void *end,
+                             void *dense) {
+    (void)end;
+    portable_unpack(bits, columns, p, dense, 4);
+}
+
+/* Rounds x (64), a tile of inputs, to whole numbers and writes their tables (16 groups, 32 bytes).
+ * Returns the scale. */
+static float portable_fill_tile(const float *x, uint8_t *tables) {
+    float largest = 0;
+    for (int group = 0; group < TILE_GROUPS; group++) {
+        const float *four = x + PLANE_GROUP * group;
+        const float sum = (__builtin_fabsf(four[0]) + __builtin_fabsf(four[1])) +
+                          (__builtin_fabsf(four[2]) + __builtin_fabsf(four[3]));
+        largest = sum > largest ? sum : largest;
+    }
+    const float inverse = largest >= LEAST_INPUT ? LARGEST_SUM / largest : 0;
+    int16_t whole[PLANE_TILE];
+    for (int i = 0; i < PLANE_TILE; i++)
+        whole[i] = (int16_t)nearest_whole(x[i] * inverse);
+    for (int group = 0; group < TILE_GROUPS; group++, tables += PLANE_BYTES) {
+        const int16_t *four = whole + PLANE_GROUP * group;
+        for (int i = 0; i < 16; i++) {
+            const int16_t sum = (int16_t)(four[0] * SIGN[0][i] + four[1] * SIGN[1][i] +
+                                          four[2] * SIGN[2][i] + four[3] * SIGN[3][i]);
+            tables[i] = (uint8_t)sum;
+            tables[i + 16] = (uint8_t)(sum >> 8);
+        }
+    }
+    return largest >= LEAST_INPUT ? largest / LARGEST_SUM : 0;
+}
+
+static void portable_fill_tables(const float *x, int64_t apart, RoundedInputs *to) {
+    fill_tables(x, apart, to, portable_fill_tile);
+}
+
+/* Multiplies up to 64 rows of planes with x: sums (rows of x, 64). */
+static void portable_planes(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block,
+                            float *sums) {
+    memset(sums, 0, sizeof(float) * (size_t)(BLOCK_ROWS * x->count));
+    for (int64_t tile = 0; tile < tiles_of(weight); tile++)
+        for (int m = 0; m < x->count; m++) {
+            const uint8_t *planes = planes_of(weight, block, tile), *table = tables_of(x, tile, m);
+            int32_t found[BLOCK_ROWS] = {0};
+            for (int group = 0; group < groups_of_tile(weight, tile); group++, table += PLANE_BYTES)
+                for (int bit = 0; bit < weight->bits; bit++, planes += PLANE_BYTES)
+                    for (int row = 0; row < BLOCK_ROWS; row++) {
+                        const int which = row < 32 ? planes[row] & 15 : planes[row - 32] >> 4;
+                        found[row] += (int16_t)(table[which] | table[which + 16] << 8) * (1 << bit);
+                    }
+            for (int row = 0; row < BLOCK_ROWS; row++)
+                sums[BLOCK_ROWS * m + row] += tile_scale(x, tile, m) * (float)found[row];
+        }
+}
+
+/* Decodes one tile of planes: codes (64 rows, 64 columns). */
+INLINE void decode_tile(const uint8_t *planes, int groups, int bits,
+                        uint8_t codes[BLOCK_ROWS][PLANE_TILE]) {
+    for (int group = 0; group < groups; group++) {
+        uint32_t fours[BLOCK_ROWS] = {0};
+        for (int bit = 0; bit < bits; bit++, planes += PLANE_BYTES)
+            for (int i = 0; i < PLANE_BYTES; i++) { /* four bits to four bytes */
+                fours[i] |= ((planes[i] & 15u) * 0x204081u & 0x1010101u) << bit;
+                fours[i + 32] |= ((planes[i] >> 4) * 0x204081u & 0x1010101u) << bit;
+            }
+        for (int row = 0; row < BLOCK_ROWS; row++)
+            put_four(codes[row] + PLANE_GROUP * group, fours[row]);
+    }
+}
+
+/* Writes the elements of up to 64 rows of planes to dense (rows, columns); steps (columns). */
+INLINE void portable_plane_elements(const QuantizedMatrix *weight, const float *steps,
+                                    int64_t block, void *dense, int dtype) {
+    const int offset = (1 << weight->bits) - 1;
+    for (int64_t tile = 0; tile < tiles_of(weight); tile++) {
+        const uint8_t *planes = planes_of(weight, block, tile);
+        uint8_t codes[BLOCK_ROWS][PLANE_TILE];
+        decode_tile(planes, groups_of_tile(weight, tile), weight->bits, codes);
+        const int64_t first = tile * PLANE_TILE,
+                      here = smaller(PLANE_TILE, weight->columns - first);
+        for (int64_t i = 0; i < rows_of_block(weight, block); i++) {
+            const int64_t row = block * BLOCK_ROWS + i;
+            const float scale = from_bf16(weight->scales[row]);
+            float elements[PLANE_TILE];
+            for (int64_t j = 0; j < here; j++)
+                elements[j] = (float)(2 * codes[i][j] - offset) * (scale * steps[first + j]);
+            store_elements(dense, row * weight->columns + first, elements, here, dtype);
+        }
+    }
+}
+
+/* Rounds rows of x (count, apart) to whole numbers of 8 bits (count, apart), with a scale for every
+ * 128. */
+INLINE void portable_round_bytes(const float *x, int64_t apart, RoundedInputs *to) {
+    int8_t *whole = to->numbers;
+    for (int64_t group = 0; group < to->count * apart / BYTE_GROUP;
+         group++, x += BYTE_GROUP, whole += BYTE_GROUP) {
+        const float largest = from_bits(largest_bits(x, BYTE_GROUP));
+        const float inverse = largest >= LEAST_INPUT ? LARGEST_BYTE / largest : 0;
+        for (int i = 0; i < BYTE_GROUP; i++)
+            whole[i] = (int8_t)nearest_whole(x[i] * inverse);
+        to->scales[group] = largest >= LEAST_INPUT ? largest / LARGEST_BYTE : 0;
+    }
+}
+
+/* Multiplies up to 64 rows of bytes with x: sums (rows of x, 64). */
+static void portable_bytes(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block,
+                           float *sums) {
+    for (int64_t i = 0; i < rows_of_block(weight, block); i++)
+        for (int m = 0; m < x->count; m++) {
+            const int8_t *codes = bytes_of_row(weight, block * BLOCK_ROWS + i),
+                         *whole = byte_inputs(weight, x, m);
+            float lanes[BYTE_LANES] = {0};
+            for (int64_t first = 0; first < weight->columns; first += BYTE_GROUP) {
+                int32_t sum = 0;
+                for (int64_t j = first; j < smaller(first + BYTE_GROUP, weight->columns); j++)
+                    sum += codes[j] * whole[j];
+                const int64_t group = first / BYTE_GROUP;
+                lanes[group % BYTE_LANES] += byte_scales(weight, x, m)[group] * (float)sum;
+            }
+            sums[BLOCK_ROWS * m + i] = sum_lanes(lanes);
+        }
+}
+
+/* Writes the elements of up to 64 rows of bytes to dense (rows, columns); steps (columns). */
+INLINE void portable_byte_elements(const QuantizedMatrix *weight, const float *steps, int64_t block,
+                                   void *dense, int dtype) {
+    for (int64_t row = block * BLOCK_ROWS; row < block * BLOCK_ROWS + rows_of_block(weight, block);
+         row++) {
+        const int8_t *codes = bytes_of_row(weight, row);
+        const float scale = from_bf16(weight->scales[row]);
+        for (int64_t first = 0; first < weight->columns; first += BYTE_GROUP) {
+            const int64_t here = smaller(BYTE_GROUP, weight->columns - first);
+            float elements[BYTE_GROUP];
+            for (int64_t i = 0; i < here; i++)
+                elements[i] = (float)codes[first + i] * (scale * steps[first + i]);
+            store_elements(dense, row * weight->columns + first, elements, here, dtype);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+/* Products with sparse weights, and their dense copies. */
+#pragma once
+
+#include "processors.h"
+#include "reference.h"
+#include "sparse_job.h"
+#include "threads.h"
+#if defined(HAS_X86)
+#include "isa/sparse_avx2.h"
+#include "isa/sparse_avx512.h"
+#elif defined(HAS_NEON)
+#include "isa/sparse_neon.h"
+#endif
+
+/* The kernels of one instruction set. */
+typedef struct {
+    SparseKernel of[DTYPES];
+    UnpackRow unpack2, unpack4; /* of values with 2 and with 4 bytes */
+} SparseSet;
+
+static const SparseSet SPARSE_SETS[KERNELS] = {
+    [ON_ANY] = {.of = {[BF16] = {.block = 64, .rows = {ROWS_OF(portable_bf16)}},
+                       [FP16] = {.block = 64, .rows = {ROWS_OF(portable_fp16)}},
+                       [FP32] = {.block = 64, .rows = {ROWS_OF(portable_fp32)}}},
+                .unpack2 = portable_unpack2,
+                .unpack4 = portable_unpack4},
+#ifdef HAS_NEON
+    [ON_NEON] = {.of = {[BF16] = {.block = 8, .split = 1, .rows = {ROWS_OF(neon_bf16)}},
+                        [FP16] = {.block = 8, .rows = {ROWS_OF(neon_fp16)}},
+                        [FP32] = {.block = 8, .rows = {ROWS_OF(neon_fp32)}}},
+                 .unpack2 = neon_unpack2,
+                 .unpack4 = neon_unpack4},
+#endif
+#ifdef HAS_X86
+    [ON_AVX2] = {.of = {[BF16] = {.block = 16, .split = 1, .rows = {ROWS_OF(avx2_bf16)}},
+                        [FP16] = {.block = 8, .rows = {ROWS_OF(avx2_fp16)}},
+                        [FP32] = {.block = 8, .rows = {ROWS_OF(avx2_fp32)}}},
+                 .unpack2 = avx2_unpack2,
+                 .unpack4 = avx2_unpack4},
+    [ON_AVX512] = {.of = {[BF16] = {.block = 16, .rows = {ROWS_OF(floats_bf16)}},
+                          [FP16] = {.block = 16, .rows = {ROWS_OF(floats_fp16)}},
+                          [FP32] = {.block = 16, .rows = {ROWS_OF(floats_fp32)}}},
+                   .unpack2 = avx2_unpack2,
+                   .unpack4 = avx512_unpack4},
+    [ON_AVX512_VBMI2] = {.of = {[BF16] = {.block = 32, .split = 1, .rows = {ROWS_OF(halves_bf16)}},
+                                [FP16] = {.block = 32, .rows = {ROWS_OF(halves_fp16)}},
+                                [FP32] = {.block = 16, .rows = {ROWS_OF(floats_fp32)}}},
+                         .unpack2 = vbmi2_unpack2,
+                         .unpack4 = avx512_unpack4},
+    [ON_AVX512_BF16] =
+        {.of = {[BF16] = {.block = 32, .half = 1, .rows = {ROWS_OF(dot_bf16), dot_bf16_8}},
+                [FP16] = {.block = 32, .rows = {ROWS_OF(halves_fp16)}},
+                [FP32] = {.block = 16, .rows = {ROWS_OF(floats_fp32)}}},
+         .unpack2 = vbmi2_unpack2,
+         .unpack4 = avx512_unpack4},
+#endif
+};
+
+/* Rows of a chunk: some chunks for every thread, none smaller than it is worth. Results do not
+ * depend on it. */
+static int64_t chunk_rows(int64_t rows, int threads) {
+    int64_t share = rows / (threads > 0 ? threads : 1);
+    int64_t most = share / 4 < 32 ? (share < 32 ? share : 32) : share / 4;
+    return most < 4 ? 4 : most > CHUNK_ROWS ? CHUNK_ROWS : most / 4 * 4;
+}
+
+/* Lays `taken` rows (taken, columns) of x out as a kernel wants them, for `count` of which it was
+ * compiled: the others are zero. */
+static void arrange(const void *x, int dtype, int64_t taken, int64_t columns, int count,
+                    const SparseKernel *kernel, void *to) {
+    const int block = kernel->block, half = block / 2;
+    for (int m = 0; m < taken; m++)
+        for (int64_t column = 0; column < columns; column += block) {
+            const int64_t from = m * columns + column, at = column * count + m * block;
+            const int64_t here = smaller(block, columns - column);
+            for (int64_t i = 0; i < here; i++) {
+                const int64_t place = kernel->split ? i / 2 + (i & 1) * half : i;
+                if (kernel->half)
+                    ((uint16_t *)to)[at + place] = ((const uint16_t *)x)[from + i];
+                else
+                    ((float *)to)[at + place] = load_number(x, from + i, dtype);
+            }
+        }
+}
+
+/* A product for each_chunk. */
+typedef struct {
+    SparseJob job;
+    SparseRows compute;
+    int count; /* rows of x that `compute` expects, of which `taken` count */
+    int64_t taken, rows;
+    int dtype; /* of bias and y */
+    const void *bias;
+    void *y;
+} SparseProduct;
+
+static void multiply_rows(void *context, int64_t first, int64_t last) {
+    const SparseProduct *product = context;
+    float sums[CHUNK_ROWS * MOST_ROWS];
+    product->compute(&product->job, first, last, sums);
+    for (int64_t row = first; row < last; row++)
+        for (int m = 0; m < product->taken; m++) {
+            float sum = sums[(row - first) * product->count + m];
+            if (product->bias)
+                sum += load_number(product->bias, row, product->dtype);
+            store_number(product->y, m * product->rows + row, product->dtype, sum);
+        }
+}
+
+/* y = x W^T + bias for `taken` rows of x, at most MOST_ROWS; x (taken, columns), y (taken, rows),
+ * all of one dtype. */
+EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, const uint8_t *bits,
+                           const void *values, int64_t kept, const int64_t *offsets,
+                           const void *bias, void *y, int64_t rows, int64_t columns, int threads) {
+    if (!neuronal_supports(kernel) || dtype < 0 || dtype >= DTYPES)
+        return NO_SUCH_KERNEL;
+    if (taken > MOST_ROWS)
+        return TOO_MANY_ROWS;
+    if (taken == 0 || rows == 0)
+        return OK;
+    const SparseKernel *how = &SPARSE_SETS[kernel].of[dtype];
+    /* As floats, x would leave the first cache: twice a few rows are faster. */
+    if (taken > 6 && !how->half) {
+        const int size = size_of(dtype);
+        int result = neuronal_linear(kernel, dtype, x, 4, bits, values, kept, offsets, bias, y,
+                                     rows, columns, threads);
+        x = (const char *)x + 4 * columns * size;
+        y = (char *)y + 4 * rows * size;
+        if (result)
+            return result;
+        return neuronal_linear(kernel, dtype, x, taken - 4, bits, values, kept, offsets, bias, y,
+                               rows, columns, threads);
+    }
+    int which = 0;
+    while (ROW_COUNTS[which] < taken)
+        which++;
+    const int count = ROW_COUNTS[which];
+    const int64_t stride = (columns + 63) / 64 * 8;
+    void *arranged = NULL;
+    if (!(how->half && taken == 1 && columns % 64 == 0)) {
+        const size_t bytes = (size_t)(stride * 8 * count) * (how->half ? 2 : 4);
+        arranged = aligned_alloc(64, bytes + 64 - bytes % 64);
+        if (!arranged)
+            return NO_MEMORY;
+        memset(arranged, 0, bytes);
+        arrange(x, dtype, taken, columns, count, how, arranged);
+    }
+    SparseProduct product = {.job = {.bits = bits,
+                                     .stride = stride,
+                                     .values = values,
+                                     .offsets = offsets,
+                                     .kept = kept,
+                                     .x = arranged ? arranged : x},
+                             .compute = how->rows[which],
+                             .count = count,
+                             .taken = taken,
+                             .rows = rows,
+                             .dtype = dtype,
+                             .bias = bias,
+                             .y = y};
+    each_chunk(rows, chunk_rows(rows, threads), threads, multiply_rows, &product);
+    free(arranged);
+    return OK;
+}
+
+/* A dense copy for each_chunk. One long row is copied in pieces of `columns`, the last perhaps
+ * shorter. */
+typedef struct {
+    UnpackRow unpack;
+    const uint8_t *bits;
+    int64_t stride;         /* bytes of a row's bits */
+    int64_t columns, numel; /* elements of a row, and of all rows */
+    int size;               /* bytes of an element */
+    const char *values, *end;
+    const int64_t *offsets;
+    char *dense;
+} SparseCopy;
+
+static void copy_rows(void *context, int64_t first, int64_t last) {
+    const SparseCopy *c = context;
+    for (int64_t row = first; row < last; row++) {
+        const int64_t from = row * c->columns, here = smaller(c->columns, c->numel - from);
+        c->unpack(c->bits + row * c->stride, here, c->values + c->offsets[row] * c->size, c->end,
+                  c->dense + from * c->size);
+    }
+}
+
+static UnpackRow unpack_row(int kernel, int size) {
+    return size == 2 ? SPARSE_SETS[kernel].unpack2 : SPARSE_SETS[kernel].unpack4;
+}
+
+/* Writes the dense weight (rows, columns), whose elements have `size` bytes: 2 or 4. */
+EXPORT int neuronal_unpack(int kernel, int size, const uint8_t *bits, const void *values,
+                           int64_t kept, const int64_t *offsets, void *dense, int64_t rows,
+                           int64_t columns, int threads) {
+    if (!neuronal_supports(kernel) || (size != 2 && size != 4))
+        return NO_SUCH_KERNEL;
+    SparseCopy copy = {.unpack = unpack_row(kernel, size),
+                       .bits = bits,
+                       .stride = (columns + 63) / 64 * 8,
+                       .columns = columns,
+                       .numel = rows * columns,
+                       .size = size,
+                       .values = values,
+                       .end = (const char *)values + kept * size,
+                       .offsets = offsets,
+                       .dense = dense};
+    each_chunk(rows, chunk_rows(rows, threads), threads, copy_rows, &copy);
+    return OK;
+}
+
+/* How many bits are set in so many bytes. */
+EXPORT int64_t neuronal_count_bits(const uint8_t *bits, int64_t bytes) {
+    int64_t count = 0;
+    for (int64_t byte = 0; byte < bytes; byte += 8)
+        count += __builtin_popcountll(load_columns(bits + byte, 8 * (bytes - byte)));
+    return count;
+}
+
+/* Elements of a weight that is one long row, which are unpacked together. */
+enum { PIECE = 4096 };
+
+/* Writes `numel` elements of `size` bytes, whose bits and values lie one after the other without
+ * any alignment. Returns DISAGREE, having written nothing, if not exactly `kept` bits are set. */
+EXPORT int neuronal_unpack_flat(int kernel, int size, const uint8_t *bits, const void *values,
+                                int64_t kept, void *dense, int64_t numel, int threads) {
+    if (!neuronal_supports(kernel) || (size != 2 && size != 4))
+        return NO_SUCH_KERNEL;
+    const int64_t pieces = (numel + PIECE - 1) / PIECE;
+    int64_t *offsets = malloc((size_t)(pieces + 1) * sizeof(int64_t)), next = 0;
+    if (!offsets)
+        return NO_MEMORY;
+    for (int64_t from = 0; from < numel; from += 64) {
+        if (from % PIECE == 0)
+            offsets[from / PIECE] = next;
+        next += __builtin_popcountll(load_columns(bits + from / 8, numel - from));
+    }
+    if (next == kept) {
+        SparseCopy copy = {.unpack = unpack_row(kernel, size),
+                           .bits = bits,
+                           .stride = PIECE / 8,
+                           .columns = PIECE,
+                           .numel = numel,
+                           .size = size,
+                           .values = values,
+                           .end = (const char *)values + kept * size,
+                           .offsets = offsets,
+                           .dense = dense};
+        each_chunk(pieces, 16, threads, copy_rows, &copy);
+    }
+    free(offsets);
+    return next == kept ? OK : DISAGREE;
+}

@@ -1,0 +1,116 @@
+/* What kernels of sparse weights are given and give back, and how they are made for several numbers
+ * of rows.
+ *
+ * A sparse weight (rows, columns) has a bit for each element, set where it is kept, and the kept
+ * values row by row. */
+#pragma once
+
+#include "common.h"
+
+enum { CHUNK_ROWS = 256 }; /* of the weight, at most, that a thread takes at a time */
+/* Values that may be read behind a row's last one, where so many follow: kernels read whole
+ * vectors. The last few rows are read with care. */
+enum { SLACK = 64 };
+
+/* One product with a sparse weight. */
+typedef struct {
+    const uint8_t *bits;    /* (rows, stride); bits behind `columns` are 0 */
+    int64_t stride;         /* bytes of a row's bits, a multiple of 8 */
+    const void *values;     /* (kept) */
+    const int64_t *offsets; /* (rows + 1): where each row's values begin */
+    int64_t kept;
+    const void *x; /* as `SparseKernel` says, zeros behind `columns` */
+} SparseJob;
+
+/* Computes rows first to last - 1 for all M rows of x: sums[(row - first) * M + m]. */
+typedef void (*SparseRows)(const SparseJob *job, int64_t first, int64_t last, float *sums);
+/* Writes one dense row (columns); its values lie from `p` on, and may be read up to `end`. */
+typedef void (*UnpackRow)(const uint8_t *bits, int64_t columns, const void *p, const void *end,
+                          void *dense);
+
+/* Numbers of rows of x that kernels are compiled for; 8 only for halves. */
+static const int ROW_COUNTS[] = {1, 2, 4, 6, 8};
+
+/* A product's functions, and how these want x: in blocks of `block` columns, in each of them all
+ * rows of x one after the other. `split`: the block's even columns come before its odd ones.
+ * `half`: x stays in 16 bits; else it is float. */
+typedef struct {
+    int block, split, half;
+    SparseRows rows[sizeof(ROW_COUNTS) / sizeof(int)];
+} SparseKernel;
+
+/* Fetches what a stream of values and one of bits will need soon. */
+INLINE void prefetch_row(const void *values, const uint8_t *bits) {
+    prefetch(values, 2048);
+    prefetch(bits, 512);
+}
+
+INLINE uint64_t load_word(const uint8_t *bits) {
+    uint64_t word;
+    memcpy(&word, bits, 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    return word;
+}
+
+/* The bits of up to 64 columns, reading no byte behind the last that holds one. */
+INLINE uint64_t load_columns(const uint8_t *bits, int64_t columns) {
+    if (columns >= 64)
+        return load_word(bits);
+    uint8_t bytes[8] = {0};
+    memcpy(bytes, bits, (size_t)(columns + 7) / 8);
+    uint64_t word = load_word(bytes);
+    return columns ? word & (~0ULL >> (64 - columns)) : 0;
+}
+
+/* Defines NAME_M, a SparseRows for M rows of x, from an inlined STEP(job, row, apart, sums, R, M,
+ * careful, dtype), which computes R rows of the weight. `careful`: it reads no value behind the end
+ * of the buffer.
+ *
+ * R rows at a time share every load of x. They are not neighbours but `apart` rows from each other,
+ * so that each of the R streams of values goes on without a gap: prefetching then reaches across
+ * the ends of rows, in software and in hardware. With neighbours, rows of 2048 columns took half as
+ * long again. */
+#define SPARSE_ROWS(TARGET, NAME, STEP, DTYPE, R, M)                                              \
+    TARGET static void NAME##_##M(const SparseJob *job, int64_t row, int64_t last, float *sums) { \
+        const int64_t apart = (last - row) / R, end = row + apart, *offsets = job->offsets;       \
+        for (; row < end && offsets[row + (R - 1) * apart + 1] + SLACK <= job->kept;              \
+             row++, sums += M)                                                                    \
+            STEP(job, row, apart, sums, R, M, 0, DTYPE);                                          \
+        for (; row < end; row++, sums += M)                                                       \
+            for (int r = 0; r < R; r++)                                                           \
+                STEP(job, row + r * apart, 0, sums + r * apart * M, 1, M, 1, DTYPE);              \
+        for (row += (R - 1) * apart, sums += (R - 1) * apart * M; row < last; row++, sums += M)   \
+            STEP(job, row, 0, sums, 1, M, 1, DTYPE);                                              \
+    }
+/* Defines NAME_1 to NAME_6; R1 to R6 are as many rows of the weight as registers allow. */
+#define SPARSE_KERNEL(TARGET, NAME, STEP, DTYPE, R1, R2, R4, R6) \
+    SPARSE_ROWS(TARGET, NAME, STEP, DTYPE, R1, 1)                \
+    SPARSE_ROWS(TARGET, NAME, STEP, DTYPE, R2, 2)                \
+    SPARSE_ROWS(TARGET, NAME, STEP, DTYPE, R4, 4)                \
+    SPARSE_ROWS(TARGET, NAME, STEP, DTYPE, R6, 6)
+#define ROWS_OF(NAME) NAME##_1, NAME##_2, NAME##_4, NAME##_6
+
+/* Defines NAME, an UnpackRow for values of a TYPE, from WORD(mask, p, end, out, careful), which
+ * writes 64 columns. */
+#define UNPACK_ROW(TARGET, NAME, TYPE, WORD)                                          \
+    TARGET static void NAME(const uint8_t *bits, int64_t columns, const void *values, \
+                            const void *end, void *dense) {                           \
+        const TYPE *p = values, *stop = end;                                          \
+        TYPE *out = dense, last[64];                                                  \
+        int64_t column = 0;                                                           \
+        for (; column + 64 <= columns && stop - p >= 64 + SLACK; column += 64) {      \
+            uint64_t mask = load_word(bits + column / 8);                             \
+            prefetch_row(p, bits + column / 8);                                       \
+            WORD(mask, p, stop, out + column, 0);                                     \
+            p += __builtin_popcountll(mask);                                          \
+        }                                                                             \
+        for (; column < columns; column += 64) {                                      \
+            const int64_t here = columns - column < 64 ? columns - column : 64;       \
+            uint64_t mask = load_columns(bits + column / 8, here);                    \
+            WORD(mask, p, stop, last, 1);                                             \
+            memcpy(out + column, last, (size_t)here * sizeof(TYPE));                  \
+            p += __builtin_popcountll(mask);                                          \
+        }                                                                             \
+    }
