@@ -88,7 +88,7 @@ class SpeedCommand(Command):
 
     def _load(self):
         """Return the model in its forms, the growth of the process with each, and the reasons why some are missing."""
-        from .. import SparseModelForCausalLM, sparsify
+        from .. import SparseModelForCausalLM, densify, sparsify
         from ..checkpoint.safe_files import load_checkpoint
         from ..evaluation.quantized import FORMS, MISSING, NotQuantized, has_torchao, quantize
         from ..evaluation.speed import prefill_seconds
@@ -97,9 +97,11 @@ class SpeedCommand(Command):
 
         args, models, resident, left_out = self.args, {}, {}, {}
         device, before = device_of(args), resident_memory()
-        load_dense = partial(load_checkpoint, args.model, **load_options(args))
         bits, head = args.bits, args.embedding_bits
         few_bits = [f"{bits} bits"] * bool(bits) + [f"{head}-bit head"] * bool(head)
+
+        def load_dense():
+            return densify(load_checkpoint(args.model, **load_options(args)))  # quantised weights arrive packed
 
         def load_packed():
             return SparseModelForCausalLM.from_pretrained(args.model, **load_options(args))

@@ -8,7 +8,7 @@ from llama_cpp_programs import flags_of, write_programs
 from packed import make_zeroed
 
 import optimum_neuronal
-from optimum_neuronal import SparseModelForCausalLM
+from optimum_neuronal import SparseModelForCausalLM, sparsify
 from optimum_neuronal.evaluation import quantized
 from optimum_neuronal.model.packed_modules import packed_modules
 
@@ -33,6 +33,12 @@ def test_few_bits(run, sparse, tmp_path):
     assert "4 bits" in run("speed", "--model", sparse, *FEW, "--bits", 4, "--plots", tmp_path / "figure")
     assert "3 bits, 8-bit head" in run("speed", "--model", sparse, *FEW, "--bits", 3, "--embedding-bits", 8)
     assert (tmp_path / "figure.png").exists()
+
+
+def test_a_quantised_checkpoint_is_timed_dense_too(run, tmp_path):
+    sparsify(make_zeroed("llama"), bits=4).save_pretrained(tmp_path / "quantised")
+    found = json.loads(run("speed", "--model", tmp_path / "quantised", *FEW, "--bits", 2, "--no-torchao", "--json"))
+    assert found["packed_bytes"] < 0.7 * found["dense_bytes"]
 
 
 def test_without_torchao_a_line_says_how_it_is_had(run, sparse, monkeypatch):
