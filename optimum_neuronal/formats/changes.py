@@ -11,7 +11,7 @@ from .quantized import QuantizedWeight
 from .sparse import SparseWeight
 
 
-MASK, VALUES = f"{PREFIX}mask", f"{PREFIX}values"  # what follows the name of a change
+MASK = f"{PREFIX}mask"  # what follows a weight's name, of a mask alone
 
 StoredChange = PackedMask | PackedMatrix
 
@@ -26,9 +26,8 @@ def parts_of(change: Change, weight: torch.Tensor, name: str) -> dict[str, torch
     """
     if isinstance(change, Zeros):
         return {name + MASK: PackedMask.pack(change.mask).bits}
-    if isinstance(change, PackedMatrix):
-        return change.parts(name)
-    return SparseWeight.pack(change.applied(weight)).parts(name)
+    packed = change if isinstance(change, PackedMatrix) else SparseWeight.pack(change.applied(weight))
+    return packed.parts(name)
 
 
 def of_parts(
@@ -43,9 +42,8 @@ def of_parts(
     """
     if name + MASK in tensors:
         return PackedMask(tensors[name + MASK], shape)
-    kind = SparseWeight if name + VALUES in tensors else QuantizedWeight
-    names = {key: name + PREFIX + key for key in kind.names}
-    return kind.of_tensors({key: tensors[own] for key, own in names.items() if own in tensors}, shape, dtype)
+    format = next(kind for kind in (SparseWeight, QuantizedWeight) if name + PREFIX + kind.names[0] in tensors)
+    return format.of_parts(tensors, name, shape, dtype)
 
 
 def has_parts(tensors: Mapping[str, torch.Tensor], name: str) -> bool:

@@ -109,6 +109,14 @@ class PackedMatrix(Change):
         stored = {key: tensor for key, tensor in self.tensors().items() if key not in self.derived}
         return {name + PREFIX + key: tensor for key, tensor in stored.items()}
 
+    @classmethod
+    def of_parts(
+        cls, tensors: Mapping[str, torch.Tensor], name: str, shape: Sequence[int], dtype: torch.dtype
+    ) -> Self:
+        """Return the weight of what [`PackedMatrix.parts`] gave under a name."""
+        found = {key: tensors[name + PREFIX + key] for key in cls.names if name + PREFIX + key in tensors}
+        return cls.of_tensors(found, shape, dtype)
+
     @property
     def device(self) -> torch.device:
         """On which all tensors lie."""

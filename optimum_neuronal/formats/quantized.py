@@ -106,13 +106,6 @@ class QuantizedWeight(PackedMatrix):
         return cls.encode(codes.view(weight.shape), bits, scales, None, weight.dtype)
 
     @classmethod
-    def of_parts(
-        cls, tensors: Mapping[str, torch.Tensor], name: str, shape: Sequence[int], bits: int, dtype: torch.dtype
-    ) -> "QuantizedWeight":
-        """Return the weight of what [`QuantizedWeight.parts`] gave under a name."""
-        return cls(tensors[name + CODES], tensors[name + SCALES], tensors.get(name + STEPS), bits, tuple(shape), dtype)
-
-    @classmethod
     def of_tensors(
         cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
     ) -> "QuantizedWeight":

@@ -233,7 +233,10 @@ def _taken(numbers: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 
 
 def _row_counts(bits: torch.Tensor) -> torch.Tensor:
-    """Return how many bits are set in every row: int64, shape (rows,)."""
+    """Return how many bits are set in every row of whole words: int64, shape (rows,)."""
+    if bits.device.type == "cpu":
+        counts = np.bitwise_count(bits.contiguous().numpy().view(np.uint64))
+        return torch.from_numpy(counts.sum(1, dtype=np.int64))
     table = _bit_counts(bits.device)
     counts = torch.zeros(len(bits), dtype=torch.int64, device=bits.device)
     for block in row_blocks(len(bits), bits.shape[1]):

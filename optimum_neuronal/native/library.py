@@ -25,8 +25,7 @@ TORCH = "torch"
 ABI = 4
 MAX_ROWS = 8  # of x that the kernels take in one call
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-SIZES = (2, 4)  # bytes of an element that can be unpacked
-OK, DISAGREE = 0, 4
+OK = 0
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 FUNCTIONS = {
@@ -43,8 +42,6 @@ FUNCTIONS = {
     "neuronal_quantized_unpack": [
         _INT, _INT, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _INT,
     ],
-    "neuronal_count_bits": [_POINTER, _SIZE],
-    "neuronal_unpack_flat": [_INT, _INT, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _INT],
 }  # fmt: skip
 
 
@@ -67,7 +64,7 @@ class Library:
             function = getattr(self._library, name, None)
             if function is None:
                 raise OSError(f"{path} has no {name}")
-            function.argtypes, function.restype = arguments, _SIZE if name == "neuronal_count_bits" else _INT
+            function.argtypes, function.restype = arguments, _INT
         if self._library.neuronal_abi() != ABI:
             raise OSError(f"{path} is of another version")
         self.kernels = [name for name, code in KERNELS.items() if self._library.neuronal_supports(code)]
@@ -76,10 +73,6 @@ class Library:
     def has_threads(self) -> bool:
         """Whether it was compiled with OpenMP; otherwise it computes in one thread."""
         return bool(self._library.neuronal_has_threads())
-
-    def count_bits(self, bits: torch.Tensor) -> int:
-        """How many bits are set in a contiguous tensor of uint8 on the CPU."""
-        return self._library.neuronal_count_bits(bits.data_ptr(), bits.numel())
 
 
 class Kernel:
@@ -95,7 +88,6 @@ class Kernel:
         self._code = KERNELS[name]
         self._linear = library._library.neuronal_linear
         self._unpack = library._library.neuronal_unpack
-        self._unpack_flat = library._library.neuronal_unpack_flat
         self._quantized_linear = library._library.neuronal_quantized_linear
         self._quantized_unpack = library._library.neuronal_quantized_unpack
 
@@ -164,21 +156,6 @@ class Kernel:
                 dense.data_ptr(), dense.shape[0], dense.shape[1], torch.get_num_threads(),
             )
         )  # fmt: skip
-
-    def unpack_flat(self, bits: torch.Tensor, values: torch.Tensor, dense: torch.Tensor) -> bool:
-        """Fills `dense`, of any shape and 2 or 4 bytes an element, from bits and values that lie without alignment.
-
-        In one thread: weights are read in several, each of which would bring its own.
-
-        Returns whether the bits keep just as many values as there are; if not, nothing is written.
-        """
-        result = self._unpack_flat(
-            self._code, values.element_size(), bits.data_ptr(), values.data_ptr(), values.shape[0], dense.data_ptr(),
-            dense.numel(), 1,
-        )  # fmt: skip
-        if result != DISAGREE:
-            _check(result)
-        return result == OK
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

@@ -204,7 +204,7 @@ def test_as_files_hold_it():
         parts = weight.parts("layer.weight")
         assert set(parts) == {f"layer.weight.packed_{part}" for part in ("codes", "scales", *["steps"] * steps)}
         assert sum(part.nbytes for part in parts.values()) == weight.nbytes == quantized_bytes((5, 70), 4, steps)
-        again = QuantizedWeight.of_parts(parts, "layer.weight", (5, 70), 4, torch.float32)
+        again = QuantizedWeight.of_parts(parts, "layer.weight", (5, 70), torch.float32)
         assert torch.equal(again.unpack(), weight.unpack())
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from kernel_checks import FAR, bits, check_product, check_rows_alone, far_behind, kernels
 from profiles import examples
 
-from optimum_neuronal.formats.packed_mask import PackedMask
 from optimum_neuronal.formats.packed_matrix import DTYPES
 from optimum_neuronal.formats.sparse import SparseWeight
 from optimum_neuronal.native import library
@@ -91,13 +90,10 @@ def test_dense_copies_are_bit_equal(out, columns, dtype, density, seed):
     raw[torch.rand(out * columns, generator=generator) >= density] = 0
     weight = raw.view(dtype).view(out, columns)
     weight[0, 0] = -0.0
-    mask, values = PackedMask.pack(SparseWeight.pack(weight).mask).bits, parts(weight)[1]
     for kernel in kernels():
-        dense, flat = torch.full_like(weight, 7), torch.full_like(weight, 7)
+        dense = torch.full_like(weight, 7)
         kernel.unpack(*parts(weight), dense)
-        assert kernel.unpack_flat(mask, values, flat)
-        assert torch.equal(bits(dense), bits(weight)) and torch.equal(bits(flat), bits(weight)), kernel.name
-        assert not kernel.unpack_flat(mask, values[1:], dense)
+        assert torch.equal(bits(dense), bits(weight)), kernel.name
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -111,12 +107,6 @@ def test_values_behind_two_to_the_31(dtype, tmp_path):
         assert torch.equal(bits(dense), bits(weight)), kernel.name
         near = kernel.linear(x, mask, values, offsets, None)
         assert torch.equal(bits(kernel.linear(x, mask, many, offsets + FAR, None)), bits(near)), kernel.name
-
-
-def test_bits_are_counted():
-    for count in [0, 1, 7, 8, 9, 1000]:
-        raw = torch.randint(0, 256, (count,), dtype=torch.uint8)
-        assert kernels()[0].library.count_bits(raw) == sum(byte.bit_count() for byte in raw.tolist())
 
 
 def test_what_is_not_finite_stays_in_its_row():
