@@ -226,10 +226,10 @@ def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize,
     """
     path, packed = check_directory(directory), [module for _, module in packed_modules(model)]
     needed = more + sum(p.numel() * p.element_size() for p in model.parameters())
-    needed += sum(module.packed_bytes if format == "packed" else module.dense_bytes for module in packed)
+    needed += sum(module.dense_bytes for module in packed)
     offloaded = any(parameter.is_meta for parameter in model.parameters())  # written dense first, to be packed then
-    if format == "packed" and not packed and not offloaded:
-        needed -= size.dense - size.saved
+    if format == "packed" and not offloaded:  # some weights may be packed already, others may be so in the file alone
+        needed -= max(size.dense - size.saved, sum(module.dense_bytes - module.packed_bytes for module in packed))
     check_free(path, needed)
 
 
