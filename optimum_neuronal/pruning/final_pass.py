@@ -12,7 +12,8 @@ from ..engine.offload import change_offloaded
 from ..engine.paired_inputs import PairedRuns
 from ..engine.statistics import Norms, SquaredNorms, most_specific
 from ..files.records import Finding
-from ..formats.changes import VALUES, StoredChange, has_parts, of_parts, parts_of
+from ..formats.changes import StoredChange, has_parts, of_parts, parts_of
+from ..formats.packed_matrix import PREFIX
 from ..formats.quantized import QuantizedWeight
 from ..methods import Methods
 from ..model.projections import Block, Decoder, Projection, TrialWeights, trial_weights
@@ -104,7 +105,7 @@ class FinalPruning:
             fitted = self.refit.fit(block, changes, streams[0], expected, calls)
         for projection in block.pruned:
             kept = changes[projection.name].mask.to(projection.weight.device)
-            tensors[projection.name + VALUES] = fitted[projection.name][kept]
+            tensors[f"{projection.name}{PREFIX}values"] = fitted[projection.name][kept]
         return found, tensors
 
     def prune_block(
