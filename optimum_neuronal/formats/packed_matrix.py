@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
@@ -44,7 +44,7 @@ class PackedMatrix(Change):
 
     @classmethod
     @abstractmethod
-    def of_tensors(cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype) -> Self:
+    def of_tensors(cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype) -> "PackedMatrix":
         """Return the weight of these tensors, by `names`. Nothing is checked; what is derived may be missing."""
 
     @classmethod
@@ -70,24 +70,24 @@ class PackedMatrix(Change):
         """
 
     @abstractmethod
-    def rows(self, first: int, last: int) -> Self:
+    def rows(self, first: int, last: int) -> "PackedMatrix":
         """Return the rows from `first` on, up to `last`, as a matrix; shared where the format allows."""
 
-    def window(self, first: int, last: int) -> Self:
+    def window(self, first: int, last: int) -> "PackedMatrix":
         """Return rows to compute with alone, as cheaply as can be: they may share more than they need."""
         return self.rows(first, last)
 
     @classmethod
     @abstractmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
+    def joined(cls, parts: Sequence["PackedMatrix"]) -> "PackedMatrix":
         """Return the rows of all parts, one after the other, as a matrix."""
 
     @abstractmethod
-    def joins(self, other: Self) -> bool:
+    def joins(self, other: "PackedMatrix") -> bool:
         """Return True if rows of another weight can follow these."""
 
     @abstractmethod
-    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Self:
+    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "PackedMatrix":
         """Return this weight on another device, or of another dtype. None: as it is."""
 
     @property
@@ -112,7 +112,7 @@ class PackedMatrix(Change):
     @classmethod
     def of_parts(
         cls, tensors: Mapping[str, torch.Tensor], name: str, shape: Sequence[int], dtype: torch.dtype
-    ) -> Self:
+    ) -> "PackedMatrix":
         """Return the weight of what [`PackedMatrix.parts`] gave under a name."""
         found = {key: tensors[name + PREFIX + key] for key in cls.names if name + PREFIX + key in tensors}
         return cls.of_tensors(found, shape, dtype)

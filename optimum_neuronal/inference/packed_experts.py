@@ -78,11 +78,17 @@ class PackedStack(PackedBuffers):
 
         Returns:
             `Tensor`: shape (rows, out), of the weights' dtype.
+
+        Raises:
+            `RuntimeError`: in training mode, if gradients are wanted; else a backward raises it.
         """
-        if not torch.compiler.is_compiling():
-            return _by_expert(self.matrix, x.to(self.dtype), chosen, self.experts)
-        tensors = self._graph_tensors()
-        return packed_experts(x.to(self.dtype), chosen, self.format, tensors, self.row_count, self.experts)
+        inner = x.detach() if watched(self, x) else x  # of the second weight also by biases of the first
+        if torch.compiler.is_compiling():
+            tensors = self._graph_tensors()
+            output = packed_experts(inner.to(self.dtype), chosen, self.format, tensors, self.row_count, self.experts)
+        else:
+            output = _by_expert(self.matrix, inner.to(self.dtype), chosen, self.experts)
+        return output if inner is x else mark(output, x)
 
     def extra_repr(self) -> str:
         return f"experts={self.experts}, out_features={self.out_features}, in_features={self.columns}, {super().extra_repr()}"

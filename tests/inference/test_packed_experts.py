@@ -87,6 +87,16 @@ def test_gradients(ids):
         model.train()(input_ids=ids)
 
 
+def test_biases_that_ask_for_gradients(ids):
+    """They reach the second weight's inputs where autograd is on: computed with, and refused by a backward."""
+    model = sparsify(make_zeroed("gpt_oss"))
+    expected = logits(model, ids)
+    found = model(input_ids=ids).logits
+    assert torch.equal(found, expected)
+    with pytest.raises(RuntimeError, match="compute no gradients"):
+        found.sum().backward()
+
+
 def test_llama4_is_left_dense_and_named(ids):
     model = make_zeroed("llama4_text")
     expected = logits(model, ids)
