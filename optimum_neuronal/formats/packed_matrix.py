@@ -44,7 +44,9 @@ class PackedMatrix(Change):
 
     @classmethod
     @abstractmethod
-    def of_tensors(cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype) -> "PackedMatrix":
+    def of_tensors(
+        cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
+    ) -> "PackedMatrix":
         """Return the weight of these tensors, by `names`. Nothing is checked; what is derived may be missing."""
 
     @classmethod
