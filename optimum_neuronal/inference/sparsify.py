@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.save_pretrained import save_packed_by_default, save_plainly, saves_packed_by_default
-from ..checkpoint.sparsity_config import record_embedding_bits
+from ..checkpoint.sparsity_config import forget_sparsity, record_embedding_bits
 from ..compat import transformers as internals
 from ..formats.packed_matrix import PackedMatrix
 from ..formats.quantized import QuantizedWeight
@@ -82,6 +82,8 @@ def sparsify(model: PreTrainedModel, bits: int | None = None, embedding_bits: in
             left_dense[name] = why
     finish_packing(model, left_dense, f"Nothing of {type(model).__name__} is smaller packed: its weights are dense. "
                    "Prune it first, with NeuronALPruner or optimum-cli neuronal prune.")  # fmt: skip
+    if bits is not None:
+        forget_sparsity(model.config)  # few bits have no zeros
     if head:
         record_embedding_bits(model.config, head)
     return model

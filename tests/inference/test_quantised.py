@@ -204,6 +204,12 @@ def test_what_is_refused(ids):
             logits(model, torch.tensor([[bad]]))
 
 
+def test_a_model_without_its_zeros_is_no_pruned_one():
+    model = sparsify(make_sparse("llama"), **FEW_BITS)
+    assert not hasattr(model.config, "sparsity_config")
+    assert hasattr(sparsify(make_sparse("llama")).config, "sparsity_config")
+
+
 def test_training_is_refused(ids):
     for model in (quantised(**FEW_BITS), quantised(**HEAD)):
         before = clone(model)
