@@ -23,8 +23,7 @@ enum { MOST_ROWS = 8 }; /* of x in one call */
 #endif
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
 
-/* Fetches what a stream of bytes will need some hundred nanoseconds from now; may point anywhere.
- */
+/* Fetches the line so many bytes ahead, which a stream will soon need; may point anywhere. */
 INLINE void prefetch(const void *stream, int ahead) {
     __builtin_prefetch((const void *)((uintptr_t)stream + (uintptr_t)ahead));
 }
@@ -69,9 +68,8 @@ INLINE uint16_t to_fp16(float number) {
         return (uint16_t)(sign | 0x7e00 | (size >> 13 & 0x3ff)); /* NaN */
     if (size >= 0x477ff000)
         return (uint16_t)(sign | 0x7c00); /* rounds to infinity */
-    if (size < 0x38800000)
-        return (uint16_t)(sign | (to_bits(from_bits(size) + 0.5f) -
-                                  0x3f000000)); /* subnormal: 0.5 has ulp 2^-24 */
+    if (size < 0x38800000)                /* subnormal: 0.5 has ulp 2^-24 */
+        return (uint16_t)(sign | (to_bits(from_bits(size) + 0.5f) - 0x3f000000));
     return (uint16_t)(sign | (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13);
 }
 

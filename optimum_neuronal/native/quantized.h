@@ -15,44 +15,40 @@
 #endif
 
 static QuantizedKernel planes_kernel(int kernel) {
+    QuantizedKernel found = {.round = portable_fill_tables,
+                             .sums = portable_planes,
+                             .elements = portable_plane_elements};
 #if defined(HAS_X86)
     if (kernel >= ON_AVX2)
-        return (QuantizedKernel){
+        found = (QuantizedKernel){
             .round = avx2_fill_tables, .sums = avx2_planes, .elements = avx2_plane_elements};
 #elif defined(HAS_NEON)
     if (kernel >= ON_NEON)
-        return (QuantizedKernel){.round = portable_fill_tables,
-                                 .sums = neon_planes,
-                                 .elements = portable_plane_elements};
+        found.sums = neon_planes;
 #endif
     (void)kernel;
-    return (QuantizedKernel){.round = portable_fill_tables,
-                             .sums = portable_planes,
-                             .elements = portable_plane_elements};
+    return found;
 }
 
 static QuantizedKernel bytes_kernel(int kernel) {
+    QuantizedKernel found = {
+        .round = portable_round_bytes, .sums = portable_bytes, .elements = portable_byte_elements};
 #if defined(HAS_X86)
-    if (kernel >= ON_AVX512 && __builtin_cpu_supports("avx512vnni"))
-        return (QuantizedKernel){
-            .round = avx2_round_bytes, .sums = vnni_bytes, .elements = avx2_byte_elements};
+    if (kernel >= ON_AVX2)
+        found = (QuantizedKernel){
+            .round = avx2_round_bytes, .sums = avx2_bytes, .elements = avx2_byte_elements};
 #if defined(HAS_AVX_VNNI)
     if (kernel >= ON_AVX2 && has_dot_products())
-        return (QuantizedKernel){
-            .round = avx2_round_bytes, .sums = avx_vnni_bytes, .elements = avx2_byte_elements};
+        found.sums = avx_vnni_bytes;
 #endif
-    if (kernel >= ON_AVX2)
-        return (QuantizedKernel){
-            .round = avx2_round_bytes, .sums = avx2_bytes, .elements = avx2_byte_elements};
+    if (kernel >= ON_AVX512 && __builtin_cpu_supports("avx512vnni"))
+        found.sums = vnni_bytes;
 #elif defined(HAS_NEON)
     if (kernel >= ON_NEON)
-        return (QuantizedKernel){.round = portable_round_bytes,
-                                 .sums = has_dot_products() ? neon_dot_bytes : neon_bytes,
-                                 .elements = portable_byte_elements};
+        found.sums = has_dot_products() ? neon_dot_bytes : neon_bytes;
 #endif
     (void)kernel;
-    return (QuantizedKernel){
-        .round = portable_round_bytes, .sums = portable_bytes, .elements = portable_byte_elements};
+    return found;
 }
 
 static QuantizedKernel quantized_kernel(int kernel, int bits) {

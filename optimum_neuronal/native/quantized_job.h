@@ -1,8 +1,8 @@
 /* What kernels of quantised weights are given and give back: how codes and rounded inputs lie.
  *
- * An element is scale[row] * step[column] * level. With 2 to 7 bits its level is the odd number 2 *
- * code - (2^bits - 1), and codes lie in bit planes. With 8 bits its level is its code, and codes
- * lie row by row.
+ * An element is scale[row] * step[column] * level. With 2 to 7 bits its level is the odd number
+ * 2 * code - (2^bits - 1), and codes lie in bit planes. With 8 bits its level is its code, and
+ * codes lie row by row.
  *
  * Kernels multiply whole numbers. A row of x and the steps are divided by powers of 2, so that the
  * largest numbers are about 1, multiplied with each other, and rounded with a scale for every 64 or
@@ -13,9 +13,10 @@
 #include "common.h"
 
 enum { BLOCK_ROWS = 64, BYTE_BITS = 8 };
-#define LEAST_INPUT \
-    0x1p-60f /* what is smaller, beside the row's largest input of about 1, is rounded to 0 */
+/* Inputs that are all smaller, beside the row's largest of about 1, are rounded to 0. */
+#define LEAST_INPUT 0x1p-60f
 
+/* A quantised weight. */
 typedef struct {
     const void *codes; /* planes or bytes, as `bits` says */
     int bits;
@@ -43,6 +44,7 @@ typedef void (*BlockSums)(const QuantizedMatrix *weight, const RoundedInputs *x,
 typedef void (*BlockElements)(const QuantizedMatrix *weight, const float *steps, int64_t block,
                               void *dense, int dtype);
 
+/* How one instruction set multiplies and copies weights of one format. */
 typedef struct {
     RoundInputs round;
     BlockSums sums;
@@ -53,8 +55,7 @@ INLINE int64_t rows_of_block(const QuantizedMatrix *weight, int64_t block) {
     return smaller(BLOCK_ROWS, weight->rows - block * BLOCK_ROWS);
 }
 
-/* Returns the largest of some magnitudes, as bits: of NaN and infinity those of infinity or more.
- */
+/* Returns the bits of the largest magnitude: of NaN and infinity those of infinity or more. */
 INLINE uint32_t largest_bits(const float *x, int64_t count) {
     uint32_t largest = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -67,25 +68,12 @@ INLINE uint32_t largest_bits(const float *x, int64_t count) {
 /* Rounds to the nearest whole number, of two to the even one. */
 INLINE int nearest_whole(float number) { return (int)(number + 0x1.8p23f - 0x1.8p23f); }
 
-/* Writes finite elements: to bfloat16 without a look for NaN, so that compilers make vectors of the
- * loop. No -0 of a scale of 0. */
-INLINE void store_elements(void *dense, int64_t at, const float *elements, int64_t count,
-                           int dtype) {
-    if (dtype == BF16)
-        for (int64_t i = 0; i < count; i++) {
-            const uint32_t whole = to_bits(elements[i] + 0.0f);
-            ((uint16_t *)dense)[at + i] = (uint16_t)((whole + 0x7fff + (whole >> 16 & 1)) >> 16);
-        }
-    else
-        for (int64_t i = 0; i < count; i++)
-            store_number(dense, at + i, dtype, elements[i] + 0.0f);
-}
-
 /* Planes, of 2 to 7 bits. Rows lie in blocks of 64, columns in groups of 4, both filled up with
  * zeros:
  *
  *     codes[block][group][bit][i]: of row 64 * block + i the four bits of that place in the low
- * half of the byte, the first column's lowest; of row 64 * block + 32 + i in the high half. i < 32.
+ *                                  half of the byte, the first column's lowest; of row
+ *                                  64 * block + 32 + i in the high half. i < 32.
  *
  * So one load holds what 64 rows have for four inputs and one bit. Of these inputs a table has all
  * 16 sums of +x and -x, low bytes before high ones, and a byte shuffle looks up 32 rows of it at
@@ -138,7 +126,7 @@ INLINE void fill_tables(const float *x, int64_t apart, RoundedInputs *to,
 }
 
 /* Writes four bytes, the lowest first. */
-INLINE void put_four(uint8_t *to, uint32_t four) {
+INLINE void put_four(int8_t *to, uint32_t four) {
 #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
     four = __builtin_bswap32(four);
 #endif
@@ -150,8 +138,7 @@ INLINE void put_four(uint8_t *to, uint32_t four) {
 
 enum { BYTE_GROUP = 128, BYTE_LANES = 8, LARGEST_BYTE = 127 };
 
-/* Columns that inputs are filled up to: whole tiles of planes, whole groups in all lanes of bytes.
- */
+/* Columns that inputs are filled up to: whole tiles for planes, whole groups in all lanes else. */
 INLINE int64_t padded_columns(const QuantizedMatrix *weight) {
     const int64_t unit = weight->bits == BYTE_BITS ? BYTE_LANES * BYTE_GROUP : PLANE_TILE;
     return (weight->columns + unit - 1) / unit * unit;

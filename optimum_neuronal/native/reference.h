@@ -117,7 +117,7 @@ static void portable_planes(const QuantizedMatrix *weight, const RoundedInputs *
 
 /* Decodes one tile of planes: codes (64 rows, 64 columns). */
 INLINE void decode_tile(const uint8_t *planes, int groups, int bits,
-                        uint8_t codes[BLOCK_ROWS][PLANE_TILE]) {
+                        int8_t codes[BLOCK_ROWS][PLANE_TILE]) {
     for (int group = 0; group < groups; group++) {
         uint32_t fours[BLOCK_ROWS] = {0};
         for (int bit = 0; bit < bits; bit++, planes += PLANE_BYTES)
@@ -130,24 +130,38 @@ INLINE void decode_tile(const uint8_t *planes, int groups, int bits,
     }
 }
 
+/* Writes elements of one row from column `first` on, whose levels are factor * code - offset: codes
+ * (count), steps (columns). No -0 of a scale of 0. To bfloat16 without a look for NaN, so that
+ * compilers make vectors of the loop. */
+INLINE void write_row(const QuantizedMatrix *weight, int64_t row, int64_t first,
+                      const int8_t *codes, int64_t count, const int factor, const int offset,
+                      const float *steps, void *dense, int dtype) {
+    const float scale = from_bf16(weight->scales[row]);
+    const int64_t at = row * weight->columns + first;
+    steps += first;
+    for (int64_t i = 0; i < count && dtype == BF16; i++) {
+        const uint32_t element =
+            to_bits((float)(factor * codes[i] - offset) * (scale * steps[i]) + 0.0f);
+        ((uint16_t *)dense)[at + i] = (uint16_t)((element + 0x7fff + (element >> 16 & 1)) >> 16);
+    }
+    for (int64_t i = 0; i < count && dtype != BF16; i++)
+        store_number(dense, at + i, dtype,
+                     (float)(factor * codes[i] - offset) * (scale * steps[i]) + 0.0f);
+}
+
 /* Writes the elements of up to 64 rows of planes to dense (rows, columns); steps (columns). */
 INLINE void portable_plane_elements(const QuantizedMatrix *weight, const float *steps,
                                     int64_t block, void *dense, int dtype) {
     const int offset = (1 << weight->bits) - 1;
     for (int64_t tile = 0; tile < tiles_of(weight); tile++) {
         const uint8_t *planes = planes_of(weight, block, tile);
-        uint8_t codes[BLOCK_ROWS][PLANE_TILE];
+        int8_t codes[BLOCK_ROWS][PLANE_TILE];
         decode_tile(planes, groups_of_tile(weight, tile), weight->bits, codes);
         const int64_t first = tile * PLANE_TILE,
                       here = smaller(PLANE_TILE, weight->columns - first);
-        for (int64_t i = 0; i < rows_of_block(weight, block); i++) {
-            const int64_t row = block * BLOCK_ROWS + i;
-            const float scale = from_bf16(weight->scales[row]);
-            float elements[PLANE_TILE];
-            for (int64_t j = 0; j < here; j++)
-                elements[j] = (float)(2 * codes[i][j] - offset) * (scale * steps[first + j]);
-            store_elements(dense, row * weight->columns + first, elements, here, dtype);
-        }
+        for (int64_t i = 0; i < rows_of_block(weight, block); i++)
+            write_row(weight, block * BLOCK_ROWS + i, first, codes[i], here, 2, offset, steps,
+                      dense, dtype);
     }
 }
 
@@ -187,16 +201,9 @@ static void portable_bytes(const QuantizedMatrix *weight, const RoundedInputs *x
 /* Writes the elements of up to 64 rows of bytes to dense (rows, columns); steps (columns). */
 INLINE void portable_byte_elements(const QuantizedMatrix *weight, const float *steps, int64_t block,
                                    void *dense, int dtype) {
-    for (int64_t row = block * BLOCK_ROWS; row < block * BLOCK_ROWS + rows_of_block(weight, block);
-         row++) {
-        const int8_t *codes = bytes_of_row(weight, row);
-        const float scale = from_bf16(weight->scales[row]);
-        for (int64_t first = 0; first < weight->columns; first += BYTE_GROUP) {
-            const int64_t here = smaller(BYTE_GROUP, weight->columns - first);
-            float elements[BYTE_GROUP];
-            for (int64_t i = 0; i < here; i++)
-                elements[i] = (float)codes[first + i] * (scale * steps[first + i]);
-            store_elements(dense, row * weight->columns + first, elements, here, dtype);
-        }
+    for (int64_t i = 0; i < rows_of_block(weight, block); i++) {
+        const int64_t row = block * BLOCK_ROWS + i;
+        write_row(weight, row, 0, bytes_of_row(weight, row), weight->columns, 1, 0, steps, dense,
+                  dtype);
     }
 }
