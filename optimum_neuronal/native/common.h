@@ -12,7 +12,7 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { OK = 0, NO_SUCH_KERNEL = 1, NO_MEMORY = 2, TOO_MANY_ROWS = 3, DISAGREE = 4 };
+enum { OK = 0, NO_SUCH_KERNEL = 1, NO_MEMORY = 2, TOO_MANY_ROWS = 3 };
 enum { BF16 = 0, FP16 = 1, FP32 = 2, DTYPES = 3 };
 enum { MOST_ROWS = 8 }; /* of x in one call */
 

@@ -49,9 +49,11 @@ INLINE void portable_unpack(const uint8_t *bits, int64_t columns, const char *p,
                             const int size) {
     memset(dense, 0, (size_t)(columns * size));
     for (int64_t column = 0; column < columns; column += 64)
-        for (uint64_t mask = load_columns(bits + column / 8, columns - column); mask;
-             mask &= mask - 1, p += size)
-            memcpy(dense + (column + __builtin_ctzll(mask)) * size, p, (size_t)size);
+        for (uint64_t mask = load_word(bits + column / 8); mask; mask &= mask - 1, p += size) {
+            const int64_t at = column + __builtin_ctzll(mask);
+            if (at < columns)
+                memcpy(dense + at * size, p, (size_t)size);
+        }
 }
 
 static void portable_unpack2(const uint8_t *bits, int64_t columns, const void *p, const void *end,

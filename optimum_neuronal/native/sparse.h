@@ -163,14 +163,12 @@ EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, 
     return OK;
 }
 
-/* A dense copy for each_chunk. One long row is copied in pieces of `columns`, the last perhaps
- * shorter. */
+/* A dense copy for each_chunk. */
 typedef struct {
     UnpackRow unpack;
     const uint8_t *bits;
-    int64_t stride;         /* bytes of a row's bits */
-    int64_t columns, numel; /* elements of a row, and of all rows */
-    int size;               /* bytes of an element */
+    int64_t stride, columns; /* bytes of a row's bits; elements of a row */
+    int size;                /* bytes of an element */
     const char *values, *end;
     const int64_t *offsets;
     char *dense;
@@ -178,15 +176,9 @@ typedef struct {
 
 static void copy_rows(void *context, int64_t first, int64_t last) {
     const SparseCopy *c = context;
-    for (int64_t row = first; row < last; row++) {
-        const int64_t from = row * c->columns, here = smaller(c->columns, c->numel - from);
-        c->unpack(c->bits + row * c->stride, here, c->values + c->offsets[row] * c->size, c->end,
-                  c->dense + from * c->size);
-    }
-}
-
-static UnpackRow unpack_row(int kernel, int size) {
-    return size == 2 ? SPARSE_SETS[kernel].unpack2 : SPARSE_SETS[kernel].unpack4;
+    for (int64_t row = first; row < last; row++)
+        c->unpack(c->bits + row * c->stride, c->columns, c->values + c->offsets[row] * c->size,
+                  c->end, c->dense + row * c->columns * c->size);
 }
 
 /* Writes the dense weight (rows, columns), whose elements have `size` bytes: 2 or 4. */
@@ -195,11 +187,11 @@ EXPORT int neuronal_unpack(int kernel, int size, const uint8_t *bits, const void
                            int64_t columns, int threads) {
     if (!neuronal_supports(kernel) || (size != 2 && size != 4))
         return NO_SUCH_KERNEL;
-    SparseCopy copy = {.unpack = unpack_row(kernel, size),
+    const SparseSet *set = &SPARSE_SETS[kernel];
+    SparseCopy copy = {.unpack = size == 2 ? set->unpack2 : set->unpack4,
                        .bits = bits,
                        .stride = (columns + 63) / 64 * 8,
                        .columns = columns,
-                       .numel = rows * columns,
                        .size = size,
                        .values = values,
                        .end = (const char *)values + kept * size,
@@ -207,47 +199,4 @@ EXPORT int neuronal_unpack(int kernel, int size, const uint8_t *bits, const void
                        .dense = dense};
     each_chunk(rows, chunk_rows(rows, threads), threads, copy_rows, &copy);
     return OK;
-}
-
-/* How many bits are set in so many bytes. */
-EXPORT int64_t neuronal_count_bits(const uint8_t *bits, int64_t bytes) {
-    int64_t count = 0;
-    for (int64_t byte = 0; byte < bytes; byte += 8)
-        count += __builtin_popcountll(load_columns(bits + byte, 8 * (bytes - byte)));
-    return count;
-}
-
-/* Elements of a weight that is one long row, which are unpacked together. */
-enum { PIECE = 4096 };
-
-/* Writes `numel` elements of `size` bytes, whose bits and values lie one after the other without
- * any alignment. Returns DISAGREE, having written nothing, if not exactly `kept` bits are set. */
-EXPORT int neuronal_unpack_flat(int kernel, int size, const uint8_t *bits, const void *values,
-                                int64_t kept, void *dense, int64_t numel, int threads) {
-    if (!neuronal_supports(kernel) || (size != 2 && size != 4))
-        return NO_SUCH_KERNEL;
-    const int64_t pieces = (numel + PIECE - 1) / PIECE;
-    int64_t *offsets = malloc((size_t)(pieces + 1) * sizeof(int64_t)), next = 0;
-    if (!offsets)
-        return NO_MEMORY;
-    for (int64_t from = 0; from < numel; from += 64) {
-        if (from % PIECE == 0)
-            offsets[from / PIECE] = next;
-        next += __builtin_popcountll(load_columns(bits + from / 8, numel - from));
-    }
-    if (next == kept) {
-        SparseCopy copy = {.unpack = unpack_row(kernel, size),
-                           .bits = bits,
-                           .stride = PIECE / 8,
-                           .columns = PIECE,
-                           .numel = numel,
-                           .size = size,
-                           .values = values,
-                           .end = (const char *)values + kept * size,
-                           .offsets = offsets,
-                           .dense = dense};
-        each_chunk(pieces, 16, threads, copy_rows, &copy);
-    }
-    free(offsets);
-    return next == kept ? OK : DISAGREE;
 }

@@ -54,16 +54,6 @@ INLINE uint64_t load_word(const uint8_t *bits) {
     return word;
 }
 
-/* The bits of up to 64 columns, reading no byte behind the last that holds one. */
-INLINE uint64_t load_columns(const uint8_t *bits, int64_t columns) {
-    if (columns >= 64)
-        return load_word(bits);
-    uint8_t bytes[8] = {0};
-    memcpy(bytes, bits, (size_t)(columns + 7) / 8);
-    uint64_t word = load_word(bytes);
-    return columns ? word & (~0ULL >> (64 - columns)) : 0;
-}
-
 /* Defines NAME_M, a SparseRows for M rows of x, from an inlined STEP(job, row, apart, sums, R, M,
  * careful, dtype), which computes R rows of the weight. `careful`: it reads no value behind the end
  * of the buffer.
@@ -94,23 +84,22 @@ INLINE uint64_t load_columns(const uint8_t *bits, int64_t columns) {
 
 /* Defines NAME, an UnpackRow for values of a TYPE, from WORD(mask, p, end, out, careful), which
  * writes 64 columns. */
-#define UNPACK_ROW(TARGET, NAME, TYPE, WORD)                                          \
-    TARGET static void NAME(const uint8_t *bits, int64_t columns, const void *values, \
-                            const void *end, void *dense) {                           \
-        const TYPE *p = values, *stop = end;                                          \
-        TYPE *out = dense, last[64];                                                  \
-        int64_t column = 0;                                                           \
-        for (; column + 64 <= columns && stop - p >= 64 + SLACK; column += 64) {      \
-            uint64_t mask = load_word(bits + column / 8);                             \
-            prefetch_row(p, bits + column / 8);                                       \
-            WORD(mask, p, stop, out + column, 0);                                     \
-            p += __builtin_popcountll(mask);                                          \
-        }                                                                             \
-        for (; column < columns; column += 64) {                                      \
-            const int64_t here = columns - column < 64 ? columns - column : 64;       \
-            uint64_t mask = load_columns(bits + column / 8, here);                    \
-            WORD(mask, p, stop, last, 1);                                             \
-            memcpy(out + column, last, (size_t)here * sizeof(TYPE));                  \
-            p += __builtin_popcountll(mask);                                          \
-        }                                                                             \
+#define UNPACK_ROW(TARGET, NAME, TYPE, WORD)                                                  \
+    TARGET static void NAME(const uint8_t *bits, int64_t columns, const void *values,         \
+                            const void *end, void *dense) {                                   \
+        const TYPE *p = values, *stop = end;                                                  \
+        TYPE *out = dense, last[64];                                                          \
+        int64_t column = 0;                                                                   \
+        for (; column + 64 <= columns && stop - p >= 64 + SLACK; column += 64) {              \
+            const uint64_t mask = load_word(bits + column / 8);                               \
+            prefetch_row(p, bits + column / 8);                                               \
+            WORD(mask, p, stop, out + column, 0);                                             \
+            p += __builtin_popcountll(mask);                                                  \
+        }                                                                                     \
+        for (; column < columns; column += 64) {                                              \
+            const uint64_t mask = load_word(bits + column / 8);                               \
+            WORD(mask, p, stop, last, 1);                                                     \
+            memcpy(out + column, last, (size_t)smaller(64, columns - column) * sizeof(TYPE)); \
+            p += __builtin_popcountll(mask);                                                  \
+        }                                                                                     \
     }

@@ -12,47 +12,35 @@
 static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_t taken,
                     unsigned density) {
     const int size = size_of(dtype);
-    const int64_t stride = (columns + 63) / 64 * 8, flat_bytes = (rows * columns + 7) / 8;
-    uint8_t *bits = exactly(rows * stride), *flat = exactly(flat_bytes);
+    const int64_t stride = (columns + 63) / 64 * 8;
+    uint8_t *bits = exactly(rows * stride);
     char *dense = exactly(rows * columns * size), *again = exactly(rows * columns * size);
+    char *every = exactly(rows * columns * size);
     int64_t *offsets = exactly((rows + 1) * 8), kept = 0;
     memset(bits, 0, (size_t)(rows * stride));
-    memset(flat, 0, (size_t)flat_bytes);
     memset(dense, 0, (size_t)(rows * columns * size));
     for (int64_t row = 0; row < rows; row++) {
-        const unsigned here = row % 7 == 3   ? 0
-                              : row % 7 == 5 ? 100
-                                             : density; /* empty and full rows too */
+        /* empty and full rows too */
+        const unsigned here = row % 7 == 3 ? 0 : row % 7 == 5 ? 100 : density;
         offsets[row] = kept;
         for (int64_t column = 0; column < columns; column++)
             if (draw() % 100 < here) {
                 const int64_t at = row * columns + column;
                 bits[row * stride + column / 8] |= (uint8_t)(1 << column % 8);
-                flat[at / 8] |= (uint8_t)(1 << at % 8);
                 store_number(dense, at, dtype, number());
-                kept++;
+                memcpy(every + size * kept++, dense + size * at, (size_t)size);
             }
     }
     offsets[rows] = kept;
     char *values = exactly(kept * size);
-    for (int64_t at = 0, next = 0; at < rows * columns; at++)
-        if (flat[at / 8] >> at % 8 & 1)
-            memcpy(values + size * next++, dense + size * at, (size_t)size);
+    memcpy(values, every, (size_t)(kept * size));
 
     for (int threads = 1; threads <= 3; threads += 2) {
         memset(again, 0x5a, (size_t)(rows * columns * size));
         neuronal_unpack(kernel, size, bits, values, kept, offsets, again, rows, columns, threads);
         if (memcmp(again, dense, (size_t)(rows * columns * size)))
             fail("unpack", kernel, dtype, rows, columns, 0);
-        memset(again, 0x5a, (size_t)(rows * columns * size));
-        if (neuronal_unpack_flat(kernel, size, flat, values, kept, again, rows * columns,
-                                 threads) ||
-            memcmp(again, dense, (size_t)(rows * columns * size)))
-            fail("unpack_flat", kernel, dtype, rows, columns, 0);
     }
-    if (neuronal_unpack_flat(kernel, size, flat, values, kept + 1, again, rows * columns, 1) !=
-        DISAGREE)
-        fail("a wrong number of values", kernel, dtype, rows, columns, 0);
 
     char *x = exactly(taken * columns * size), *y = exactly(taken * rows * size),
          *bias = exactly(rows * size);
@@ -78,8 +66,8 @@ static void try_one(int kernel, int dtype, int64_t rows, int64_t columns, int64_
                   rounding * (fabs(sum) + 1e-6 * size_of)))
                 fail("linear", kernel, dtype, rows, columns, taken);
         }
-    free(bits), free(flat), free(dense), free(again), free(offsets), free(values), free(x), free(y),
-        free(bias);
+    free(bits), free(every), free(dense), free(again), free(offsets), free(values), free(x),
+        free(y), free(bias);
 }
 
 int main(int count, char **arguments) {

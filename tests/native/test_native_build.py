@@ -56,10 +56,12 @@ def test_another_compiler_or_source_makes_another_library(cache, make_compiler, 
     make_compiler("# newer")
     second = build.cached_library()
     sources = tmp_path / "sources"
-    sources.mkdir()
+    (sources / "isa").mkdir(parents=True)
     (sources / "kernels.c").write_text("int changed;")
     monkeypatch.setattr(build, "SOURCES", sources)
-    assert len({first, second, build.cached_library()}) == 3
+    third = build.cached_library()
+    (sources / "isa" / "sparse_avx2.h").write_text("int changed;")
+    assert len({first, second, third, build.cached_library()}) == 4
 
 
 def test_a_command_with_options(cache, make_compiler, monkeypatch):
