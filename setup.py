@@ -51,6 +51,6 @@ class Wheel(bdist_wheel):
 
 
 setup(
-    ext_modules=[Extension("optimum_neuronal.native.packed_rows", sources=[])],
+    ext_modules=[Extension("optimum_neuronal.native.kernels", sources=[])],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
 )

@@ -46,7 +46,7 @@ def digest() -> str:
 
 def installed_library() -> Path:
     """Where the installation puts the compiled library, beside the source; another source's has another name."""
-    return SOURCES / f"packed_rows-{digest()}.so"
+    return SOURCES / f"kernels-{digest()}.so"
 
 
 def find_compiler() -> list[str]:

@@ -1,12 +1,14 @@
 /* Products and dense copies of sparse and of quantised weights: the one file that is compiled.
  *
- *     common.h       numbers and loops that all share
- *     processors.h   which instruction sets there are, and which the processor can run
- *     threads.h      rows shared among threads
- *     sparse.h       products and dense copies of sparse weights; sparse_job.h says what their
- * kernels get quantized.h    and of quantised weights; quantized_job.h says how codes and rounded
- * inputs lie reference.h    the kernels in plain C, for any processor: start reading here isa/ the
- * kernels for one instruction set and format each, included by sparse.h and quantized.h
+ *     common.h         results of calls, conversions of numbers, unrolled loops: for all files
+ *     processors.h     which instruction sets there are, and which the processor can run
+ *     threads.h        shares rows among threads
+ *     sparse.h         what Python calls for sparse weights; chooses among their kernels
+ *     quantized.h      what Python calls for quantised weights; chooses among their kernels
+ *     sparse_job.h     what a kernel of sparse weights is given and gives back
+ *     quantized_job.h  what a kernel of quantised weights is given and gives back
+ *     reference.h      all kernels in plain C, for any processor: start reading here
+ *     isa/             FORMAT_SET.h: kernels of one format (sparse, planes, bytes), one set
  *
  * Plain C11 for GCC and Clang, without any library but OpenMP's, if there is one. A row of the
  * weight is computed by one thread, always in the same order, so that results depend neither on the
@@ -19,6 +21,5 @@
 #include "sparse.h"
 #include "quantized.h"
 
-enum { ABI = 4 };
-
-EXPORT int neuronal_abi(void) { return ABI; }
+/* The version of the functions that Python calls: ABI in library.py. */
+EXPORT int neuronal_abi(void) { return 4; }

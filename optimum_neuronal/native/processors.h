@@ -67,7 +67,7 @@ static void __attribute__((constructor)) look_for_avx_vnni(void) {
 
 /* Whether a processor with AVX2 or NEON multiplies and adds four bytes at once. NEURONAL_NO_DOT in
  * a build says no: for tests, and where the assembler does not know AVX-VNNI. */
-static int has_dot_products(void) {
+INLINE int has_dot_products(void) {
 #if defined(NEURONAL_NO_DOT)
     return 0;
 #elif defined(HAS_AVX_VNNI)

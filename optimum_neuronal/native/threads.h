@@ -31,11 +31,6 @@ EXPORT int neuronal_has_threads(void) {
 
 typedef void (*Work)(void *context, int64_t first, int64_t last);
 
-static void chunk(int64_t index, int64_t rows, int64_t step, Work work, void *context) {
-    const int64_t first = index * step, last = first + step < rows ? first + step : rows;
-    work(context, first, last);
-}
-
 /* Calls `work` for all rows, `step` at a time, shared among threads. */
 static void each_chunk(int64_t rows, int64_t step, int threads, Work work, void *context) {
     const int64_t chunks = (rows + step - 1) / step;
@@ -43,11 +38,11 @@ static void each_chunk(int64_t rows, int64_t step, int threads, Work work, void 
     if (threads > 1 && chunks > 1 && !forked) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
         for (int64_t index = 0; index < chunks; index++)
-            chunk(index, rows, step, work, context);
+            work(context, index * step, smaller(index * step + step, rows));
         return;
     }
 #endif
     (void)threads;
     for (int64_t index = 0; index < chunks; index++)
-        chunk(index, rows, step, work, context);
+        work(context, index * step, smaller(index * step + step, rows));
 }

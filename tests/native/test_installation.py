@@ -11,7 +11,7 @@ from optimum_neuronal.native import build
 
 
 ROOT = Path(build.__file__).parents[2]
-NAMES = "packed_rows-*.so"
+NAMES = "kernels-*.so"
 COMPILER = '#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && out=$2; shift; done\necho compiled > "$out"\n'
 
 pytestmark = pytest.mark.skipif(

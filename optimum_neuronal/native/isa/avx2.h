@@ -1,7 +1,7 @@
 /* What kernels for AVX2 and AVX-512 share. */
 #pragma once
 
-#include "../common.h"
+#include "../processors.h"
 
 #define TARGET(NAMES) __attribute__((target(NAMES)))
 #define AVX2_NAMES "avx2,fma,f16c,bmi2,popcnt"

@@ -2,7 +2,6 @@
  * processor has AVX-VNNI, else three. */
 #pragma once
 
-#include "../processors.h"
 #include "../reference.h"
 #include "avx2.h"
 

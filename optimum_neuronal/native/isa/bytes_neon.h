@@ -2,6 +2,7 @@
  * processor has dot products, else three. */
 #pragma once
 
+#include "../processors.h"
 #include "../quantized_job.h"
 
 #define NEON_DOT __attribute__((target("arch=armv8.2-a+dotprod")))

@@ -1,6 +1,7 @@
 /* Kernels for bit planes with NEON: a byte shuffle looks up 16 rows. */
 #pragma once
 
+#include "../processors.h"
 #include "../quantized_job.h"
 
 static void neon_planes(const QuantizedMatrix *weight, const RoundedInputs *x, int64_t block,

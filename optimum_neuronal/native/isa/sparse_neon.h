@@ -2,6 +2,7 @@
  * that is looked up for eight bits. */
 #pragma once
 
+#include "../processors.h"
 #include "../sparse_job.h"
 #include "shuffles.h"
 
@@ -38,8 +39,7 @@ INLINE uint8x16x2_t neon_spread32(uint8_t mask, const uint32_t *p, const uint32_
     return spread;
 }
 
-/* One row's 64 columns: x has blocks of 8 columns, for bfloat16 the even ones before the odd ones.
- */
+/* One row's 64 columns: x has blocks of 8, for bfloat16 the even columns before the odd ones. */
 INLINE void neon_word(uint64_t mask, uint64_t before, const void *values, const void *end,
                       const float *x, float32x4_t *sums, const int M, const int dtype,
                       const int careful) {
