@@ -8,7 +8,7 @@
  *     sparse_job.h     what a kernel of sparse weights is given and gives back
  *     quantized_job.h  what a kernel of quantised weights is given and gives back
  *     reference.h      all kernels in plain C, for any processor: start reading here
- *     isa/             FORMAT_SET.h: kernels of one format (sparse, planes, bytes), one set
+ *     isa/             kernels of one format (sparse, planes, bytes) for one instruction set each
  *
  * Plain C11 for GCC and Clang, without any library but OpenMP's, if there is one. A row of the
  * weight is computed by one thread, always in the same order, so that results depend neither on the

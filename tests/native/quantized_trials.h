@@ -1,5 +1,4 @@
-/* Random quantised weights, whose buffers end exactly where they must, and kernels tried on them.
- */
+/* Random quantised weights, whose buffers end exactly where they must, and trials of kernels. */
 #pragma once
 
 #include <math.h>
