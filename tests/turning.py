@@ -3,6 +3,7 @@
 import torch
 
 from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.inference.packed_embedding import TiedLinear
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.rotation.merging import Rotations
 from optimum_neuronal.rotation.parts import RotatedParts, find_parts
@@ -51,4 +52,5 @@ def ties(model) -> tuple:
     """What a model says of its tied weights, and whether they are tied."""
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     config = model.config.tie_word_embeddings, model.config.get_text_config().tie_word_embeddings
-    return head.weight is embeddings.weight, id(head.weight), *config, dict(model.all_tied_weights_keys)
+    tied = head.embedding is embeddings if isinstance(head, TiedLinear) else head.weight is embeddings.weight
+    return tied, id(head.weight), *config, dict(model.all_tied_weights_keys)

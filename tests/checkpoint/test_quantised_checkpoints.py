@@ -121,6 +121,8 @@ def test_inspection(quantised, tmp_path):
     convert_checkpoint(folder, "dense", tmp_path / "other")
     again = sparsify(AutoModelForCausalLM.from_pretrained(tmp_path / "other"), bits=5)
     again.save_pretrained(tmp_path / "other")
+    about = json.loads((folder / "config.json").read_text())["sparsity_config"]
+    change_config(tmp_path / "other", lambda config: config.update(sparsity_config=about))
     problems = inspect_checkpoint(tmp_path / "other").problems
     assert (
         len(problems) == 7
@@ -165,7 +167,9 @@ def test_converting_a_quantised_checkpoint_rounds_its_head(quantised, tmp_path):
         AutoModelForCausalLM.from_pretrained(convert_checkpoint(quantised[2], "dense", tmp_path / "m")), bits=3
     )
     model.save_pretrained(tmp_path / "m")
-    change_config(tmp_path / "m", lambda config: config["sparsity_config"].pop("embedding_bits"))
+    about = json.loads((quantised[2] / "config.json").read_text())["sparsity_config"]
+    about.pop("embedding_bits", None)
+    change_config(tmp_path / "m", lambda config: config.update(sparsity_config=about))
     stored = load_file(tmp_path / "m" / FILE)
     convert_checkpoint(tmp_path / "m", "packed", embedding_bits=8)
     found = load_file(tmp_path / "m" / FILE)

@@ -32,18 +32,18 @@ def test_both_forms_are_timed_in_turns(models, monkeypatch):
 
 
 def test_other_forms_beside(models, monkeypatch):
-    coded = sparsify(make_zeroed("llama"), value_bits=4)
+    coded = sparsify(make_zeroed("llama"), bits=4)
     taken = {id(models[0]): 4.0, id(models[1]): 2.0, id(coded): 1.0}
     monkeypatch.setattr(speed, "decode_seconds", lambda model, batch, new: taken[id(model)])
-    others, left_out = {"4 bits, int8": coded}, {"torchao int4": "no kernels"}
+    others, left_out = {"4 bits": coded}, {"torchao int4": "no kernels"}
     numbers = {"batches": (1,), "prompt_tokens": 4, "new_tokens": 4, "rounds": 1}
     report = measure_speed(*models, **numbers, others=others, left_out=left_out)
     decode = report.timings[0]
-    assert (decode.ratio, decode.others, decode.other_ratios) == (2.0, {"4 bits, int8": 4.0}, {"4 bits, int8": 4.0})
-    assert 0 < report.other_bytes["4 bits, int8"] < report.packed_bytes
-    assert str(report).count("4 bits, int8") == 2 and str(report).endswith("\nNot shown: torchao int4: no kernels.")
+    assert (decode.ratio, decode.others, decode.other_ratios) == (2.0, {"4 bits": 4.0}, {"4 bits": 4.0})
+    assert 0 < report.other_bytes["4 bits"] < report.packed_bytes
+    assert str(report).count("4 bits") == 2 and str(report).endswith("\nNot shown: torchao int4: no kernels.")
     told = json.loads(json.dumps(report.to_dict()))
-    assert told["left_out"] == left_out and told["timings"][0]["others"] == {"4 bits, int8": 4.0}
+    assert told["left_out"] == left_out and told["timings"][0]["others"] == {"4 bits": 4.0}
 
 
 def test_tokens_are_generated_whatever_the_checkpoint_says(models):
@@ -84,11 +84,11 @@ def test_modes_are_put_back(models):
 
 
 def test_a_figure():
-    forms = {"others": {"4 bits, int8": 20.0}, "other_ratios": {"4 bits, int8": 4.0}}
+    forms = {"others": {"4 bits": 20.0}, "other_ratios": {"4 bits": 4.0}}
     timings = [
         Timing("decode, batch 1", 5.0, 12.0, 2.4, 2, 3, **forms),
         Timing("prefill", 9.0, 8.5, 0.94, 1, 1, **forms),
     ]
     written = texts(plot_speed(SpeedReport("llama-70", "bfloat16", "cpu", 2, timings, 100, 40, {})))
-    assert {"2.40, 4.00 times", "0.94, 4.00 times", "decode, batch 1", "dense weights", "4 bits, int8"} < set(written)
+    assert {"2.40, 4.00 times", "0.94, 4.00 times", "decode, batch 1", "dense weights", "4 bits"} < set(written)
     assert "llama-70, bfloat16, 2 threads: packed, 0.40 of the bytes" in written

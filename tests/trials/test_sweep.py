@@ -18,8 +18,8 @@ from optimum_neuronal.trials.sweep import Sweep
 
 
 def bits_of(change):
-    """What is kept: of a change that replaces the weight, its mask's."""
-    return getattr(change, "mask", change).bits
+    """Return what is kept, as bits."""
+    return change.bits
 
 
 @pytest.mark.parametrize("family", by_day(FEW, "gpt2", "llama4_text", "mixtral"))
