@@ -183,6 +183,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         assert amount is not None  # one of them was given
         return amount
 
+    @property
+    def default_format(self) -> str:
+        """How a prune's model is saved unless it is said: `"packed"` if weights are quantised, whose codes a dense save loses."""
+        return "dense" if self.bits_per_weight is self.embedding_bits is None else "packed"
+
     def resolved(self) -> "NeuronALConfig":
         """Return the config with `saliency`, `topup`, `refit_epochs` and `num_alignment_samples` filled in if they are None."""
         return replace(self, **self._filled())

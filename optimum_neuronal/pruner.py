@@ -122,7 +122,7 @@ class NeuronALPruner(OptimumQuantizer):
         dataset: Any = None,
         work_dir: str | Path | None = None,
         evaluate: Sequence | Mapping[str, Any] = (),
-        format: str = "dense",
+        format: str | None = None,
         batch_size: int | None = None,
         max_hidden_bytes: int | None = None,
     ) -> PreTrainedModel:
@@ -136,7 +136,7 @@ class NeuronALPruner(OptimumQuantizer):
             evaluate (`Sequence` or `dict`):
                 Test sets, each as for [`evaluate_perplexity`], or name -> test set: perplexities before and after the prune
                 are measured on them; report and model card show them. They are read before the work starts.
-            format (`str`): as for [`~NeuronALPruner.save`].
+            format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if weights are quantised, else dense.
             batch_size, max_hidden_bytes (`int`, *optional*): as for [`~NeuronALPruner.prune`].
         """
         if file_prefix is not None:
@@ -144,7 +144,7 @@ class NeuronALPruner(OptimumQuantizer):
         if self.model is None:
             raise ValueError("There is no model to prune: make the pruner with NeuronALPruner.from_pretrained(...).")
         model, tests = self.model, name_test_sets(evaluate)
-        format = check_saveable(model, format, self.config.embedding_bits)
+        format = check_saveable(model, format or self.config.default_format, self.config.embedding_bits)
         check_other_directory(model.config.name_or_path, save_dir)
         if work_dir is not None:
             check_apart(work_dir, save_dir)

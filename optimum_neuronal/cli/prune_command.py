@@ -54,7 +54,7 @@ class PruneCommand(Command):
     USAGE = "--model MODEL {--sparsity SHARE,--bits-per-weight BITS} --output DIR [flags]"
     EXAMPLES = (
         "--model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-sparse --evaluate wikitext2",
-        "--model Qwen/Qwen3-0.6B --bits-per-weight 2.4 --format packed --output qwen-2.4",
+        "--model Qwen/Qwen3-0.6B --bits-per-weight 2.4 --output qwen-2.4",
         "--model Qwen/Qwen3-0.6B --sparsity 0.7 --dry-run",
     )
 
@@ -76,9 +76,8 @@ class PruneCommand(Command):
         result.add_argument(
             "--format",
             choices=("dense", "packed"),
-            default="dense",
             help="dense, ordinary safetensors; or packed, the non-zero values and bitmasks, or the codes and scales, which load "
-            "with this package only (default: dense)",
+            "with this package only (default: packed if weights are quantised, else dense)",
         )
         result.add_argument(
             "--evaluate",
@@ -117,6 +116,7 @@ class PruneCommand(Command):
             raise ValueError(NO_SPARSITY)
         self._check_places()
         config, device = NeuronALConfig.from_dict(recipe, **given), device_of(args)
+        args.format = args.format or config.default_format
         check_embedding_bits(config.embedding_bits, args.format)
         check_memory(args.batch_size, args.max_hidden_bytes)
         if args.stream and config.bits_per_weight is not None:

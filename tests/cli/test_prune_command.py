@@ -41,7 +41,7 @@ def test_the_packed_format(run, dense, tmp_path):
 def test_quantised_weights(run, dense, tmp_path):
     arguments = ["prune", "--model", dense, "--dataset", tmp_path / "text.txt", "--effort", "fast"]
     arguments += ["--num-samples", 12, "--num-alignment-samples", 4, "--seq-length", 16]
-    arguments += ["--format", "packed", "--output", tmp_path / "bits"]
+    arguments += ["--output", tmp_path / "bits"]
     with pytest.raises(SystemExit, match="sparsity=0.7 and bits_per_weight=6 are given, but a prune either"):
         run(*arguments, "--sparsity", 0.7, "--bits-per-weight", 6)
     with pytest.raises(SystemExit, match="--bits-per-weight needs the weights in memory: leave --stream out"):

@@ -79,7 +79,7 @@ def test_the_dense_format_of_a_rounded_head_is_refused_before_the_prune(tmp_path
     pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config())
     message = "embedding_bits is 8, but the format 'dense': it needs format='packed'"
     with pytest.raises(ValueError, match=message):
-        pruner.quantize(tmp_path / "sparse")
+        pruner.quantize(tmp_path / "sparse", format="dense")
     assert pruner.report is None and not (tmp_path / "sparse").exists()
     pruner.save(pruner.prune(pruner.model), tmp_path / "sparse")
     assert list((tmp_path / "sparse").glob("packed-*.safetensors"))
