@@ -106,8 +106,6 @@ AVX2 INLINE void avx2_block(const QuantizedMatrix *weight, const RoundedInputs *
             totals[m][i] = _mm256_setzero_ps();
     for (int64_t tile = 0; tile < tiles_of(weight); tile++) {
         const uint8_t *planes = planes_of(weight, block, tile);
-        for (int line = 0; line < TILE_GROUPS * bits * PLANE_BYTES; line += 64)
-            prefetch(planes, 8192 + line);
         for (int m = 0; m < x->count; m++) {
             __m256i found[8];
             avx2_tile(planes, tables_of(x, tile, m), groups_of_tile(weight, tile), bits, found);
