@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..formats.packed_matrix import FORMATS, PREFIX, PackedMatrix, check_shape
+from ..formats.packed_matrix import FORMATS, PREFIX, PackedMatrix, check_shape, swapped
 from ..formats.quantized import QuantizedWeight
 from ..formats.quantized_checks import bits_of_codes
 from .schema import short
@@ -158,7 +158,7 @@ class StoredPackedWeight(StoredWeight):
             raise ValueError(f"its 'transposed' is {short(transposed)}: expected true or false")
         format = FORMATS.get(facts["format"])
         headers = {_key(part.name, name): (DTYPES[part.dtype], part.shape) for part in parts}
-        format.check_headers(_swapped(shape, transposed), dtype, headers)
+        format.check_headers(swapped(shape, transposed), dtype, headers)
         return cls(path, name, tuple(shape), dtype, checksum, tuple(parts), transposed, format)
 
     @property
@@ -174,7 +174,7 @@ class StoredPackedWeight(StoredWeight):
     def read_packed(self) -> PackedMatrix:
         with self._named():
             tensors = {_key(name, self.name): tensor for name, tensor in self._read_parts().items()}
-            weight = self.format.of_tensors(tensors, _swapped(self.shape, self.transposed), self.dtype)
+            weight = self.format.of_tensors(tensors, swapped(self.shape, self.transposed), self.dtype)
             weight.check()
         return weight
 
@@ -212,7 +212,3 @@ def _key(part: str, name: str) -> str:
 def _dtype(facts: Mapping[str, Any]) -> torch.dtype | None:
     """Return the dtype that the metadata of a weight name; None if it is not known."""
     return DTYPES.get(facts["dtype"]) if isinstance(facts.get("dtype"), str) else None
-
-
-def _swapped(shape: Sequence[int], transposed: bool) -> list[int]:
-    return [*shape[:-2], shape[-1], shape[-2]] if transposed else list(shape)

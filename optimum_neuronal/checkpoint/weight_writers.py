@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..compat import transformers as internals
-from ..formats.packed_matrix import PackedMatrix
+from ..formats.packed_matrix import PackedMatrix, swapped
 from ..formats.quantized import QuantizedWeight
 from ..formats.sparse import SparseWeight, count_kept, sparse_bytes
 from ..formats.stand_in import StandIn
@@ -132,9 +132,7 @@ class PackedWriter(DenseWriter):
 
     def add_packed(self, name: str, weight: PackedMatrix, transposed: bool = False) -> None:
         """Take a packed weight, of which the dense checkpoint's has the last two dimensions swapped if `transposed`."""
-        dtype, shape = DTYPE_NAMES[weight.dtype], list(weight.shape)
-        if transposed:
-            shape = [*shape[:-2], shape[-1], shape[-2]]
+        dtype, shape = DTYPE_NAMES[weight.dtype], swapped(weight.shape, transposed)
         facts = {"format": weight.name, "shape": shape, "dtype": dtype, **({"transposed": True} if transposed else {})}
         self.quantized |= isinstance(weight, QuantizedWeight)
         self._add(name, weight.parts(name), facts, packed_seed(name, dtype, shape, weight.name, transposed))

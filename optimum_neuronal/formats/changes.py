@@ -42,10 +42,16 @@ def of_parts(
     """
     if name + MASK in tensors:
         return PackedMask(tensors[name + MASK], shape)
-    format = next(kind for kind in (SparseWeight, QuantizedWeight) if name + PREFIX + kind.names[0] in tensors)
+    format = _format_of(tensors, name)
+    assert format is not None  # as callers of `has_parts` know
     return format.of_parts(tensors, name, shape, dtype)
 
 
 def has_parts(tensors: Mapping[str, torch.Tensor], name: str) -> bool:
     """Return True if a change is among tensors."""
-    return any(name + PREFIX + first in tensors for first in ("mask", SparseWeight.names[0], QuantizedWeight.names[0]))
+    return name + MASK in tensors or _format_of(tensors, name) is not None
+
+
+def _format_of(tensors: Mapping[str, torch.Tensor], name: str) -> type[PackedMatrix] | None:
+    kinds = (SparseWeight, QuantizedWeight)
+    return next((kind for kind in kinds if name + PREFIX + kind.names[0] in tensors), None)

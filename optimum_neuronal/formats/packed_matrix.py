@@ -154,24 +154,24 @@ def check_shape(shape: Any, dtype: Any) -> None:
         raise ValueError(f"its dtype is {dtype}: expected a floating one")
 
 
-def check_tensors(headers: Mapping[str, Header], expected: Mapping[str, Header], shape: Sequence[int]) -> None:
+def check_tensors(
+    headers: Mapping[str, Header], expected: Mapping[str, Header], shape: Sequence[int], what: str = "a weight"
+) -> None:
     """Raise `ValueError` unless tensors have the expected dtypes and shapes.
 
     Args:
         headers (`Mapping`): by name.
         expected (`Mapping`): of some or all of them.
-        shape (`Sequence[int]`): of the weight, for the message.
+        shape (`Sequence[int]`), what (`str`): of the weight, and what it is, for the message.
     """
     for name, (dtype, sizes) in expected.items():
         found = headers.get(name)
         if found is None:
-            raise ValueError(
-                f"it has no {name}: expected {dtype} and {list(sizes)} for a weight of shape {list(shape)}"
-            )
+            raise ValueError(f"it has no {name}: expected {dtype} and {list(sizes)} for {what} of shape {list(shape)}")
         if (found[0], tuple(found[1])) != (dtype, tuple(sizes)):
             raise ValueError(
-                f"its {name} have dtype {found[0]} and shape {list(found[1])}: expected {dtype} and {list(sizes)} for a "
-                f"weight of shape {list(shape)}"
+                f"its {name} have dtype {found[0]} and shape {list(found[1])}: expected {dtype} and {list(sizes)} for "
+                f"{what} of shape {list(shape)}"
             )
 
 
@@ -188,6 +188,11 @@ def check_places(tensors: Mapping[str, torch.Tensor]) -> None:
 def headers_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Header]:
     """Return dtypes and shapes of tensors."""
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+def swapped(shape: Sequence[int], transposed: bool) -> tuple[int, ...]:
+    """Return a shape with its last two sizes swapped, if `transposed`."""
+    return (*shape[:-2], shape[-1], shape[-2]) if transposed else tuple(shape)
 
 
 def row_blocks(rows: int, columns: int, elements: int = BLOCK) -> Iterator[slice]:

@@ -114,7 +114,7 @@ class QuantizedWeight(PackedMatrix):
 
     @classmethod
     def check_headers(cls, shape: Sequence[int], dtype: torch.dtype, headers: Mapping[str, Header]) -> None:
-        check_headers(shape, bits_of_codes(headers["codes"]), dtype, {name: headers.get(name) for name in cls.names})
+        check_headers(shape, bits_of_codes(headers["codes"]), dtype, headers)
 
     @property
     def kept(self) -> int:
@@ -135,12 +135,10 @@ class QuantizedWeight(PackedMatrix):
         steps = None if self.steps is None else self.steps.to(device=device)
         return replace(self, codes=codes, scales=scales, steps=steps, dtype=dtype or self.dtype)
 
-    def unpack(self, device: torch.device | None = None) -> torch.Tensor:
-        """Return the dense weight, on the device of its codes or on another."""
-        weight = self if device is None else self.to(device)
+    def unpack(self) -> torch.Tensor:
         rows, columns = len(self.scales), self.shape[-1]
-        dense = torch.empty(rows, columns, dtype=self.dtype, device=weight.codes.device)
-        weight._fill(slice(0, rows), dense)
+        dense = torch.empty(rows, columns, dtype=self.dtype, device=self.device)
+        self._fill(slice(0, rows), dense)
         return dense.view(self.shape)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -225,7 +223,7 @@ class QuantizedWeight(PackedMatrix):
         dense = weight.detach().reshape(-1, self.shape[-1])
         for part in chunk_rows(*dense.shape):
             values = dense[part].float()
-            rounded = self.rows(part.start, part.stop).unpack(dense.device).float()
+            rounded = self.rows(part.start, part.stop).to(dense.device).unpack().float()
             total += values.square().sum(dtype=torch.float64).item()
             lost += (rounded - values).square().sum(dtype=torch.float64).item()
         return lost / total if total else 0.0

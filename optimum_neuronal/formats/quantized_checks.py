@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from ..native.library import DTYPES
 from .bit_planes import chunk_rows, has_bits_behind, planes_shape
+from .packed_matrix import DTYPES, Header, check_shape, check_tensors
 
 
 BITS = range(2, 9)
 BYTE_BITS = 8  # codes of 8 bits are whole bytes, codes of fewer bits lie in bit planes
 LARGEST_BYTE = 127
-Header = tuple[torch.dtype, Sequence[int]]  # dtype and shape of a tensor
 
 
 def largest_level(bits: int) -> int:
@@ -40,36 +39,23 @@ def check_bits(bits: Any) -> None:
         raise ValueError(f"its codes have {bits!r} bits: expected a whole number from {BITS[0]} to {BITS[-1]}")
 
 
-def check_headers(shape: Any, bits: Any, dtype: Any, parts: Mapping[str, Header | None]) -> None:
+def check_headers(shape: Any, bits: Any, dtype: Any, headers: Mapping[str, Header]) -> None:
     """Raise `ValueError` unless the headers of a quantised weight agree with each other.
 
     Args:
         shape (`Sequence[int]`), bits (`int`): as the metadata have them, of any type.
         dtype (`torch.dtype`): of the dense weight, as the metadata have it; None if it is unknown.
-        parts (`Mapping[str, tuple]`): dtype and shape of "codes" and "scales", and of "steps" if there are any.
+        headers (`Mapping[str, tuple]`): dtype and shape of "codes" and "scales", and of "steps" if there are any.
     """
-    whole = isinstance(shape, (list, tuple)) and all(type(size) is int and size > 0 for size in shape)
-    if not whole or not 2 <= len(shape) <= 8:
-        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to 8 positive whole numbers")
-    check_bits(bits)
+    check_shape(shape, dtype)
     if dtype not in DTYPES:
         raise ValueError(f"its dtype is {dtype}: expected one of {', '.join(map(str, DTYPES))}")
+    check_bits(bits)
     rows, columns = math.prod(shape[:-1]), shape[-1]
-    expected = {
-        "codes": codes_header(rows, columns, bits),
-        "scales": (torch.bfloat16, (rows,)),
-        "steps": (torch.bfloat16, (columns,)),
-    }
-    for name, (kind, sizes) in expected.items():
-        found = parts.get(name)
-        if found is None and name == "steps":
-            continue
-        if found is None or (found[0], tuple(found[1])) != (kind, sizes):
-            was = "are missing" if found is None else f"have dtype {found[0]} and shape {list(found[1])}"
-            raise ValueError(
-                f"its {name} {was}: expected {kind} and {list(sizes)} for {bits} bits and a weight "
-                f"of shape {list(shape)}"
-            )
+    expected = {"codes": codes_header(rows, columns, bits), "scales": (torch.bfloat16, (rows,))}
+    if "steps" in headers:
+        expected["steps"] = (torch.bfloat16, (columns,))
+    check_tensors(headers, expected, shape, f"{bits} bits and a weight")
 
 
 def check_contents(

@@ -158,11 +158,8 @@ class SparseWeight(PackedMatrix):
             kernel.unpack(self.bits[block], self.values, offsets, dense)
             return
         integers = INTEGERS[dense.element_size()]  # moved as numbers: no bit of a NaN is touched
-        kept, source, target = (
-            unpack_bits(self.bits[block], dense.shape[1]),
-            self.values.view(integers),
-            dense.view(integers),
-        )
+        source, target = self.values.view(integers), dense.view(integers)
+        kept = unpack_bits(self.bits[block], dense.shape[1])
         if not len(source):
             target.zero_()
         elif dense.device.type == "cpu":

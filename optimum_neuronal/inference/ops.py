@@ -39,9 +39,8 @@ def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = No
     Raises:
         `ValueError`: shapes, dtypes or devices do not fit.
     """
-    if (
-        type(x) is not torch.Tensor or torch.jit.is_tracing()
-    ):  # of a trace, or of a subclass: whatever it is, torch knows
+    # Torch knows the operation of traces, and what subclasses of tensors make of it.
+    if type(x) is not torch.Tensor or torch.jit.is_tracing():
         tensors = list(matrix.tensors().values())
         return torch.ops.optimum_neuronal.packed_linear(x, matrix.name, tensors, matrix.row_count, bias)
     return _linear(matrix, x, bias)
@@ -64,13 +63,7 @@ def _linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) ->
     if bias is not None:
         _check_bias(bias, x, rows)
         bias = bias.contiguous()
-    flat = (
-        x
-        if len(shape) == 2
-        else x.view(-1, columns)
-        if columns and x.is_contiguous()
-        else x.reshape(math.prod(shape[:-1]), columns)
-    )
+    flat = x if len(shape) == 2 else x.reshape(math.prod(shape[:-1]), columns)
     multiply = matrix.linear if x.device.type == "cpu" else partial(accelerator.linear, matrix)
     y = multiply(flat.contiguous(), bias)
     return y if len(shape) == 2 else y.view(*shape[:-1], rows)

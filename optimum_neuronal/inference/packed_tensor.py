@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import torch
 
-from ..formats.packed_matrix import PackedMatrix
+from ..formats.packed_matrix import PackedMatrix, swapped
 from ..formats.stand_in import StandIn
 from .ops import unpack
 
@@ -55,14 +55,14 @@ class PackedTensor(StandIn):
     def of(cls, weight: PackedMatrix, transposed: bool = False) -> "PackedTensor":
         """Return the tensor of a packed weight, which holds it with its last two dimensions swapped if `transposed`."""
         flat = replace(weight, shape=(weight.row_count, weight.shape[-1]))
-        return cls(flat, _swapped(weight.shape, transposed), transposed)
+        return cls(flat, swapped(weight.shape, transposed), transposed)
 
     def unpack(self) -> torch.Tensor:
-        dense = unpack(self.matrix).view(_swapped(self.shape, self.transposed))
+        dense = unpack(self.matrix).view(swapped(self.shape, self.transposed))
         return dense.mT.clone(memory_format=torch.contiguous_format) if self.transposed else dense
 
     def stored(self) -> tuple[PackedMatrix, bool]:
-        return replace(self.matrix, shape=_swapped(self.shape, self.transposed)), self.transposed
+        return replace(self.matrix, shape=swapped(self.shape, self.transposed)), self.transposed
 
     def __repr__(self, **_) -> str:
         return f"PackedTensor(shape={list(self.shape)}, dtype={self.dtype}, kept={self.matrix.kept})"
@@ -120,10 +120,6 @@ def _gathered(sources: list[PackedMatrix], ends: list[int], numbers: torch.Tenso
     return PackedTensor(
         type(sources[0]).joined(parts or [sources[0].rows(0, 0)]), (*numbers.shape, sources[0].shape[1])
     )
-
-
-def _swapped(shape: Sequence[int], transposed: bool) -> tuple[int, ...]:
-    return (*shape[:-2], shape[-1], shape[-2]) if transposed else tuple(shape)
 
 
 def _unpacked(values: Sequence) -> list:
