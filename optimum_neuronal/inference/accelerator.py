@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 
-from ..formats.packed_matrix import PackedMatrix
+from ..formats.packed_matrix import PackedMatrix, multiply_by_blocks
 from ..formats.sparse import SparseWeight
 from ..native.library import TORCH, VARIABLE
 from ..system.notes import get_logger
@@ -16,19 +16,35 @@ from ..system.notes import get_logger
 logger = get_logger(__name__)
 
 TRITON_DEVICES = ("cuda", "xpu")  # torch calls AMD's "cuda" too
-MODULES = {"sparse": ".triton_sparse", "quantized": ".triton_quantized"}  # format -> module with `linear` and `unpack`
+MODULES = {"sparse": ".triton_sparse", "quantized": ".triton_quantized"}  # format -> module with `multiply` and `fill`
+MAX_FUSED_ROWS = 8  # of x that kernels multiply with packed rows; more are multiplied with unpacked ones
+SCRATCH = 8192  # rows that are unpacked at a time: 64 MiB of 4096 columns in bfloat16; a multiple of 64
 
 
 def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return `x @ W.T + bias`, as [`PackedMatrix.linear`], on the device of `x`."""
     kernels = find_kernels(matrix.name, x.device)
-    return matrix.linear(x, bias) if kernels is None else kernels.linear(matrix, x, bias)
+    if kernels is None:
+        return matrix.linear(x, bias)
+    if len(x) <= MAX_FUSED_ROWS:
+        return kernels.multiply(matrix, x, bias)
+    return multiply_by_blocks(
+        x,
+        matrix.row_count,
+        bias,
+        lambda block, dense: kernels.fill(matrix.window(block.start, block.stop), dense),
+        SCRATCH,
+    )
 
 
 def unpack(matrix: PackedMatrix) -> torch.Tensor:
     """Return the dense weight, on its device."""
     kernels = find_kernels(matrix.name, matrix.device)
-    return matrix.unpack() if kernels is None else kernels.unpack(matrix)
+    if kernels is None:
+        return matrix.unpack()
+    dense = torch.empty(matrix.row_count, matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    kernels.fill(matrix, dense)
+    return dense.view(matrix.shape)
 
 
 def find_kernels(format: str, device: torch.device) -> ModuleType | None:
@@ -54,7 +70,8 @@ def _has_triton(device: torch.device) -> bool:
 
 def _try(module: ModuleType, device: torch.device) -> None:
     """Compile and start the smallest work, so that what is missing shows here and not in the midst of a model."""
-    module.unpack(SparseWeight.pack(torch.zeros(1, 1, device=device)))
+    dense = torch.zeros(1, 1, device=device)
+    module.fill(SparseWeight.pack(dense), dense)
 
 
 def _warn(device: torch.device, reason: str) -> bool:

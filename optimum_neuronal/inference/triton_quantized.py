@@ -9,26 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
-from ..formats.packed_matrix import multiply_by_blocks
 from ..formats.quantized import QuantizedWeight
 
 
-MAX_FUSED_ROWS = 8  # rows of x; more are multiplied with unpacked rows
-SCRATCH = 8192  # rows that are unpacked at a time: 64 MiB of 4096 columns in bfloat16; a multiple of 64
 ROWS = 32  # of a weight that a program computes
 COLUMNS = 128  # that a program looks at together; of several rows of x fewer
 
 
-def linear(weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return `x @ W.T + bias`, up to `MAX_FUSED_ROWS` rows of x without unpacking W. As [`PackedMatrix.linear`]."""
-    if len(x) > MAX_FUSED_ROWS:
-        return multiply_by_blocks(
-            x,
-            weight.row_count,
-            bias,
-            lambda block, dense: _fill(weight.rows(block.start, block.stop), dense),
-            SCRATCH,
-        )
+def multiply(weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return `x @ W.T + bias` for a few rows of x, without unpacking W. As [`PackedMatrix.linear`]."""
     y = x.new_empty(len(x), weight.row_count)
     if y.numel():
         count = triton.next_power_of_2(len(x))
@@ -40,15 +29,8 @@ def linear(weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None) 
     return y
 
 
-def unpack(weight: QuantizedWeight) -> torch.Tensor:
-    """Return the dense weight, each element rounded once."""
-    dense = torch.empty(weight.row_count, weight.shape[-1], dtype=weight.dtype, device=weight.device)
-    _fill(weight, dense)
-    return dense.view(weight.shape)
-
-
-def _fill(weight: QuantizedWeight, dense: torch.Tensor) -> None:
-    """Unpack a weight into a tensor of shape (rows, columns)."""
+def fill(weight: QuantizedWeight, dense: torch.Tensor) -> None:
+    """Unpack a weight into a tensor of shape (rows, columns), each element rounded once."""
     if dense.numel():
         with torch.accelerator.device_index(dense.device.index):
             _unpack[_programs(weight)](

@@ -10,26 +10,15 @@ import triton
 import triton.language as tl
 
 from ..formats.packed_mask import INTEGERS
-from ..formats.packed_matrix import multiply_by_blocks
 from ..formats.sparse import SparseWeight
 
 
-MAX_FUSED_ROWS = 8  # rows of x; more are multiplied with unpacked rows
-SCRATCH = 8192  # rows that are unpacked at a time: 64 MiB of 4096 columns in bfloat16
 WORDS = 16  # of a row that a program looks at together: 512 elements
 UNPACKED = 4  # rows of a weight that a program unpacks
 
 
-def linear(weight: SparseWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return `x @ W.T + bias`, up to `MAX_FUSED_ROWS` rows of x without unpacking W. As [`PackedMatrix.linear`]."""
-    if len(x) > MAX_FUSED_ROWS:
-        return multiply_by_blocks(
-            x,
-            weight.row_count,
-            bias,
-            lambda block, dense: _fill(weight.window(block.start, block.stop), dense),
-            SCRATCH,
-        )
+def multiply(weight: SparseWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return `x @ W.T + bias` for a few rows of x, without unpacking W. As [`PackedMatrix.linear`]."""
     y = x.new_empty(len(x), weight.row_count)
     if y.numel():
         count = triton.next_power_of_2(len(x))
@@ -41,14 +30,7 @@ def linear(weight: SparseWeight, x: torch.Tensor, bias: torch.Tensor | None) -> 
     return y
 
 
-def unpack(weight: SparseWeight) -> torch.Tensor:
-    """Return the dense weight, bit-equal."""
-    dense = weight.values.new_empty(weight.row_count, weight.shape[-1])
-    _fill(weight, dense)
-    return dense.view(weight.shape)
-
-
-def _fill(weight: SparseWeight, dense: torch.Tensor) -> None:
+def fill(weight: SparseWeight, dense: torch.Tensor) -> None:
     """Unpack a weight, or a window of one, into a tensor of its shape."""
     integers = INTEGERS[dense.element_size()]  # moved as numbers, so that no bit of a NaN is touched
     if dense.numel():

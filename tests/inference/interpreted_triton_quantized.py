@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from profiles import by_day, examples
 
 from optimum_neuronal.formats.quantized import QuantizedWeight
-from optimum_neuronal.inference import triton_quantized
+from optimum_neuronal.inference import accelerator, triton_quantized
 from optimum_neuronal.native.library import DTYPES
 
 
+accelerator.TRITON_DEVICES = ("cpu",)
 SPAN = triton_quantized.COLUMNS
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-5}
 
@@ -25,7 +26,7 @@ def make_weight(rows, columns, bits, dtype=torch.float32, steps=False, seed=0) -
 
 def check(weight, x, bias=None):
     """As float64 computes it, but for float32's sums and one rounding."""
-    y = triton_quantized.linear(weight, x, bias)
+    y = accelerator.linear(weight, x, bias)
     assert y.dtype == x.dtype and y.shape == (len(x), weight.shape[0])
     exact = x.double() @ weight.to(dtype=torch.float32).unpack().double().T + (0 if bias is None else bias.double())
     sizes = x.double().abs() @ weight.unpack().double().abs().T + 1
@@ -34,7 +35,7 @@ def check(weight, x, bias=None):
 
 def check_dense(weight):
     """The interpreter cuts the last bits of a bfloat16 off, where compiled kernels round."""
-    found = triton_quantized.unpack(weight)
+    found = accelerator.unpack(weight)
     assert found.dtype == weight.dtype and found.shape == weight.shape
     rtol = 2**-7 if weight.dtype == torch.bfloat16 else 0
     assert torch.allclose(found.float(), weight.unpack().float(), rtol=rtol, atol=0)
@@ -67,7 +68,7 @@ def test_any_weight(rows, columns, count, bits, dtype, with_bias, steps, seed):
 
 def test_more_rows_go_by_blocks(monkeypatch):
     """Blocks of 64 rows, the last one shorter."""
-    monkeypatch.setattr(triton_quantized, "SCRATCH", 64)
+    monkeypatch.setattr(accelerator, "SCRATCH", 64)
     for bits in (3, 8):
         check(make_weight(150, 70, bits), torch.randn(20, 70), torch.randn(150))
 
@@ -77,9 +78,13 @@ def test_rows_of_a_larger_weight():
         weight = make_weight(200, 70, bits)
         part = weight.rows(64, 128)
         assert part.codes.data_ptr() > weight.codes.data_ptr()
-        assert torch.equal(triton_quantized.unpack(part), weight.unpack()[64:128])
+        assert torch.equal(accelerator.unpack(part), weight.unpack()[64:128])
 
 
 def test_a_stack_of_matrices():
     weight = QuantizedWeight.nearest(torch.randn(3, 30, 20), 4)
-    assert torch.equal(triton_quantized.unpack(weight), weight.unpack())
+    assert torch.equal(accelerator.unpack(weight), weight.unpack())
+
+
+def test_chosen_where_it_works():
+    assert accelerator.find_kernels("quantized", torch.device("cpu")) is triton_quantized
