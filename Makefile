@@ -2,7 +2,7 @@
 # make test   run the tests
 # make style  format the code          make check  verify format, lint, import directions, private names and public types
 # make test-lowest  run the tests of what touches transformers with the lowest of it and of optimum that setup.cfg admits
-# make dist   make the sdist and the wheel in dist/; install the wheel into an empty environment, run its demo, read its types
+# make dist   make the sdist and the wheel, for all platforms, in dist/; install the wheel into an empty environment, run its demo, read its types
 # make docs   build the documentation's site in site/, strictly
 # Each first makes .venv (.venv-lowest, .venv-wheel); another interpreter: make demo PYTHON=python3.12
 
@@ -49,8 +49,9 @@ check: .venv/.installed
 TRIED := demo
 dist: $(BIN)/twine
 	@rm -rf dist .venv-wheel
-	@$(BIN)/python -m build --outdir dist .
+	@OPTIMUM_NEURONAL_PURE=1 $(BIN)/python -m build --outdir dist .
 	@$(BIN)/twine check --strict dist/*
+	@ls dist/*-py3-none-any.whl >/dev/null || { echo "An index refuses this wheel: expected py3-none-any." >&2; exit 1; }
 	@$(MAKE) --no-print-directory .venv-wheel/.installed
 	@empty=$$(mktemp -d) && trap 'rm -rf "$$empty"' EXIT && cd "$$empty" && unset PYTHONPATH \
 		&& "$(CURDIR)/.venv-wheel/bin/optimum-cli" neuronal $(TRIED) \

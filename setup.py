@@ -1,10 +1,11 @@
 """Compiles the kernels for packed weights at installation, if there is a C compiler; all else is in setup.cfg.
 
 Without one, or where it fails, the installation succeeds nevertheless: the kernels are then compiled at first use, or
-torch computes.
+torch computes. With OPTIMUM_NEURONAL_PURE=1 nothing is compiled: `make dist` makes one wheel for all platforms so.
 """
 
 import importlib.util
+import os
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -12,6 +13,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 
+PURE = os.environ.get("OPTIMUM_NEURONAL_PURE") == "1"
 PACKAGE = Path("optimum_neuronal", "native")
 # By its path: importing the package would import torch, which need not be there yet.
 _spec = importlib.util.spec_from_file_location("neuronal_build", Path(__file__).parent / PACKAGE / "build.py")
@@ -44,13 +46,13 @@ class BuildKernels(build_ext):
 
 
 class Wheel(bdist_wheel):
-    """A wheel for this platform and any Python: nothing in it knows Python's own libraries."""
+    """A wheel for any Python: nothing in it knows Python's own libraries. With kernels it is for this platform alone."""
 
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]
 
 
 setup(
-    ext_modules=[Extension("optimum_neuronal.native.kernels", sources=[])],
+    ext_modules=[] if PURE else [Extension("optimum_neuronal.native.kernels", sources=[])],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
 )

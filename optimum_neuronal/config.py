@@ -17,6 +17,7 @@ from .rotation.learning import Rotation
 from .saliency import SALIENCIES
 from .saliency.few_bits import FewBits
 from .sparsity.masks import ColumnPattern
+from .system.notes import get_logger
 from .topup import TOPUPS
 from .topup.quantising import Rates
 from .validation import (
@@ -33,6 +34,8 @@ from .validation import (
     names_closest_keyword,
 )
 
+
+logger = get_logger(__name__)
 
 FEWEST = 16  # calibration sequences from which some may be held out of a refit
 LEAST_BITS, MOST_BITS = 2, 9  # a weight: codes of the fewest bits; more than codes of the most and their scales
@@ -242,9 +245,14 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         return {"quant_method": self.quant_method, **asdict(self)}
 
     @classmethod
-    def from_json_file(cls, path: str | Path) -> "NeuronALConfig":
-        """Make a config of what `to_json_file` wrote, or of any other file that [`read_config_file`] reads."""
-        return cls.from_dict(read_config_file(path))
+    def from_json_file(cls, path: str | Path, **overrides: Any) -> "NeuronALConfig":
+        """Make a config of a recipe: its name, what `to_json_file` wrote, or another file that [`read_config_file`] reads.
+
+        Args:
+            path (`str` or `Path`): such as `"balanced"` or `"mine.yaml"`.
+            overrides: fields that replace the recipe's.
+        """
+        return cls.from_dict(read_config_file(path), **overrides)
 
     @overload
     @classmethod
@@ -303,13 +311,19 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     Args:
         path (`str` or `Path`):
             A .json, .yaml or .yml file with fields of the config; the `neuronal_report.json` of a pruned model, whose
-            config is taken; or the name of a recipe that comes with the package: `"balanced"`.
+            config is taken; or the name of a recipe that comes with the package: `"balanced"`. A file of that name in the
+            working directory is `"./balanced"`; a warning says so if there is one.
 
     Raises:
         `ValueError`: the file is none of these.
         `OSError`: it cannot be read.
     """
-    path = find_recipe(check_path("path", path))
+    check_path("path", path)
+    given, path = path, find_recipe(path)
+    if path != Path(given) and Path(given).is_file():
+        logger.warning(
+            f"{given!r} is a recipe of the package: write './{given}' for the file in the working directory."
+        )
     try:
         text = path.read_bytes().decode("utf-8")
         found = yaml.safe_load(text) if path.suffix.lower() in YAML else json.loads(text)

@@ -156,21 +156,26 @@ class ConfigFields:
     )
 
 
-def find_recipe(name: str) -> Path:
-    """Return the path of a file with fields of the config: one of the user's, or by its name one of the package's.
+def find_recipe(name: str | Path) -> Path:
+    """Return the path of a file with fields of the config.
+
+    Args:
+        name (`str` or `Path`):
+            As text, the name of one of the package's recipes, in every working directory: a file there is `"./balanced"`.
+            Anything else, and every `Path`, is the path of a file.
 
     Raises:
         `FileNotFoundError`: there is neither.
     """
     known = {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
-    if Path(name).is_file():
-        return Path(name)
-    if name not in known:
+    if name in known:
+        return known[str(name)]
+    if not Path(name).is_file():
         hint = did_you_mean(Path(name).stem, known)
         raise FileNotFoundError(
-            f"The recipe {name!r} does not exist: check its path, or name one of {', '.join(known)}.{hint}"
+            f"The recipe {str(name)!r} does not exist: check its path, or name one of {', '.join(known)}.{hint}"
         )
-    return known[name]
+    return Path(name)
 
 
 def explain(entry: Field) -> str:

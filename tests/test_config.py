@@ -2,6 +2,7 @@ import json
 from dataclasses import fields, replace
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -293,6 +294,33 @@ def test_fields_are_read(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     assert read_config_file(tmp_path / name) == FIELDS
     assert NeuronALConfig.from_json_file(tmp_path / name) == NeuronALConfig(**FIELDS)
+
+
+def test_a_name_is_the_packages_recipe_wherever_one_is(tmp_path, monkeypatch, caplog):
+    """A file of that name in the working directory is read by its path alone, and a warning names it."""
+    monkeypatch.chdir(tmp_path)
+    ours = NeuronALConfig.from_json_file("balanced")
+    assert not caplog.text
+    Path("balanced").write_text('{"sparsity": 0.1}')
+    assert NeuronALConfig.from_json_file("balanced") == ours != NeuronALConfig(0.1)
+    assert "write './balanced' for the file in the working directory" in caplog.text
+    caplog.clear()
+    for path in ("./balanced", Path("balanced"), tmp_path / "balanced"):
+        assert NeuronALConfig.from_json_file(path) == NeuronALConfig(0.1)
+    assert not caplog.text
+
+
+def test_fields_that_are_given_replace_the_recipes():
+    assert NeuronALConfig.from_json_file("quick-look", sparsity=0.6, seed=3) == NeuronALConfig.from_dict(
+        {**read_config_file("quick-look"), "sparsity": 0.6, "seed": 3}
+    )
+    with pytest.raises(TypeError, match="Did you mean 'sparsity'"):
+        NeuronALConfig.from_json_file("quick-look", sparsty=0.6)
+
+
+def test_an_unknown_recipe_lists_those_that_exist():
+    with pytest.raises(FileNotFoundError, match="balanced, best-quality, .*, two-four. Did you mean 'quick-look'"):
+        NeuronALConfig.from_json_file("quick-lok")
 
 
 def test_what_is_written_is_read(tmp_path):

@@ -66,6 +66,8 @@ def test_the_sdist_holds_what_its_tests_and_commands_need(packages):
     assert "tests/killed_saves.py" in needed and "SECURITY.md" in needed
     assert not set(needed) - in_sdist
     assert not [name for name in in_sdist if name.endswith((".pyc", ".so"))]
+    large = [name for name in in_sdist if (ROOT / name).is_file() and (ROOT / name).stat().st_size > 10**6]
+    assert large == ["optimum_neuronal/demo/tiny_model/model.safetensors"]
 
 
 def test_the_wheel_holds_the_package_its_types_and_its_data(packages):

@@ -9,6 +9,7 @@ What is written survives a power cut. What a program has written may otherwise b
 """
 
 import os
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ def replaced_directory(directory: str | Path, belongs: Callable[[str], bool], la
     with scratch_directory(path if path.exists() else path.parent, STAGING) as staging:
         yield staging
         _check_kinds(staging, path)
+        _open_to_readers(staging)
         tree_to_disk(staging)
         if path.exists():
             _move_files(staging, path, belongs, last)
@@ -59,6 +61,17 @@ def _check_kinds(new: Path, old: Path) -> None:
         if place.exists() and place.is_dir() != entry.is_dir():
             kind = "folder" if place.is_dir() else "file"
             raise FileExistsError(f"{place} is a {kind} in the way: rename it or choose another directory.")
+
+
+def _open_to_readers(directory: Path) -> None:
+    """Give all files below a directory the mode of a new file, by the umask: some libraries write files for their user alone."""
+    sample = directory / f".{uuid.uuid4().hex[:8]}"
+    sample.touch()  # a process can only read its umask by changing it, for all threads
+    mode = stat.S_IMODE(sample.stat().st_mode)
+    sample.unlink()
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            os.chmod(os.path.join(folder, name), mode)
 
 
 def _move_folder(staging: Path, path: Path) -> None:

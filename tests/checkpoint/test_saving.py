@@ -10,7 +10,7 @@ import torch
 from conftest import make_model
 from profiles import by_day
 
-from optimum_neuronal import NeuronALConfig, NeuronALPruner, sparsify
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, save_pretrained, sparsify
 from optimum_neuronal.checkpoint import own_files, saving
 from optimum_neuronal.checkpoint.save_pretrained import save_plainly
 
@@ -70,6 +70,27 @@ def test_everything_lies_beside_the_weights(tmp_path, tokenizer):
     assert "saliency: magnitude, top-up: uniform" in card and "NeuronAL" not in card.partition("## How")[0]
     assert "70.0% of the weights" in card and "model.layers.2" in card and "library_name: transformers" in card
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["model"], "nothing of the staging is left"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_files_have_the_mode_that_the_umask_gives(tmp_path, tokenizer, umask):
+    """Dense, packed, in several files, converted and saved again: safetensors alone would write 0600."""
+    pruner, model = pruned()
+    pruner.tokenizer = tokenizer
+    before = os.umask(umask)
+    try:
+        for _ in range(2):
+            pruner.save(model, tmp_path / "dense", format="dense")
+        pruner.save(model, tmp_path / "packed", format="packed")
+        save_pretrained(model, tmp_path / "shards", max_shard_size=20_000)
+        save_pretrained(model, tmp_path / "packed-shards", format="packed", max_shard_size=20_000)
+        convert_checkpoint(tmp_path / "dense", "packed", tmp_path / "converted")
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum(path.suffix == ".safetensors" for path in files) > 7
+    assert {path: oct(path.stat().st_mode & 0o777) for path in files} == dict.fromkeys(files, oct(0o666 & ~umask))
 
 
 def test_an_existing_directory_is_updated(tmp_path):
