@@ -219,14 +219,27 @@ def multiply_by_blocks(
         scratch_rows (`int`): rows that are unpacked at a time, about.
     """
     columns = x.shape[1]
-    y = x.new_empty(len(x), rows)
-    scratch = None
+    y, scratch, wide = x.new_empty(len(x), rows), None, None
+    widened = x.float() if multiplies_faster_wide(x) else x
+    bias = None if bias is None else bias.to(widened.dtype)
     for block in row_blocks(rows, columns, scratch_rows * columns):
         count = block.stop - block.start
         scratch = x.new_empty(count, columns) if scratch is None else scratch[:count]
         unpack(block, scratch)
-        if bias is None:
-            torch.mm(x, scratch.t(), out=y[:, block])
+        if widened is x:
+            weight, out = scratch, y[:, block]
         else:
-            torch.addmm(bias[block], x, scratch.t(), out=y[:, block])
+            wide = scratch.float() if wide is None else wide[:count].copy_(scratch)
+            weight, out = wide, widened.new_empty(len(x), count)
+        if bias is None:
+            torch.mm(widened, weight.t(), out=out)
+        else:
+            torch.addmm(bias[block], widened, weight.t(), out=out)
+        if widened is not x:
+            y[:, block] = out
     return y
+
+
+def multiplies_faster_wide(x: torch.Tensor) -> bool:
+    """Return True if torch multiplies float32 faster than the dtype of x: four times with AVX2, which has no bfloat16."""
+    return x.device.type == "cpu" and x.dtype != torch.float32 and torch.backends.cpu.get_cpu_capability() == "AVX2"

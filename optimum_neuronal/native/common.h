@@ -18,8 +18,10 @@ enum { MOST_ROWS = 8 }; /* of x in one call */
 
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define TWICE _Pragma("clang loop unroll_count(2)")
 #else
 #define UNROLL _Pragma("GCC unroll 8")
+#define TWICE _Pragma("GCC unroll 2")
 #endif
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
 

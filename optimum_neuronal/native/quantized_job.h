@@ -22,6 +22,7 @@ typedef struct {
     int bits;
     int64_t rows, columns;
     const uint16_t *scales; /* (rows), bfloat16 */
+    const uint16_t *steps;  /* (columns), bfloat16; NULL: all are 1 */
 } QuantizedMatrix;
 
 /* Rows of x as whole numbers. For planes: numbers (tiles, count, groups of a tile, 32), the tables

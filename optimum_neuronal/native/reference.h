@@ -151,19 +151,23 @@ INLINE void write_row(const QuantizedMatrix *weight, int64_t row, int64_t first,
                      (float)(factor * codes[i] - offset) * (scale * steps[i]) + 0.0f);
 }
 
+/* Writes the elements of one tile, of codes (64 rows, 64 columns). */
+INLINE void write_tile(const QuantizedMatrix *weight, const float *steps, int64_t block,
+                       int64_t tile, int8_t codes[BLOCK_ROWS][PLANE_TILE], void *dense, int dtype) {
+    const int64_t first = tile * PLANE_TILE, here = smaller(PLANE_TILE, weight->columns - first);
+    for (int64_t i = 0; i < rows_of_block(weight, block); i++)
+        write_row(weight, block * BLOCK_ROWS + i, first, codes[i], here, 2, (1 << weight->bits) - 1,
+                  steps, dense, dtype);
+}
+
 /* Writes the elements of up to 64 rows of planes to dense (rows, columns); steps (columns). */
-INLINE void portable_plane_elements(const QuantizedMatrix *weight, const float *steps,
+static void portable_plane_elements(const QuantizedMatrix *weight, const float *steps,
                                     int64_t block, void *dense, int dtype) {
-    const int offset = (1 << weight->bits) - 1;
     for (int64_t tile = 0; tile < tiles_of(weight); tile++) {
-        const uint8_t *planes = planes_of(weight, block, tile);
         int8_t codes[BLOCK_ROWS][PLANE_TILE];
-        decode_tile(planes, groups_of_tile(weight, tile), weight->bits, codes);
-        const int64_t first = tile * PLANE_TILE,
-                      here = smaller(PLANE_TILE, weight->columns - first);
-        for (int64_t i = 0; i < rows_of_block(weight, block); i++)
-            write_row(weight, block * BLOCK_ROWS + i, first, codes[i], here, 2, offset, steps,
-                      dense, dtype);
+        decode_tile(planes_of(weight, block, tile), groups_of_tile(weight, tile), weight->bits,
+                    codes);
+        write_tile(weight, steps, block, tile, codes, dense, dtype);
     }
 }
 

@@ -10,6 +10,7 @@ from optimum_neuronal.formats.packed_matrix import FORMATS, PREFIX, headers_of
 
 
 sys.path.append(str(Path(__file__).parents[1] / "inference"))
+from kernel_checks import check_product  # noqa: E402
 from weights import all_matrices  # noqa: E402
 
 
@@ -67,6 +68,18 @@ def test_without_kernels(monkeypatch):
             expected = matrix.linear(x)
         rounding = 2e-2 if matrix.describe() == "bits=8" else 3e-3
         assert (found - expected).abs().max() <= rounding * expected.abs().max()
+
+
+@pytest.mark.parametrize("capability, dtype", [("AVX2", torch.float32), ("AVX512", torch.bfloat16)])
+def test_many_rows_of_x_are_multiplied_in_the_dtype_that_is_fast(capability, dtype, monkeypatch):
+    """Rounded once, to the dtype of x, either way; only products of float32 are fast without instructions for others."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    multiply, seen = torch.addmm, []
+    monkeypatch.setattr(torch, "addmm", lambda *args, out: seen.append(args[2].dtype) or multiply(*args, out=out))
+    x, bias = torch.randn(40, 130).bfloat16(), torch.randn(70).bfloat16()
+    for matrix in all_matrices(70, 130, torch.bfloat16):
+        check_product(matrix.linear(x, bias), x, matrix.unpack(), bias)
+    assert set(seen) == {dtype}
 
 
 def test_unknown_formats():
