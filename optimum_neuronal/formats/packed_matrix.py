@@ -79,6 +79,10 @@ class PackedMatrix(Change):
         """Return rows to compute with alone, as cheaply as can be: they may share more than they need."""
         return self.rows(first, last)
 
+    def columns(self, first: int, last: int) -> "PackedMatrix | None":
+        """Return the columns from `first` up to `last` as a matrix. None: the format cannot cut them without unpacking."""
+        return None
+
     @classmethod
     @abstractmethod
     def joined(cls, parts: Sequence["PackedMatrix"]) -> "PackedMatrix":

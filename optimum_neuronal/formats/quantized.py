@@ -185,6 +185,20 @@ class QuantizedWeight(PackedMatrix):
             codes = encode_planes(decode_rows(self.codes, some, self.shape[-1]), self.bits)
         return replace(self, codes=codes, scales=self.scales[first:last], shape=(last - first, self.shape[-1]))
 
+    def columns(self, first: int, last: int) -> "QuantizedWeight | None":
+        """Return the columns from `first` up to `last`, shape (rows, last - first), copied; None if codes cannot be cut there.
+
+        With fewer than 8 bits `first` has to be a multiple of 4, and `last` too, or the end.
+        """
+        if self.bits == BYTE_BITS:
+            codes = self.codes[:, first:last]
+        elif first % 4 == 0 and (last % 4 == 0 or last == self.shape[-1]):
+            codes = self.codes[:, first // 4 : -(-last // 4)]
+        else:
+            return None
+        steps = None if self.steps is None else self.steps[first:last].contiguous()
+        return replace(self, codes=codes.contiguous(), steps=steps, shape=(*self.shape[:-1], last - first))
+
     @classmethod
     def joined(cls, parts: Sequence["QuantizedWeight"]) -> "QuantizedWeight":
         """Return the rows of all parts, one after the other, as a matrix. A single part is shared, several are copied.

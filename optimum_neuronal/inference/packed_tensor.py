@@ -78,10 +78,22 @@ class PackedTensor(StandIn):
         if function is aten.squeeze.default and args[0].shape[-1] != 1 and not args[0].transposed:
             return cls(args[0].matrix, [size for size in args[0].shape if size != 1])
         if function in ROW_MOVES and not kwargs:
-            moved = _move(function, args)
+            moved = _cut(*args) if function is aten.slice.Tensor else None
+            moved = _move(function, args) if moved is None else moved
             if moved is not None:
                 return moved
         return function(*_unpacked(args), **{name: _unpacked([value])[0] for name, value in kwargs.items()})
+
+
+def _cut(
+    source: "PackedTensor", dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1
+) -> "PackedTensor | None":
+    """Return columns of a matrix. None if others than columns are meant, or if the format cannot cut there."""
+    if source.ndim != 2 or dim % 2 != 1 or source.transposed or step != 1:
+        return None
+    first, last, _ = slice(start, stop).indices(source.shape[1])
+    matrix = source.matrix.columns(first, last) if first < last else None
+    return None if matrix is None else PackedTensor(matrix, (source.shape[0], last - first))
 
 
 def _move(function, args: Sequence) -> "PackedTensor | list[PackedTensor] | None":

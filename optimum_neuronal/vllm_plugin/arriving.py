@@ -1,0 +1,127 @@
+"""Rows of a weight as vLLM's loaders bring them: kept packed, and joined when all are there. Nothing here imports vLLM.
+
+vLLM merges projections that share their input (q, k and v; gate and up), pads vocabularies, and gives each process of
+several its slice. Its loaders do so by narrowing a parameter and copying into it. [`ArrivingRows`] stands for the
+parameter: what is copied to it stays as it came.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..formats.packed_matrix import PackedMatrix
+from ..formats.sparse import SparseWeight
+from ..inference.packed_tensor import PackedTensor
+from ..inference.packing import has_kernels, pays
+
+
+@dataclass
+class ArrivingWeight:
+    """A weight of which some rows have arrived.
+
+    Args:
+        shape (`tuple[int, int]`), dtype (`torch.dtype`), device (`torch.device`): of the whole.
+        packs_sparse (`bool`): True if rows with many zeros are packed; False if only what is quantised stays packed.
+        parts (`dict[int, PackedMatrix | Tensor]`): number of the first row -> rows that arrived.
+        padding (`int`): rows at the end that no checkpoint has.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    packs_sparse: bool
+    parts: dict[int, PackedMatrix | torch.Tensor] = field(default_factory=dict)
+    padding: int = 0
+
+    def take(self, first: int, rows: torch.Tensor) -> None:
+        """Keep rows, packed if that is smaller."""
+        if isinstance(rows, PackedTensor):
+            stays = pays(rows, rows.transposed) if isinstance(rows.matrix, SparseWeight) else True
+            if stays and not rows.transposed and (self.packs_sparse or not isinstance(rows.matrix, SparseWeight)):
+                self.parts[first] = _owned(rows.matrix.to(self.device, self.dtype))
+                return
+            rows = rows.unpack()
+        dense = _own(rows.detach().to(self.device, self.dtype))
+        packs = self.packs_sparse and has_kernels(dense) and pays(dense, False)
+        self.parts[first] = SparseWeight.pack(dense) if packs else dense
+
+    def finish(self, name: str) -> list[PackedMatrix] | torch.Tensor:
+        """Return all rows but the padding, in as few matrices as possible; one dense tensor if no row is packed.
+
+        Args:
+            name (`str`): of the layer, for the message.
+
+        Raises:
+            `ValueError`: some rows have not arrived.
+        """
+        parts = [self.parts[first] for first in sorted(self.parts)]
+        found, expected = sum(part.shape[0] for part in parts), self.shape[0] - self.padding
+        if found != expected:
+            raise ValueError(
+                f"{name} got {found} rows of its weight: expected {expected}. The checkpoint lacks a weight: download or "
+                "save it again."
+            )
+        if all(isinstance(part, torch.Tensor) for part in parts):
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        matrices = [SparseWeight.pack(part) if isinstance(part, torch.Tensor) else part for part in parts]
+        groups: list[list[PackedMatrix]] = []
+        for matrix in matrices:
+            if groups and type(groups[-1][0]) is type(matrix) and groups[-1][0].joins(matrix):
+                groups[-1].append(matrix)
+            else:
+                groups.append([matrix])
+        return [type(group[0]).joined(group) for group in groups]
+
+
+class ArrivingRows:
+    """What vLLM's loaders take for a parameter: some rows of an [`ArrivingWeight`], to be narrowed and copied to."""
+
+    output_dim, input_dim = 0, 1
+
+    def __init__(self, weight: ArrivingWeight, first: int = 0, count: int | None = None):
+        self.weight, self.first = weight, first
+        self.shape = torch.Size((weight.shape[0] if count is None else count, weight.shape[1]))
+        self.dtype, self.device = weight.dtype, weight.device
+
+    @property
+    def data(self) -> "ArrivingRows":
+        """Itself, as that of a parameter."""
+        return self
+
+    def size(self) -> torch.Size:
+        """Return the shape."""
+        return self.shape
+
+    def narrow(self, dim: int, start: int, length: int) -> "ArrivingRows":
+        """Return some of the rows. Raise `ValueError` for columns: vLLM's loaders narrow these on the other side."""
+        if dim != 0:
+            raise ValueError(f"a packed weight is narrowed along dimension {dim}: expected 0, its rows")
+        return ArrivingRows(self.weight, self.first + start, length)
+
+    def __getitem__(self, rows: slice) -> "ArrivingRows":
+        start, stop, _ = rows.indices(self.shape[0])
+        return self.narrow(0, start, max(0, stop - start))
+
+    def copy_(self, rows: torch.Tensor) -> None:
+        """Keep rows. Raise `ValueError` if their shape is another."""
+        if rows.shape != self.shape:
+            raise ValueError(
+                f"the checkpoint has {list(rows.shape)} elements of a weight: expected {list(self.shape)}"
+            )
+        self.weight.take(self.first, rows)
+
+    def fill_(self, value: float) -> None:
+        """Take these rows, the last ones, for padding."""
+        self.weight.padding = self.shape[0]
+
+
+def _owned(matrix: PackedMatrix) -> PackedMatrix:
+    """Return a matrix whose tensors keep no larger ones alive, of which they are parts."""
+    tensors = {name: _own(tensor) for name, tensor in matrix.tensors().items()}
+    return type(matrix).of_tensors(tensors, matrix.shape, matrix.dtype)
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor that has its memory to itself: a copy of a part of another, or of a mapped file."""
+    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,50 @@
+"""What vLLM calls a load format: packed checkpoints, read packed, and dense ones, read by vLLM's own loader."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import nn
+from vllm.config import ModelConfig
+from vllm.config.load import LoadConfig
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from ..checkpoint.opening import Checkpoint, find_checkpoint
+from ..checkpoint.stored_format import QUANT_METHOD, is_ours
+from ..inference.packed_tensor import PackedTensor
+
+
+@register_model_loader(QUANT_METHOD)
+class PackedLoader(DefaultModelLoader):
+    """vLLM's own loader, except that weights of packed checkpoints are checked and stay packed."""
+
+    def __init__(self, load_config: LoadConfig):
+        super().__init__(replace(load_config, load_format="auto"))
+        self.enable_weights_track = True  # a parameter that nothing was loaded to is an error, as in dense models
+
+    def download_model(self, model_config: ModelConfig) -> None:
+        """Download a checkpoint into the cache."""
+        if _is_packed(model_config):
+            find_checkpoint(model_config.model, model_config.revision)
+        else:
+            super().download_model(model_config)
+
+    def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield names and weights; packed ones are [`PackedTensor`]s.
+
+        Raises:
+            `ValueError`: the checkpoint is damaged, or does not fit its model.
+        """
+        if not _is_packed(model_config):
+            yield from super().get_all_weights(model_config, model)
+            return
+        self.counter_before_loading_weights = time.perf_counter()
+        for stored in Checkpoint(find_checkpoint(model_config.model, model_config.revision)).weights:
+            packed = PackedTensor.of(stored.read_packed(), stored.transposed) if stored.is_packed else stored[...]
+            yield stored.name, packed
+
+
+def _is_packed(model_config: ModelConfig) -> bool:
+    return is_ours(getattr(model_config.hf_config, "quantization_config", None))

@@ -1,0 +1,145 @@
+"""What vLLM calls a quantization method: layers whose weights are held and multiplied packed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase, LinearMethodBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+from vllm.model_executor.utils import set_weight_attrs
+
+from ..checkpoint.stored_format import QUANT_METHOD, check_packed
+from ..formats.packed_matrix import DTYPES
+from ..inference.packed_linear import PackedLinear
+from .arriving import ArrivingRows, ArrivingWeight
+
+
+@register_quantization_config(QUANT_METHOD)
+class PackedQuantization(QuantizationConfig):
+    """The quantization of a packed checkpoint, or of a dense one with zeros that is packed as it arrives.
+
+    Args:
+        packed (`bool`): True if the checkpoint is packed.
+    """
+
+    def __init__(self, packed: bool = False):
+        super().__init__()
+        self.packed = packed
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "PackedQuantization":
+        """Return that of a packed checkpoint's `quantization_config`. Raise `ValueError` if its version is unknown."""
+        check_packed(config)
+        return cls(packed=True)
+
+    def get_name(self) -> str:
+        return QUANT_METHOD
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return list(DTYPES)
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 70
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """Return how a layer holds its weight and computes with it; None for those that have none."""
+        if self.packed and get_current_vllm_config().load_config.load_format != QUANT_METHOD:
+            raise ValueError(
+                f"The checkpoint is packed by optimum_neuronal: serve it with --load-format {QUANT_METHOD}, or in Python "
+                f"with LLM(..., load_format={QUANT_METHOD!r})."
+            )
+        if isinstance(layer, RoutedExperts):
+            raise ValueError(
+                "Mixtures of experts cannot be served packed: make the checkpoint dense, with `optimum-cli neuronal convert "
+                f"DIR --format dense --output DENSE_DIR`, and serve DENSE_DIR without --quantization {QUANT_METHOD}."
+            )
+        if isinstance(layer, LinearBase):
+            return PackedLinearMethod(prefix)
+        return PackedEmbeddingMethod(prefix) if isinstance(layer, VocabParallelEmbedding) else None
+
+
+class PackedLinearMethod(LinearMethodBase):
+    """How one linear layer holds its weight: packed, or, if no row is smaller so, as vLLM's own layers do.
+
+    Args:
+        name (`str`): of the layer.
+    """
+
+    plain: type[QuantizeMethodBase] = UnquantizedLinearMethod
+    packs_sparse = True
+
+    def __init__(self, name: str):
+        self.name, self.dense = name, self.plain()
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        weight_loader: Callable[..., None],
+        **attrs: Any,
+    ) -> None:
+        """Register a weight without memory, whose loader keeps the rows that arrive."""
+        shape = (sum(output_partition_sizes), input_size_per_partition)
+        self.arriving = ArrivingWeight(shape, params_dtype, torch.get_default_device(), self.packs_sparse)
+
+        def keep(param: nn.Parameter, loaded: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            weight_loader(ArrivingRows(self.arriving), loaded, *args, **kwargs)
+
+        layer.register_parameter("weight", _without_gradients(torch.empty(shape, dtype=params_dtype, device="meta")))
+        set_weight_attrs(layer.weight, {"input_dim": 1, "output_dim": 0, "weight_loader": keep, **attrs})
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Join the rows that arrived. A layer without packed rows becomes one of vLLM's own."""
+        arriving, self.arriving = self.arriving, None
+        rows = arriving.finish(self.name)
+        if isinstance(rows, torch.Tensor):
+            padded = F.pad(rows, (0, 0, 0, arriving.padding)) if arriving.padding else rows
+            layer.weight, layer.quant_method = _without_gradients(padded), self.dense
+            self.dense.process_weights_after_loading(layer)
+            return
+        # Says dtype and device, as adapters want to know; whoever computes with it fails.
+        layer.weight = _without_gradients(torch.empty(0, dtype=arriving.dtype, device=arriving.device))
+        layer.packed = nn.ModuleList([PackedLinear(matrix) for matrix in rows])
+        layer.padding = arriving.padding
+
+    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return `x @ W.T + bias`, shape (..., rows with padding)."""
+        if len(layer.packed) == 1 and not layer.padding:
+            return layer.packed[0].linear(x, bias)
+        y = torch.cat([part.linear(x) for part in layer.packed], dim=-1)
+        y = F.pad(y, (0, layer.padding)) if layer.padding else y
+        return y if bias is None else y + bias
+
+
+class PackedEmbeddingMethod(PackedLinearMethod):
+    """How token embeddings or a head are held: of 8 bits as they are in the checkpoint, or dense."""
+
+    plain = UnquantizedEmbeddingMethod
+    packs_sparse = False
+
+    def embedding(self, layer: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of these numbers, shape (*ids.shape, features)."""
+        return layer.packed[0].matrix.look_up(ids)
+
+    def tie_weights(self, layer: nn.Module, embed_tokens: VocabParallelEmbedding) -> VocabParallelEmbedding:
+        """Return the embeddings as the head: their weight has not arrived yet."""
+        return embed_tokens
+
+
+def _without_gradients(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)

