@@ -49,7 +49,7 @@ _QuantizationConfig: Any = QuantizationConfigMixin
 
 @dataclass(eq=False)
 class NeuronALConfig(ConfigFields, _QuantizationConfig):
-    """How to prune a model. Checked when made: a wrong type raises `TypeError`, a wrong value `ValueError`.
+    """Settings of a prune. Checked when made: a wrong type raises `TypeError`, a wrong value `ValueError`.
 
     A field that is not given stays None; [`~NeuronALConfig.resolved`] fills it in. What follows `topup_args` is given by
     name. A method's name may come with hyper-parameters, as on the command line: `topup="owl:half_width=0.1"` means
@@ -188,7 +188,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
 
     @property
     def default_format(self) -> str:
-        """How a prune's model is saved unless it is said: `"packed"` if weights are quantised, whose codes a dense save loses."""
+        """The format of a prune's model unless it is given: `"packed"` if weights are quantised, whose codes a dense save loses."""
         return "dense" if self.bits_per_weight is self.embedding_bits is None else "packed"
 
     def resolved(self) -> "NeuronALConfig":

@@ -14,7 +14,7 @@ RECONSTRUCT = ("dense", "block")
 
 @dataclass(frozen=True)
 class Methods:
-    """How weights are scored, where the sparsity goes, and which weights may fall together.
+    """The methods of a prune: how weights are scored, where the sparsity goes, and which weights may fall together.
 
     Args:
         saliency ([`Saliency`]): scores the weights.

@@ -160,7 +160,7 @@ class PruningReport:
 
     @property
     def amount(self) -> str:
-        """What the prune has reached, in words: `"70.00% zeros"`, or `"2.400 bits a weight"`."""
+        """The amount that the prune has reached, in words: `"70.00% zeros"`, or `"2.400 bits a weight"`."""
         if self.config.get("bits_per_weight") is None:
             return f"{self.achieved_sparsity:.2%} zeros"
         return f"{self.bits_per_weight:.3f} bits a weight"

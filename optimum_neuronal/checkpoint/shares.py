@@ -1,4 +1,4 @@
-"""What is counted in the weights of a block or of a kind of projection, compared with what was recorded."""
+"""Compares what is counted in the weights of a block or of a kind of projection with what was recorded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

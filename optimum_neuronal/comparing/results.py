@@ -73,7 +73,7 @@ class Result:
 
     @property
     def target(self) -> str:
-        """What was asked for: `"70 % sparsity"`, or `"2.4 bits"`."""
+        """The amount asked for, in words: `"70 % sparsity"`, or `"2.4 bits"`."""
         return f"{100 * self.sparsity:.4g} % sparsity" if self.budget is None else f"{self.budget:g} bits"
 
     @property

@@ -1,4 +1,4 @@
-"""Which elements of a weight are kept, in a bit each."""
+"""Packs a mask of a weight's kept elements, in a bit each."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def _eight_booleans(device: torch.device) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class PackedMask(Change):
-    """Which elements of a weight are kept; as a change, the others become zero.
+    """A mask of a weight's kept elements; as a change, the others become zero.
 
     Args:
         bits (`Tensor`): uint8, shape (ceil(numel / 8),): element `i` in row-major order is bit `i % 8`, from the lowest,

@@ -1,4 +1,4 @@
-"""What all packed formats have in common. A new one is a class of [`PackedMatrix`] in a file of this folder, and its kernels."""
+"""The base of all packed formats. A new one is a class of [`PackedMatrix`] in a file of this folder, and its kernels."""
 
 import math
 from abc import abstractmethod
@@ -99,7 +99,7 @@ class PackedMatrix(Change):
     @property
     @abstractmethod
     def kept(self) -> int:
-        """How many elements are kept."""
+        """The number of elements that are kept."""
 
     @abstractmethod
     def describe(self) -> str:

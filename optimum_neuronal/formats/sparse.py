@@ -125,7 +125,7 @@ class SparseWeight(PackedMatrix):
 
     @property
     def mask(self) -> torch.Tensor:
-        """Which elements are kept: boolean, of the weight's shape."""
+        """The mask, True where an element is kept: boolean, of the weight's shape."""
         return unpack_bits(self.bits, self.shape[-1]).view(self.shape)
 
     def unpack(self) -> torch.Tensor:

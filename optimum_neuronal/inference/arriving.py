@@ -22,7 +22,7 @@ from .sparsify import check_model, finish_packing, projections_of, put_packed
 
 
 class _Arriving:
-    """What is mixed into the class of a module whose weights are still to come; `arrived` has those with a packed form."""
+    """A mix-in for the class of a module whose weights are still to come; `arrived` has those with a packed form."""
 
     def __setattr__(self, name: str, value) -> None:
         if isinstance(value, torch.Tensor) and not value.is_meta:

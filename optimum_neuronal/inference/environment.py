@@ -1,4 +1,4 @@
-"""What this machine computes packed weights with."""
+"""Names the kernels with which this machine computes packed weights."""
 
 import platform
 from contextlib import suppress

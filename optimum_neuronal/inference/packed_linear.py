@@ -77,7 +77,7 @@ class PackedLinear(PackedBuffers):
 
     @property
     def nf(self) -> int:
-        """What `Conv1D` calls its number of output features."""
+        """The number of output features, as `Conv1D` calls it."""
         return self.out_features
 
     nx = in_features

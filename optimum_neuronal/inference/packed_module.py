@@ -1,4 +1,4 @@
-"""What modules with packed weights have in common: buffers, conversion, what a state dict may hold, and refusals.
+"""The base of modules with packed weights: buffers, conversion, what a state dict may hold, and refusals.
 
 Kernels believe what offsets and masks say. So parts that came in any other way than from a packed weight, or from a state
 dict that was checked, are checked before they are computed with.
@@ -212,7 +212,7 @@ class PackedBuffers(PackedModule):
 
 
 class WeightFacts:
-    """What may be asked of a weight that is packed: its shape, dtype and device. It is no tensor.
+    """Shape, dtype and device of a weight that is packed. It is no tensor.
 
     Models ask their projections' weights for these, to convert or to move what they compute; whoever wants the elements
     is told to densify.

@@ -1,4 +1,4 @@
-"""Whether a dense weight is to be packed, and its packed form: of matrices, of stacks of them, of what is packed already."""
+"""Decides if a dense weight is to be packed, and packs it: of matrices, of stacks of them, of what is packed already."""
 
 import math
 

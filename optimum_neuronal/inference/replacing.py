@@ -12,5 +12,5 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """Whether somebody has given this very module another forward, as accelerate does to move inputs between devices."""
+    """Return True if somebody has given this very module another forward, as accelerate does to move inputs between devices."""
     return "forward" in vars(module)

@@ -1,4 +1,4 @@
-"""What packing a model has done: told in the log, and kept on the model."""
+"""Sums up what packing a model has done, for the log and for the model."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ logger = get_logger(__name__)
 
 @dataclass
 class PackingSummary:
-    """What `sparsify` did, as `model.packing`. `print(model.packing)` shows it as a sentence, a notebook as a table.
+    """Summary of what `sparsify` did, as `model.packing`. `print(model.packing)` shows it as a sentence, a notebook as a table.
 
     Args:
         packed (`int`): packed weights, of which a mixture of experts has two.

@@ -47,7 +47,7 @@ def _words(bits: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _count(words):
-    """How many bits are set, by adding neighbours; compilers know this way of writing it and emit one instruction."""
+    """Return how many bits are set, by adding neighbours; compilers know this way of writing it and emit one instruction."""
     words = words - ((words >> 1) & 0x55555555)
     words = (words & 0x33333333) + ((words >> 2) & 0x33333333)
     words = (words + (words >> 4)) & 0x0F0F0F0F

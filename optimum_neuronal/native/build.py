@@ -153,7 +153,7 @@ def cache_folder() -> Path:
 
 
 def _machine() -> str:
-    """What a library has to fit: system, processor family and C library."""
+    """Return what a library has to fit: system, processor family and C library."""
     return "-".join((sys.platform, platform.machine(), *platform.libc_ver())).replace("/", "_")
 
 

@@ -71,7 +71,7 @@ class Library:
 
     @property
     def has_threads(self) -> bool:
-        """Whether it was compiled with OpenMP; otherwise it computes in one thread."""
+        """True if it was compiled with OpenMP; otherwise it computes in one thread."""
         return bool(self._library.neuronal_has_threads())
 
 
@@ -230,6 +230,6 @@ WITHOUT = (
 
 
 def kernel_name() -> str:
-    """What computes with packed weights on the CPU: a name of `KERNELS`, or "torch"."""
+    """Return what computes with packed weights on the CPU: a name of `KERNELS`, or "torch"."""
     kernel = find_kernel()
     return TORCH if kernel is None else kernel.name

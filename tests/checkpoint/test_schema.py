@@ -41,7 +41,11 @@ JSON = st.recursive(
     ],
 )
 def test_what_fits(value, schema):
+    """Of two fields the error names the one that does not fit."""
     check(value, schema, "x")
+    both = {"type": "object", "properties": {"fits": schema, "other": {"type": "string"}}}
+    with pytest.raises(ValueError, match="^x.other is 1: expected text.$"):
+        check({"fits": value, "other": 1}, both, "x")
 
 
 @pytest.mark.parametrize(

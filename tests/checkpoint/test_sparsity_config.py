@@ -138,8 +138,10 @@ def test_anything_is_either_valid_or_a_value_error(written, data):
         found = read_sparsity_config({"sparsity_config": value})
     except ValueError:
         return
+    assert found is value
     name = "model.layers.1.mlp.up_proj.weight"
-    PrunedWeights(found or written, [name]).find(name)
+    stored = PrunedWeights(found, [name]).find(name)
+    assert stored is None or stored.block in value["block_sparsity"]
 
 
 def test_the_documentation_has_every_key():

@@ -53,4 +53,5 @@ def test_a_disk_without_locks_stops_nobody(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(filelock.FileLock, "_acquire", refuse)
-    acquired(tmp_path / ".lock").release()
+    lock = acquired(tmp_path / ".lock")
+    assert not lock.is_locked
