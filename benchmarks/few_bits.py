@@ -5,6 +5,7 @@
 A row is a budget of bits a weight; with "+uniform" all projections get as equal rates as it allows. int2, int3 and int4 are
 GPTQ, asymmetric, groups of 64 with 32 bits of scale and offset, damping 0.01, columns of large inputs first ("+inorder": as
 they stand), toward the dense model as the package does ("+block": toward the block's own output, as GPTQ is published).
+"2.4+gptq" and "2.4+trellis" are the rivals of `benchmarks.rivals` at such a budget, with rates for each matrix.
 "calibration KL" is of sequences that nothing was fitted to; excess is `ln(perplexity / dense perplexity)`, mean over the
 test sets. Models and texts are those of `benchmarks.methods`. docs/few_bits.md has what this measured.
 """
@@ -19,6 +20,7 @@ from transformers.utils import logging
 from benchmarks.efforts import log_perplexities
 from benchmarks.gptq import GPTQ
 from benchmarks.methods import load
+from benchmarks.rivals import RIVALS, quantise_by
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.display import format_table
 
@@ -37,6 +39,8 @@ def quantise_as(row: str, model, ids: torch.Tensor) -> float:
         fields = {"saliency": "gptq", "saliency_args": saliency_args, "topup": "uniform", "reconstruct": reconstruct}
         NeuronALPruner(NeuronALConfig(0.0, **fields, **data)).prune(model, ids)
         return GPTQ(**saliency_args).bits_per_weight
+    if rival := next((word for word in how if word in RIVALS), None):
+        return quantise_by(rival, float(name), model, ids)
     topup = "uniform" if "uniform" in how else None
     pruner = NeuronALPruner(NeuronALConfig(bits_per_weight=float(name), topup=topup, **data))
     pruner.prune(model, ids)
