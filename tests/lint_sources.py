@@ -33,12 +33,14 @@ PRIVATE = {
         "all_tied_weights_keys", "update_attn_implementation", "update_tp_plan", "update_ep_plan",
         "convert_file_size_to_int",
     },
+    "compat/serving.py": {"_load_model"},
     "compat/accelerate.py": {"_hf_hook", "_old_forward"},
     "compat/peft.py": {
         "get_base_layer", "base_layer", "get_base_model", "original_module", "parameter_name", "lora_A", "lora_B",
         "lora_variant", "lora_magnitude_vector", "get_delta_weight", "active_adapters",
     },
 }  # fmt: skip
+OF_TRANSFORMERS = ("compat/transformers.py", "compat/serving.py")
 COMPAT = {"internals", "accelerate", "peft"}  # names under which modules of compat/ are imported
 
 FILE_NAMES = {"config.json", "generation_config.json", "README.md", "neuronal_report.json"}
@@ -53,7 +55,7 @@ def lint(place: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
         library = module.partition(".")[0]
         if library in ("accelerate", "peft") and place != f"compat/{library}.py":
             yield line, f"{module} is imported: offer in compat/{library}.py what is needed of it"
-        if library == "transformers" and place != "compat/transformers.py" and not is_public(module, name):
+        if library == "transformers" and place not in OF_TRANSFORMERS and not is_public(module, name):
             yield line, f"{module}.{name} is private: offer in compat/transformers.py what is needed of it"
     for home, private in PRIVATE.items():
         for name, line in names_used(tree):

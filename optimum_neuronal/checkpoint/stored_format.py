@@ -18,8 +18,9 @@ QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "versio
 # In place of the name of the file with the weights: transformers quotes an impossible name before it looks for files.
 # With this package the name is replaced first.
 HINT = (
-    "these weights are packed by optimum_neuronal: write `import optimum_neuronal` before loading them, or make them dense "
-    "with `optimum-cli neuronal convert` (pip install optimum-neuronal)"
+    "these weights are packed by optimum_neuronal: write `import optimum_neuronal` before loading them, or let all "
+    "programs load them by `optimum-cli neuronal register --on`, or make them dense with `optimum-cli neuronal convert` "
+    "(pip install optimum-neuronal)"
 )
 
 

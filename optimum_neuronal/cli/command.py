@@ -82,7 +82,8 @@ class CommandParser(argparse.ArgumentParser):
         Unknown flags come first: a required one that is misspelled would only be said to be missing.
         """
         words = sys.argv[1:] if args is None else list(args)
-        flags = [word for word in words if word.startswith("--") and " " not in word]
+        passed_on = any(action.nargs == argparse.REMAINDER for action in self._actions)  # to another program
+        flags = [word for word in words if not passed_on and word.startswith("--") and " " not in word]
         for flag in flags[: flags.index("--") if "--" in flags else None]:
             name = flag.partition("=")[0]
             if not any(option.startswith(name) for option in self._option_string_actions):  # it may be shortened

@@ -10,11 +10,13 @@ from .command import CommandParser, describe
 from .demo_command import DemoCommand
 from .measuring_commands import CompareCommand, EvaluateCommand
 from .prune_command import PruneCommand
+from .serve_command import ChatCommand, RegisterCommand, ServeCommand
 from .speed_command import EnvCommand, SpeedCommand
 
 
 COMMANDS = (
-    PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, EnvCommand, DemoCommand
+    PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, ServeCommand, ChatCommand,
+    RegisterCommand, EnvCommand, DemoCommand,
 )  # fmt: skip
 EXAMPLES = ("demo", "prune --model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-sparse", "prune --help")
 

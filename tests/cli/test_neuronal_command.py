@@ -9,7 +9,19 @@ def test_the_commands_are_listed_and_the_model_is_required(run, capsys):
         run("--help")
     shown = capsys.readouterr().out
     assert stop.value.code == 0
-    for name in ("prune", "evaluate", "compare", "inspect", "convert", "speed", "env", "demo"):
+    for name in (
+        "prune",
+        "evaluate",
+        "compare",
+        "inspect",
+        "convert",
+        "speed",
+        "serve",
+        "chat",
+        "register",
+        "env",
+        "demo",
+    ):
         assert f"\n    {name} " in shown, name
     with pytest.raises(SystemExit):
         run("evaluate")

@@ -8,6 +8,7 @@ import datasets
 import pytest
 import torch
 from conftest import make_model
+from few_bits import make_few_bits
 from profiles import at_night
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -74,6 +75,11 @@ class TestResult:
         assert evaluate(model, tokenizer, batch_size=100)["neuronal_words"].accuracy == pytest.approx(
             by_hand(model, QUESTIONS)
         )
+
+    def test_packed_weights_and_a_head_of_8_bits(self, tokenizer):
+        model = make_few_bits()
+        found = evaluate(model, tokenizer, batch_size=4, limit=6)["neuronal_words"]
+        assert found.accuracy == by_hand(model, QUESTIONS[:6])
 
     def test_what_the_harness_calls_its_standard_error(self, llama, tokenizer):
         import lm_eval

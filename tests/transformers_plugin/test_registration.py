@@ -6,32 +6,6 @@ import pytest
 from profiles import at_night
 
 
-# What registration.py and hf_quantizer.py use of transformers, in a package whose parent does not import the list.
-LAZY = {
-    "__init__.py": "",
-    "utils/__init__.py": "",
-    "utils/quantization_config.py": "class QuantizationConfigMixin: pass",
-    "quantizers/__init__.py": """
-import importlib
-def __getattr__(name):
-    if name != "auto":
-        raise AttributeError(name)
-    return importlib.import_module(".auto", __name__)
-""",
-    "quantizers/base.py": "class HfQuantizer: pass",
-    "quantizers/auto.py": """
-import sys
-QUANTIZERS, CONFIGS = {}, {}
-executed = sys.__dict__.setdefault("executed", [])
-executed.append(__name__)
-if "fails" in sys.argv and len(executed) == 1:
-    raise OSError("the disk was busy")
-def register_quantizer(name):
-    return lambda cls: QUANTIZERS.setdefault(name, cls)
-def register_quantization_config(name):
-    return lambda cls: CONFIGS.setdefault(name, cls)
-""",
-}
 BEGIN = """
 import importlib, importlib.util, sys
 import optimum_neuronal
@@ -109,16 +83,6 @@ def run(code, *arguments, path=""):
     command = [sys.executable, "-c", code, *arguments]
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr[-2000:]
-
-
-@pytest.fixture
-def lazy(tmp_path):
-    """A folder with a transformers whose parent package imports its list of quantizers when it is first used."""
-    for name, content in LAZY.items():
-        file = tmp_path / "transformers" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
-    return tmp_path
 
 
 @pytest.mark.parametrize(
