@@ -26,6 +26,7 @@ _HOME = {
     "SparseModelForCausalLM": "transformers_plugin.sparse_model",
     "keep_sparsity": "training.keeping",
     "keep_lora_sparse": "training.lora",
+    "lora_for_packed": "training.packed_lora",
     "SparsityCallback": "training.callbacks",
     "NeuronALCallback": "training.neuronal_callback",
     "Architecture": "model.architectures",
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from .training.keeping import keep_sparsity
     from .training.lora import keep_lora_sparse
     from .training.neuronal_callback import NeuronALCallback
+    from .training.packed_lora import lora_for_packed
     from .transformers_plugin.sparse_model import SparseModelForCausalLM
 
 register()

@@ -3,7 +3,9 @@
 PEFT itself is imported only where adapters are found.
 """
 
+import copy
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -109,10 +111,83 @@ def _new_layer(kind: type, own: type) -> nn.Module:
     return cls.__new__(cls)
 
 
+def own_lora_config(config: Any) -> Any:
+    """Return a copy of a `LoraConfig`, or that of a saved adapter, by its path or Hub id."""
+    from peft import LoraConfig
+
+    if isinstance(config, (str, os.PathLike)):
+        config = LoraConfig.from_pretrained(config)
+    if not isinstance(config, LoraConfig):
+        raise TypeError(f"Expected a LoraConfig or where an adapter of LoRA is saved, got a {type(config).__name__}.")
+    return copy.deepcopy(config)
+
+
+def adapt_packed(config: Any, kind: type) -> None:
+    """Let a `LoraConfig` put LoRA around packed linear layers, of class `kind`, by PEFT's mapping of custom modules."""
+    config._register_custom_module({kind: _adapt_packed})
+
+
+def _adapt_packed(*args: Any, **kwargs: Any) -> nn.Module:
+    """Make a layer; a function, since a config is pickled with what it maps to."""
+    from peft.tuners.lora.layer import Linear
+
+    return _subclass(_PackedLora, Linear)(*args, **kwargs)
+
+
 _PeftLayer: Any = object  # the classes below are mixed into classes of PEFT's
 
 
-class _GuardedMerge(_PeftLayer):
+class _Pickled(_PeftLayer):
+    """A layer of a class that [`_subclass`] made."""
+
+    kind: type
+    peft_class: type
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        _, _, *state = super().__reduce_ex__(protocol)
+        return _new_layer, (self.kind, self.peft_class), *state
+
+
+class _PackedLora(_Pickled):
+    """A layer of LoRA around a packed linear layer, whose weight stays packed, or is made dense later by `densify`."""
+
+    def __init__(self, base_layer: Any, adapter_name: str, config: Any, **kwargs: Any):
+        base = base_layer.get_base_layer() if hasattr(base_layer, "get_base_layer") else base_layer
+        config.fan_in_fan_out = base.transposed  # as PEFT does it for dense layers
+        kwargs["is_target_conv_1d_layer"] = base.transposed
+        super().__init__(base_layer, adapter_name, config=config, **kwargs)
+        base.adapters.layers.add(self)
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        if self._is_packed():
+            self.get_base_layer().adapters.layers.add(self)
+
+    def _is_packed(self) -> bool:
+        return hasattr(self.get_base_layer(), "adapters")
+
+    def _get_in_out_features(self, module: Any) -> tuple[int, int]:
+        return module.in_features, module.out_features
+
+    def resolve_lora_variant(self, *, config: Any, **kwargs: Any) -> None:
+        variant = super().resolve_lora_variant(config=config, **kwargs)
+        if variant is not None and self._is_packed():
+            raise ValueError(
+                f"The adapter is a {type(variant).__name__}, but beside packed weights LoRA and rsLoRA are understood alone: "
+                "leave that out of the LoraConfig, or call optimum_neuronal.densify(model) first."
+            )
+        return variant
+
+    def merge(self, *args: Any, **kwargs: Any) -> None:
+        if self._is_packed():
+            raise ValueError(
+                "The model's weights are packed, and adapters cannot be merged into packed weights: call "
+                "optimum_neuronal.densify(model) first, and optimum_neuronal.keep_lora_sparse(model) to keep the zeros."
+            )
+        super().merge(*args, **kwargs)
+
+
+class _GuardedMerge(_Pickled):
     """An adapter layer that puts the zeros of its base weight back after merging and unmerging.
 
     This equals merging an update that is zero there: the pruned weights were zero before.
@@ -120,12 +195,6 @@ class _GuardedMerge(_PeftLayer):
 
     sparse_weight: Sparse
     before_merge: Callable[[], None]
-    kind: type
-    peft_class: type
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        _, _, *state = super().__reduce_ex__(protocol)
-        return _new_layer, (self.kind, self.peft_class), *state
 
     def merge(self, *args: Any, **kwargs: Any) -> None:
         self.before_merge()

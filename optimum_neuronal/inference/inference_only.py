@@ -1,10 +1,14 @@
-"""Packed weights compute no gradients: what asks for them is refused, in a graph of torch.compile too.
+"""Packed weights are not trained: what asks for gradients is refused, in a graph of torch.compile too, unless adapters are.
 
 An output that autograd would lead through packed weights is marked here. It may be looked at, and losses may be
-computed of it; a backward through it is an error, where a missing formula would make gradients silently incomplete.
+computed of it; a backward through it is an error. Else all other weights would be trained beside the packed ones, and
+no error would say that these are not. Where adapters are trained, all weights are frozen, and gradients pass.
 """
 
+import weakref
 from collections.abc import Sequence
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,22 +16,58 @@ from torch.autograd import forward_ad
 
 
 ADVICE = "call optimum_neuronal.densify(model) first"
-REFUSAL = f"The model's weights are packed, and packed weights compute no gradients: to train it, {ADVICE}."
+REFUSAL = (
+    f"The model's weights are packed, and packed weights compute no gradients: to train it, {ADVICE}. To train LoRA beside "
+    "packed weights, call peft.get_peft_model(model, optimum_neuronal.lora_for_packed(model, config))."
+)
 
 
-def watched(module: nn.Module, x: torch.Tensor) -> bool:
-    """Return True if autograd waits for a gradient of `x`.
+class Adapters:
+    """The adapter layers around packed weights of a model, shared by its packed modules; true while there are any.
+
+    Attributes:
+        layers (`WeakSet`): these. Those of a copied or unpickled model add themselves to its own.
+    """
+
+    def __init__(self) -> None:
+        self.layers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def __bool__(self) -> bool:
+        return bool(self.layers.data)
+
+    def __reduce__(self) -> tuple:
+        return Adapters, ()
+
+
+def watched(module: Any, x: torch.Tensor) -> bool:
+    """Return True if autograd waits for a gradient of `x` that packed weights have to refuse.
+
+    Args:
+        module (`nn.Module`): a packed one, with the attribute `adapters`.
+        x (`Tensor`): its input.
 
     Raises:
-        `RuntimeError`: the module is being trained, or `x` carries a tangent (`torch.func.jvp`, forward-mode AD).
+        `RuntimeError`: the module is being trained, or a transform of torch.func differentiates, or `x` carries a tangent
+            (forward-mode AD).
     """
-    if not torch.compiler.is_compiling() and forward_ad.unpack_dual(x).tangent is not None:
-        raise RuntimeError(REFUSAL)
-    if not (torch.is_grad_enabled() and x.requires_grad):
+    compiling = torch.compiler.is_compiling()
+    carries = not compiling and forward_ad.unpack_dual(x).tangent is not None
+    if not (carries or torch.is_grad_enabled() and x.requires_grad) or module.adapters:
         return False
-    if module.training:
+    if module.training or carries or not compiling and is_transformed():
         raise RuntimeError(REFUSAL)
     return True
+
+
+def is_transformed() -> bool:
+    """Return True inside of a transform of torch.func, such as `vmap` and `grad`."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_differentiated(x: torch.Tensor) -> bool:
+    """Return True if autograd, forward-mode AD or a transform of torch.func follows what is computed of `x`."""
+    wanted = torch.is_grad_enabled() and x.requires_grad
+    return wanted or is_transformed() or forward_ad.unpack_dual(x).tangent is not None
 
 
 def mark(output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

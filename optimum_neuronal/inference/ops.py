@@ -1,7 +1,8 @@
-"""The two operations on packed matrices, as torch knows them: `torch.ops.optimum_neuronal.packed_linear` and `.unpack`.
+"""The operations on packed matrices, as torch knows them: `torch.ops.optimum_neuronal.packed_linear` and others.
 
 Graphs of `torch.compile` call these, and stay whole. All else calls [`linear`], which spares torch's dispatch: half of a
-call. A matrix comes as the name of its format and its tensors, in the format's order.
+call; or [`product`], where something may be differentiated. A matrix comes as the name of its format and its tensors, in
+the format's order.
 """
 
 import math
@@ -10,13 +11,26 @@ from functools import partial
 
 import torch
 
-from ..formats.packed_matrix import DTYPES, FORMATS, PackedMatrix, check_places, headers_of
+from ..formats.packed_matrix import (
+    DTYPES,
+    FORMATS,
+    SCRATCH_ROWS,
+    PackedMatrix,
+    check_places,
+    headers_of,
+    row_blocks,
+)
 from . import accelerator
+from .inference_only import is_differentiated
 
 
 LIBRARY = torch.library.Library("optimum_neuronal", "DEF")
 LIBRARY.define(
     "packed_linear(Tensor x, str format, Tensor[] tensors, int rows, Tensor? bias) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+LIBRARY.define(
+    "packed_gradient(Tensor gradient, str format, Tensor[] tensors, int columns) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 LIBRARY.define(
@@ -44,6 +58,57 @@ def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = No
         tensors = list(matrix.tensors().values())
         return torch.ops.optimum_neuronal.packed_linear(x, matrix.name, tensors, matrix.row_count, bias)
     return _linear(matrix, x, bias)
+
+
+def product(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return what [`linear`] does, followed by autograd, forward-mode AD and torch.func; W and the bias are constants."""
+    return Product.apply(x, matrix, bias, False) if is_differentiated(x) else linear(matrix, x, bias)
+
+
+class Product(torch.autograd.Function):
+    """`x @ W.T + bias`, or if `turned` `x @ W`: linear in x, so that each is the other's gradient."""
+
+    @staticmethod
+    def forward(x, matrix, bias, turned):
+        tensors = list(matrix.tensors().values())
+        with torch._C._AutoDispatchBelowAutograd():
+            if turned:
+                return torch.ops.optimum_neuronal.packed_gradient(x, matrix.name, tensors, matrix.shape[-1])
+            return torch.ops.optimum_neuronal.packed_linear(x, matrix.name, tensors, matrix.row_count, bias)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.matrix, _, ctx.turned = inputs
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Product.apply(gradient, ctx.matrix, None, not ctx.turned), None, None, None
+
+    @staticmethod
+    def jvp(ctx, tangent, *_):
+        return Product.apply(tangent, ctx.matrix, None, ctx.turned)
+
+    @staticmethod
+    def vmap(info, dims, x, matrix, bias, turned):
+        return Product.apply(x.movedim(dims[0], 0), matrix, bias, turned), 0
+
+
+def input_gradient(matrix: PackedMatrix, gradient: torch.Tensor) -> torch.Tensor:
+    """Return `gradient @ W`, W unpacked some rows at a time; sums over these are taken in float32.
+
+    Args:
+        matrix ([`PackedMatrix`]): W, shape (out, in), checked.
+        gradient (`Tensor`): of the product's output, shape (..., out), of the matrix's dtype, on its device.
+
+    Returns:
+        `Tensor`: shape (..., in), of the dtype of `gradient`.
+    """
+    rows, columns = matrix.row_count, matrix.shape[-1]
+    flat = gradient.reshape(math.prod(gradient.shape[:-1]), rows)
+    total = flat.new_zeros(len(flat), columns, dtype=torch.float32)
+    for block in row_blocks(rows, columns, SCRATCH_ROWS * columns):
+        total += flat[:, block] @ unpack(matrix.window(block.start, block.stop))
+    return total.to(gradient.dtype).view(*gradient.shape[:-1], columns)
 
 
 def unpack(matrix: PackedMatrix) -> torch.Tensor:
@@ -109,10 +174,30 @@ def _fake_unpack(format, tensors, rows, columns, dtype):
     return tensors[0].new_empty(rows, columns, dtype=dtype)
 
 
+@torch.library.register_fake("optimum_neuronal::packed_gradient", lib=LIBRARY)
+def _fake_packed_gradient(gradient, format, tensors, columns):
+    return gradient.new_empty(*gradient.shape[:-1], columns)
+
+
 def _packed_linear(x, format, tensors, rows, bias):
+    return _linear(_matrix_for(x, format, tensors, rows), x, bias)
+
+
+def _differentiable_linear(x, format, tensors, rows, bias):
+    if is_differentiated(x):
+        return Product.apply(x, _matrix_for(x, format, tensors, rows), bias, False)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.optimum_neuronal.packed_linear(x, format, tensors, rows, bias)
+
+
+def _matrix_for(x: torch.Tensor, format: str, tensors: Sequence[torch.Tensor], rows: int) -> PackedMatrix:
     if x.ndim == 0:
         raise ValueError("x has no dimension: expected shape (..., in)")
-    return _linear(matrix_of(format, tensors, rows, x.shape[-1], x.dtype), x, bias)
+    return matrix_of(format, tensors, rows, x.shape[-1], x.dtype)
+
+
+def _packed_gradient(gradient, format, tensors, columns):
+    return input_gradient(matrix_of(format, tensors, gradient.shape[-1], columns, gradient.dtype), gradient)
 
 
 def _unpack(format, tensors, rows, columns, dtype):
@@ -121,4 +206,6 @@ def _unpack(format, tensors, rows, columns, dtype):
 
 # This key stands for every device.
 LIBRARY.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
+LIBRARY.impl("packed_linear", _differentiable_linear, "Autograd")
+LIBRARY.impl("packed_gradient", _packed_gradient, "CompositeExplicitAutograd")
 LIBRARY.impl("unpack", _unpack, "CompositeExplicitAutograd")

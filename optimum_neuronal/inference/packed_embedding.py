@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ..formats.quantized import QuantizedWeight
-from .inference_only import ADVICE, REFUSAL, mark, watched
+from .inference_only import ADVICE, REFUSAL, Adapters, mark, watched
 from .packed_linear import is_linear
 from .packed_module import PackedBuffers, WeightFacts, take_place
 
@@ -95,9 +95,9 @@ class PackedEmbedding(PackedBuffers, metaclass=_Told):
             `Tensor`: shape (*ids.shape, features), of the weight's dtype.
 
         Raises:
-            `RuntimeError`: in training mode, if gradients are wanted: the table would get none.
+            `RuntimeError`: in training mode, if gradients are wanted and there are no adapters: the table would get none.
         """
-        if self.training and torch.is_grad_enabled():
+        if self.training and torch.is_grad_enabled() and not self.adapters:
             raise RuntimeError(REFUSAL)
         found = self.matrix.look_up(ids)
         if self.embed_scale is None:
@@ -150,6 +150,11 @@ class TiedLinear(nn.Module):
     @property
     def weight(self) -> WeightFacts:
         return self.embedding.weight
+
+    @property
+    def adapters(self) -> Adapters:
+        """As of the embedding."""
+        return self.embedding.adapters
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W.T + bias`, as [`PackedLinear`] computes it."""

@@ -5,7 +5,7 @@ name, and its config names the function below, which reads the packed bytes of t
 of no others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from ..compat import transformers as internals
 from ..formats.packed_matrix import PackedMatrix
 from .inference_only import ADVICE, mark, watched
-from .ops import linear, matrix_of
+from .ops import linear, matrix_of, product
 from .packed_module import PackedBuffers
 
 
@@ -80,14 +80,16 @@ class PackedStack(PackedBuffers):
             `Tensor`: shape (rows, out), of the weights' dtype.
 
         Raises:
-            `RuntimeError`: in training mode, if gradients are wanted; else a backward raises it.
+            `RuntimeError`: in training mode, if gradients are wanted and there are no adapters; else a backward raises it.
         """
-        inner = x.detach() if watched(self, x) else x  # of the second weight also by biases of the first
-        if torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()  # into an operation that passes no gradients
+        # Of the second weight gradients are wanted also by biases of the first.
+        inner = x.detach() if watched(self, x) or compiling and x.requires_grad else x
+        if compiling:
             tensors = self._graph_tensors()
             output = packed_experts(inner.to(self.dtype), chosen, self.format, tensors, self.row_count, self.experts)
         else:
-            output = _by_expert(self.matrix, inner.to(self.dtype), chosen, self.experts)
+            output = _by_expert(self.matrix, inner.to(self.dtype), chosen, self.experts, product)
         return output if inner is x else mark(output, x)
 
     def extra_repr(self) -> str:
@@ -112,14 +114,16 @@ def _(x, chosen, format, tensors, rows, experts):
     return x.new_empty(x.shape[0], rows // experts)
 
 
-def _by_expert(stack: PackedMatrix, x: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
+def _by_expert(
+    stack: PackedMatrix, x: torch.Tensor, chosen: torch.Tensor, experts: int, compute: Callable = linear
+) -> torch.Tensor:
     out = stack.row_count // experts
     output = x.new_zeros(len(x), out)
     start = 0
     for expert, count in enumerate(torch.bincount(chosen, minlength=experts)[:experts].tolist()):
         if count:
             part = stack.window(expert * out, (expert + 1) * out)
-            output[start : start + count] = linear(part, x[start : start + count])
+            output[start : start + count] = compute(part, x[start : start + count])
             start += count
     return output
 
@@ -140,7 +144,7 @@ def packed_forward(
     names = stack_names(experts)
     if not isinstance(getattr(experts, names[0]), PackedStack):
         return internals.own_experts_forward(experts)(hidden, indices, weights)
-    inner = hidden.detach() if watched(experts, hidden) else hidden
+    inner = hidden.detach() if watched(getattr(experts, names[0]), hidden) else hidden
     (tokens, count), dtype = indices.shape, hidden.dtype
     chosen, order = indices.flatten().sort(stable=True)
     first = _project(experts, names[0], inner[order // count], chosen)

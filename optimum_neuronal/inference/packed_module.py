@@ -15,8 +15,8 @@ from torch import nn
 
 from ..formats.packed_matrix import DTYPES, FORMATS, PackedMatrix
 from ..model.packed_modules import PackedModule
-from .inference_only import ADVICE
-from .ops import linear
+from .inference_only import ADVICE, Adapters, is_transformed
+from .ops import linear, product
 from .packed_tensor import PackedTensor
 
 
@@ -32,6 +32,7 @@ class PackedBuffers(PackedModule):
         row_count, columns (`int`): of the matrix: rows of all experts.
         dtype_from (`str`): the buffer whose dtype and device are the weight's, since `.to` converts it: the values, or one
             without elements.
+        adapters ([`Adapters`]): around packed weights of the model; while there are any, gradients pass through this one.
     """
 
     def __init__(self, matrix: PackedMatrix, transposed: bool):
@@ -53,6 +54,7 @@ class PackedBuffers(PackedModule):
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
         self.checked, self._seen = True, None
+        self.adapters = Adapters()
 
     @property
     def matrix(self) -> PackedMatrix:
@@ -108,7 +110,8 @@ class PackedBuffers(PackedModule):
             tensors, x = self._graph_tensors(), x.to(self.held.dtype)
             return torch.ops.optimum_neuronal.packed_linear(x, self.format, tensors, self.row_count, bias)
         matrix = self.matrix
-        return linear(matrix, x if x.dtype == matrix.dtype else x.to(matrix.dtype), bias)
+        compute = product if self.adapters or is_transformed() else linear
+        return compute(matrix, x if x.dtype == matrix.dtype else x.to(matrix.dtype), bias)
 
     def _graph_tensors(self) -> list[torch.Tensor]:
         fixed = FORMATS.get(self.format).fixed

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from ..checkpoint.save_pretrained import save_packed_by_default, save_plainly, saves_packed_by_default
 from ..checkpoint.sparsity_config import forget_sparsity, record_embedding_bits
 from ..compat import transformers as internals
+from ..compat.peft import base_model
 from ..formats.packed_matrix import PackedMatrix
 from ..formats.quantized import QuantizedWeight
 from ..formats.quantized_checks import BITS
@@ -27,6 +28,7 @@ from ..system.machine import hand_back_freed
 from ..validation import check_bits, check_embedding_bits
 from .conversion import check_conversions, convert_plainly
 from .head_packing import keep_tied, pack_head, put_head, unpack_head
+from .inference_only import Adapters
 from .packed_experts import put_stacks, take_stacks
 from .packed_linear import PackedLinear
 from .packed_module import take_place
@@ -92,10 +94,12 @@ def sparsify(model: PreTrainedModel, bits: int | None = None, embedding_bits: in
 def densify(model: PreTrainedModel) -> PreTrainedModel:
     """Put dense weights back in the place of packed ones, the same to the bit, one after the other, in place.
 
-    The model can be trained and pruned again. It saves in the format in which it did before it was packed.
+    The model can be trained and pruned again, and its adapters merged. It saves in the format in which it did before it was
+    packed.
 
     Args:
-        model (`PreTrainedModel`): with packed weights, however it got them; a dense one is left as it is.
+        model (`PreTrainedModel`): with packed weights, however it got them; a dense one is left as it is. It may carry
+            adapters, or be PEFT's model of one.
 
     Returns:
         The same model.
@@ -104,6 +108,7 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
         raise TypeError(f"Expected a model, got {type(model).__name__}.")
     if next(packed_modules(model), None) is None:
         return model
+    adapted, model = model, base_model(model)
     unpack_head(model)
     convert_plainly(model)
     names = [name for name, module in packed_modules(model) if isinstance(module, PackedLinear)]
@@ -117,7 +122,7 @@ def densify(model: PreTrainedModel) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and not (module is model and summary and summary.saved_packed):
             save_plainly(module)
-    return model
+    return adapted
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -141,6 +146,9 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str], refusal: 
     """Add what follows when all weights are packed: the summary, and how the model saves. Raise if none is packed."""
     if next(packed_modules(model), None) is None:
         raise ValueError(refusal)
+    adapters = Adapters()
+    for _, module in packed_modules(model):
+        module.adapters = adapters
     before = model.__dict__.get("packing")
     saved_packed = saves_packed_by_default(model) if before is None else before.saved_packed
     summarize(model, left_dense, saved_packed)
