@@ -156,12 +156,12 @@ class _PackedLora(_Pickled):
         config.fan_in_fan_out = base.transposed  # as PEFT does it for dense layers
         kwargs["is_target_conv_1d_layer"] = base.transposed
         super().__init__(base_layer, adapter_name, config=config, **kwargs)
-        base.adapters.layers.add(self)
+        base.adapters.add(self)
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
         if self._is_packed():
-            self.get_base_layer().adapters.layers.add(self)
+            self.get_base_layer().adapters.add(self)
 
     def _is_packed(self) -> bool:
         return hasattr(self.get_base_layer(), "adapters")

@@ -25,15 +25,25 @@ REFUSAL = (
 class Adapters:
     """The adapter layers around packed weights of a model, shared by its packed modules; true while there are any.
 
+    A copied or unpickled model has its own, to which its layers add themselves.
+
     Attributes:
-        layers (`WeakSet`): these. Those of a copied or unpickled model add themselves to its own.
+        count (`int`): of layers that are in memory; a number, since graphs of torch.compile depend on it.
     """
 
     def __init__(self) -> None:
-        self.layers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.count = 0
+
+    def add(self, layer: nn.Module) -> None:
+        """Count a layer as long as it lives."""
+        self.count += 1
+        weakref.finalize(layer, self._lose).atexit = False
+
+    def _lose(self) -> None:
+        self.count -= 1
 
     def __bool__(self) -> bool:
-        return bool(self.layers.data)
+        return self.count > 0
 
     def __reduce__(self) -> tuple:
         return Adapters, ()

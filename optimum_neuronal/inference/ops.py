@@ -70,7 +70,9 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def forward(x, matrix, bias, turned):
-        tensors = list(matrix.tensors().values())
+        if type(x) is torch.Tensor:
+            return input_gradient(matrix, x) if turned else _linear(matrix, x, bias)
+        tensors = list(matrix.tensors().values())  # of a graph that is traced
         with torch._C._AutoDispatchBelowAutograd():
             if turned:
                 return torch.ops.optimum_neuronal.packed_gradient(x, matrix.name, tensors, matrix.shape[-1])

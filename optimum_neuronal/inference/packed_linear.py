@@ -101,7 +101,7 @@ class PackedLinear(PackedBuffers):
             `Tensor`: shape (..., out), of the weight's dtype; under autocast, of autocast's.
 
         Raises:
-            `RuntimeError`: in training mode, if gradients are wanted; else a backward raises it.
+            `RuntimeError`: in training mode, if gradients are wanted and there are no adapters; else a backward raises it.
         """
         inner = x.detach() if watched(self, x) else x
         output = self.linear(inner, self._buffers["bias"])
@@ -113,5 +113,6 @@ class PackedLinear(PackedBuffers):
         """End with what to do: PEFT, which asks no module whether it takes adapters, quotes it in its refusal."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"{super().extra_repr()}, for inference only: to train it, {ADVICE}"
+            f"{super().extra_repr()}, for inference only: to train it, {ADVICE}; for LoRA beside it, see "
+            "optimum_neuronal.lora_for_packed"
         )

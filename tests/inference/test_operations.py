@@ -143,3 +143,20 @@ def test_traces_call_the_operation():
     traced = torch.jit.trace(lambda x: ops.linear(matrix, x), torch.ones(1, 70), check_trace=False)
     x = torch.randn(1, 70)
     assert torch.equal(traced(x), ops.linear(matrix, x))
+
+
+def test_derivatives():
+    """The gradients that autograd takes, twice too, are those of the dense product; nothing is silently zero."""
+    for matrix in all_matrices(37, 133):
+        tensors, dense = list(matrix.tensors().values()), matrix.unpack()
+
+        def packed(x, matrix=matrix, tensors=tensors):
+            return known.packed_linear(x, matrix.name, tensors, 37, None)
+
+        x = torch.randn(40, 133, requires_grad=True)
+        (gradient,) = torch.autograd.grad(packed(x).square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), x)
+        square = dense.T @ dense
+        assert error(gradient, 2 * x, square) < 1e-5 and error(second, 8 * x, square @ square) < 1e-5
+        with pytest.raises(NotImplementedError):
+            torch.func.jvp(packed, (x.detach(),), (x.detach(),))

@@ -1,0 +1,239 @@
+import copy
+import io
+
+import pytest
+import torch
+from packed import logits, make_zeroed
+from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from sparse import make_sparse, same_zeros, zeros_of
+from transformers import Trainer, TrainingArguments
+
+import optimum_neuronal.inference.ops as ops
+from optimum_neuronal import densify, keep_lora_sparse, lora_for_packed, sparsify
+from optimum_neuronal.inference.packed_linear import PackedLinear
+from optimum_neuronal.inference.sparsify import packed_modules
+
+
+ATTENTION = ["q_proj", "v_proj"]
+CASES = {
+    "sparse": ("llama", torch.float32, {}, "all-linear"),
+    "bfloat16": ("llama", torch.bfloat16, {}, "all-linear"),
+    "quantised": ("llama", torch.float32, {"bits": 3, "embedding_bits": 8}, "all-linear"),
+    "8 bits": ("llama", torch.bfloat16, {"bits": 8}, ATTENTION),
+    "transposed": ("gpt2", torch.float32, {}, "all-linear"),
+    "experts": ("mixtral", torch.float32, {}, ATTENTION),
+    "transposed experts": ("gpt_oss", torch.float32, {}, ATTENTION),
+}
+
+
+def adapted(case="sparse", **fields):
+    """Return a packed model and its dense twin, both with the same random adapters."""
+    family, dtype, packing, targets = CASES[case]
+    packed = sparsify(make_zeroed(family).to(dtype), **packing)
+    dense, config = densify(copy.deepcopy(packed)), LoraConfig(target_modules=targets, init_lora_weights=False, **fields)
+    packed = get_peft_model(packed, lora_for_packed(packed, config))
+    config.fan_in_fan_out = family == "gpt2"
+    dense = get_peft_model(dense, config)
+    adapters = {name: value for name, value in packed.state_dict().items() if "lora_" in name}
+    assert adapters and not dense.load_state_dict(adapters, strict=False).unexpected_keys
+    return packed, dense
+
+
+def gradients(model, ids):
+    """Return all gradients of a training step by name, whichever wrapper the model is in."""
+    model.zero_grad()
+    torch.manual_seed(0)  # dropout
+    model.train()(input_ids=ids[:2], labels=ids[:2]).loss.backward()
+    found = {name.removeprefix("_orig_mod."): p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name: gradient.clone() for name, gradient in found.items()}
+
+
+def assert_same(found, expected, relative=1e-5):
+    assert found.keys() == expected.keys() and all("lora_" in name for name in found)
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= relative * gradient.norm(), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_and_outputs_are_those_of_the_dense_model(case, ids, monkeypatch):
+    monkeypatch.setattr(ops, "SCRATCH_ROWS", 64)  # so that weights take several blocks
+    packed, dense = adapted(case)
+    low = CASES[case][1] == torch.bfloat16
+    assert_same(gradients(packed, ids), gradients(dense, ids), 2e-2 if low else 1e-5)
+    if "bits" not in CASES[case][2]:  # the fused kernels round x
+        expected = logits(dense.eval(), ids)
+        assert (logits(packed.eval(), ids) - expected).abs().max() <= (5e-2 if low else 1e-5) * expected.abs().max()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(reentrant, ids):
+    packed, dense = adapted()
+    packed.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    packed.enable_input_require_grads()
+    assert_same(gradients(packed, ids), gradients(dense, ids))
+
+
+def test_compiled():
+    packed, dense = (model.base_model.model.model.layers[0].self_attn.q_proj for model in adapted())
+    x, y = (torch.ones(2, dense.in_features, requires_grad=True) for _ in range(2))
+    torch.compile(packed, backend="aot_eager", fullgraph=True)(x).square().sum().backward()
+    dense(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    for name, weight in dense.named_parameters():
+        if "lora_" in name:
+            torch.testing.assert_close(packed.get_parameter(name).grad, weight.grad)
+
+
+def test_autocast_is_no_further_from_float32_than_with_dense_weights(ids):
+    packed, dense = adapted()
+    expected = gradients(dense, ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, rounded = gradients(packed, ids), gradients(dense, ids)
+
+    def error(low):
+        return sum((low[name] - expected[name]).square().sum() for name in expected)
+
+    assert found.keys() == expected.keys() and error(found) <= 1.2 * error(rounded)
+
+
+def test_pefts_preparation_for_few_bits(ids):
+    model = prepare_model_for_kbit_training(sparsify(make_zeroed().bfloat16()))
+    model = get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules=ATTENTION)))
+    assert gradients(model, ids)
+
+
+def test_saved_and_loaded_as_any_adapter(ids, tmp_path):
+    packed, dense = adapted()
+    expected = logits(packed.eval(), ids)
+    packed.save_pretrained(tmp_path)
+    base = sparsify(make_zeroed())
+    own = copy.deepcopy(base)
+    own.load_adapter(str(tmp_path), peft_config=lora_for_packed(own, tmp_path))
+    for loaded in (
+        PeftModel.from_pretrained(base, tmp_path, config=lora_for_packed(base, tmp_path)),
+        PeftModel.from_pretrained(make_zeroed(), tmp_path),  # an ordinary adapter
+        own,
+    ):
+        torch.testing.assert_close(logits(loaded.eval(), ids), expected, rtol=0, atol=1e-5)
+    loaded.set_adapter("default")
+    with pytest.raises(ValueError, match="see optimum_neuronal.lora_for_packed"):
+        PeftModel.from_pretrained(sparsify(make_zeroed()), tmp_path)
+
+
+def test_two_adapters(ids):
+    packed, dense = adapted()
+    torch.manual_seed(0)
+    packed.add_adapter("other", lora_for_packed(packed, LoraConfig(target_modules="all-linear", init_lora_weights=False)))
+    dense.add_adapter("other", LoraConfig(target_modules="all-linear"))
+    dense.load_state_dict({n: value for n, value in packed.state_dict().items() if "lora_" in n}, strict=False)
+    for active in ("other", ["default", "other"]):
+        for model in (packed, dense):
+            model.base_model.set_adapter(active)
+        assert_same(gradients(packed, ids), gradients(dense, ids))
+    packed.delete_adapter("other")
+    packed.set_adapter("default")
+    assert gradients(packed, ids)
+
+
+def test_copies_and_pickles_train(ids):
+    packed, _ = adapted()
+    expected, file = gradients(packed, ids), io.BytesIO()
+    torch.save(packed, file)
+    file.seek(0)
+    for other in (copy.deepcopy(packed), torch.load(file, weights_only=False)):
+        assert_same(gradients(other, ids), expected, 0)
+
+
+def test_merging_is_refused_until_the_model_is_dense_and_then_keeps_zeros(ids):
+    model = make_sparse()
+    zeros = zeros_of(model)
+    sparsify(model)
+    model = get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules="all-linear", init_lora_weights=False)))
+    expected = logits(model.eval(), ids)
+    for merge in (model.merge_and_unload, model.merge_adapter):
+        with pytest.raises(ValueError, match=r"packed.*optimum_neuronal.densify\(model\) first.*keep_lora_sparse"):
+            merge()
+    assert densify(model) is model and next(packed_modules(model), None) is None
+    torch.testing.assert_close(logits(model, ids), expected, rtol=0, atol=1e-5)
+    merged = keep_lora_sparse(model).merge_and_unload()
+    assert same_zeros(merged, zeros) and not hasattr(merged, "packing")
+    assert next(packed_modules(sparsify(merged)), None) is not None, "can be packed again"
+
+
+def test_without_adapters_training_is_refused_as_ever(ids):
+    """Each model has its own adapters, and without the last the refusals are back."""
+    packed, _ = adapted()
+    gradients(packed, ids)
+    with pytest.raises(RuntimeError, match=r"densify\(model\) first.*lora_for_packed"):
+        gradients(sparsify(make_zeroed()), ids)
+    model = packed.unload()
+    del packed
+    with pytest.raises(RuntimeError, match=r"densify\(model\) first.*lora_for_packed"):
+        gradients(model.requires_grad_(True), ids)
+
+
+def test_what_is_refused(monkeypatch):
+    model = sparsify(make_zeroed())
+    with pytest.raises(ValueError, match="bias='all': biases of packed layers are not trained"):
+        lora_for_packed(model, LoraConfig(bias="all"))
+    with pytest.raises(TypeError, match="Expected a LoraConfig .*, got a dict"):
+        lora_for_packed(model, {})
+    with pytest.raises(ValueError, match="DoraLinearVariant.*LoRA and rsLoRA"):
+        get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules=ATTENTION, use_dora=True)))
+    with pytest.raises(AttributeError, match="densify"):
+        config = LoraConfig(target_modules=ATTENTION, init_lora_weights="pissa")
+        get_peft_model(model, lora_for_packed(model, config))
+    config = LoraConfig(target_modules="all-linear")
+    assert lora_for_packed(make_zeroed(), config) == config and config.target_modules == "all-linear"
+
+
+def test_a_trainer_resumes(ids, tmp_path):
+    """Two steps, and two more from the checkpoint, end where four steps do; only adapters are saved."""
+    data = [{"input_ids": row, "labels": row} for row in ids]
+
+    def train(steps, resume=None):
+        model = sparsify(make_zeroed())
+        torch.manual_seed(0)
+        model = get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules=ATTENTION)))
+        fields = {"save_steps": 2, "report_to": "none", "learning_rate": 1e-2, "lr_scheduler_type": "constant"}
+        arguments = TrainingArguments(tmp_path / str(steps), max_steps=steps, use_cpu=True, disable_tqdm=True, **fields)
+        Trainer(model, arguments, train_dataset=data).train(resume_from_checkpoint=resume)
+        return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+    whole = train(4)
+    checkpoint = tmp_path / "4" / "checkpoint-2"
+    assert not (checkpoint / "model.safetensors").exists() and (checkpoint / "adapter_model.safetensors").exists()
+    resumed = train(4, str(checkpoint))
+    for name, value in whole.items():
+        torch.testing.assert_close(resumed[name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_derivatives_by_torch_func(bits):
+    """All of them are right where there are adapters: in reverse, forward, twice, and mapped over a dimension."""
+    model = sparsify(make_zeroed(), bits=bits)
+    kept = get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules=ATTENTION)))
+    layer = next(module for module in kept.modules() if isinstance(module, PackedLinear)).train()
+    weight = layer.dense()
+    x, tangent = torch.randn(2, 20, weight.shape[1]), torch.randn(2, 20, weight.shape[1])
+
+    def energy(compute):
+        return lambda x: compute(x).square().sum()
+
+    def dense(x):
+        return x @ weight.T
+
+    func = torch.func
+    found, expected = (
+        [
+            func.jvp(compute, (x,), (tangent,))[1],
+            func.vjp(compute, x)[1](torch.ones(2, 20, len(weight)))[0],
+            func.grad(energy(compute))(x),
+            func.vmap(compute, in_dims=1)(x),
+            func.jacfwd(energy(compute))(x),
+            func.jvp(func.grad(energy(compute)), (x,), (tangent,))[1],
+        ]
+        for compute in (layer, dense)
+    )
+    for index, (one, other) in enumerate(zip(found, expected)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, msg=str(index))
