@@ -85,7 +85,9 @@ def main():
     found = {}
     for case in CASES:
         command = [sys.executable, "-m", "benchmarks.packed_lora", *sys.argv[1:], "--case", case]
-        output = subprocess.run(command, env={**os.environ, **MALLOC}, check=True, capture_output=True, text=True).stdout
+        output = subprocess.run(
+            command, env={**os.environ, **MALLOC}, check=True, capture_output=True, text=True
+        ).stdout
         found[case] = json.loads(output.splitlines()[-1])
     dense = found["dense"]
     rows = [

@@ -8,13 +8,12 @@ Each line of train.jsonl is {"text": "..."}. It needs `pip install trl peft`.
 import argparse
 from pathlib import Path
 
-import torch
 from datasets import load_dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
-from optimum_neuronal import SparsityCallback, evaluate_perplexity, keep_lora_sparse
+import optimum_neuronal as neuronal
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -25,14 +24,19 @@ parser.add_argument("--output", type=Path, required=True, help="directory for th
 parser.add_argument("--steps", type=int, default=200, help="(default: 200)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
 parser.add_argument("--lora", action="store_true", help="train LoRA and merge it, instead of all weights")
+parser.add_argument("--packed", action="store_true", help="train LoRA beside packed weights, and save it alone")
 args = parser.parse_args()
 
-model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+model = (neuronal.SparseModelForCausalLM if args.packed else AutoModelForCausalLM).from_pretrained(
+    args.model, dtype="float32"
+)
 tokenizer = AutoTokenizer.from_pretrained(args.model)
-print(f"before: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
+print(f"before: perplexity {neuronal.evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
 
-if args.lora:  # not by SFTTrainer's peft_config: keep_lora_sparse comes before training
-    model = keep_lora_sparse(get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")))
+config = neuronal.lora_for_packed(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+if args.lora or args.packed:  # not by SFTTrainer's peft_config: keep_lora_sparse comes before training
+    model = get_peft_model(model, config)
+    model = model if args.packed else neuronal.keep_lora_sparse(model)
 arguments = SFTConfig(
     args.output / "checkpoints",
     max_steps=args.steps,
@@ -40,16 +44,17 @@ arguments = SFTConfig(
     packing=True,
     packing_strategy="wrapped",  # text is cut into sequences of max_length tokens
     per_device_train_batch_size=8,
-    learning_rate=2e-3 if args.lora else 5e-4,
+    learning_rate=2e-3 if args.lora or args.packed else 5e-4,
     lr_scheduler_type="cosine",
     save_strategy="no",
     report_to="none",
     bf16=False,  # as the model is; TRL's default is bfloat16, which not every processor computes with
 )
 data = load_dataset("json", data_files=str(args.train), split="train")
-SFTTrainer(model, arguments, train_dataset=data, processing_class=tokenizer, callbacks=[SparsityCallback()]).train()
+kept = [] if args.packed else [neuronal.SparsityCallback()]  # nothing changes packed weights
+SFTTrainer(model, arguments, train_dataset=data, processing_class=tokenizer, callbacks=kept).train()
 
 model = model.merge_and_unload() if args.lora else model
-print(f"after: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
+print(f"after: perplexity {neuronal.evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
 model.save_pretrained(args.output)
 tokenizer.save_pretrained(args.output)

@@ -25,6 +25,7 @@ from optimum_neuronal import (
     inspect_checkpoint,
     keep_lora_sparse,
     keep_sparsity,
+    lora_for_packed,
     register_architecture,
     register_saliency,
     register_topup,
@@ -70,6 +71,7 @@ def train(model: PreTrainedModel) -> None:
         keeper.apply()
     assert_type(keeper.sparsity, float)
     keep_lora_sparse(model, exact=False)
+    lora_for_packed(model, "adapter")
     SparsityCallback()
     NeuronALCallback(NeuronALConfig(0.7), schedule={0: 0.5, 100: 0.7})
     register_architecture("mine", Architecture(roles={"attn.wq": "query", "gate": None}))

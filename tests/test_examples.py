@@ -128,8 +128,10 @@ def trl(monkeypatch):
     [
         ("finetune.py", ()),
         ("finetune_lora.py", ()),
+        ("finetune_packed.py", ()),
         ("finetune_trl.py", ()),
         ("finetune_trl.py", ("--lora",)),
+        ("finetune_trl.py", ("--packed",)),
         ("distill.py", ()),
     ],
 )
@@ -149,6 +151,9 @@ def test_retraining(tmp_path, monkeypatch, capsys, text, trl, name, flags):
     printed = capsys.readouterr().out
     before, after = (float(printed.partition(f"{when}: perplexity ")[2].split()[0]) for when in ("before", "after"))
     assert after < before
+    if flags == ("--packed",):  # an adapter alone
+        assert (tmp_path / "tuned" / "adapter_config.json").exists()
+        return
     assert same_zeros(AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype="float32"), zeros)
 
 

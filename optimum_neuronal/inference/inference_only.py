@@ -7,7 +7,6 @@ no error would say that these are not. Where adapters are trained, all weights a
 
 import weakref
 from collections.abc import Sequence
-
 from typing import Any
 
 import torch

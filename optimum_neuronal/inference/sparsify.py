@@ -148,7 +148,7 @@ def finish_packing(model: PreTrainedModel, left_dense: dict[str, str], refusal: 
         raise ValueError(refusal)
     adapters = Adapters()
     for _, module in packed_modules(model):
-        module.adapters = adapters
+        vars(module)["adapters"] = adapters
     before = model.__dict__.get("packing")
     saved_packed = saves_packed_by_default(model) if before is None else before.saved_packed
     summarize(model, left_dense, saved_packed)

@@ -207,4 +207,4 @@ class PackingQuantizer(_IntoPacked):
 
     @property
     def is_trainable(self) -> bool:
-        return False
+        return True  # by adapters; packed weights themselves refuse it

@@ -30,7 +30,10 @@ def adapted(case="sparse", **fields):
     """Return a packed model and its dense twin, both with the same random adapters."""
     family, dtype, packing, targets = CASES[case]
     packed = sparsify(make_zeroed(family).to(dtype), **packing)
-    dense, config = densify(copy.deepcopy(packed)), LoraConfig(target_modules=targets, init_lora_weights=False, **fields)
+    dense, config = (
+        densify(copy.deepcopy(packed)),
+        LoraConfig(target_modules=targets, init_lora_weights=False, **fields),
+    )
     packed = get_peft_model(packed, lora_for_packed(packed, config))
     config.fan_in_fan_out = family == "gpt2"
     dense = get_peft_model(dense, config)
@@ -123,7 +126,9 @@ def test_saved_and_loaded_as_any_adapter(ids, tmp_path):
 def test_two_adapters(ids):
     packed, dense = adapted()
     torch.manual_seed(0)
-    packed.add_adapter("other", lora_for_packed(packed, LoraConfig(target_modules="all-linear", init_lora_weights=False)))
+    packed.add_adapter(
+        "other", lora_for_packed(packed, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    )
     dense.add_adapter("other", LoraConfig(target_modules="all-linear"))
     dense.load_state_dict({n: value for n, value in packed.state_dict().items() if "lora_" in n}, strict=False)
     for active in ("other", ["default", "other"]):
@@ -148,7 +153,9 @@ def test_merging_is_refused_until_the_model_is_dense_and_then_keeps_zeros(ids):
     model = make_sparse()
     zeros = zeros_of(model)
     sparsify(model)
-    model = get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules="all-linear", init_lora_weights=False)))
+    model = get_peft_model(
+        model, lora_for_packed(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    )
     expected = logits(model.eval(), ids)
     for merge in (model.merge_and_unload, model.merge_adapter):
         with pytest.raises(ValueError, match=r"packed.*optimum_neuronal.densify\(model\) first.*keep_lora_sparse"):
@@ -196,7 +203,9 @@ def test_a_trainer_resumes(ids, tmp_path):
         torch.manual_seed(0)
         model = get_peft_model(model, lora_for_packed(model, LoraConfig(target_modules=ATTENTION)))
         fields = {"save_steps": 2, "report_to": "none", "learning_rate": 1e-2, "lr_scheduler_type": "constant"}
-        arguments = TrainingArguments(tmp_path / str(steps), max_steps=steps, use_cpu=True, disable_tqdm=True, **fields)
+        arguments = TrainingArguments(
+            tmp_path / str(steps), max_steps=steps, use_cpu=True, disable_tqdm=True, **fields
+        )
         Trainer(model, arguments, train_dataset=data).train(resume_from_checkpoint=resume)
         return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
