@@ -146,7 +146,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             )
         if self.rotate:
             raise ValueError(
-                "rotate is True, but a rotation serves weights that are set to zero: leave it out with bits_per_weight."
+                "rotate is True, but a rotation serves weights that are set to zero, and quantised ones lose more by it: leave it "
+                "out with bits_per_weight."
             )
 
     def _check_methods(self) -> None:
