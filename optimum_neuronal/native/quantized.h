@@ -96,23 +96,61 @@ static float scale_inputs(const void *x, int dtype, int64_t row, int64_t columns
     return power;
 }
 
-/* A product for each_chunk. */
+/* A product for each_chunk. A thread rounds inputs for itself: that takes less time than to fetch
+ * tables from another one's cache. */
 typedef struct {
     QuantizedMatrix weight;
+    QuantizedKernel how;
     RoundedInputs inputs;
-    BlockSums compute;
     double powers[MOST_ROWS]; /* by which results of each row of x are multiplied */
-    int dtype;                /* of bias and y */
-    const void *bias;
+    int dtype;                /* of x, bias and y */
+    const void *x, *bias;
     void *y;
+    char *memory; /* of all threads, so many bytes each */
+    int64_t bytes;
 } QuantizedProduct;
+
+/* The places in a thread's memory, behind its product: tables or bytes, then floats. */
+enum { OF_PRODUCT = (sizeof(QuantizedProduct) + 63) / 64 * 64, MOST_MEMORY = 1 << 22 };
+
+static int64_t table_bytes(const QuantizedProduct *product) {
+    const int64_t numbers = product->inputs.count * padded_columns(&product->weight);
+    return product->weight.bits == BYTE_BITS ? numbers : numbers * PLANE_BYTES / PLANE_GROUP;
+}
+
+static int64_t bytes_of_thread(const QuantizedProduct *product) {
+    const int64_t numbers = product->inputs.count * padded_columns(&product->weight),
+                  unit = product->weight.bits == BYTE_BITS ? BYTE_GROUP : PLANE_TILE,
+                  floats = numbers + product->weight.columns + numbers / unit;
+    return (OF_PRODUCT + table_bytes(product) + 4 * floats + 63) / 64 * 64;
+}
+
+static void *round_for_thread(void *context, int thread) {
+    const QuantizedProduct *shared = context;
+    char *memory = shared->memory + thread * shared->bytes;
+    QuantizedProduct *own = (QuantizedProduct *)(void *)memory;
+    *own = *shared;
+    const int64_t columns = own->weight.columns, padded = padded_columns(&own->weight),
+                  numbers = own->inputs.count * padded;
+    float *wide_x = (float *)(void *)(memory + OF_PRODUCT + table_bytes(own)),
+          *wide_steps = wide_x + numbers;
+    own->inputs.numbers = memory + OF_PRODUCT;
+    own->inputs.scales = wide_steps + columns;
+    memset(wide_x, 0, sizeof(float) * (size_t)numbers);
+    const double of_steps = widen_steps(own->weight.steps, columns, 1, wide_steps);
+    for (int m = 0; m < own->inputs.count; m++)
+        own->powers[m] = of_steps * scale_inputs(own->x, own->dtype, m, columns, wide_steps,
+                                                 wide_x + m * padded);
+    own->how.round(wide_x, padded, &own->inputs);
+    return own;
+}
 
 static void multiply_blocks(void *context, int64_t first, int64_t last) {
     const QuantizedProduct *product = context;
     const QuantizedMatrix *weight = &product->weight;
     float sums[BLOCK_ROWS * MOST_ROWS];
     for (int64_t block = first; block < last; block++) {
-        product->compute(weight, &product->inputs, block, sums);
+        product->how.sums(weight, &product->inputs, block, sums);
         for (int m = 0; m < product->inputs.count; m++)
             for (int64_t i = 0; i < rows_of_block(weight, block); i++) {
                 const int64_t row = block * BLOCK_ROWS + i;
@@ -139,35 +177,28 @@ EXPORT int neuronal_quantized_linear(int kernel, int dtype, const void *x, int64
         return TOO_MANY_ROWS;
     if (taken == 0 || rows == 0)
         return OK;
-    const QuantizedKernel how = quantized_kernel(kernel, bits);
     QuantizedProduct product = {.weight = {.codes = codes,
                                            .bits = bits,
                                            .rows = rows,
                                            .columns = columns,
                                            .scales = scales,
                                            .steps = steps},
-                                .compute = how.sums,
+                                .how = quantized_kernel(kernel, bits),
+                                .inputs = {.count = (int)taken},
                                 .dtype = dtype,
+                                .x = x,
                                 .bias = bias,
                                 .y = y};
-    const int64_t padded = padded_columns(&product.weight), numbers = taken * padded;
-    const int64_t rounded_bytes = numbers * (bits == BYTE_BITS ? 1 : PLANE_BYTES / PLANE_GROUP);
-    const int64_t scale_count = numbers / (bits == BYTE_BITS ? BYTE_GROUP : PLANE_TILE);
-    char *memory = aligned_alloc(
-        64, (size_t)(rounded_bytes + (columns + numbers + scale_count) * 4 + 64) / 64 * 64);
-    if (!memory)
+    const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    product.bytes = bytes_of_thread(&product);
+    const int64_t every = product.bytes * smaller(threads > 1 ? threads : 1, blocks);
+    const int alone = every > MOST_MEMORY; /* then one thread rounds for all */
+    product.memory = aligned_alloc(64, (size_t)(alone ? product.bytes : every));
+    if (!product.memory)
         return NO_MEMORY;
-    float *wide_x = (float *)(void *)(memory + rounded_bytes), *wide_steps = wide_x + numbers;
-    product.inputs =
-        (RoundedInputs){.count = (int)taken, .numbers = memory, .scales = wide_steps + columns};
-    memset(wide_x, 0, sizeof(float) * (size_t)numbers);
-    const double of_steps = widen_steps(steps, columns, 1, wide_steps);
-    for (int m = 0; m < taken; m++)
-        product.powers[m] =
-            of_steps * scale_inputs(x, dtype, m, columns, wide_steps, wide_x + m * padded);
-    how.round(wide_x, padded, &product.inputs);
-    each_chunk((rows + BLOCK_ROWS - 1) / BLOCK_ROWS, 1, threads, multiply_blocks, &product);
-    free(memory);
+    each_chunk(blocks, 1, threads, alone ? NULL : round_for_thread, multiply_blocks,
+               alone ? round_for_thread(&product, 0) : &product);
+    free(product.memory);
     return OK;
 }
 
@@ -207,7 +238,7 @@ EXPORT int neuronal_quantized_unpack(int kernel, int dtype, const uint8_t *codes
                           .write = quantized_kernel(kernel, bits).elements,
                           .dense = dense,
                           .dtype = dtype};
-    each_chunk((rows + BLOCK_ROWS - 1) / BLOCK_ROWS, 1, threads, copy_blocks, &copy);
+    each_chunk((rows + BLOCK_ROWS - 1) / BLOCK_ROWS, 1, threads, NULL, copy_blocks, &copy);
     free(wide_steps);
     return OK;
 }

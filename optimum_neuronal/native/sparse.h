@@ -158,7 +158,7 @@ EXPORT int neuronal_linear(int kernel, int dtype, const void *x, int64_t taken, 
                              .dtype = dtype,
                              .bias = bias,
                              .y = y};
-    each_chunk(rows, chunk_rows(rows, threads), threads, multiply_rows, &product);
+    each_chunk(rows, chunk_rows(rows, threads), threads, NULL, multiply_rows, &product);
     free(arranged);
     return OK;
 }
@@ -197,6 +197,6 @@ EXPORT int neuronal_unpack(int kernel, int size, const uint8_t *bits, const void
                        .end = (const char *)values + kept * size,
                        .offsets = offsets,
                        .dense = dense};
-    each_chunk(rows, chunk_rows(rows, threads), threads, copy_rows, &copy);
+    each_chunk(rows, chunk_rows(rows, threads), threads, NULL, copy_rows, &copy);
     return OK;
 }
