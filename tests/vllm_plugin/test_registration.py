@@ -1,11 +1,15 @@
+import configparser
 import logging
-import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import EntryPoint, PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
 from optimum_neuronal.vllm_plugin import registration
+
+
+SETUP = Path(__file__).parents[2] / "setup.cfg"
 
 
 @pytest.fixture
@@ -44,9 +48,9 @@ def test_other_versions_are_refused_with_a_sentence(install, caplog, monkeypatch
     assert f"with {found}: it was tested with <0.33,>=0.32. Install such a vLLM" in record.message
 
 
-def test_vllm_finds_the_entry_point_and_nothing_else_imports_the_room():
-    code = (
-        "import sys, optimum_neuronal, optimum_neuronal.pruner, optimum_neuronal.transformers_plugin.sparse_model\n"
-        "assert not [name for name in sys.modules if 'vllm' in name]"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+@pytest.mark.skipif(not SETUP.exists(), reason="the package is installed without its setup.cfg")
+def test_vllm_finds_the_entry_point():
+    setup = configparser.ConfigParser()
+    setup.read(SETUP)
+    found = EntryPoint(*setup["options.entry_points"]["vllm.general_plugins"].split(" = "), "vllm.general_plugins")
+    assert found.name.strip() == "optimum_neuronal" and found.load() is registration.register

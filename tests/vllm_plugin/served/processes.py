@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 
@@ -22,16 +23,36 @@ def generate(folder: Path, **arguments) -> tuple[dict | None, str]:
     command = [sys.executable, Path(__file__).with_name("generate.py"), folder, json.dumps(arguments)]
     alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     done = subprocess.run(
-        command, env={**os.environ, **SETTINGS, **alone}, capture_output=True, text=True, timeout=STARTS_WITHIN
+        command, env={**SETTINGS, **os.environ, **alone}, capture_output=True, text=True, timeout=STARTS_WITHIN
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     found = json.loads(lines[0].removeprefix("RESULT ")) if lines and not done.returncode else None
     return found, done.stdout + done.stderr
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server that has started: its address, and the number of its process."""
+
+    address: str
+    pid: int
+
+    def complete(self, prompt: str | list[int], tokens: int = 32) -> tuple[list[int], list[int]]:
+        """Return a prompt's tokens, and the greedy ones that follow."""
+        asked = {"model": "model", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"{self.address}/v1/completions",
+            json.dumps({**asked, "return_token_ids": True}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=STARTS_WITHIN) as answer:
+            (found,) = json.load(answer)["choices"]
+        return found["prompt_token_ids"], found["token_ids"]
+
+
 @contextmanager
-def serving(folder: Path, log: Path, *options: str) -> Iterator[str]:
-    """Serve a checkpoint over HTTP; yields the server's address."""
+def serving(folder: Path, log: Path, *options: str) -> Iterator[Server]:
+    """Serve a checkpoint over HTTP."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -49,25 +70,15 @@ def serving(folder: Path, log: Path, *options: str) -> Iterator[str]:
     ]
     with log.open("w") as output:
         server = subprocess.Popen(
-            list(map(str, command)), env={**os.environ, **SETTINGS}, stdout=output, stderr=subprocess.STDOUT
+            list(map(str, command)), env={**SETTINGS, **os.environ}, stdout=output, stderr=subprocess.STDOUT
         )
         try:
             address = f"http://127.0.0.1:{port}"
             _wait(server, address, log)
-            yield address
+            yield Server(address, server.pid)
         finally:
             server.terminate()
             server.wait(timeout=60)
-
-
-def complete(address: str, prompt: str, tokens: int = 32) -> str:
-    """Return the greedy continuation of a prompt."""
-    asked = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{address}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)["choices"][0]["text"]
 
 
 def _wait(server: subprocess.Popen, address: str, log: Path) -> None:
