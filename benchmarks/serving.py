@@ -19,7 +19,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from optimum_neuronal import save_pretrained, sparsify
 from optimum_neuronal.display import format_table
@@ -61,6 +63,9 @@ def save_models(folder: Path, layers: int, bits: int | None) -> None:
     sparsify(model, bits=bits, embedding_bits=None if bits is None else 8)
     save_pretrained(model, folder / "packed", format="packed")
     save_pretrained(make_model(1, hidden_size=64, intermediate_size=64, num_attention_heads=2), folder / "nothing")
+    words = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, unk_token="w0"))
+    for name in ("dense", "packed", "nothing"):
+        PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder / name)
 
 
 def measure(server: Server, count: int, length: int, tokens: int, repeats: int) -> tuple[float, float]:

@@ -112,7 +112,11 @@ def stored_size(directory: str | Path) -> int:
 
 
 def find_checkpoint(
-    directory_or_id: str | Path, revision: str | None = None, token: str | None = None, whole: bool = False
+    directory_or_id: str | Path,
+    revision: str | None = None,
+    token: str | None = None,
+    whole: bool = False,
+    cache_dir: str | None = None,
 ) -> Path:
     """Return the directory of a checkpoint; download the config and weights of one on the Hub into the cache.
 
@@ -121,6 +125,7 @@ def find_checkpoint(
         revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
         token (`str`, *optional*): None: the one of `hf auth login`, or HF_TOKEN.
         whole (`bool`): download all files, but for other tools' weights.
+        cache_dir (`str`, *optional*): the cache. None: huggingface_hub's.
 
     Raises:
         `ValueError`: neither a directory nor the id of a repository.
@@ -134,6 +139,7 @@ def find_checkpoint(
             str(directory_or_id),
             revision=revision,
             token=token,
+            cache_dir=cache_dir,
             allow_patterns=None if whole else [CONFIG, ADAPTER_CONFIG, *WEIGHT_FILES],
             ignore_patterns=[f"*{suffix}" for suffix in FOREIGN_SUFFIXES],
         )

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -27,7 +28,7 @@ class PackedLoader(DefaultModelLoader):
     def download_model(self, model_config: ModelConfig) -> None:
         """Download a checkpoint into the cache."""
         if _is_packed(model_config):
-            find_checkpoint(model_config.model, model_config.revision)
+            self._find(model_config)
         else:
             super().download_model(model_config)
 
@@ -41,9 +42,12 @@ class PackedLoader(DefaultModelLoader):
             yield from super().get_all_weights(model_config, model)
             return
         self.counter_before_loading_weights = time.perf_counter()
-        for stored in Checkpoint(find_checkpoint(model_config.model, model_config.revision)).weights:
+        for stored in Checkpoint(self._find(model_config)).weights:
             packed = PackedTensor.of(stored.read_packed(), stored.transposed) if stored.is_packed else stored[...]
             yield stored.name, packed
+
+    def _find(self, model_config: ModelConfig) -> Path:
+        return find_checkpoint(model_config.model, model_config.revision, cache_dir=self.load_config.download_dir)
 
 
 def _is_packed(model_config: ModelConfig) -> bool:

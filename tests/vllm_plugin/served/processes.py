@@ -21,7 +21,8 @@ STARTS_WITHIN = 300  # seconds
 def generate(folder: Path, **arguments) -> tuple[dict | None, str]:
     """Return what generate.py printed, None if it failed, and all that it wrote."""
     command = [sys.executable, Path(__file__).with_name("generate.py"), folder, json.dumps(arguments)]
-    alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    several = arguments.get("tensor_parallel_size", 1) > 1
+    alone = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if several else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     done = subprocess.run(
         command, env={**SETTINGS, **os.environ, **alone}, capture_output=True, text=True, timeout=STARTS_WITHIN
     )
@@ -56,22 +57,10 @@ def serving(folder: Path, log: Path, *options: str) -> Iterator[Server]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", port]
-    command += [
-        "--host",
-        "127.0.0.1",
-        "--served-model-name",
-        "tiny",
-        "--dtype",
-        "bfloat16",
-        "--max-model-len",
-        256,
-        *options,
-    ]
+    place = ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model"]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, *place, *options]
     with log.open("w") as output:
-        server = subprocess.Popen(
-            list(map(str, command)), env={**SETTINGS, **os.environ}, stdout=output, stderr=subprocess.STDOUT
-        )
+        server = subprocess.Popen(command, env={**SETTINGS, **os.environ}, stdout=output, stderr=subprocess.STDOUT)
         try:
             address = f"http://127.0.0.1:{port}"
             _wait(server, address, log)

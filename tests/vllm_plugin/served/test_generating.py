@@ -1,5 +1,7 @@
 """Sparse models in vLLM compute what they compute in transformers, or are refused with a sentence."""
 
+import os
+
 import peft
 import pytest
 import torch
@@ -17,6 +19,18 @@ def test_tokens_are_those_of_transformers(kind, tmp_path):
     """Given the tokens before it, each is the most likely one; one of 128 may be a near tie. In float32, which makes few."""
     folder = save(kind, tmp_path / kind)
     found, output = generate(folder, dtype="float32", **KINDS[kind][2])
+    assert found is not None, output[-4000:]
+    model = SparseModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    same, tokens = agreeing(model, found["prompts"], found["outputs"])
+    assert tokens == 128 and same >= 127
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor for each of two processes")
+def test_two_processes_share_a_quantised_model(tmp_path):
+    """Each has its rows of some weights and its columns of others, and codes stay codes."""
+    folder = save("quantised-8-bit-head", tmp_path / "model")
+    more = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", "dtype": "float32"}
+    found, output = generate(folder, **PACKED, **more)
     assert found is not None, output[-4000:]
     model = SparseModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     same, tokens = agreeing(model, found["prompts"], found["outputs"])
