@@ -6,6 +6,7 @@ parameter: what is copied to it stays as it came.
 """
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -34,16 +35,11 @@ class ArrivingWeight:
     padding: int = 0
 
     def take(self, first: int, rows: torch.Tensor) -> None:
-        """Keep rows, packed if that is smaller."""
-        if isinstance(rows, PackedTensor):
-            stays = pays(rows, rows.transposed) if isinstance(rows.matrix, SparseWeight) else True
-            if stays and not rows.transposed and (self.packs_sparse or not isinstance(rows.matrix, SparseWeight)):
-                self.parts[first] = _owned(rows.matrix.to(self.device, self.dtype))
-                return
-            rows = rows.unpack()
-        dense = _own(rows.detach().to(self.device, self.dtype))
-        packs = self.packs_sparse and has_kernels(dense) and pays(dense, False)
-        self.parts[first] = SparseWeight.pack(dense) if packs else dense
+        """Keep rows, packed if that is smaller. When all are there they are joined, so that no more than a layer is held twice."""
+        self.parts[first] = self._held(rows)
+        if self._count() == self.shape[0]:
+            parts = _joined([self.parts[start] for start in sorted(self.parts)])
+            self.parts = dict(zip(accumulate((part.shape[0] for part in parts[:-1]), initial=0), parts))
 
     def finish(self, name: str) -> list[PackedMatrix] | torch.Tensor:
         """Return all rows but the padding, in as few matrices as possible; one dense tensor if no row is packed.
@@ -54,23 +50,41 @@ class ArrivingWeight:
         Raises:
             `ValueError`: some rows have not arrived.
         """
-        parts = [self.parts[first] for first in sorted(self.parts)]
-        found, expected = sum(part.shape[0] for part in parts), self.shape[0] - self.padding
-        if found != expected:
+        expected = self.shape[0] - self.padding
+        if self._count() != expected:
             raise ValueError(
-                f"{name} got {found} rows of its weight: expected {expected}. The checkpoint lacks a weight: download or "
-                "save it again."
+                f"{name} got {self._count()} rows of its weight: expected {expected}. The checkpoint lacks a weight: download "
+                "or save it again."
             )
-        if all(isinstance(part, torch.Tensor) for part in parts):
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
-        matrices = [SparseWeight.pack(part) if isinstance(part, torch.Tensor) else part for part in parts]
-        groups: list[list[PackedMatrix]] = []
-        for matrix in matrices:
-            if groups and type(groups[-1][0]) is type(matrix) and groups[-1][0].joins(matrix):
-                groups[-1].append(matrix)
-            else:
-                groups.append([matrix])
-        return [type(group[0]).joined(group) for group in groups]
+        parts = _joined([self.parts[start] for start in sorted(self.parts)])
+        return parts[0] if isinstance(parts[0], torch.Tensor) else parts
+
+    def _count(self) -> int:
+        return sum(part.shape[0] for part in self.parts.values())
+
+    def _held(self, rows: torch.Tensor) -> PackedMatrix | torch.Tensor:
+        if isinstance(rows, PackedTensor):
+            stays = self.packs_sparse and pays(rows, False) if isinstance(rows.matrix, SparseWeight) else True
+            if stays and not rows.transposed:
+                return _owned(rows.matrix.to(self.device, self.dtype))
+            rows = rows.unpack()
+        dense = _own(rows.detach().to(self.device, self.dtype))
+        packs = self.packs_sparse and has_kernels(dense) and pays(dense, False)
+        return SparseWeight.pack(dense) if packs else dense
+
+
+def _joined(parts: list[PackedMatrix | torch.Tensor]) -> list[PackedMatrix] | list[torch.Tensor]:
+    """Return rows that follow each other in as few matrices as possible; if none is packed, in one dense tensor."""
+    if all(isinstance(part, torch.Tensor) for part in parts):
+        return parts if len(parts) == 1 else [torch.cat(parts)]
+    groups: list[list[PackedMatrix]] = []
+    for part in parts:
+        matrix = SparseWeight.pack(part) if isinstance(part, torch.Tensor) else part
+        if groups and type(groups[-1][0]) is type(matrix) and groups[-1][0].joins(matrix):
+            groups[-1].append(matrix)
+        else:
+            groups.append([matrix])
+    return [type(group[0]).joined(group) for group in groups]
 
 
 class ArrivingRows:
