@@ -33,17 +33,33 @@ class Quantizer:
         self._library.ggml_row_size.restype = self._library.ggml_quantize_chunk.restype = ctypes.c_size_t
         self._library.ggml_row_size.argtypes = (ctypes.c_int, size)
         self._library.ggml_quantize_chunk.argtypes = (ctypes.c_int, pointer, pointer, size, size, size, pointer)
+        self._library.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
         self.rows = cache(self._rows)
 
     def _rows(self, kind: gguf.GGMLQuantizationType, columns: int) -> np.ndarray:
         """Bytes of shape (64, bytes of a row)."""
         values = np.random.default_rng(0).standard_normal((ROWS, columns), dtype=np.float32) * 0.02
+        return self.quantise(kind, values, np.ones(columns, dtype=np.float32))
+
+    def quantise(
+        self, kind: gguf.GGMLQuantizationType, values: np.ndarray, importance: np.ndarray | None
+    ) -> np.ndarray:
+        """Bytes of shape (rows, bytes of a row), of float32 values of shape (rows, columns).
+
+        Args:
+            kind: of the bytes.
+            values: to quantise.
+            importance: of each column, float32; some types are refused without.
+        """
         if kind == Types.BF16:
             return gguf.quants.quantize(values, kind)
-        found = np.zeros((ROWS, self._library.ggml_row_size(kind, columns)), dtype=np.uint8)
-        importance = np.ones(columns, dtype=np.float32)  # some types refuse to be without
+        if importance is None and self._library.ggml_quantize_requires_imatrix(kind):
+            raise ValueError(f"llama.cpp quantises to {kind.name} with an importance of columns only")
+        rows, columns = values.shape
+        found = np.zeros((rows, self._library.ggml_row_size(kind, columns)), dtype=np.uint8)
         arrays = values.ctypes.data, found.ctypes.data
-        self._library.ggml_quantize_chunk(kind, *arrays, 0, ROWS, columns, importance.ctypes.data)
+        weights = None if importance is None else importance.ctypes.data
+        self._library.ggml_quantize_chunk(kind, *arrays, 0, rows, columns, weights)
         return found
 
     def weight(self, kind: gguf.GGMLQuantizationType, rows: int, columns: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from optimum.commands.base import CommandInfo
@@ -96,6 +97,7 @@ class CompareCommand(Command):
         "--model Qwen/Qwen3-0.6B --sparsity 0.6 0.7 --topup uniform owl search --plots",
         "--model Qwen/Qwen3-0.6B --saliency wanda alps --dataset my-text.txt --evaluate my-test.txt",
         "--model Qwen/Qwen3-0.6B --sparsity 0.5 0.6 --topup search --bits-per-weight 2.4 3 --plots",
+        "--model Qwen/Qwen3-0.6B --preset evidence --output evidence",
     )
     WITHOUT = {"pattern", "embedding_bits"}  # fields that combinations cannot have
     # Fields that take several values -> their default in words.
@@ -109,10 +111,12 @@ class CompareCommand(Command):
     @classmethod
     def parse_args(cls, parser: argparse.ArgumentParser) -> None:
         add_model_flags(parser)
-        parser.add_argument(
-            "--evaluate", nargs="+", default=["wikitext2"], help=f"test text: {DATASETS} (default: wikitext2)"
-        )
+        parser.add_argument("--evaluate", nargs="+", help=f"test text: {DATASETS} (default: wikitext2)")
         add_test_flags(parser)
+        protocol = "128 x 2048 tokens of C4, WikiText2, three saliencies and top-ups; and write evidence.md to send in"
+        parser.add_argument(
+            "--preset", choices=["evidence"], help=f"take from the published protocol what no flag says: {protocol}"
+        )
         parser.add_argument(
             "--output",
             default="comparison",
@@ -125,12 +129,15 @@ class CompareCommand(Command):
         add_config_flags(parser, (name for name in CONFIG_FLAGS if name not in cls.WITHOUT), cls.SEVERAL)
 
     def work(self) -> None:
+        from ..comparing import evidence
         from ..comparing.comparing import Measurements
 
         args, device = self.args, device_of(self.args)
         settings = self._check()
         comparison = Measurements(*load(args, device), settings).compare(args.output, args.overwrite)
         write(f"\n{comparison}\n\nSaved in {args.output}: comparison.md, .csv and .json")
+        if args.preset:
+            write(f"{evidence.write_page(comparison, args.output)} is the page to send in: CONTRIBUTING.md says how.")
         if args.plots:
             write(", ".join(path.name for path in comparison.plot(args.output, args.overwrite).paths))
         if comparison.failed:
@@ -140,16 +147,22 @@ class CompareCommand(Command):
     def _check(self) -> "ComparisonSettings":
         """Return the settings, checked before the model is loaded."""
         from ..comparing.comparison import FIGURES, TABLES, check_output
+        from ..comparing.evidence import PAGE, PRESETS
         from ..comparing.settings import ComparisonSettings
 
         args = self.args
-        check_output(args.output, args.overwrite, [*TABLES, *FIGURES] if args.plots else TABLES)
+        written = [*TABLES, *(FIGURES if args.plots else ()), *([PAGE] if args.preset else ())]
+        check_output(args.output, args.overwrite, written)
         config = given_fields(args)
         plurals = {"sparsity": "sparsities", "saliency": "saliencies", "topup": "topups"}
         own = {plurals.get(name, name): config.pop(name) for name in ("dataset", *self.SEVERAL) if name in config}
-        for name in ("evaluate", "max_windows", "tasks", "limit", "include_path", "batch_size", "max_hidden_bytes"):
+        own |= {"evaluate": args.evaluate} if args.evaluate else {}
+        for name in ("max_windows", "tasks", "limit", "include_path", "batch_size", "max_hidden_bytes"):
             own[name] = getattr(args, name)
-        return ComparisonSettings(**own, config=config)
+        settings = {**PRESETS.get(args.preset, {}), **own, **config}
+        of_comparison = {entry.name for entry in fields(ComparisonSettings)}
+        config = {name: settings.pop(name) for name in settings.keys() - of_comparison}
+        return ComparisonSettings(**settings, config=config)
 
     def after_interrupt(self) -> str:
         return f": the same command goes on from what is finished in {self.args.output}"

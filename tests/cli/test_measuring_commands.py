@@ -56,6 +56,24 @@ class TestCompare:
         assert names <= expected and {"perplexity-by-seconds", "block-sparsity-wanda-70", "lambda-wanda-70"} <= names
         assert "lambda-wanda-70.svg" in shown
 
+    def test_evidence(self, run, arguments, tmp_path):
+        """Flags that are given go before those of the preset."""
+        methods = ("--saliency", "magnitude", "--topup", "uniform", "owl", "--sparsity", 0.5, "--bits-per-weight", 6)
+        page = tmp_path / "out" / "evidence.md"
+        assert str(page) in run(*arguments, *methods, "--preset", "evidence")
+        lines = page.read_text().splitlines()
+        assert "- Calibration: 8 x 16 tokens of text.txt, seed 0." in lines
+        asked = [line.split("|")[2].strip() for line in lines if line.startswith("| ")]
+        assert asked == ["asked for", "dense", "50 % sparsity", "50 % sparsity", "6 bits"]
+        run(*arguments, *methods, "--preset", "evidence")  # goes on, and writes its own page again
+
+    def test_a_page_of_others_is_not_replaced(self, run, arguments, tmp_path):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "evidence.md").write_text("mine")
+        with pytest.raises(SystemExit, match="evidence.md was not written by a comparison"):
+            run(*arguments, "--preset", "evidence")
+        assert (tmp_path / "out" / "evidence.md").read_text() == "mine"
+
     def test_the_exit_status_says_that_something_failed(self, run, arguments, capsys):
         with pytest.raises(SystemExit) as stop:
             run(*arguments, "--saliency", "sparsegpt", "--topup", "uniform", "neuronal:steps=row", "--sparsity", 0.5)
