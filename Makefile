@@ -20,6 +20,11 @@ LOWEST := $(addprefix tests/,model engine checkpoint transformers_plugin trainin
 # therefore taken from its own index of CPU builds, if that answers (pip alone would retry for minutes), and unless
 # PIP_INDEX_URL or PIP_EXTRA_INDEX_URL already says where packages come from.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+cpu_torch = if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
+		&& [ -z "$$PIP_INDEX_URL$$PIP_EXTRA_INDEX_URL" ] \
+		&& $(@D)/bin/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1] + "/torch/", timeout=5)' \
+			$(TORCH_CPU_INDEX) 2>/dev/null; then \
+		$(@D)/bin/pip install --quiet --disable-pip-version-check $(1) --extra-index-url $(TORCH_CPU_INDEX) torch; fi
 
 .PHONY: demo test test-lowest test-vllm style check dist docs
 .DEFAULT_GOAL := demo
@@ -40,8 +45,8 @@ test-vllm: .venv-vllm/.installed
 .venv-vllm/.installed: requirements-vllm.txt setup.cfg
 	@echo "Installing vLLM into $(@D): 4 GB. This takes a few minutes, once."
 	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt \
-		$(if $(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,--extra-index-url $(TORCH_CPU_INDEX))
+	@$(call cpu_torch,--no-deps -c requirements-vllm.txt)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
@@ -97,11 +102,6 @@ INSTEAD := /dev/null
 	@$(PYTHON) -m venv $(@D)
 	@awk -F== 'NR == FNR { instead[$$1]; print; next } !($$1 in instead)' $(INSTEAD) constraints.txt \
 		> $(@D)/constraints.txt
-	@if [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
-		&& [ -z "$$PIP_INDEX_URL$$PIP_EXTRA_INDEX_URL" ] \
-		&& $(@D)/bin/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1] + "/torch/", timeout=5)' \
-			$(TORCH_CPU_INDEX) 2>/dev/null; then \
-		$(@D)/bin/pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt \
-			--extra-index-url $(TORCH_CPU_INDEX) torch; fi
+	@$(call cpu_torch,-c $(@D)/constraints.txt)
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt $(WHAT)
 	@touch $@
