@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from ..formats.packed_matrix import DTYPES, FORMATS, PackedMatrix
+from ..formats.packed_matrix import DTYPES, PackedMatrix
 from ..model.packed_modules import PackedModule
 from .inference_only import ADVICE, Adapters, is_transformed
 from .ops import linear, product
@@ -28,7 +28,7 @@ class PackedBuffers(PackedModule):
         transposed (`bool`): True if the dense parameter is kept as (in, out).
 
     Attributes:
-        format (`str`): of the matrix.
+        kind (`type`), format (`str`): class and format of the matrix.
         row_count, columns (`int`): of the matrix: rows of all experts.
         dtype_from (`str`): the buffer whose dtype and device are the weight's, since `.to` converts it: the values, or one
             without elements.
@@ -37,12 +37,8 @@ class PackedBuffers(PackedModule):
 
     def __init__(self, matrix: PackedMatrix, transposed: bool):
         super().__init__()
-        self.format, self.row_count, self.columns, self.transposed = (
-            matrix.name,
-            matrix.row_count,
-            matrix.shape[-1],
-            transposed,
-        )
+        self.kind, self.format = type(matrix), matrix.name
+        self.row_count, self.columns, self.transposed = matrix.row_count, matrix.shape[-1], transposed
         tensors = {name: tensor.detach() for name, tensor in matrix.tensors().items()}
         for name in matrix.fixed.keys() & tensors.keys():
             tensors[name] = tensors[name].contiguous().view(torch.uint8)  # which nothing converts
@@ -81,7 +77,7 @@ class PackedBuffers(PackedModule):
 
     def _matrix_of(self, parts: Mapping[str, torch.Tensor]) -> PackedMatrix:
         """Return the matrix of parts by their buffers' names. Raise `ValueError` if some cannot be read."""
-        kind, tensors = FORMATS.get(self.format), {name: part for name, part in parts.items() if name != "like"}
+        kind, tensors = self.kind, {name: part for name, part in parts.items() if name != "like"}
         for name in kind.fixed.keys() & tensors.keys():
             part = tensors[name]
             size = kind.fixed[name].itemsize
@@ -114,7 +110,7 @@ class PackedBuffers(PackedModule):
         return compute(matrix, x if x.dtype == matrix.dtype else x.to(matrix.dtype), bias)
 
     def _graph_tensors(self) -> list[torch.Tensor]:
-        fixed = FORMATS.get(self.format).fixed
+        fixed = self.kind.fixed
         named = [(name, getattr(self, name)) for name in self.owned if name != "like"]
         return [part.view(fixed[name]) if name in fixed else part for name, part in named]
 

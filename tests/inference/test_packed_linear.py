@@ -6,6 +6,7 @@ from profiles import examples
 from torch import nn
 from transformers import Conv1D
 
+from optimum_neuronal.formats.packed_matrix import FORMATS
 from optimum_neuronal.inference.packed_linear import PackedLinear
 
 
@@ -86,6 +87,15 @@ def test_training_is_refused():
     with pytest.raises(RuntimeError, match=r"densify\(model\) first"):
         packed.train()(x)
     packed(x.detach()), torch.no_grad()(packed)(x)  # dropout aside, these only compute
+
+
+def test_compiled_before_anything_was_computed(monkeypatch):
+    """A graph must not look for formats in files: in a new process nobody has looked for them yet."""
+    packed = PackedLinear.from_linear(sparse_linear())
+    monkeypatch.setattr(FORMATS, "_discovered", False)
+    compiled = torch.compile(packed, fullgraph=True, backend="eager")
+    x = torch.randn(2, 100)
+    assert torch.equal(compiled(x), packed(x))
 
 
 def test_compiled():
