@@ -150,7 +150,9 @@ def test_training_pruning_and_adapters_are_refused(ids, tmp_path):
         trainer.train()
     with pytest.raises(ValueError, match=r"21 packed weights.*densify\(model\) first to train it"):
         keep_sparsity(model)
-    with pytest.raises(ValueError, match=r"PackedLinear.*densify\(model\) first; for LoRA .*lora_for_packed\) is not supported"):
+    with pytest.raises(
+        ValueError, match=r"PackedLinear.*densify\(model\) first; for LoRA .*lora_for_packed\) is not supported"
+    ):
         peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="carries no adapters"):
         keep_lora_sparse(model)
