@@ -113,10 +113,8 @@ class CompareCommand(Command):
         add_model_flags(parser)
         parser.add_argument("--evaluate", nargs="+", help=f"test text: {DATASETS} (default: wikitext2)")
         add_test_flags(parser)
-        protocol = "128 x 2048 tokens of C4, WikiText2, three saliencies and top-ups; and write evidence.md to send in"
-        parser.add_argument(
-            "--preset", choices=["evidence"], help=f"take from the published protocol what no flag says: {protocol}"
-        )
+        protocol = "the published protocol for what no flag says, and evidence.md to send in (default: none)"
+        parser.add_argument("--preset", choices=["evidence"], help=protocol)
         parser.add_argument(
             "--output",
             default="comparison",
