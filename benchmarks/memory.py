@@ -22,10 +22,10 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 LAMBDAS = (0.05, 0.1, 0.2)
 
 
-def resident(key: str) -> int:
-    """`VmRSS` (now) or `VmHWM` (largest since the last reset), in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+def resident(key: str, process: int | str = "self") -> int:
+    """`VmRSS` (now) or `VmHWM` (largest since the last reset) of a process in bytes; 0 if it has ended."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
 
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}

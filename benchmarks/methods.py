@@ -57,7 +57,7 @@ OUTPUT = Path(__file__).with_suffix(".md")
 
 
 def load(name: str):
-    """Model, calibration ids, test sets of "demo", "reference", or a directory."""
+    """Model, calibration ids, test sets of "demo", "reference", or a directory: texts by kind, where it has such."""
     if name == "reference":
         tests = {test: authors.load_ids(f"test_ids_{test}") for test in authors.TESTS}
         return authors.load_model(), authors.load_ids("calibration_ids"), tests
@@ -66,8 +66,9 @@ def load(name: str):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = str(folder / "calibration.txt")
     drawn = draw_windows(text, tokenizer, num_samples=128, seq_length=SEQ_LENGTH, seed=0, vocab_size=len(tokenizer))
-    heldout = load_windows(model.config, tokenizer, str(folder / "heldout.txt"), SEQ_LENGTH, TEST_WINDOWS)
-    return model, drawn.ids, {"heldout": heldout}
+    texts = sorted(folder.glob("heldout-*.txt")) or [folder / "heldout.txt"]
+    shape = (SEQ_LENGTH, TEST_WINDOWS)
+    return model, drawn.ids, {text.stem: load_windows(model.config, tokenizer, str(text), *shape) for text in texts}
 
 
 def excess_table(comparison: Comparison) -> list[str]:

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.memory import resident
 from optimum_neuronal import save_pretrained, sparsify
 from optimum_neuronal.display import format_table
 from tests.vllm_plugin.served.processes import Server, serving
@@ -88,7 +89,7 @@ def measure(server: Server, count: int, length: int, tokens: int, repeats: int) 
 
 def peak(pid: int) -> int:
     """Return the bytes of the largest resident memory of the largest of a process and those that it started."""
-    return max(status(found, "VmHWM") for found in tree(pid))
+    return max(resident("VmHWM", found) for found in tree(pid))
 
 
 def tree(pid: int) -> Iterator[int]:
@@ -97,12 +98,6 @@ def tree(pid: int) -> Iterator[int]:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in children.read_text().split():
             yield from tree(int(child))
-
-
-def status(pid: int, key: str) -> int:
-    """Return a figure of a process's memory in bytes; 0 if it has ended."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
 
 
 def weights_size(folder: Path) -> int:

@@ -1,6 +1,8 @@
 """Fine-tune a sparse model with LoRA and merge it: the merged model is as sparse, with the outputs of the trained one.
 
 python examples/finetune_lora.py --model qwen3-70 --train train.txt --evaluate wikitext2 --output qwen3-70-tuned
+
+With --packed the weights stay packed while adapters are trained. The merge then leaves out the updates of pruned weights.
 """
 
 import argparse
@@ -10,7 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
-from optimum_neuronal import SparsityCallback, evaluate_perplexity, keep_lora_sparse
+import optimum_neuronal as neuronal
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -21,14 +23,18 @@ parser.add_argument("--output", type=Path, required=True, help="directory for th
 parser.add_argument("--steps", type=int, default=200, help="(default: 200)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
 parser.add_argument("--rank", type=int, default=16, help="of the update (default: 16)")
+parser.add_argument("--packed", action="store_true", help="keep weights packed until adapters are merged")
 args = parser.parse_args()
 
-model = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto")
+loaded_by = neuronal.SparseModelForCausalLM if args.packed else AutoModelForCausalLM
+model = loaded_by.from_pretrained(args.model, dtype="auto")
 tokenizer = AutoTokenizer.from_pretrained(args.model)
-print(f"before: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
+print(f"before: perplexity {neuronal.evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
 
-adapted = get_peft_model(model, LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear"))
-keep_lora_sparse(adapted)  # after PeftModel.from_pretrained too: nothing of it is saved with the adapter
+config = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear")
+adapted = get_peft_model(model, neuronal.lora_for_packed(model, config))
+if not args.packed:
+    neuronal.keep_lora_sparse(adapted)  # after PeftModel.from_pretrained too: nothing of it is saved with the adapter
 ids = torch.tensor(tokenizer(args.train.read_text(encoding="utf-8"), verbose=False)["input_ids"])
 windows = ids[: len(ids) // args.length * args.length].view(-1, args.length)
 arguments = TrainingArguments(
@@ -42,10 +48,13 @@ arguments = TrainingArguments(
     report_to="none",
 )
 data = [{"input_ids": window, "labels": window} for window in windows]
-Trainer(adapted, arguments, train_dataset=data, callbacks=[SparsityCallback()]).train()
+kept = [] if args.packed else [neuronal.SparsityCallback()]  # nothing changes packed weights
+Trainer(adapted, arguments, train_dataset=data, callbacks=kept).train()
 adapted.save_pretrained(args.output / "adapter")
-
+print(f"after: perplexity {neuronal.evaluate_perplexity(adapted, tokenizer, args.evaluate, args.length):.2f}")
+if args.packed:
+    neuronal.keep_lora_sparse(neuronal.densify(adapted))
 merged = adapted.merge_and_unload()
-print(f"after: perplexity {evaluate_perplexity(merged, tokenizer, args.evaluate, args.length):.2f}")
+print(f"merged: perplexity {neuronal.evaluate_perplexity(merged, tokenizer, args.evaluate, args.length):.2f}")
 merged.save_pretrained(args.output)
 tokenizer.save_pretrained(args.output)

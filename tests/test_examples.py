@@ -128,7 +128,7 @@ def trl(monkeypatch):
     [
         ("finetune.py", ()),
         ("finetune_lora.py", ()),
-        ("finetune_packed.py", ()),
+        ("finetune_lora.py", ("--packed",)),
         ("finetune_trl.py", ()),
         ("finetune_trl.py", ("--lora",)),
         ("finetune_trl.py", ("--packed",)),
@@ -140,18 +140,18 @@ def test_retraining(tmp_path, monkeypatch, capsys, text, trl, name, flags):
     if name == "finetune_trl.py":
         lines = [json.dumps({"text": line}) for line in text[1].read_text().split("\n\n")]
         (tmp_path / "train.jsonl").write_text("\n".join(lines))
-        text = ("--train", tmp_path / "train.jsonl", *text[2:], *flags)
+        text = ("--train", tmp_path / "train.jsonl", *text[2:])
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "dense")
     NeuronALPruner(NeuronALConfig(0.7, saliency="magnitude", topup="uniform")).prune(model)
     zeros = zeros_of(model)
     model.save_pretrained(tmp_path / "sparse")
     AutoTokenizer.from_pretrained(tmp_path / "dense").save_pretrained(tmp_path / "sparse")
     teacher = ("--teacher", tmp_path / "dense") if name == "distill.py" else ()
-    run(name, monkeypatch, "--model", tmp_path / "sparse", "--output", tmp_path / "tuned", *teacher, *text)
+    run(name, monkeypatch, "--model", tmp_path / "sparse", "--output", tmp_path / "tuned", *teacher, *text, *flags)
     printed = capsys.readouterr().out
     before, after = (float(printed.partition(f"{when}: perplexity ")[2].split()[0]) for when in ("before", "after"))
     assert after < before
-    if flags == ("--packed",):  # an adapter alone
+    if (name, flags) == ("finetune_trl.py", ("--packed",)):  # an adapter alone
         assert (tmp_path / "tuned" / "adapter_config.json").exists()
         return
     assert same_zeros(AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype="float32"), zeros)

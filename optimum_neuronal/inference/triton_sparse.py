@@ -56,7 +56,7 @@ def _count(words):
 
 @triton.jit
 def _find(bits, row, inside, first, words, WORDS: tl.constexpr):
-    """Where elements are kept and which of the kept ones from word `first` on each is; shapes (row, WORDS, 32), (row,)."""
+    """Return where elements are kept, and the number of each among those kept from word `first` on; (row, WORDS, 32), (row,)."""
     word = first + tl.arange(0, WORDS)
     there = inside[:, None] & (word < words)[None, :]
     part = tl.load(bits + (row[:, None] * words + word[None, :]), mask=there, other=0)

@@ -45,7 +45,7 @@ def digest() -> str:
 
 
 def installed_library() -> Path:
-    """Where the installation puts the compiled library, beside the source; another source's has another name."""
+    """Return the path at which the installation puts the compiled library; another source's library has another name."""
     return SOURCES / f"kernels-{digest()}.so"
 
 

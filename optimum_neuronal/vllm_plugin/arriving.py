@@ -64,8 +64,8 @@ class ArrivingWeight:
 
     def _held(self, rows: torch.Tensor) -> PackedMatrix | torch.Tensor:
         if isinstance(rows, PackedTensor):
-            stays = self.packs_sparse and pays(rows, False) if isinstance(rows.matrix, SparseWeight) else True
-            if stays and not rows.transposed:
+            sparse = isinstance(rows.matrix, SparseWeight)
+            if not rows.transposed and (not sparse or self.packs_sparse and pays(rows, False)):
                 return _owned(rows.matrix.to(self.device, self.dtype))
             rows = rows.unpack()
         dense = _own(rows.detach().to(self.device, self.dtype))
@@ -88,7 +88,7 @@ def _joined(parts: list[PackedMatrix | torch.Tensor]) -> list[PackedMatrix] | li
 
 
 class ArrivingRows:
-    """What vLLM's loaders take for a parameter: some rows of an [`ArrivingWeight`], to be narrowed and copied to."""
+    """Some rows of an [`ArrivingWeight`], with the interface of a parameter that vLLM's loaders narrow and copy to."""
 
     output_dim, input_dim = 0, 1
 

@@ -1,4 +1,4 @@
-"""What vLLM calls a load format: packed checkpoints, read packed, and dense ones, read by vLLM's own loader."""
+"""The load format of vLLM: reads packed checkpoints packed, and dense ones by vLLM's own loader."""
 
 import time
 from collections.abc import Iterator

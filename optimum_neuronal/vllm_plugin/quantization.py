@@ -1,4 +1,4 @@
-"""What vLLM calls a quantization method: layers whose weights are held and multiplied packed."""
+"""The quantization method of vLLM: layers that hold their weights packed, and multiply with them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +70,7 @@ class PackedQuantization(QuantizationConfig):
 
 
 class PackedLinearMethod(LinearMethodBase):
-    """How one linear layer holds its weight: packed, or, if no row is smaller so, as vLLM's own layers do.
+    """A linear layer's method: it holds the weight packed, or, if no row is smaller packed, as vLLM's own layers do.
 
     Args:
         name (`str`): of the layer.
@@ -127,7 +127,7 @@ class PackedLinearMethod(LinearMethodBase):
 
 
 class PackedEmbeddingMethod(PackedLinearMethod):
-    """How token embeddings or a head are held: of 8 bits as they are in the checkpoint, or dense."""
+    """The method of token embeddings and heads: it holds them in 8 bits if the checkpoint does, else dense."""
 
     plain = UnquantizedEmbeddingMethod
     packs_sparse = False
