@@ -2,9 +2,10 @@
 
     python -m benchmarks.recovery [--steps 200] [--sparsity 0.7]
 
-The model is pruned with the default methods. Then every example trains it on the source of Python's standard library, 8
-sequences of 256 tokens a step, less the modules that calibration.txt and heldout.txt are from. Perplexity is that of the
-demonstration: 96 windows of 256 tokens of heldout.txt. Prints the table of benchmarks/recovery.md.
+The model is pruned by Wanda with the search, as examples/gradual_pruning.py prunes it. Then every example trains it on the
+source of Python's standard library without the modules of calibration.txt and heldout.txt, 8 sequences of 256 tokens a
+step. Perplexity is measured as in the demonstration, on 96 windows of 256 tokens of heldout.txt. Prints the table of
+benchmarks/recovery.md.
 """
 
 import argparse
@@ -82,7 +83,7 @@ def compare(folder: Path, args: argparse.Namespace) -> None:
     row("dense", 0, None, dense, 0)
     calibration = str(TINY_MODEL / "calibration.txt")
     fields = {"dataset": calibration, "seq_length": SEQ_LENGTH, "num_samples": args.num_samples}
-    pruner = NeuronALPruner(NeuronALConfig(args.sparsity, **fields), tokenizer)
+    pruner = NeuronALPruner(NeuronALConfig(args.sparsity, saliency="wanda", **fields), tokenizer)
     start = time.perf_counter()
     pruner.save(pruner.prune(model), pruned)
     before = row("pruned", 0, 0.0, pruned, time.perf_counter() - start)
