@@ -38,13 +38,16 @@ OF_ALPS = {
     "uniform, block's own targets": {"topup": "uniform", "reconstruct": "block"},
     "uniform, refit": {"topup": "uniform", "refit_epochs": 6},
     "uniform, rotated": {"topup": "uniform", "rotate": True},
-    "search, refit": {"effort": "best"},
     "search, rotated": {"rotate": True},
+    "search, heads rotated": {"rotate": True, "rotate_args": {"untie": False}},
+    "search, refit": {"effort": "best", "rotate": False},
+    "search, refit, heads rotated": {"effort": "best", "rotate": True, "rotate_args": {"untie": False}},
     "search, refit, rotated": {"effort": "best", "rotate": True},
 }
 # Name of a row -> fields of its config. ALPS fits the dense model's outputs, SparseGPT the block's own, unless a row says so.
 VARIANTS = {
     **{f"{s}, {t}": {"saliency": SALIENCIES[s], "topup": TOPUPS[t]} for s in SALIENCIES for t in TOPUPS},
+    "SparseGPT, NeuronAL": {"saliency": "sparsegpt", "topup": "neuronal", "topup_args": {"steps": "block"}},
     "SparseGPT, uniform, dense targets": {"saliency": "sparsegpt", "topup": "uniform", "reconstruct": "dense"},
     **{f"ALPS, {name}": {"saliency": "alps", **fields} for name, fields in OF_ALPS.items()},
 }

@@ -89,7 +89,8 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             if "least" in entry.metadata and not (value is None and entry.default is None):
                 check_count(entry.name, value, entry.metadata["least"])
         check_choice("effort", self.effort, list(EFFORTS))
-        check_flag("rotate", self.rotate)
+        if self.rotate is not None:
+            check_flag("rotate", self.rotate)
         self.rotate_args = _as_arguments("rotate_args", self.rotate_args)
         if self.reconstruct is not None:
             check_choice("reconstruct", self.reconstruct, RECONSTRUCT)
@@ -168,17 +169,22 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     def _filled(self) -> dict[str, Any]:
         """Return the fields that are None, filled in by the effort and what goes with the rest; given fields are unchanged."""
         effort = EFFORTS[self.effort]
-        topup, saliency, epochs = self.topup, self.saliency, self.refit_epochs
+        topup, saliency, epochs, rotate = self.topup, self.saliency, self.refit_epochs, self.rotate
         samples = min(8, self.num_samples) if self.num_alignment_samples is None else self.num_alignment_samples
         if self.bits_per_weight is not None:
-            return {"topup": topup or effort["rates"], "refit_epochs": 0, "num_alignment_samples": samples}
+            fixed = {"refit_epochs": 0, "rotate": False, "num_alignment_samples": samples}
+            return {"topup": topup or effort["rates"], **fixed}
         if topup is None:
             topup = effort["topup"] if self.pattern is None else "uniform"
         if saliency is None:
             saliency = "wanda" if TOPUPS.get(topup).needs_fixed_weights else effort["saliency"]
+        updates_weights = SALIENCIES.get(saliency).updates_weights
         if epochs is None:
-            epochs = effort["refit_epochs"] if SALIENCIES.get(saliency).updates_weights else 0
-        return {"saliency": saliency, "topup": topup, "refit_epochs": epochs, "num_alignment_samples": samples}
+            epochs = effort["refit_epochs"] if updates_weights else 0
+        if rotate is None and not (effort["rotate"] and updates_weights):
+            rotate = False
+        filled = {"saliency": saliency, "topup": topup, "refit_epochs": epochs, "rotate": rotate}
+        return {**filled, "num_alignment_samples": samples}
 
     @property
     def amount(self) -> float:
@@ -193,7 +199,10 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         return "dense" if self.bits_per_weight is self.embedding_bits is None else "packed"
 
     def resolved(self) -> "NeuronALConfig":
-        """Return the config with `saliency`, `topup`, `refit_epochs` and `num_alignment_samples` filled in if they are None."""
+        """Return the config with `saliency`, `topup`, `refit_epochs`, `rotate` and `num_alignment_samples` filled in.
+
+        `rotate` stays None where the model decides: see [`PruneContext.of`].
+        """
         return replace(self, **self._filled())
 
     def make_methods(self) -> Methods:
@@ -223,7 +232,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
                 )
         if self.rotate_args and not self.rotate:
             raise ValueError(
-                f"rotate_args is {self.rotate_args}, but rotate is False: set rotate=True, or leave them out."
+                f"rotate_args is {self.rotate_args}, but rotate is {self.rotate}: set rotate=True, or leave them out."
             )
         return Rotation(**self.rotate_args).at(self.sparsity) if self.rotate else None
 

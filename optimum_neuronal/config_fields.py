@@ -16,9 +16,9 @@ from .validation import did_you_mean
 # The fields that an effort decides where they are not given; `rates` is the topup if weights are quantised.
 # docs/reconstruction.md has time and quality of each.
 EFFORTS: dict[str, dict[str, Any]] = {
-    "fast": {"saliency": "alps", "topup": "owl", "refit_epochs": 0, "rates": "uniform"},
-    "default": {"saliency": "alps", "topup": "search", "refit_epochs": 0, "rates": None},
-    "best": {"saliency": "alps", "topup": "search", "refit_epochs": 6, "rates": None},
+    "fast": {"saliency": "alps", "topup": "owl", "refit_epochs": 0, "rotate": False, "rates": "uniform"},
+    "default": {"saliency": "alps", "topup": "search", "refit_epochs": 0, "rotate": False, "rates": None},
+    "best": {"saliency": "alps", "topup": "search", "refit_epochs": 6, "rotate": True, "rates": None},
 }
 RECIPES = Path(__file__).parent / "recipes"
 DATASETS = (
@@ -83,8 +83,8 @@ class ConfigFields:
     _: KW_ONLY
     effort: str = _field(
         "default",
-        f"how much work the prune is worth, from quick to good: {', '.join(EFFORTS)}; decides saliency, topup and "
-        "refit_epochs where they are not given",
+        f"how much work the prune is worth, from quick to good: {', '.join(EFFORTS)}; decides saliency, topup, "
+        "refit_epochs and rotate where they are not given",
     )
     dataset: str | None = _field("c4", f"calibration text: {DATASETS}")
     num_samples: int = _field(128, "calibration sequences", least=1)
@@ -137,10 +137,12 @@ class ConfigFields:
     refit_learning_rate: float = _field(
         0.04, "how far a step of the refit moves weights at first, as a share of their root mean square; above 0"
     )
-    rotate: bool = _field(
-        False,
+    rotate: bool | None = _field(
+        None,
         "rotate the residual stream and the values of attention heads first, so that less is lost; head and embeddings that "
         "share their weights no longer do",
+        unset="with effort best and a saliency that updates weights, where it is possible, and of models whose head and "
+        "embeddings share their weights the attention heads alone; else no",
     )
     rotate_args: dict[str, Any] = _field(dict, "hyper-parameters of the rotation", flag=False)
     bits_per_weight: float | None = _field(

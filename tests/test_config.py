@@ -357,8 +357,13 @@ def test_files_of_too_many_brackets_are_refused_in_words(tmp_path, name):
 class TestRotation:
     def test_it_is_off_unless_asked_for(self):
         config = NeuronALConfig(0.7)
-        assert config.rotate is False and config.rotate_args == {} and config.make_methods().rotation is None
-        assert all(not NeuronALConfig(0.7, effort=effort).resolved().rotate for effort in ("fast", "default", "best"))
+        assert config.rotate is None and config.rotate_args == {} and config.make_methods().rotation is None
+        decided = {
+            effort: NeuronALConfig(0.7, effort=effort).resolved().rotate for effort in ("fast", "default", "best")
+        }
+        assert decided == {"fast": False, "default": False, "best": None}  # None: the model decides
+        assert NeuronALConfig(0.7, effort="best", saliency="wanda").resolved().rotate is False
+        assert NeuronALConfig(bits_per_weight=3, effort="best").resolved().rotate is False
         rotation = NeuronALConfig(0.7, rotate=True, rotate_args={"steps": 3}).make_methods().rotation
         assert (rotation.steps, rotation.cut, rotation.weights, rotation.untie) == (3, 0.7, "fisher", True)
 
@@ -387,10 +392,10 @@ class TestRotation:
 
     def test_arguments_without_a_rotation(self):
         with pytest.raises(
-            ValueError, match="rotate_args is {'steps': 3}, but rotate is False: set rotate=True, or leave"
+            ValueError, match="rotate_args is {'steps': 3}, but rotate is None: set rotate=True, or leave"
         ):
             NeuronALConfig(0.7, rotate_args={"steps": 3})
-        for rotate in (1, "true", None):
+        for rotate in (1, "true"):
             with pytest.raises(TypeError, match="rotate is .*: expected True or False"):
                 NeuronALConfig(0.7, rotate=rotate)
 

@@ -95,13 +95,12 @@ def add_config_flags(
         if name in several or get_args(kind):
             options = {"type": READ_BY.get(name, next(iter(get_args(kind)), kind)), "nargs": "+"}
         if kind is bool:
-            options = {"action": "store_true"}
+            options = {"action": argparse.BooleanOptionalAction}
         if "metavar" in entry.metadata:
             options["metavar"] = entry.metadata["metavar"]
         if "room" in entry.metadata:
             example = entry.metadata["example"]
             meaning += f": {methods(entry.metadata['room'])}; with hyper-parameters: {example}"
-        unset = {True: "yes", False: "no"}.get(unset, unset) if kind is bool else unset
         shown = unset if str(unset).startswith("required") else f"default: {unset}"
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)

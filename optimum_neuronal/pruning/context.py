@@ -27,7 +27,7 @@ from ..model.check_model import check_changeable, check_model, check_pattern, ch
 from ..model.find_blocks import find_decoder
 from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
-from ..rotation.parts import find_parts
+from ..rotation.parts import can_be_rotated, find_parts
 from ..sparsity.masks import Change
 from ..system.clock import Clock
 from ..system.processes import Processes
@@ -71,8 +71,13 @@ class PruneContext:
 
     @classmethod
     def of(cls, decoder: Decoder, config: NeuronALConfig) -> "PruneContext":
-        """Return the context of a prune of a decoder."""
+        """Return the context of a prune of a decoder; it is rotated by its effort if it can be without becoming larger."""
         config = config.resolved()
+        if config.rotate is None:
+            chosen = (
+                {"rotate": True, "rotate_args": {"untie": False}} if can_be_rotated(decoder) else {"rotate": False}
+            )
+            config = replace(config, **chosen)
         return cls(decoder, config, config.make_methods())
 
     @property

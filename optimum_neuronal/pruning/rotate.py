@@ -99,5 +99,5 @@ def _check(difference: float, dtype: torch.dtype) -> None:
     if not difference <= allowed:  # also for NaN
         raise RuntimeError(
             f"The rotated model computes something else: a token's negative log-likelihood changed by {difference:.3g} nats, "
-            f"where rounding explains {allowed:g}. All weights are as they were: leave rotate out, and report this model."
+            f"where rounding explains {allowed:g}. All weights are as they were: set rotate=False, and report this model."
         )

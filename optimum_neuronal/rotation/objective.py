@@ -185,7 +185,7 @@ def _energy(projection: Projection, norm: Hessian) -> float:
     energy = float(((weight @ norm.hessian) * weight).sum()) / norm.tokens
     if not math.isfinite(energy):
         raise ValueError(
-            f"rotate: the inputs or outputs of {projection.name} are too large for float32: leave rotate out."
+            f"rotate: the inputs or outputs of {projection.name} are too large for float32: set rotate=False."
         )
     return max(energy, 0.0)
 

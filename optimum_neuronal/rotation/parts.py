@@ -186,7 +186,7 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
     name = f"{type(model).__name__} (model_type {decoder.config.model_type!r})"
     if known is None:
         raise ValueError(
-            f"rotate: it is not known how {name} can be rotated without changing what it computes. Leave rotate out; or, if "
+            f"rotate: it is not known how {name} can be rotated without changing what it computes. Set rotate=False; or, if "
             "its attention adds up values by weights alone, register_architecture(..., Architecture(rotates='heads'))."
         )
     if not decoder.predicts_next_token or model.get_output_embeddings() is None:
@@ -194,7 +194,7 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
     if (limit := _clips_values(decoder.config)) is not None:
         raise ValueError(
             f"rotate: {name} clips queries, keys and values at {limit:g} (clip_qkv), and rotated values would be clipped "
-            "elsewhere: leave rotate out."
+            "elsewhere: set rotate=False."
         )
     stream = _may_turn_stream(decoder, unties)
     blocks = [_of_block(decoder, block, stream) for block in decoder.blocks]
@@ -204,9 +204,18 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
     if not parts.rotates_stream and not any(own.pruned for own in parts.blocks):
         raise ValueError(
             f"rotate: of {name} the attention heads alone are rotated, but targets and ignore leave out all projections of "
-            "values and of the attention's output: leave rotate out."
+            "values and of the attention's output: set rotate=False."
         )
     return replace(parts, keeps_ones=any(removes_mean(norm, decoder.config.hidden_size) for norm in parts.norms))
+
+
+def can_be_rotated(decoder: Decoder) -> bool:
+    """Return True if [`find_parts`] knows how, without untying the head from the embeddings."""
+    try:
+        find_parts(decoder, unties=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _may_turn_stream(decoder: Decoder, unties: bool) -> bool:

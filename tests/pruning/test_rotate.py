@@ -142,6 +142,21 @@ def test_always_undo(llama, ids, always_undo):
     assert equal(before, state(llama)) is always_undo
 
 
+@pytest.mark.parametrize("family, stream", [("llama", True), ("gemma", False), ("falcon_mamba", None)])
+def test_effort_best_rotates_as_far_as_a_model_stays_as_large(family, stream):
+    """Llama's head has weights of its own, Gemma's is tied to the embeddings. Mamba has no attention."""
+    model = make_model(family)
+    context = check(model, NeuronALConfig(0.6, effort="best"))
+    assert context.config.rotate is (stream is not None)
+    if stream is None:
+        assert context.methods.rotation is None
+    else:
+        parts = find_parts(context.decoder, context.methods.rotation.untie)
+        assert parts.rotates_stream is stream and not parts.unties
+    assert check(model, NeuronALConfig(0.6, effort="best", rotate=False)).methods.rotation is None
+    assert check(model, NeuronALConfig(0.6)).methods.rotation is None
+
+
 def test_without_a_rotation_nothing_happens(llama, ids):
     before, forward = state(llama), llama.forward
     llama.forward = lambda *_args, **_kwargs: pytest.fail("work began")
@@ -172,7 +187,7 @@ def test_a_rotation_that_is_merged_wrongly_is_found(what, ids, monkeypatch):
 
 @pytest.mark.parametrize(
     "scale, message",
-    [(1e30, "own activations contain NaN or infinity"), (1e12, "are too large for float32: leave rotate out")],
+    [(1e30, "own activations contain NaN or infinity"), (1e12, "are too large for float32: set rotate=False")],
 )
 def test_activations_that_overflow_are_told_as_such(llama, ids, scale, message):
     """And not as a rotation that is wrong."""
