@@ -3,8 +3,9 @@
     python -m benchmarks.few_bits_perplexity [--topup search] [--output DIR]
 
 70% is ALPS on the demo's model and texts; rows of bits are budgets that the package quantises under (finished rows are kept
-in the output directory). int8 and int4 are torchao's weight-only, with as large groups as fit, if it is installed. Bits count
-masks, codes, scales and offsets of the projections. docs/few_bits.md has what this measured.
+in the output directory). In one row embeddings and head alone are rounded, to 8 bits. int8 and int4 are torchao's weight-only,
+with as large groups as fit, if it is installed. Bits count masks, codes, scales and offsets of the projections.
+docs/few_bits.md has what this measured.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from transformers.utils import logging
 
 from benchmarks.few_bits_speed import projections
 from benchmarks.methods import load
+from optimum_neuronal import sparsify
 from optimum_neuronal.comparing.comparing import compare
 from optimum_neuronal.display import format_markdown
 from optimum_neuronal.evaluation.perplexity import evaluate_perplexity
@@ -46,6 +48,10 @@ def main():
     for form in FORMS if has_torchao() else ():
         rows.append((form, *quantized_row(model, form, tests)))
         print(rows[-1], flush=True)
+    rounded = sparsify(copy.deepcopy(model), embedding_bits=8)
+    perplexities = [evaluate_perplexity(rounded, None, test) for test in tests.values()]
+    rows.append(("embeddings and head of 8 bits", BITS, *perplexities))
+    print(rows[-1], flush=True)
     methods = {"saliencies": ["alps"], "topups": [args.topup], "sparsities": [SPARSITY]}
     data = {"dataset": ids, "evaluate": tests, "num_samples": len(ids), "output": args.output}
     found = compare(model, **methods, bits_per_weight=list(BUDGETS.values()), **data)

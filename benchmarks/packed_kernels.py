@@ -1,6 +1,6 @@
 """Compare one packed projection, sparse or quantised, with dense ones, in turns, by the number of tokens at a time.
 
-    python -m benchmarks.packed_kernels [--sparsity 0.6 0.7 0.8] [--bits 2 3 4 8] [--threads 2] [--rounds 15]
+    python -m benchmarks.packed_kernels [--sparsity 0.6 0.7 0.8] [--bits 2 3 4 8] [--shapes 128256x2048] [--threads 2]
 
 Beside torch's `F.linear` stands, for one token, a dense loop of our own (`dense_loop.c`, compiled for this processor),
 and beside that the bandwidth which it reaches and the one of merely reading. Several copies of the weight are gone
@@ -32,7 +32,7 @@ from optimum_neuronal.native.library import find_kernel
 
 TOKENS = (1, 4, 8, 16, 64, 512)
 BESIDE = ("torch", "dense loop", "packed")
-SHAPES = ((8192, 2048), (4096, 14336))
+SHAPES = ("8192x2048", "4096x14336")  # rows x columns
 COPIES_BYTES = 2**29  # of dense weights together
 FLAGS = ("-O3", "-march=native", "-ffast-math", "-fopenmp", "-shared", "-fPIC")
 
@@ -112,6 +112,7 @@ def main():
     parser.add_argument(
         "--bits", nargs="*", type=int, default=[2, 3, 4, 8], help="of quantised weights (default: 2 3 4 8)"
     )
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, help=f"rows x columns (default: {' '.join(SHAPES)})")
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS, help="at a time (default: 1 4 8 16 64 512)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="(default: as torch decides)")
     parser.add_argument("--rounds", type=int, default=15, help="(default: 15)")
@@ -119,7 +120,7 @@ def main():
     torch.set_num_threads(args.threads)
     kernel, loop = find_kernel(), DenseLoop()
     header = ["tokens", "weights", "bytes", "ms", *(f"times {name}" for name in BESIDE)]
-    for shape in SHAPES:
+    for shape in (tuple(map(int, shape.split("x"))) for shape in args.shapes):
         for sparsity in args.sparsity:
             table, bandwidth = measure(shape, sparsity, args, loop)
             print(f"\n{shape[0]} x {shape[1]}, bfloat16, {sparsity:.0%} sparse, {args.threads} threads, kernels "
