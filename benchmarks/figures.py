@@ -16,7 +16,7 @@ DRAWN = {  # saliency and top-up -> name in the legend
     ("wanda", "uniform"): "Wanda, uniform",
     ("wanda", "neuronal"): "Wanda, NeuronAL",
     ("wanda", "search"): "Wanda, search",
-    ("sparsegpt", "search"): "SparseGPT, search by its score",
+    ("sparsegpt", "search:levels=False"): "SparseGPT, search by its score",
     ("alps", "uniform"): "ALPS, uniform",
     ("alps", "search"): "ALPS, search (the default)",
 }

@@ -44,7 +44,7 @@ ALL_TOPUPS = (
 # Name of a table, which is also the folder of its results -> saliencies, top-ups.
 TABLES = {
     "all top-ups": (("wanda", "magnitude", "multiflow"), ALL_TOPUPS),
-    "the other saliencies": (("ria", "sparsegpt"), ("uniform", "owl", "neuronal", "search")),
+    "the other saliencies": (("ria", "sparsegpt"), ("uniform", "owl", "neuronal", "search:levels=False")),
     "ALPS": (("alps",), ("uniform", "owl", "neuronal", "search")),
 }
 OF_OTHER_MODELS = {
