@@ -30,6 +30,7 @@ VARIANTS = {
     "ALPS, search by score": {"saliency": "alps", "topup": "search", "topup_args": {"levels": False, "rows": False}},
     "fast": {"effort": "fast"},
     "default": {"effort": "default"},
+    "best, not rotated": {"effort": "best", "rotate": False},
     "best": {"effort": "best"},
 }
 

@@ -37,7 +37,7 @@ FORM = {"sparsity": 0.5, "pattern": "2:4", "topup": "uniform"}
 TABLES = {
     "uniform": [{"sparsity": sparsity, **UNIFORM} for sparsity in SPARSITIES],
     "search": [{"sparsity": sparsity} for sparsity in SPARSITIES[1:]],
-    "best": [{"sparsity": sparsity, "effort": "best"} for sparsity in SPARSITIES[1:]],
+    "best": [{"sparsity": sparsity, "effort": "best", "rotate": False} for sparsity in SPARSITIES[1:]],
     "saliencies": [{"sparsity": 0.7, "saliency": name, "topup": "uniform"} for name in ("sparsegpt", "wanda")],
     "2:4": [{**FORM, "saliency": name} for name in ("alps", "sparsegpt")],
     "bf16": [{"dtype": "bfloat16"}],  # nothing is pruned
@@ -89,7 +89,7 @@ def table(lines: list[dict]) -> str:
     rows: dict[tuple, dict[str, list]] = {}
     for line in lines:
         fields = {key: value for key, value in line["fields"].items() if key not in ("rotate", "rotate_args", "seed")}
-        kind = json.dumps(line["fields"].get("rotate_args", {})) if "rotate" in line["fields"] else "without"
+        kind = json.dumps(line["fields"].get("rotate_args", {})) if line["fields"].get("rotate") else "without"
         row = rows.setdefault((line["model"], ", ".join(f"{key} {value}" for key, value in fields.items())), {})
         row.setdefault(kind, []).append(line)
     kinds = list(dict.fromkeys(kind for row in rows.values() for kind in row))
