@@ -66,7 +66,7 @@ class ConfigFields:
     )
     saliency: str | None = _field(
         None,
-        "method that scores the weights; alps and sparsegpt also update the kept weights, the others leave them as they are",
+        "method that scores the weights; alps and sparsegpt also update the kept weights, the other methods do not",
         unset=f"{by_effort('saliency')}; wanda with besa and dsnot",
         room="saliency",
         example="ria:power=1.0",
@@ -74,7 +74,7 @@ class ConfigFields:
     saliency_args: dict[str, Any] = _field(dict, "hyper-parameters of the saliency", flag=False)
     topup: str | None = _field(
         None,
-        "method that decides where the sparsity goes; with bits_per_weight, uniform gives all projections rates as equal as can be",
+        "method that decides how much each projection is pruned; with bits_per_weight, uniform gives projections rates as equal as possible",
         unset=f"{by_effort('topup')}; uniform with a pattern; with bits_per_weight, rates by what the model loses",
         room="topup",
         example="owl:half_width=0.1",
@@ -83,8 +83,8 @@ class ConfigFields:
     _: KW_ONLY
     effort: str = _field(
         "default",
-        f"how much work the prune is worth, from quick to good: {', '.join(EFFORTS)}; decides saliency, topup, "
-        "refit_epochs and rotate where they are not given",
+        f"how much time to spend, from least to most: {', '.join(EFFORTS)}; chooses saliency, topup, refit_epochs and "
+        "rotate unless they are given",
     )
     dataset: str | None = _field("c4", f"calibration text: {DATASETS}")
     num_samples: int = _field(128, "calibration sequences", least=1)
@@ -95,7 +95,7 @@ class ConfigFields:
         least=1,
     )
     seq_length: int | None = _field(
-        None, "tokens in each sequence", unset="the smaller of 2048 and what the model admits", least=2
+        None, "tokens in each sequence", unset="2048, or the model's longest sequence if that is shorter", least=2
     )
     min_expert_tokens: int = _field(
         32,
@@ -124,8 +124,8 @@ class ConfigFields:
     )
     reconstruct: str | None = _field(
         None,
-        "outputs that a saliency that updates weights fits them to: dense, the dense model's; or block, the dense block's "
-        "on the inputs from the sparse blocks before it",
+        "outputs that updated weights are fitted to: dense, outputs of the dense model; or block, outputs of the dense "
+        "block on inputs from the sparse blocks before it",
         unset="dense for alps, block for sparsegpt",
     )
     refit_epochs: int | None = _field(
@@ -135,26 +135,25 @@ class ConfigFields:
         least=0,
     )
     refit_learning_rate: float = _field(
-        0.04, "how far a step of the refit moves weights at first, as a share of their root mean square; above 0"
+        0.04, "size of the refit's first steps, as a share of the weights' root mean square; above 0"
     )
     rotate: bool | None = _field(
         None,
-        "rotate the residual stream and the values of attention heads first, so that less is lost; head and embeddings that "
-        "share their weights no longer do",
-        unset="with effort best and a saliency that updates weights, where it is possible, and of models whose head and "
-        "embeddings share their weights the attention heads alone; else no",
+        "rotate the residual stream and the values of attention heads first, so that less is lost; unties head and embeddings",
+        unset="with effort best and a saliency that updates weights, rotate if the model can be rotated, but only the attention "
+        "heads if head and embeddings are tied; else do not rotate",
     )
     rotate_args: dict[str, Any] = _field(dict, "hyper-parameters of the rotation", flag=False)
     bits_per_weight: float | None = _field(
         None,
-        "quantise the weights instead of setting some to zero: bits a weight, above 2, for codes and scales in all, such as 2.4; "
-        "each projection gets 2 to 8 bits, more where the model loses more",
+        "quantise the weights instead of setting some to zero: mean bits per weight with scales, above 2, such as 2.4; "
+        "each projection gets 2 to 8 bits, more if the model loses more by its rounding",
         unset="nothing is quantised",
     )
     embedding_bits: int | None = _field(
         None,
-        "round token embeddings and head to 8 bits, with a scale for each row; saved in the packed format alone",
-        unset="they stay as they are",
+        "round token embeddings and head to 8 bits, with a scale for each row; saved only in the packed format",
+        unset="they are not rounded",
     )
 
 
