@@ -122,7 +122,7 @@ def main():
         turned = [
             {"rotate": True, "rotate_args": choice, "seed": s} for choice in CHOICES[: 1 + tied] for s in args.seeds
         ]
-        for fields in [f | own for key in args.tables for f in TABLES[key] for own in ({"rotate": False}, *turned)]:
+        for fields in [f | own for key in args.tables for f in TABLES[key] for own in ({}, *turned)]:
             if any(line["model"] == name and line["fields"] == fields for line in lines):
                 continue
             found = (measure_rounding if "dtype" in fields else measure)(model, ids, tests, dense, fields)
