@@ -2,7 +2,7 @@
 
     python -m benchmarks.memory [--hidden-size 1024] [--blocks 16]
 
-A randomly initialised Llama is pruned with both steps on 8 sequences, in a process of its own; the peak is the
+A randomly initialised Llama is pruned by Wanda with both steps of NeuronAL on 8 sequences, in a process of its own; the peak is the
 process's largest resident memory (Linux: /proc). Interpreter and libraries are warmed up by pruning a tiny model, and
 the C library is told to hand freed memory back at once; left alone, it keeps up to two further blocks for reuse.
 """
@@ -43,6 +43,7 @@ def main():
     logging.disable_progress_bar()
     ids = torch.randint(0, 1000, (args.sequences, args.tokens), generator=torch.Generator().manual_seed(0))
     fields = {
+        "saliency": "wanda",
         "topup": "neuronal",
         "dataset": None,
         "num_samples": args.sequences,

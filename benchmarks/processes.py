@@ -3,7 +3,7 @@
     python -m benchmarks.processes [--counts 1 2] [--samples 64]
 
 Every process has one thread, so that two processes have twice the processors of one. The reference model is pruned
-with both steps; the masks of all runs are compared. Bytes are counted where they are sent.
+by Wanda with both steps of NeuronAL; the masks of all runs are compared. Bytes are counted where they are sent.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def run(rank: int, count: int, folder: Path, samples: int) -> None:
 
     Processes.join = counted
     model, ids = authors.load_model(), authors.load_ids("calibration_ids")[:samples]
-    pruner = NeuronALPruner(NeuronALConfig(0.7, topup="neuronal", dataset=None, num_samples=samples))
+    pruner = NeuronALPruner(NeuronALConfig(0.7, saliency="wanda", topup="neuronal", dataset=None, num_samples=samples))
     distributed.barrier()
     start = time.perf_counter()
     pruner.prune(model, ids)

@@ -114,11 +114,12 @@ def streamed(args: argparse.Namespace) -> None:
 
 
 def pruning_config() -> NeuronALConfig:
-    """Both steps, three candidates each."""
+    """Both steps of NeuronAL on Wanda, three candidates each."""
     return NeuronALConfig(
         0.7,
         num_samples=SEQUENCES,
         num_alignment_samples=SEQUENCES,
+        saliency="wanda",
         topup="neuronal",
         topup_args={"block_lambdas": (0.05, 0.1, 0.2), "row_lambdas": (0.0, 0.05, 0.1)},
     )
