@@ -12,6 +12,7 @@ weights are those of `benchmarks.few_bits`. docs/ladder.md has what this measure
 import argparse
 import copy
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ VARIANTS = {
     "SparseGPT, uniform, dense targets": {"saliency": "sparsegpt", "topup": "uniform", "reconstruct": "dense"},
     **{f"ALPS, {name}": {"saliency": "alps", **fields} for name, fields in OF_ALPS.items()},
 }
+DENSE = "dense"
 SPARSITIES = (0.7, 0.6, 0.5, 0.8)
 # Rows of `benchmarks.few_bits`: this package, trellis codes and GPTQ with its rates, GPTQ with groups of 64 alone.
 BITS = (
@@ -103,8 +105,12 @@ def measure(folder: Path, variants: list[str], sparsities: list[float], bits: li
     ids, before = torch.as_tensor(ids), log_perplexities(dense, tests)
     tasks = [{"variant": variant, "sparsity": sparsity} for sparsity in sparsities for variant in variants]
     tasks += [{"variant": row} for row in bits]
+    rung = {"rung": int(folder.name)}
+    if not any(line["variant"] == DENSE and rung.items() <= line.items() for line in lines(output)):
+        perplexity = {name: round(math.exp(value), 2) for name, value in zip(tests, before)}
+        _append(output, rung | {"variant": DENSE, "perplexity": perplexity})
     with divergences_measured_once():
-        for task in ({"rung": int(folder.name)} | task for task in tasks):
+        for task in (rung | task for task in tasks):
             if any(task.items() <= line.items() for line in lines(output)):
                 continue
             start, model = time.perf_counter(), copy.deepcopy(dense)
@@ -115,8 +121,12 @@ def measure(folder: Path, variants: list[str], sparsities: list[float], bits: li
             seconds = round(time.perf_counter() - start)
             excess = [after - own for after, own in zip(log_perplexities(model, tests), before)]
             found = {name: round(value, 4) for name, value in zip(tests, excess)}
-            with output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(task | {"excess": found, "seconds": seconds}) + "\n")
+            _append(output, task | {"excess": found, "seconds": seconds})
+
+
+def _append(output: Path, line: dict) -> None:
+    with output.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def lines(path: Path) -> list[dict]:
@@ -125,11 +135,17 @@ def lines(path: Path) -> list[dict]:
 
 
 def tables(found: list[dict]) -> Iterator[str]:
-    """Yield a table in Markdown for each sparsity, and one for quantised weights: a column for each rung."""
+    """Yield tables in Markdown: of the dense models, for each sparsity, and of quantised weights; a column for each rung."""
     rungs = sorted({line["rung"] for line in found})
     header = [f"{rung} tokens per parameter" for rung in rungs]
+    dense = {line["rung"]: line["perplexity"] for line in found if line["variant"] == DENSE}
+    kinds = next(iter(dense.values()), {})
+    yield format_markdown(
+        ["dense perplexity", *header],
+        [[kind, *(f"{dense[rung][kind]:.2f}" if rung in dense else "-" for rung in rungs)] for kind in kinds],
+    )
     for sparsity in (*sorted(SPARSITIES), None):
-        own = [line for line in found if line.get("sparsity") == sparsity]
+        own = [line for line in found if line.get("sparsity") == sparsity and "excess" in line]
         excess = {(line["variant"], line["rung"]): mean(line["excess"].values()) for line in own}
         bits = {line["variant"]: line.get("bits") for line in own}
         names = [name for name in (*VARIANTS, *BITS) if name in bits]

@@ -28,9 +28,10 @@ def test_an_interrupted_measurement_goes_on(losses, llama, ids, tmp_path, monkey
     assert output.read_text().startswith(first), "nothing was measured again"
     found = losses.lines(output)
     assert [(line["variant"], line.get("sparsity")) for line in found] == [
-        ("Wanda, uniform", 0.5), ("Wanda, uniform", 0.6), ("4.5+uniform", None),
+        ("dense", None), ("Wanda, uniform", 0.5), ("Wanda, uniform", 0.6), ("4.5+uniform", None),
     ]  # fmt: skip
-    assert all(line["rung"] == 3 and line["excess"].keys() == {"code", "english"} for line in found)
+    assert all(line["rung"] == 3 and line["excess"].keys() == {"code", "english"} for line in found[1:])
+    assert found[0]["perplexity"].keys() == {"code", "english"}
     assert 2 < found[-1]["bits"] <= 4.5
 
 
@@ -52,14 +53,15 @@ def test_every_row_makes_a_config_and_is_shown(losses, tmp_path, monkeypatch):
         for variant in losses.VARIANTS
     ]
     found.append({"rung": 10, "variant": "2.4", "bits": 2.39, "excess": excess})
+    found.append({"rung": 10, "variant": "dense", "perplexity": {"code": 12.5}})
     text = "\n".join(losses.tables(found))
-    assert "| ALPS, search, rotated " in text and "0.200" in text and "2.39" in text
+    assert "| ALPS, search, rotated " in text and "0.200" in text and "2.39" in text and "12.50" in text
     losses.draw(found)
     assert "tokens per parameter" in (tmp_path / "ladder.svg").read_text(encoding="utf-8")
 
 
 def test_what_is_kept_in_the_repository_can_be_shown(losses):
     found = losses.lines(losses.RESULTS)
-    known = {*losses.VARIANTS, *losses.BITS}
+    known = {losses.DENSE, *losses.VARIANTS, *losses.BITS}
     assert {line["variant"] for line in found} <= known
     assert len({(line["rung"], line["variant"], line.get("sparsity")) for line in found}) == len(found)
