@@ -7,7 +7,7 @@
 Without --rung, `export` writes the main run as it is. `prepare --start MODEL` makes such a model the beginning of a run
 on another machine, which takes its tokenizer and its step, and warms up once more.
 
-benchmarks/rungs has finished rungs in bf16, from which a run may start too. benchmarks/ladder_text.py says how DIR gets
+benchmarks/rungs has the last finished rung in bf16, from which a run may start too. benchmarks/ladder_text.py says how DIR gets
 its text. The learning rate is constant after the warm-up. For each rung a branch leaves the main run at nine tenths of
 its tokens and lets the rate fall to zero; the main run goes on from where the branch began. One thread trains. Every ten
 minutes, and when the process is told to stop, the state is written to a new file that then takes the old one's place.

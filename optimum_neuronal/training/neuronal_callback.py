@@ -73,8 +73,8 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
                 "config has rotate=True, but a rotation in the middle of a training would leave the optimizer's state and "
                 "earlier zeros behind: leave it out, or prune with it before training, and keep the zeros by SparsityCallback."
             )
-        assert self.config.sparsity is not None
         self.config = replace(self.config, rotate=False)
+        assert self.config.sparsity is not None
         if (at_step is None) == (schedule is None):
             raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
         schedule = {_as_step(at_step): self.config.sparsity} if schedule is None else schedule
