@@ -75,7 +75,7 @@ DRAWN = (
     "ALPS, uniform",
     "Wanda, search",
     "ALPS, search",
-    "ALPS, search, rotated",
+    "ALPS, uniform, rotated",
 )
 
 
@@ -137,7 +137,7 @@ def lines(path: Path) -> list[dict]:
 def tables(found: list[dict]) -> Iterator[str]:
     """Yield tables in Markdown: of the dense models, for each sparsity, and of quantised weights; a column for each rung."""
     rungs = sorted({line["rung"] for line in found})
-    header = [f"{rung} tokens per parameter" for rung in rungs]
+    header = [f"{rung} per parameter" for rung in rungs]
     dense = {line["rung"]: line["perplexity"] for line in found if line["variant"] == DENSE}
     kinds = next(iter(dense.values()), {})
     yield format_markdown(
@@ -150,13 +150,21 @@ def tables(found: list[dict]) -> Iterator[str]:
         bits = {line["variant"]: line.get("bits") for line in own}
         names = [name for name in (*VARIANTS, *BITS) if name in bits]
         cells = [
-            [f"{name}: {bits[name]}" if bits[name] else name]
+            [f"{_method(name)}, {bits[name]:.2f} bits per weight" if bits[name] else name]
             + [f"{excess[name, rung]:.3f}" if (name, rung) in excess else "-" for rung in rungs]
             for name in names
         ]
-        yield format_markdown(
-            ["quantised: bits per weight" if sparsity is None else f"{sparsity:.0%} zeros", *header], cells
-        )
+        yield format_markdown(["quantised" if sparsity is None else f"{sparsity:.0%} zeros", *header], cells)
+
+
+def _method(row: str) -> str:
+    """Return the name of the method of a row of `benchmarks.few_bits`."""
+    if row.startswith("int"):
+        return "GPTQ, groups of 64"
+    rival = row.partition("+")[2]
+    return {"": "this package", "gptq": "GPTQ, rates of this package"}.get(
+        rival, "trellis codes, rates of this package"
+    )
 
 
 def draw(found: list[dict]) -> None:

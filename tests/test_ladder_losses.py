@@ -55,7 +55,12 @@ def test_every_row_makes_a_config_and_is_shown(losses, tmp_path, monkeypatch):
     found.append({"rung": 10, "variant": "2.4", "bits": 2.39, "excess": excess})
     found.append({"rung": 10, "variant": "dense", "perplexity": {"code": 12.5}})
     text = "\n".join(losses.tables(found))
-    assert "| ALPS, search, rotated " in text and "0.200" in text and "2.39" in text and "12.50" in text
+    assert (
+        "| ALPS, search, rotated " in text
+        and "0.200" in text
+        and "this package, 2.39 bits" in text
+        and "12.50" in text
+    )
     losses.draw(found)
     assert "tokens per parameter" in (tmp_path / "ladder.svg").read_text(encoding="utf-8")
 
