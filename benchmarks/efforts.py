@@ -29,6 +29,7 @@ VARIANTS = {
     "ALPS, uniform": {"saliency": "alps", "topup": "uniform"},
     "ALPS, search by score": {"saliency": "alps", "topup": "search", "topup_args": {"levels": False, "rows": False}},
     "fast": {"effort": "fast"},
+    "default, not rotated": {"effort": "default", "rotate": False},
     "default": {"effort": "default"},
     "best, not rotated": {"effort": "best", "rotate": False},
     "best": {"effort": "best"},

@@ -39,6 +39,7 @@ OF_ALPS = {
     "uniform, block's own targets": {"topup": "uniform", "reconstruct": "block"},
     "uniform, refit": {"topup": "uniform", "refit_epochs": 6},
     "uniform, rotated": {"topup": "uniform", "rotate": True},
+    "uniform, heads rotated": {"topup": "uniform", "rotate": True, "rotate_args": {"untie": False}},
     "search, rotated": {"rotate": True},
     "search, heads rotated": {"rotate": True, "rotate_args": {"untie": False}},
     "search, refit": {"effort": "best", "rotate": False},

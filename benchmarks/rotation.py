@@ -36,7 +36,7 @@ FORM = {"sparsity": 0.5, "pattern": "2:4", "topup": "uniform"}
 # Name of a table -> fields of the config of its rows; each is measured without and with a rotation.
 TABLES = {
     "uniform": [{"sparsity": sparsity, **UNIFORM} for sparsity in SPARSITIES],
-    "search": [{"sparsity": sparsity} for sparsity in SPARSITIES[1:]],
+    "search": [{"sparsity": sparsity, "rotate": False} for sparsity in SPARSITIES[1:]],
     "best": [{"sparsity": sparsity, "effort": "best", "rotate": False} for sparsity in SPARSITIES[1:]],
     "saliencies": [{"sparsity": 0.7, "saliency": name, "topup": "uniform"} for name in ("sparsegpt", "wanda")],
     "2:4": [{**FORM, "saliency": name} for name in ("alps", "sparsegpt")],

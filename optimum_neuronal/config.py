@@ -169,7 +169,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     def _filled(self) -> dict[str, Any]:
         """Return the fields that are None, filled in by the effort and what goes with the rest; given fields are unchanged."""
         effort = EFFORTS[self.effort]
-        topup, saliency, epochs, rotate = self.topup, self.saliency, self.refit_epochs, self.rotate
+        topup, saliency, epochs = self.topup, self.saliency, self.refit_epochs
         samples = min(8, self.num_samples) if self.num_alignment_samples is None else self.num_alignment_samples
         if self.bits_per_weight is not None:
             fixed = {"refit_epochs": 0, "rotate": False, "num_alignment_samples": samples}
@@ -181,10 +181,12 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
         updates_weights = SALIENCIES.get(saliency).updates_weights
         if epochs is None:
             epochs = effort["refit_epochs"] if updates_weights else 0
-        if rotate is None and not (effort["rotate"] and updates_weights):
-            rotate = False
-        filled = {"saliency": saliency, "topup": topup, "refit_epochs": epochs, "rotate": rotate}
-        return {**filled, "num_alignment_samples": samples}
+        filled = {"saliency": saliency, "topup": topup, "refit_epochs": epochs, "num_alignment_samples": samples}
+        if self.rotate is not None:
+            return {**filled, "rotate": self.rotate}
+        if effort["rotate"] and self.saliency is None and updates_weights:  # one that is named is as it was published
+            return {**filled, "rotate": True, "rotate_args": {"untie": False}}
+        return {**filled, "rotate": False}
 
     @property
     def amount(self) -> float:
@@ -201,7 +203,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
     def resolved(self) -> "NeuronALConfig":
         """Return the config with `saliency`, `topup`, `refit_epochs`, `rotate` and `num_alignment_samples` filled in.
 
-        `rotate` stays None where the model decides: see [`PruneContext.of`].
+        A rotation that is filled in is left out for a model that cannot be rotated: see [`PruneContext.of`].
         """
         return replace(self, **self._filled())
 
@@ -219,11 +221,11 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             TOPUPS.make(filled["topup"], "topup_args", self.topup_args),
             None if self.pattern is None else ColumnPattern.parse(self.pattern),
             self.reconstruct,
-            self._make_rotation(),
+            self._make_rotation(filled),
         )
 
-    def _make_rotation(self) -> Rotation | None:
-        """Make the rotation with its hyper-parameters. Raise as [`~NeuronALConfig.make_methods`] does."""
+    def _make_rotation(self, filled: Mapping[str, Any]) -> Rotation | None:
+        """Make the rotation with its hyper-parameters, of the filled fields. Raise as [`~NeuronALConfig.make_methods`] does."""
         known = [entry.name for entry in fields(Rotation)]
         for key in self.rotate_args:
             if key not in known:
@@ -234,7 +236,7 @@ class NeuronALConfig(ConfigFields, _QuantizationConfig):
             raise ValueError(
                 f"rotate_args is {self.rotate_args}, but rotate is {self.rotate}: set rotate=True, or leave them out."
             )
-        return Rotation(**self.rotate_args).at(self.sparsity) if self.rotate else None
+        return Rotation(**filled.get("rotate_args", self.rotate_args)).at(self.sparsity) if filled["rotate"] else None
 
     def __eq__(self, other: object) -> bool:
         """Return True if both prune alike: what is not given equals its default."""

@@ -16,8 +16,8 @@ from .validation import did_you_mean
 # The fields that an effort decides where they are not given; `rates` is the topup if weights are quantised.
 # docs/reconstruction.md has time and quality of each.
 EFFORTS: dict[str, dict[str, Any]] = {
-    "fast": {"saliency": "alps", "topup": "owl", "refit_epochs": 0, "rotate": False, "rates": "uniform"},
-    "default": {"saliency": "alps", "topup": "search", "refit_epochs": 0, "rotate": False, "rates": None},
+    "fast": {"saliency": "alps", "topup": "uniform", "refit_epochs": 0, "rotate": False, "rates": "uniform"},
+    "default": {"saliency": "alps", "topup": "search", "refit_epochs": 0, "rotate": True, "rates": None},
     "best": {"saliency": "alps", "topup": "search", "refit_epochs": 6, "rotate": True, "rates": None},
 }
 RECIPES = Path(__file__).parent / "recipes"
@@ -140,8 +140,8 @@ class ConfigFields:
     rotate: bool | None = _field(
         None,
         "rotate the residual stream and the values of attention heads first, so that less is lost; unties head and embeddings",
-        unset="with effort best and a saliency that updates weights, rotate if the model can be rotated, but only the attention "
-        "heads if head and embeddings are tied; else do not rotate",
+        unset="with efforts default and best, if saliency is not given either, rotate if the model can be rotated, but only the "
+        "attention heads if head and embeddings are tied; else do not rotate",
     )
     rotate_args: dict[str, Any] = _field(dict, "hyper-parameters of the rotation", flag=False)
     bits_per_weight: float | None = _field(

@@ -17,7 +17,8 @@ def test_defaults():
     config = NeuronALConfig(0.7)
     assert (config.saliency, config.topup, config.refit_epochs, config.dataset) == (None, None, None, "c4")
     found = config.resolved()
-    assert (found.saliency, found.topup, found.refit_epochs) == ("alps", "search", 0) and found == config
+    assert (found.saliency, found.topup, found.refit_epochs, found.rotate) == ("alps", "search", 0, True)
+    assert found == config == found.resolved()
     assert config.make_methods().needs_dense_stream
     assert NeuronALConfig(0.7, "sparsegpt").make_methods().topup.name == "search", "which leaves rows alone then"
 
@@ -355,15 +356,27 @@ def test_files_of_too_many_brackets_are_refused_in_words(tmp_path, name):
 
 
 class TestRotation:
-    def test_it_is_off_unless_asked_for(self):
-        config = NeuronALConfig(0.7)
-        assert config.rotate is None and config.rotate_args == {} and config.make_methods().rotation is None
-        decided = {
+    def test_an_effort_rotates_with_the_saliency_that_it_chooses(self):
+        """What is named is as it was published."""
+        rotated = {
             effort: NeuronALConfig(0.7, effort=effort).resolved().rotate for effort in ("fast", "default", "best")
         }
-        assert decided == {"fast": False, "default": False, "best": None}  # None: the model decides
-        assert NeuronALConfig(0.7, effort="best", saliency="wanda").resolved().rotate is False
+        assert rotated == {"fast": False, "default": True, "best": True}
+        for named in (
+            {"saliency": "alps"},
+            {"saliency": "sparsegpt", "effort": "best"},
+            {"topup": "besa"},  # which goes with Wanda
+            {"rotate": False},
+        ):
+            resolved = NeuronALConfig(0.7, **named).resolved()
+            assert resolved.rotate is False and resolved.make_methods().rotation is None, named
+        assert NeuronALConfig(0.7, topup="owl").resolved().rotate is True
         assert NeuronALConfig(bits_per_weight=3, effort="best").resolved().rotate is False
+        config = NeuronALConfig(0.7)
+        assert (config.rotate, config.rotate_args) == (None, {})
+        assert config.make_methods().rotation.untie is False, "a model stays as large as it was"
+
+    def test_it_has_hyper_parameters(self):
         rotation = NeuronALConfig(0.7, rotate=True, rotate_args={"steps": 3}).make_methods().rotation
         assert (rotation.steps, rotation.cut, rotation.weights, rotation.untie) == (3, 0.7, "fisher", True)
 

@@ -71,14 +71,11 @@ class PruneContext:
 
     @classmethod
     def of(cls, decoder: Decoder, config: NeuronALConfig) -> "PruneContext":
-        """Return the context of a prune of a decoder; it is rotated by its effort if it can be without becoming larger."""
-        config = config.resolved()
-        if config.rotate is None:
-            chosen = (
-                {"rotate": True, "rotate_args": {"untie": False}} if can_be_rotated(decoder) else {"rotate": False}
-            )
-            config = replace(config, **chosen)
-        return cls(decoder, config, config.make_methods())
+        """Return the context of a prune of a decoder. An effort's rotation is left out if the decoder cannot be rotated."""
+        resolved = config.resolved()
+        if config.rotate is None and resolved.rotate and not can_be_rotated(decoder):
+            resolved = replace(resolved, rotate=False, rotate_args={})
+        return cls(decoder, resolved, resolved.make_methods())
 
     @property
     def model(self) -> PreTrainedModel:
