@@ -18,7 +18,7 @@ DRAWN = {  # saliency and top-up -> name in the legend
     ("wanda", "search"): "Wanda, search",
     ("sparsegpt", "search:levels=False"): "SparseGPT, search by its score",
     ("alps", "uniform"): "ALPS, uniform",
-    ("alps", "search"): "ALPS, search (the default)",
+    ("alps", "search"): "ALPS, search",
 }
 STYLES = make_styles(DRAWN.values())
 EXCESS = "ln(perplexity / dense perplexity)"
