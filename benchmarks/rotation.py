@@ -42,7 +42,8 @@ TABLES = {
     "2:4": [{**FORM, "saliency": name} for name in ("alps", "sparsegpt")],
     "bf16": [{"dtype": "bfloat16"}],  # nothing is pruned
 }
-CHOICES = ({}, {"untie": False})  # of rotate_args; the second only where head and embeddings share their weights
+# Of rotate_args; the second only where head and embeddings share their weights.
+CHOICES = ({"rows": 1}, {"untie": False, "rows": 1})
 
 
 def load(name: str, texts: list[Path | None]):

@@ -11,6 +11,7 @@ from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..display import format_bytes, format_count, format_duration, format_table
 from ..report import method_text
+from ..rotation.learning import Rotation
 from ..rotation.parts import find_parts
 from ..rotation.sensitivity import LABEL as ROTATION
 from ..sparsity.plan import row_counts
@@ -48,7 +49,7 @@ class PrunePlan:
         outside_bytes (`int`): the part of the model outside its blocks, in memory: embeddings, head.
         originals_bytes (`int`):
             Copies of the weights that a rotation changes, in CPU memory; 0 without a rotation. Weights on disk need none.
-        drawn_bytes (`int`): rows that the learning of a rotation draws from weights on disk, or from any if told so.
+        drawn_bytes (`int`): rows that the learning of a rotation draws; all rows are copied from weights on disk alone.
         alignment_bytes (`int`): hidden states in front of the first block and behind the last one, which the top-up keeps.
         steps (`tuple[Step, ...]`): in their order, with what each takes.
         device (`str`): where the steps were measured.
@@ -79,7 +80,9 @@ class PrunePlan:
     @property
     def working_bytes(self) -> int:
         """Memory above the model, at its most."""
-        return self._working_bytes(self.drawn_bytes if (self.config["rotate_args"].get("rows") or 1) < 1 else 0)
+        return self._working_bytes(
+            self.drawn_bytes if self.config["rotate_args"].get("rows", Rotation.rows) < 1 else 0
+        )
 
     def _working_bytes(self, drawn: int) -> int:
         """Return it, if so many bytes more exist while a rotation is learned."""

@@ -44,12 +44,12 @@ def rehearse_rotation(rehearsal: "Rehearsal", rotation: Rotation) -> None:
 
 
 def drawn_bytes(parts: RotatedParts, rotation: Rotation) -> int:
-    """Return the bytes of the rows that the learning draws, of offloaded weights if no share is set. No weight is read."""
-    share, total = rotation.share_of_rows(streams=True), 0.0
+    """Return the bytes of the rows that the learning draws. No weight is read."""
+    total = 0.0
     for own in parts.blocks:
         for projection in own.pruned:
             whole = projection in (own.heads.writer, own.heads.reader)
-            total += (1.0 if whole else share) * projection.numel * projection.owner.element_size()
+            total += (1.0 if whole else rotation.rows) * projection.numel * projection.owner.element_size()
     return round(total)
 
 

@@ -20,7 +20,6 @@ from .sensitivity import LABEL, fisher_weights
 IMPORTANCE = ("fisher", "energy")
 CUTS = (0.5, 0.9)  # least and most share that is cut by default: a threshold at the target sparsity serves best
 UNKNOWN_CUT = 0.6  # where the sparsity is not known
-STREAMED_ROWS = 0.25  # by default, of weights that are offloaded
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class Rotation:
             model; `"energy"`: all count alike, relative to their outputs' energy.
         fisher_samples (`int`): calibration sequences, from the first, for the Fisher information.
         untie (`bool`): False to leave the residual stream alone where head and embeddings share their weights.
-        rows (`float`, *optional*):
+        rows (`float`):
             Share of all rows by which a rotation is judged, above 0, at most 1: drawn anew every 5 steps, most of them where
-            most is lost; columns of what writes into the stream. None: all, and of offloaded weights a quarter.
+            most is lost; columns of what writes into the stream.
     """
 
     steps: int = 150
@@ -48,7 +47,7 @@ class Rotation:
     weights: str = "fisher"
     fisher_samples: int = 16
     untie: bool = True
-    rows: float | None = None
+    rows: float = 0.25
 
     def __post_init__(self):
         check_count("steps", self.steps, 1)
@@ -58,8 +57,7 @@ class Rotation:
         check_choice("weights", self.weights, list(IMPORTANCE))
         check_count("fisher_samples", self.fisher_samples, 1)
         check_flag("untie", self.untie)
-        if self.rows is not None:
-            check_number("rows", self.rows, 0, 1, above=True)
+        check_number("rows", self.rows, 0, 1, above=True)
 
     def at(self, sparsity: float | None) -> "Rotation":
         """Return the rotation for a target sparsity, or for one that a budget of bits decides later (None).
@@ -70,10 +68,6 @@ class Rotation:
             return self
         least, most = CUTS
         return replace(self, cut=min(max(sparsity, least), most))
-
-    def share_of_rows(self, streams: bool) -> float:
-        """Return the share of rows that are drawn; `streams` is True if weights are offloaded."""
-        return self.rows or (STREAMED_ROWS if streams else 1.0)
 
     def learn(
         self, parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, seed: int
@@ -144,11 +138,10 @@ class Rotation:
 
     def _divide_rows(self, terms: Sequence[Sequence[Term]], runner: BlockRunner) -> None:
         """Set the share of each term's rows that are drawn."""
-        share = self.share_of_rows(runner.loader.streams)
-        if share < 1:
+        if self.rows < 1:
             with torch.no_grad():
                 lost = runner.for_each_block(lambda index, _: {t: t.measure(self._share_cut) for t in terms[index]})
-            divide_rows({term: value for own in lost for term, value in own.items()}, share)
+            divide_rows({term: value for own in lost for term, value in own.items()}, self.rows)
 
     def _step(
         self,

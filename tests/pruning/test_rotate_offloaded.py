@@ -17,9 +17,6 @@ from optimum_neuronal.engine import offload
 from .test_rotate import QUICK, STAGES, fail_at, prune
 
 
-ALL = {**QUICK, "rows": 1}
-
-
 @functools.cache
 def pruned(family, saliency):
     model = make_model(family)
@@ -33,10 +30,10 @@ def maps(model) -> dict:
 @pytest.mark.parametrize("saliency", ["wanda", "alps"])
 @pytest.mark.parametrize("family", by_day(["bloom", "gemma", "gpt2", "mixtral", "phi3", "qwen2"], "gemma"))
 def test_a_model_on_disk_is_rotated_like_one_in_memory(family, saliency, ids, tmp_path):
-    """With all rows the same masks, weights and report; saved with its own head where the dense one is tied."""
+    """The same masks, weights and report; saved with its own head where the dense one is tied."""
     model, (expected, report) = make_model_on_disk(tmp_path, family), pruned(family, saliency)
     before = checksums(tmp_path / "dense")
-    pruner = prune(model, ids, saliency=saliency, rotate_args=ALL)
+    pruner = prune(model, ids, saliency=saliency)
     assert pruner.report.projections == report.projections and pruner.report.rotation == report.rotation
     assert all(parameter.is_meta for parameter in model.parameters()) and checksums(tmp_path / "dense") == before
     assert torch.equal(model(ids).logits, expected(ids).logits)
@@ -48,7 +45,7 @@ def test_a_model_on_disk_is_rotated_like_one_in_memory(family, saliency, ids, tm
 def test_weights_in_cpu_memory(ids):
     model, (expected, _) = make_model("gemma"), pruned("gemma", "wanda")
     cpu_offload(model, execution_device=torch.device("cpu"))
-    prune(model, ids, rotate_args=ALL)
+    prune(model, ids)
     assert torch.equal(model(ids).logits, expected(ids).logits)
 
 
@@ -75,7 +72,9 @@ def test_the_learning_reads_weights_when_rows_are_drawn(ids, tmp_path, monkeypat
     assert counts[1:] == [0, 3, 6]
 
 
-def test_offloaded_weights_are_sampled_by_default(ids, tmp_path):
-    found = prune(make_model_on_disk(tmp_path, "llama"), ids).report.rotation
-    assert found == prune(make_model("llama"), ids, rotate_args={**QUICK, "rows": 0.25}).report.rotation
-    assert found["objective"] != pruned("llama", "wanda")[1].rotation["objective"]
+@pytest.mark.parametrize("rows", [0.25, 1])
+def test_weights_on_disk_are_sampled_as_in_memory(rows, ids, tmp_path):
+    on_disk, in_memory = make_model_on_disk(tmp_path, "llama"), make_model("llama")
+    arguments = {**QUICK, "rows": rows}
+    found, expected = (prune(model, ids, rotate_args=arguments).report for model in (on_disk, in_memory))
+    assert found.rotation == expected.rotation and found.projections == expected.projections
