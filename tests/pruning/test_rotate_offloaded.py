@@ -11,8 +11,11 @@ from sweeps import checksums, state, unchanged
 from transformers import AutoModelForCausalLM
 from turning import ties
 
+from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.compat.accelerate import is_offloaded, weights_map
 from optimum_neuronal.engine import offload
+from optimum_neuronal.pruning.context import check
+from optimum_neuronal.rotation.parts import find_parts
 
 from .test_rotate import QUICK, STAGES, fail_at, prune
 
@@ -78,3 +81,13 @@ def test_weights_on_disk_are_sampled_as_in_memory(rows, ids, tmp_path):
     arguments = {**QUICK, "rows": rows}
     found, expected = (prune(model, ids, rotate_args=arguments).report for model in (on_disk, in_memory))
     assert found.rotation == expected.rotation and found.projections == expected.projections
+
+
+@pytest.mark.parametrize("family", ["gemma", "llama"])
+def test_an_effort_rotates_as_much_as_in_memory(family, tmp_path):
+    """Gemma's head is tied: on disk too, the heads alone are rotated."""
+    contexts = [
+        check(model, NeuronALConfig(0.6)) for model in (make_model_on_disk(tmp_path, family), make_model(family))
+    ]
+    found = [find_parts(context.decoder, context.methods.rotation.untie).rotates_stream for context in contexts]
+    assert found == [family == "llama"] * 2
