@@ -35,8 +35,7 @@ from optimum_neuronal.topup.quantising import Rates
 RESULTS = Path(__file__).parent / "rungs" / "losses.jsonl"
 SALIENCIES = {"Wanda": "wanda", "SparseGPT": "sparsegpt", "ALPS": "alps"}
 TOPUPS = {"uniform": "uniform", "OWL": "owl", "NeuronAL": "neuronal", "search": "search"}
-ALL = {"rotate": True, "rotate_args": {"rows": 1}}
-HEADS = {"rotate": True, "rotate_args": {"untie": False, "rows": 1}}
+ALL, HEADS = {"rotate": True}, {"rotate": True, "rotate_args": {"untie": False}}
 OF_ALPS = {
     "uniform, block's own targets": {"topup": "uniform", "reconstruct": "block"},
     "uniform, refit": {"topup": "uniform", "refit_epochs": 6},
@@ -48,13 +47,12 @@ OF_ALPS = {
     "search, refit, rotated": {"refit_epochs": 6, **ALL},
 }
 # Name of a row -> fields of its config. ALPS fits the dense model's outputs, SparseGPT the block's own, unless a row says so.
-# Rotations are learned from all rows of the weights, but those of the efforts from their share.
+# The heads are tied to the embeddings. So "ALPS, search, heads rotated" is the default, and with a refit it is effort="best".
 VARIANTS = {
     **{f"{s}, {t}": {"saliency": SALIENCIES[s], "topup": TOPUPS[t]} for s in SALIENCIES for t in TOPUPS},
     "SparseGPT, NeuronAL": {"saliency": "sparsegpt", "topup": "neuronal", "topup_args": {"steps": "block"}},
     "SparseGPT, uniform, dense targets": {"saliency": "sparsegpt", "topup": "uniform", "reconstruct": "dense"},
     **{f"ALPS, {name}": {"saliency": "alps", **fields} for name, fields in OF_ALPS.items()},
-    **{f"effort={effort!r}": {"effort": effort} for effort in ("default", "best")},
 }
 DENSE = "dense"
 SPARSITIES = (0.7, 0.6, 0.5, 0.8)

@@ -42,8 +42,7 @@ TABLES = {
     "2:4": [{**FORM, "saliency": name} for name in ("alps", "sparsegpt")],
     "bf16": [{"dtype": "bfloat16"}],  # nothing is pruned
 }
-# Of rotate_args; the second only where head and embeddings share their weights.
-CHOICES = ({"rows": 1}, {"untie": False, "rows": 1})
+CHOICES = ({}, {"untie": False})  # of rotate_args; the second only where head and embeddings share their weights
 
 
 def load(name: str, texts: list[Path | None]):

@@ -181,7 +181,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["demo"], help="demo, or model directories (default: demo)")
     parser.add_argument("--bigbench", nargs="*", type=Path, default=[], help="JSON files of BIG-bench's tasks")
-    drawn = ["Wanda, uniform", "effort='default'"]
+    drawn = ["Wanda, uniform", "ALPS, search, heads rotated"]  # of a model with a tied head, the latter is the default
     parser.add_argument("--variants", nargs="*", default=drawn, choices=VARIANTS, help="(default: %(default)s)")
     parser.add_argument("--sparsities", nargs="*", type=float, default=[0.6, 0.7], help="(default: %(default)s)")
     parser.add_argument(

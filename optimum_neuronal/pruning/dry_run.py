@@ -11,7 +11,6 @@ from ..config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 from ..display import format_bytes, format_count, format_duration, format_table
 from ..report import method_text
-from ..rotation.learning import Rotation
 from ..rotation.parts import find_parts
 from ..rotation.sensitivity import LABEL as ROTATION
 from ..sparsity.plan import row_counts
@@ -49,7 +48,8 @@ class PrunePlan:
         outside_bytes (`int`): the part of the model outside its blocks, in memory: embeddings, head.
         originals_bytes (`int`):
             Copies of the weights that a rotation changes, in CPU memory; 0 without a rotation. Weights on disk need none.
-        drawn_bytes (`int`): rows that the learning of a rotation draws; all rows are copied from weights on disk alone.
+        drawn_bytes (`int`): rows that the learning of a rotation draws from weights on disk.
+        copied_bytes (`int`): rows that it draws from weights in memory; 0 if it looks at all of them, where they are.
         alignment_bytes (`int`): hidden states in front of the first block and behind the last one, which the top-up keeps.
         steps (`tuple[Step, ...]`): in their order, with what each takes.
         device (`str`): where the steps were measured.
@@ -73,6 +73,7 @@ class PrunePlan:
     outside_bytes: int
     originals_bytes: int
     drawn_bytes: int
+    copied_bytes: int
     alignment_bytes: int
     steps: tuple[Step, ...]
     device: str
@@ -80,9 +81,7 @@ class PrunePlan:
     @property
     def working_bytes(self) -> int:
         """Memory above the model, at its most."""
-        return self._working_bytes(
-            self.drawn_bytes if self.config["rotate_args"].get("rows", Rotation.rows) < 1 else 0
-        )
+        return self._working_bytes(self.copied_bytes)
 
     def _working_bytes(self, drawn: int) -> int:
         """Return it, if so many bytes more exist while a rotation is learned."""
@@ -206,7 +205,7 @@ def _weight_bytes(context: PruneContext) -> dict[str, Any]:
         "packed_model_bytes": in_memory - packed.dense + packed.in_memory,
         "block_bytes": max(blocks),
         "originals_bytes": sum(map(_size, parts.parameters())) if parts else 0,
-        "drawn_bytes": drawn_bytes(parts, rotation) if parts and rotation else 0,
+        **(drawn_bytes(parts, rotation) if parts and rotation else {"drawn_bytes": 0, "copied_bytes": 0}),
         "outside_bytes": in_memory - sum(blocks),
     }
 

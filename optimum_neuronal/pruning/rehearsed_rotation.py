@@ -43,14 +43,14 @@ def rehearse_rotation(rehearsal: "Rehearsal", rotation: Rotation) -> None:
     rehearsal.ask(("descent",), LABEL, descend, sequences=1, times=math.ceil(rotation.steps / LOOK_EVERY))
 
 
-def drawn_bytes(parts: RotatedParts, rotation: Rotation) -> int:
-    """Return the bytes of the rows that the learning draws. No weight is read."""
-    total = 0.0
+def drawn_bytes(parts: RotatedParts, rotation: Rotation) -> dict[str, int]:
+    """Return the bytes of the rows that the learning draws, as [`PrunePlan`] has them. No weight is read."""
+    share, total = rotation.share_of_rows(parts.decoder.config.hidden_size), 0.0
     for own in parts.blocks:
         for projection in own.pruned:
             whole = projection in (own.heads.writer, own.heads.reader)
-            total += (1.0 if whole else rotation.rows) * projection.numel * projection.owner.element_size()
-    return round(total)
+            total += (1.0 if whole else share) * projection.numel * projection.owner.element_size()
+    return {"drawn_bytes": round(total), "copied_bytes": round(total) if share < 1 else 0}
 
 
 def _inverses(terms: list[list[Term]]) -> list[torch.Tensor]:

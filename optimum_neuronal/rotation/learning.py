@@ -20,6 +20,7 @@ from .sensitivity import LABEL, fisher_weights
 IMPORTANCE = ("fisher", "energy")
 CUTS = (0.5, 0.9)  # least and most share that is cut by default: a threshold at the target sparsity serves best
 UNKNOWN_CUT = 0.6  # where the sparsity is not known
+ENOUGH_ROWS = 1024  # of a weight with as many rows as the model has features: with fewer a rotation served less well
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Rotation:
             model; `"energy"`: all count alike, relative to their outputs' energy.
         fisher_samples (`int`): calibration sequences, from the first, for the Fisher information.
         untie (`bool`): False to leave the residual stream alone where head and embeddings share their weights.
-        rows (`float`):
+        rows (`float`, *optional*):
             Share of all rows by which a rotation is judged, above 0, at most 1: drawn anew every 5 steps, most of them where
-            most is lost; columns of what writes into the stream.
+            most is lost; columns of what writes into the stream. None: see [`share_of_rows`].
     """
 
     steps: int = 150
@@ -47,7 +48,7 @@ class Rotation:
     weights: str = "fisher"
     fisher_samples: int = 16
     untie: bool = True
-    rows: float = 0.25
+    rows: float | None = None
 
     def __post_init__(self):
         check_count("steps", self.steps, 1)
@@ -57,7 +58,8 @@ class Rotation:
         check_choice("weights", self.weights, list(IMPORTANCE))
         check_count("fisher_samples", self.fisher_samples, 1)
         check_flag("untie", self.untie)
-        check_number("rows", self.rows, 0, 1, above=True)
+        if self.rows is not None:
+            check_number("rows", self.rows, 0, 1, above=True)
 
     def at(self, sparsity: float | None) -> "Rotation":
         """Return the rotation for a target sparsity, or for one that a budget of bits decides later (None).
@@ -68,6 +70,10 @@ class Rotation:
             return self
         least, most = CUTS
         return replace(self, cut=min(max(sparsity, least), most))
+
+    def share_of_rows(self, hidden_size: int) -> float:
+        """Return the share of rows that are drawn: `rows`, or 1 of a model of up to 1,024 features, 0.25 of one of 4,096."""
+        return self.rows or min(1.0, ENOUGH_ROWS / hidden_size)
 
     def learn(
         self, parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, seed: int
@@ -110,7 +116,7 @@ class Rotation:
         if first is None:
             return unrotated, [0.0]
         device = first.inverse.device
-        self._divide_rows(terms, runner)
+        self._divide_rows(terms, runner, self.share_of_rows(parts.decoder.config.hidden_size))
         generator = torch.Generator().manual_seed(seed)
 
         def start(rotation: torch.Tensor) -> torch.Tensor:
@@ -136,12 +142,12 @@ class Rotation:
     def _share_cut(self) -> float:
         return UNKNOWN_CUT if self.cut is None else self.cut
 
-    def _divide_rows(self, terms: Sequence[Sequence[Term]], runner: BlockRunner) -> None:
+    def _divide_rows(self, terms: Sequence[Sequence[Term]], runner: BlockRunner, share: float) -> None:
         """Set the share of each term's rows that are drawn."""
-        if self.rows < 1:
+        if share < 1:
             with torch.no_grad():
                 lost = runner.for_each_block(lambda index, _: {t: t.measure(self._share_cut) for t in terms[index]})
-            divide_rows({term: value for own in lost for term, value in own.items()}, self.rows)
+            divide_rows({term: value for own in lost for term, value in own.items()}, share)
 
     def _step(
         self,

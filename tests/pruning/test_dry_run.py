@@ -15,6 +15,7 @@ from optimum_neuronal.checkpoint.save_pretrained import save_pretrained
 from optimum_neuronal.inference.sparsify import sparsify
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
+from optimum_neuronal.rotation.learning import Rotation
 from optimum_neuronal.rotation.sensitivity import BACKWARD
 
 from .conftest import SMALL, config_of, saved
@@ -223,8 +224,10 @@ def test_norms_with_biases_are_not_read(tmp_path):
 def test_rows_of_a_rotation_are_counted(tmp_path):
     """Of weights on disk always; of weights in memory if only some are drawn, as copies then."""
     directory, _ = saved(tmp_path, make_model("llama"))
-    for arguments, share in (({}, 0.25), ({"rows": 0.5}, 0.5), ({"rows": 1}, 1)):
+    for arguments, share in (({}, 1), ({"rows": 0.5}, 0.5), ({"rows": 1}, 1)):
         plan = plan_prune(directory, config_of(topup="uniform", rotate=True, rotate_args=arguments))
         values = 2 * 32 * 32  # of the heads, and what reads them: whole
         assert plan.drawn_bytes == 3 * 4 * (values + share * (2 * 32 * 32 + 3 * 32 * 48))
         assert plan.working_bytes == plan._working_bytes(plan.drawn_bytes if share < 1 else 0)
+    assert [Rotation().share_of_rows(size) for size in (64, 1024, 2048, 4096)] == [1, 1, 0.5, 0.25]
+    assert Rotation(rows=0.1).share_of_rows(64) == 0.1
