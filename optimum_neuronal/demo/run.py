@@ -29,7 +29,7 @@ METHODS = {  # what is compared -> fields of the config
 BASELINE, PAPER, OURS = "Wanda, uniform", "Wanda, NeuronAL", "default"
 BEST = {"best": {"effort": "best"}}  # takes minutes
 
-ROW = "{:>8}  {:<17}  {:>10}  {:>7}  {}"  # a line of the table, written as soon as its prune is finished
+ROW = "{:>8}  {:<18}  {:>10}  {:>7}  {}"  # a line of the table, written as soon as its prune is finished
 HEADER = ROW.format("sparsity", "method", "perplexity", "seconds", "lambda block / row")
 DURATIONS = {False: "one or two minutes", True: "six to eight minutes"}  # all_rows -> time on two cores
 
@@ -73,7 +73,7 @@ def run_demo(output: str | Path, write: Callable[[str], None], all_rows: bool = 
     reference = _perplexity(dense, tokenizer)
     write(f"Dense perplexity: {reference:.2f}. What follows takes {DURATIONS[all_rows]} on two cores.\n")
     write(HEADER)
-    write(ROW.format("-" * 8, "-" * 17, "-" * 10, "-" * 7, "-" * 18))
+    write(ROW.format("-" * 8, "-" * 18, "-" * 10, "-" * 7, "-" * 18))
     perplexities = {}
     for sparsity, methods in methods_at.items():
         for label, fields in methods.items():
