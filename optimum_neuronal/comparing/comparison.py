@@ -72,7 +72,7 @@ class Comparison:
     Args:
         model (`str`): name of the pruned model.
         dense (`Result`): figures of the dense model.
-        results (`list[Result]`): one per combination, by sparsity, saliency, top-up and bits in the order asked for.
+        results (`list[Result]`): one per combination, by sparsity, saliency, top-up, effort and bits in the order asked for.
         calibration (`dict`): source, number and length of the sequences, seed.
         versions (`dict`): of this package, transformers, torch and Python.
     """
@@ -89,9 +89,9 @@ class Comparison:
         return [result for result in self.results if result.error is not None]
 
     def aggregates(self) -> list[Aggregate]:
-        """Return one aggregate for each sparsity and top-up, and for each budget of bits, in their order."""
+        """Return one aggregate for each sparsity and top-up or effort, and for each budget of bits, in their order."""
         found = []
-        for (sparsity, topup, budget), members in grouped(self.results, "sparsity", "topup", "budget").items():
+        for (sparsity, topup, budget), members in grouped(self.results, "sparsity", "label", "budget").items():
             members = [result for result in members if result.error is None]
             factors = [r.perplexity[name] / self.dense.perplexity[name] for r in members for name in r.perplexity]
             retained = [r.mean_accuracy / self.dense.mean_accuracy for r in members if self.dense.mean_accuracy]
@@ -106,7 +106,7 @@ class Comparison:
     def table(self) -> Table:
         """Return the main table: one row per combination below the dense model's row.
 
-        The best of every sparsity is marked. The column of bits is left out if no result has bits.
+        The best of every sparsity is marked. The columns of bits and of the rotation's seconds are left out if no result has any.
         """
         shown = [self.dense, *self.results]
         columns = [
@@ -124,10 +124,13 @@ class Comparison:
         if self.dense.accuracy:
             columns.append(Column("mean accuracy", [r.mean_accuracy for r in shown], "{:.2%}".format, max))
         costs = {
+            "rotation s": lambda r: f"{r.rotation_seconds:.1f}",
             "allocation s": lambda r: f"{r.allocation_seconds:.1f}",
             "pruning s": lambda r: f"{r.pruning_seconds:.1f}",
             "peak GB": lambda r: f"{max(r.peak_memory.values(), default=0) / 1e9:.2f}",
         }
+        if not any(r.rotation_seconds for r in shown):
+            del costs["rotation s"]
         for title, text in costs.items():
             columns.append(Column(title, ["-" if r.error else "" if r.saliency == DENSE else text(r) for r in shown]))
         lambdas = [[f"{value:g}" for value in (r.block_lambda, r.row_lambda) if value is not None] for r in shown]
@@ -136,7 +139,7 @@ class Comparison:
         return Table.of(columns, [None, *((r.sparsity, r.budget) for r in self.results)])
 
     def aggregate_table(self) -> Table:
-        """Return a table with a row per top-up and a column per sparsity or budget, and aggregate; the best is marked."""
+        """Return a table with a row per top-up or effort and a column per sparsity or budget, and aggregate; the best is marked."""
         aggregates = self.aggregates()
         topups = list(dict.fromkeys(entry.topup for entry in aggregates))
         found = {(entry.topup, entry.sparsity, entry.budget): entry for entry in aggregates}
@@ -175,7 +178,7 @@ class Comparison:
     def to_csv(self) -> str:
         """Return the main table as CSV, one line per combination, in full precision."""
         columns = ["saliency", "topup", "sparsity", "achieved_sparsity", "allocation_seconds", "pruning_seconds"]
-        columns += ["block_lambda", "row_lambda", "budget", "bits_per_weight", "error"]
+        columns += ["rotation_seconds", "block_lambda", "row_lambda", "budget", "bits_per_weight", "error"]
         rows = []
         for result in [self.dense, *self.results]:
             row = {column: getattr(result, column) for column in columns}

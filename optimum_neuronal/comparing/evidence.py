@@ -1,6 +1,7 @@
 """A comparison by the published protocol, and its page, in the form that `docs/evidence/` collects."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from ..display import Column, Table, format_markdown
 from ..files.atomic import write_durably
 from ..inference.environment import describe_environment
 from .comparison import Comparison
-from .results import DENSE, Result
+from .results import DENSE, EFFORT, Result
 
 
 PAGE = "evidence.md"
@@ -19,6 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "saliencies": ["wanda", "sparsegpt", "alps"],
         "topups": ["uniform", "owl", "search"],
         "sparsities": [0.5, 0.6, 0.7],
+        "efforts": ["default"],
         "bits_per_weight": [2.4, 3.0],
         "dataset": "c4",
         "evaluate": ["wikitext2"],
@@ -74,4 +76,14 @@ def write_page(comparison: Comparison, directory: str | Path) -> Path:
 def _method(result: Result) -> str | None:
     if result.saliency == DENSE:
         return None
+    if result.saliency == EFFORT:
+        return ": ".join(filter(None, [result.label, _chosen(result.config)]))
     return result.saliency if result.budget is not None else f"{result.saliency}, {result.topup}"
+
+
+def _chosen(config: Mapping[str, Any]) -> str:
+    """Return what an effort chose: `"alps, search, rotated"`; nothing if the prune failed, which leaves the config empty."""
+    if not config:
+        return ""
+    further = {"refit": config["refit_epochs"], "rotated": config["rotate"]}
+    return ", ".join([config["saliency"], config["topup"], *(word for word, done in further.items() if done)])

@@ -30,7 +30,7 @@ LOWER_IS_BETTER = "Perplexity (lower is better)"
 MAX_NAMES = 64  # of rows of the heat map
 LONGEST = 80  # characters of a method's name in the name of a file
 
-Styles = Mapping[str, Mapping[str, Any]]  # top-up -> options of its lines
+Styles = Mapping[str, Mapping[str, Any]]  # label of a result -> options of its lines
 
 
 def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[str, Files]:
@@ -43,7 +43,7 @@ def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[s
 
     [`Comparison`] has the arguments; failed results are left out. Returns name of a figure -> its files.
     """
-    styles = make_styles(result.topup for result in results)  # also of failed ones, so that a later run keeps them
+    styles = make_styles(result.label for result in results)  # also of failed ones, so that a later run keeps them
     results = [result for result in results if result.error is None]
     if not results:
         return {}
@@ -59,7 +59,7 @@ def draw_figures(model: str, dense: Result, results: Sequence[Result]) -> dict[s
         figures[f"{BY_BLOCK}-{stem}"] = plot_by_block(title, members, styles)
         for result in members:
             if result.row_sparsity:
-                name = f"{model}, {saliency} + {result.topup}, {result.target}"
+                name = f"{model}, {result.pair}, {result.target}"
                 drawn = plot_by_row(name, result.row_sparsity, min(shares), max(shares))
                 figures[f"{BY_ROW}-{stem}-{_stem(result.topup)}"] = drawn
         single = [r for r in members if r.block_lambda is not None and r.row_lambda is None and r.perplexity]
@@ -81,19 +81,19 @@ def plot_perplexity(model: str, dense: Result, results: Sequence[Result], styles
     else:
         results = sorted(results, key=lambda result: (result.sparsity, -(result.budget or 99)))
         panels = list(grouped(results, "sparsity", "budget").values())
-        axis, line = {"xlabel": "Runtime in seconds: allocation and pruning", "xscale": "log"}, "none"
+        axis, line = {"xlabel": "Runtime in seconds: rotation, allocation and pruning", "xscale": "log"}, "none"
     markers = dict(zip(dict.fromkeys(result.saliency for result in results), itertools.cycle(MARKERS)))
     with new_figure(1 + 3.2 * len(panels), f"{model}: {_subject(results)}") as (figure, files):
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, members in zip(all_axes, panels):
-            for (saliency, topup), runs in grouped(members, "saliency", "topup").items():
+            for (saliency, label), runs in grouped(members, "saliency", "label").items():
                 finite = [r.mean_perplexity if math.isfinite(r.mean_perplexity) else math.nan for r in runs]
                 points = sorted(zip([r.bits_per_weight if by_bits else r.seconds for r in runs], finite))
                 look = {"marker": markers[saliency], "ls": line}
-                axes.plot(*zip(*points), **styles[topup] | POINT | look)
+                axes.plot(*zip(*points), **styles[label] | POINT | look)
             axes.axhline(dense.mean_perplexity, **DENSE_LINE)
             if not by_bits:
-                infinite = [f"{r.saliency} + {r.topup}" for r in members if math.isinf(r.mean_perplexity)]
+                infinite = [r.pair for r in members if math.isinf(r.mean_perplexity)]
                 title = members[0].target + (f" (infinite: {', '.join(infinite)})" if infinite else "")
                 axes.set_title(wrapped(title), loc="left")
             axes.set(yscale="log", ylabel=LOWER_IS_BETTER, **axis)
@@ -104,7 +104,7 @@ def plot_perplexity(model: str, dense: Result, results: Sequence[Result], styles
         figure.align_ylabels(all_axes)
         from matplotlib.lines import Line2D  # new_figure has checked that it is there
 
-        shown = [(name, styles[name] | POINT | {"marker": "o"}) for name in dict.fromkeys(r.topup for r in results)]
+        shown = [(name, styles[name] | POINT | {"marker": "o"}) for name in dict.fromkeys(r.label for r in results)]
         shown += [(name, {"color": GREY, "ls": "none", "ms": 8, "marker": marker}) for name, marker in markers.items()]
         shown.append((f"dense model: {dense.mean_perplexity:.4g}", DENSE_LINE))
         add_legend(figure, [Line2D([], [], label=name, **look) for name, look in shown])
@@ -118,8 +118,8 @@ def plot_by_block(title: str, results: Sequence[Result], styles: Styles) -> File
     with new_figure(3.6, title) as (figure, files):
         axes = figure.subplots()
         for index, result in enumerate(results):
-            own = {"label": result.topup, "markevery": (index % step, step)}  # lines get markers at different blocks
-            axes.plot(range(count), result.block_sparsity, lw=1.8, ms=6, **styles[result.topup], **own)
+            own = {"label": result.label, "markevery": (index % step, step)}  # lines get markers at different blocks
+            axes.plot(range(count), result.block_sparsity, lw=1.8, ms=6, **styles[result.label], **own)
         axes.set(xlabel="Decoder block", ylabel="Sparsity")
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=min(3, count))
         show_round_numbers(axes.yaxis)

@@ -9,6 +9,7 @@ from typing import Any
 
 DENSE = "dense"
 QUANTISED, RATES = "quantised", "rates"  # in place of saliency and top-up
+EFFORT = "effort"  # in place of a saliency; the name of the effort is then in place of the top-up
 
 
 @dataclass(repr=False)
@@ -18,14 +19,17 @@ class Result:
     Args:
         sparsity (`float`): share of zeros asked for, in [0, 1); 0 for the dense model, and for quantised ones.
         saliency, topup (`str`):
-            Methods with their hyper-parameters; `"dense"` for the dense model; `"quantised"` and `"rates"` for quantised ones.
+            Methods with their hyper-parameters; `"dense"` for the dense model; `"quantised"` and `"rates"` for quantised ones;
+            `"effort"` and its name if an effort chose the methods, which `config` then holds.
         perplexity (`dict[str, float]`): test set -> perplexity of at least 1; lower is better.
         accuracy (`dict[str, dict]`): task -> `accuracy` in [0, 1], `stderr`, `metric`, `samples`.
         achieved_sparsity (`float`): share of zeros, counted in the weights.
         block_sparsity (`list[float]`): share of zeros of every block.
         row_sparsity (`dict[str, list[float]]`):
             Projection name -> mean sparsity of each stretch of its rows; empty if the top-up gives all rows the same.
-        allocation_seconds, pruning_seconds (`float`): wall-clock time of the top-up, and of the final pruning.
+        rotation_seconds, allocation_seconds, pruning_seconds (`float`):
+            Wall-clock time of the rotation, of the top-up, and of the final pruning. The first of several results with the same
+            rotation has the time to learn it.
         peak_memory (`dict[str, int]`): bytes by device during the prune, the model included.
         block_lambda, row_lambda (`float`, *optional*): NeuronAL's choices.
         decisions (`dict`): candidates and decisions of the top-up.
@@ -54,6 +58,7 @@ class Result:
     error: str | None = None
     budget: float | None = None
     bits_per_weight: float | None = None
+    rotation_seconds: float = 0.0
 
     def __repr__(self) -> str:
         if self.error is not None:
@@ -64,12 +69,22 @@ class Result:
 
     @property
     def method(self) -> str:
-        """The combination in a line: `"wanda + owl, 70.00%"`, or `"quantised, 2.4 bits"`."""
+        """The combination in a line: `"wanda + owl, 70.00%"`, `"effort default, 70.00%"`, or `"quantised, 2.4 bits"`."""
         if self.saliency == DENSE:
             return DENSE
         if self.budget is not None:
             return f"{self.saliency}, {self.budget:g} bits"
-        return f"{self.saliency} + {self.topup}, {self.sparsity:.2%}"
+        return f"{self.pair}, {self.sparsity:.2%}"
+
+    @property
+    def pair(self) -> str:
+        """Saliency and top-up: `"wanda + owl"`; or the effort that chose them: `"effort default"`."""
+        return self.label if self.saliency == EFFORT else f"{self.saliency} + {self.topup}"
+
+    @property
+    def label(self) -> str:
+        """The name among top-ups: `"owl"`, or `"effort default"`."""
+        return f"{EFFORT} {self.topup}" if self.saliency == EFFORT else self.topup
 
     @property
     def target(self) -> str:
@@ -78,8 +93,8 @@ class Result:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the prune: allocation and final pruning."""
-        return self.allocation_seconds + self.pruning_seconds
+        """Seconds of the prune: rotation, allocation and final pruning."""
+        return self.rotation_seconds + self.allocation_seconds + self.pruning_seconds
 
     @property
     def mean_perplexity(self) -> float:
@@ -104,6 +119,7 @@ def grouped(results: Iterable[Result], *attributes: str) -> dict[tuple, list[Res
 class Aggregate:
     """Aggregate of a top-up at one sparsity, or budget of bits, over the `saliencies` that did not fail (paper, section 5.3).
 
+    An effort is an aggregate of its own: its `topup` is `"effort default"`.
     The factor is the geometric mean of perplexity over the dense model's, the retention of mean accuracy. None: no result.
     """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import LEAST_BITS, MOST_BITS, OF_ZEROS, NeuronALConfig
-from ..config_fields import as_json
+from ..config_fields import EFFORTS, as_json
 from ..evaluation.perplexity import name_test_sets
 from ..evaluation.tasks import check_tasks
 from ..pruning.context import check_memory
@@ -16,8 +16,8 @@ from ..registry import parse_method
 from ..saliency import SALIENCIES
 from ..system.processes import Processes
 from ..topup import TOPUPS
-from ..validation import check_number, check_several, check_texts, closest_or_all
-from .results import QUANTISED, RATES, Result
+from ..validation import check_choice, check_number, check_several, check_texts, closest_or_all
+from .results import EFFORT, QUANTISED, RATES, Result
 
 
 @dataclass
@@ -36,6 +36,7 @@ class ComparisonSettings:
     saliencies: Sequence[str] = ("wanda",)
     topups: Sequence[str] = ("uniform", "neuronal", "search")
     sparsities: Sequence[float] = (0.6, 0.7, 0.8)
+    efforts: Sequence[str] = ()
     bits_per_weight: Sequence[float] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     max_windows: int | None = None
@@ -61,23 +62,7 @@ class ComparisonSettings:
             if name not in known:
                 hint = closest_or_all(name, sorted(known | {entry.name for entry in fields(self) if entry.init}))
                 raise TypeError(f"compare has no argument {name!r}.{hint}")
-        saliencies = check_texts("saliencies", self.saliencies, "['wanda']")
-        topups = check_texts("topups", self.topups, "['search']")
-        sparsities = check_several("sparsities", self.sparsities, "[0.6, 0.7]")
-        budgets = check_several("bits_per_weight", self.bits_per_weight, "[2.4, 3]")
-        for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
-            for method in methods:
-                registry.get(parse_method(method)[0])
-        for sparsity in sparsities:
-            check_number("sparsities", sparsity, 0, 1)
-        for budget in budgets:
-            check_number("bits_per_weight", budget, LEAST_BITS, MOST_BITS, above=True)
-        wanted = [Result(*own) for own in dict.fromkeys(product(sparsities, saliencies, topups))]
-        wanted += [Result(0.0, QUANTISED, RATES, budget=budget) for budget in dict.fromkeys(budgets)]
-        if not wanted:
-            raise ValueError(
-                "There is nothing to compare: name a saliency, a top-up and a sparsity, or a number of bits a weight."
-            )
+        wanted = self._wanted()
         others, self.combinations = as_json(self.config), []
         for result in wanted:
             config = None
@@ -96,16 +81,44 @@ class ComparisonSettings:
         if self.tasks:
             check_tasks(self.tasks, self.include_path, self.limit)
 
+    def _wanted(self) -> list[Result]:
+        """Return all combinations asked for, each once. Raise `ValueError` or `TypeError` for what is unknown, or for none."""
+        saliencies = check_texts("saliencies", self.saliencies, "['wanda']")
+        topups = check_texts("topups", self.topups, "['search']")
+        sparsities = check_several("sparsities", self.sparsities, "[0.6, 0.7]")
+        efforts = check_texts("efforts", self.efforts, "['default']")
+        budgets = check_several("bits_per_weight", self.bits_per_weight, "[2.4, 3]")
+        for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
+            for method in methods:
+                registry.get(parse_method(method)[0])
+        for sparsity in sparsities:
+            check_number("sparsities", sparsity, 0, 1)
+        for effort in efforts:
+            check_choice("efforts", effort, list(EFFORTS))
+        for budget in budgets:
+            check_number("bits_per_weight", budget, LEAST_BITS, MOST_BITS, above=True)
+        wanted = [Result(*own) for own in dict.fromkeys(product(sparsities, saliencies, topups))]
+        wanted += [Result(sparsity, EFFORT, name) for sparsity, name in dict.fromkeys(product(sparsities, efforts))]
+        wanted += [Result(0.0, QUANTISED, RATES, budget=budget) for budget in dict.fromkeys(budgets)]
+        if not wanted:
+            raise ValueError(
+                "There is nothing to compare: name a saliency, a top-up and a sparsity, an effort and a sparsity, or a number of "
+                "bits a weight."
+            )
+        return wanted
+
 
 def make_config(combination: Result, dataset: Any, others: Mapping[str, Any]) -> NeuronALConfig:
     """Return the config of a combination, with the other fields given. Raise `ValueError` if it is not possible.
 
-    If the saliency knows no rows, the top-up leaves them alone if it can. Of the calibration data, the config holds a name
-    or a path only.
+    An effort chooses its methods and the rotation, and replaces the effort among the other fields. If a saliency knows no
+    rows, the top-up leaves them alone if it can. Of the calibration data, the config holds a name or a path only.
     """
     source = dataset if isinstance(dataset, str) else None
     if combination.budget is not None:
         return NeuronALConfig(bits_per_weight=combination.budget, dataset=source, **_of_both(others))
+    if combination.saliency == EFFORT:
+        return NeuronALConfig(combination.sparsity, dataset=source, **{**others, "effort": combination.topup})
     topup, topup_args = parse_method(combination.topup)
     knows_rows = SALIENCIES.get(parse_method(combination.saliency)[0]).knows_rows
     without_rows = {} if knows_rows else TOPUPS.get(topup).without_rows

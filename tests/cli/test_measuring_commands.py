@@ -1,10 +1,12 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
+from optimum_neuronal.cli import measuring_commands
 from optimum_neuronal.cli.measuring_commands import task_rows
 from optimum_neuronal.comparing import settings
 from optimum_neuronal.evaluation import task_names
@@ -59,13 +61,31 @@ class TestCompare:
     def test_evidence(self, run, arguments, tmp_path):
         """Flags that are given go before those of the preset."""
         methods = ("--saliency", "magnitude", "--topup", "uniform", "owl", "--sparsity", 0.5, "--bits-per-weight", 6)
+        methods += ("--efforts", "fast")
         page = tmp_path / "out" / "evidence.md"
         assert str(page) in run(*arguments, *methods, "--preset", "evidence")
         lines = page.read_text().splitlines()
         assert "- Calibration: 8 x 16 tokens of text.txt, seed 0." in lines
         asked = [line.split("|")[2].strip() for line in lines if line.startswith("| ")]
-        assert asked == ["asked for", "dense", "50 % sparsity", "50 % sparsity", "6 bits"]
+        assert asked == ["asked for", "dense", *["50 % sparsity"] * 3, "6 bits"]
         run(*arguments, *methods, "--preset", "evidence")  # goes on, and writes its own page again
+
+    def test_efforts(self, run, arguments, tmp_path, monkeypatch):
+        """Those of the preset stay unless the flag is given, which without a value leaves them out."""
+        methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.5, "--effort", "fast")
+        shown = run(*arguments, *methods, "--efforts", "fast")
+        assert "effort fast" in shown
+        results = json.loads((tmp_path / "out" / "comparison.json").read_text())["results"]
+        assert [(one["saliency"], one["topup"]) for one in results] == [("magnitude", "uniform"), ("effort", "fast")]
+        with pytest.raises(SystemExit, match="efforts is 'slow': expected one of 'fast', 'default', 'best'"):
+            run(*arguments, *methods, "--efforts", "slow")
+        found = []
+        monkeypatch.setattr(settings.ComparisonSettings, "__post_init__", lambda self: found.append(self.efforts))
+        monkeypatch.setattr(measuring_commands, "load", lambda *_: sys.exit("as far as needed"))
+        for own in ((), ("--efforts",), ("--efforts", "best", "fast")):
+            with pytest.raises(SystemExit, match="as far as needed"):
+                run(*arguments, *methods, "--preset", "evidence", *own)
+        assert found == [["default"], [], ["best", "fast"]]
 
     def test_a_page_of_others_is_not_replaced(self, run, arguments, tmp_path):
         (tmp_path / "out").mkdir()

@@ -51,6 +51,25 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
         assert result.block_sparsity == list(pruner.report.blocks.values())
 
 
+def test_every_row_of_an_effort_is_what_a_prune_alone_gives(ids, others, tmp_path):
+    """One that names neither methods nor a rotation; a rotated model's weights are put back."""
+    model = make_model("gemma")
+    before, tied = state(model), ties(model)
+    given = {**others, "saliencies": [], "topups": [], "efforts": ["fast", "default"], "effort": "best"}
+    comparison = compare(model, **given, output=tmp_path)
+    assert not comparison.failed and ties(model) == tied
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    for result, rotated in zip(comparison.results, (False, True), strict=True):
+        pruner, alone = NeuronALPruner(NeuronALConfig(0.5, effort=result.topup, **SMALL)), make_model("gemma")
+        pruner.prune(alone, ids[:6])
+        assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
+        assert result.block_sparsity == list(pruner.report.blocks.values())
+        assert result.config["rotate"] is bool(pruner.report.rotation) is (result.rotation_seconds > 0) is rotated
+        assert result.seconds > result.rotation_seconds
+    again = compare(model, **given, output=tmp_path)
+    assert [vars(one) for one in again.results] == [vars(one) for one in comparison.results], "from records"
+
+
 def test_it_goes_on_where_it_was_interrupted(llama, others, tmp_path, monkeypatch):
     runs, run = [], comparing.Measurements.run
 

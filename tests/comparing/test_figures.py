@@ -15,7 +15,7 @@ def test_one_panel_per_sparsity_one_name_per_method():
     for name in {name for method in METHODS for name in method}:
         assert written.count(name) == 1
     assert "llama: perplexity (geometric mean of c4, wikitext2)" in written and "dense model: 10" in written
-    assert "Runtime in seconds: allocation and pruning" in written
+    assert "Runtime in seconds: rotation, allocation and pruning" in written
 
 
 def test_infinite_perplexities_are_named():
@@ -82,6 +82,16 @@ def test_a_comparison_gets_the_figures_that_it_allows(calls):
     tuned = [f"neuronal:block_lambdas=[{'0.05,' * 100}{last}]" for last in (0.3, 0.4)]
     found = drawn([result(topup, row_sparsity=ROWS) for topup in tuned])
     assert len(found) == 4 and max(map(len, found)) < 150, "a method of many words has a file"
+
+
+def test_an_effort_is_named_as_one(calls, monkeypatch):
+    best = result("best", "effort", row_sparsity=ROWS)
+    found = drawn([result("search", "alps"), best])
+    assert {"block-sparsity-effort-70", "row-sparsity-effort-70-best"} < set(found)
+    assert calls["plot_by_row"][0][0] == "model, effort best, 70 % sparsity"
+    monkeypatch.undo()
+    written = texts(by_seconds([run("alps", "search"), run("effort", "default", perplexity=(math.inf, 50.0))]))
+    assert {"effort default", "70 % sparsity (infinite: effort default)"} <= set(written) and "default" not in written
 
 
 def test_lambdas_are_drawn_if_there_are_three_and_a_choice_among_several(calls):

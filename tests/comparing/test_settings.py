@@ -1,5 +1,6 @@
 import pytest
 
+from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.comparing.results import Result
 from optimum_neuronal.comparing.settings import ComparisonSettings, make_config
 
@@ -25,6 +26,27 @@ def test_budgets_follow_the_combinations_of_methods():
     assert all(config.num_samples == 16 for _, config in found)
 
 
+def test_an_effort_has_a_row_at_each_sparsity_and_chooses_the_methods_itself():
+    others = {"num_samples": 16, "effort": "fast", "seed": 3}
+    given = {"sparsities": [0.5, 0.6], "efforts": iter(["default", "best", "default"]), "bits_per_weight": [3]}
+    found = settings(**given, config=others).combinations
+    assert [key.method for key, _ in found] == [
+        "wanda + uniform, 50.00%",
+        "wanda + uniform, 60.00%",
+        *(f"effort {name}, {sparsity}" for sparsity in ("50.00%", "60.00%") for name in ("default", "best")),
+        "quantised, 3 bits",
+    ]
+    for key, config in found[2:-1]:
+        own = {**others, "effort": key.topup}
+        expected = NeuronALConfig(sparsity=key.sparsity, dataset=None, **own)
+        assert config.to_dict() == expected.to_dict() and config.saliency is config.topup is config.rotate is None
+        assert config.resolved().rotate
+    assert found[0][1].effort == "fast" and make_config(found[2][0], "c4", others).dataset == "c4"
+    for without in ({"saliencies": []}, {"topups": []}):
+        alone = settings(**without, efforts=["fast"])
+        assert [config.resolved().saliency for config in alone.possible] == ["alps"]
+
+
 def test_what_only_zeros_know_is_left_out_of_quantised_ones():
     for more in ({"reconstruct": "dense"}, {"refit_epochs": 2}, {"rotate": True}, {"effort": "fast"}):
         found = settings(saliencies=["alps"], bits_per_weight=[2.4], config=more)
@@ -41,6 +63,13 @@ def test_mistakes():
         ({"bits_per_weight": 3}, TypeError, "bits_per_weight is 3: expected several, such as .2.4, 3."),
         ({"bits_per_weight": ["4"]}, TypeError, "bits_per_weight is '4'"),
         ({"sparsities": []}, ValueError, "nothing to compare"),
+        ({"topups": []}, ValueError, "nothing to compare: .*, an effort and a sparsity, or"),
+        (
+            {"efforts": ["defualt"]},
+            ValueError,
+            "efforts is 'defualt': expected one of 'fast', .* Did you mean 'default'",
+        ),
+        ({"efforts": "best"}, TypeError, "efforts is 'best': expected several, such as .'default'."),
         ({"tasks": ["boolq"], "limit": 0}, ValueError, "limit is 0: expected a whole number"),
         ({"tasks": ["boolq"], "include_path": "absent"}, ValueError, "'absent' is not a folder"),
         ({"config": {"embedding_bits": 8}}, ValueError, "leave embedding_bits out"),
