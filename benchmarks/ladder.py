@@ -1,4 +1,4 @@
-"""Train one small Llama up a ladder: checkpoints at 1, 3, 10, 30, 100 and 300 training tokens per parameter.
+"""Train one small Llama up a ladder: checkpoints at 1, 3, 10, 16, 30, 100 and 300 training tokens per parameter.
 
     python -m benchmarks.ladder prepare --state DIR           read the text, train the tokenizer, make the model
     python -m benchmarks.ladder train --state DIR --until 100 climb; the same command resumes after any interruption

@@ -40,6 +40,7 @@ OF_ALPS = {
     "uniform, block's own targets": {"topup": "uniform", "reconstruct": "block"},
     "uniform, refit": {"topup": "uniform", "refit_epochs": 6},
     "uniform, rotated": {"topup": "uniform", **ALL},
+    "uniform, heads rotated": {"topup": "uniform", **HEADS},
     "search, rotated": ALL,
     "search, heads rotated": HEADS,
     "search, refit": {"refit_epochs": 6},

@@ -21,7 +21,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for every parameter
 class Plan:
     """How the model is trained."""
 
-    rungs: tuple[int, ...] = (1, 3, 10, 30, 100, 300)  # training tokens per parameter
+    rungs: tuple[int, ...] = (1, 3, 10, 16, 30, 100, 300)  # training tokens per parameter
     length: int = 256  # tokens of a sequence
     batch: int = 16  # sequences of a step
     micro: int = 4  # sequences computed at a time

@@ -1,7 +1,7 @@
 """Measure what rotate=True gains, on the trained models of this repository, and what it costs.
 
     python -m benchmarks.rotation --output FILE [--tables NAME ...] [--seeds 0 1] [--models NAME ...]
-    python -m benchmarks.rotation --output FILE --models benchmarks/rungs/10 --calibration TEXT --heldout TEXT
+    python -m benchmarks.rotation --output FILE --models benchmarks/rungs/16 --calibration TEXT --heldout TEXT
 
 Every prune appends a line of JSON to FILE; those that FILE already has are skipped, so that it goes on after an
 interruption. At the end a table of the excess is printed: ln(perplexity / dense perplexity), mean over the test sets and
