@@ -1,7 +1,7 @@
 """The objective of a rotation: the importance that a threshold at the target sparsity would cut.
 
 `L = sum_m phi_m * sum_ij S_ij [S_ij <= q(S_m)] / ||W_m X||^2` over all projections m, with the importance
-`S_ij = W'_ij^2 / [R^T H^-1 R]_jj` of optimal brain damage (LeCun et al., 1989; Hassibi and Stork, 1993) in the rotated
+`S_ij = W'_ij^2 / [R^T H^-1 R]_jj` of the optimal brain surgeon (Hassibi and Stork, 1993) in the rotated
 weights W', the rotation R of the projection's input, the dampened `H = X X^T`, the quantile q of the matrix, and the Fisher
 weights phi.
 """
