@@ -60,7 +60,8 @@ SPARSITIES = (0.7, 0.6, 0.5, 0.8)
 # Rows of `benchmarks.few_bits`: this package, some of them at the bits of llama.cpp's types (`benchmarks.llama_cpp_loss`), trellis
 # codes and GPTQ with its rates, GPTQ with groups of 64 alone.
 BITS = ("2.15", "2.33", "2.4", "2.93", "3", "3.86", "4", "4.5")
-BITS += ("2.15+trellis", "2.4+trellis", "3+trellis", "4+trellis", "2.7+gptq", "3+gptq", "4+gptq", "int2", "int3", "int4")
+BITS += ("2.15+trellis", "2.4+trellis", "3+trellis", "4+trellis")
+BITS += ("2.7+gptq", "3+gptq", "4+gptq", "int2", "int3", "int4")
 DRAWN = (
     "Wanda, uniform",
     "SparseGPT, uniform",
