@@ -123,14 +123,12 @@ class Comparison:
             columns.append(Column(name, [r.accuracy.get(name) for r in shown], _with_error, most_accurate))
         if self.dense.accuracy:
             columns.append(Column("mean accuracy", [r.mean_accuracy for r in shown], "{:.2%}".format, max))
-        costs = {
-            "rotation s": lambda r: f"{r.rotation_seconds:.1f}",
+        costs = {"rotation s": lambda r: f"{r.rotation_seconds:.1f}"} if any(r.rotation_seconds for r in shown) else {}
+        costs |= {
             "allocation s": lambda r: f"{r.allocation_seconds:.1f}",
             "pruning s": lambda r: f"{r.pruning_seconds:.1f}",
             "peak GB": lambda r: f"{max(r.peak_memory.values(), default=0) / 1e9:.2f}",
         }
-        if not any(r.rotation_seconds for r in shown):
-            del costs["rotation s"]
         for title, text in costs.items():
             columns.append(Column(title, ["-" if r.error else "" if r.saliency == DENSE else text(r) for r in shown]))
         lambdas = [[f"{value:g}" for value in (r.block_lambda, r.row_lambda) if value is not None] for r in shown]

@@ -42,7 +42,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """As the system calls it, its architecture at the least."""
+    """Return the processor's name; its architecture if the system does not tell the name."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

@@ -153,7 +153,7 @@ class TiedLinear(nn.Module):
 
     @property
     def adapters(self) -> Adapters:
-        """As of the embedding."""
+        """The adapters of the embedding."""
         return self.embedding.adapters
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
