@@ -44,8 +44,8 @@ from benchmarks.llama_cpp_subjects import (
 )
 from benchmarks.other_load import OtherLoad
 from benchmarks.same_shapes import PACKED, Shape, make_model, projection_bytes
-from optimum_neuronal.display import format_markdown
-from optimum_neuronal.inference.environment import describe_environment
+from optimum_neuronal.common.display import format_markdown
+from optimum_neuronal.packed.environment import describe_environment
 
 
 GGUF = ("Q4_0", "Q2_K", "Q8_0", "IQ2_XS")

@@ -20,15 +20,14 @@ from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
 from benchmarks.random_models import random_llama
-from optimum_neuronal.display import format_table
-from optimum_neuronal.engine import runner
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.statistics import SquaredNorms
+from optimum_neuronal.blocks import runner
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.statistics import SquaredNorms
+from optimum_neuronal.common.display import format_table
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.prune import TOKENS_PER_FORWARD
-from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity import masks
-from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.saliency import SALIENCIES, masks
+from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import NeuronAL
 from optimum_neuronal.trials import alignment, applier
 from tests.sweeps import build_sweep

@@ -15,12 +15,12 @@ import numpy as np
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.statistics import SquaredNorms
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.statistics import SquaredNorms
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning, apply_changes
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import SparsityPlan
 from tests import authors
 from tests.sweeps import build_sweep
 

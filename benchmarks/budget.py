@@ -12,8 +12,8 @@ import tempfile
 from transformers.utils import logging
 
 from benchmarks.methods import excess, load
+from optimum_neuronal.common.display import format_table
 from optimum_neuronal.comparing.comparing import compare
-from optimum_neuronal.display import format_table
 
 
 def main():

@@ -19,7 +19,7 @@ from benchmarks.efforts import log_perplexities
 from benchmarks.figures import FOLDER
 from benchmarks.methods import load
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.figure_style import COLOURS, add_legend, new_figure, show_percent, show_round_numbers
+from optimum_neuronal.common.figure_style import COLOURS, add_legend, new_figure, show_percent, show_round_numbers
 from optimum_neuronal.topup.neuronal import LAMBDAS
 
 

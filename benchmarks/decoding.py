@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from optimum_neuronal import sparsify
-from optimum_neuronal.display import format_table
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.display import format_table
 from optimum_neuronal.evaluation.speed import decode_seconds, measure_speed
 
 

@@ -24,10 +24,10 @@ from transformers.utils import logging
 from benchmarks.memory import MALLOC, resident
 from benchmarks.random_models import random_llama
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.display import format_table
+from optimum_neuronal.common.display import format_table
+from optimum_neuronal.common.machine import hand_back_freed, reset_peak_memory
 from optimum_neuronal.pruning import sample_blocks
 from optimum_neuronal.pruning.dry_run import plan_prune
-from optimum_neuronal.system.machine import hand_back_freed, reset_peak_memory
 from optimum_neuronal.topup import TOPUPS
 
 

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from benchmarks.methods import load
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.display import format_table
+from optimum_neuronal.common.display import format_table
 from optimum_neuronal.evaluation.perplexity import evaluate_perplexity
 
 

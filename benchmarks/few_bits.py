@@ -22,7 +22,7 @@ from benchmarks.gptq import GPTQ
 from benchmarks.methods import load
 from benchmarks.rivals import RIVALS, quantise_by
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.display import format_table
+from optimum_neuronal.common.display import format_table
 
 
 ROWS = ("int4", "int3", "int2", "4", "3.5", "3", "2.7", "2.4", "2.2", "3+uniform", "2.4+uniform")

@@ -6,7 +6,7 @@ python -m benchmarks.few_bits_figure    # writes docs/figures/quality-by-speed.s
 import re
 
 from benchmarks.figures import FOLDER, ROOT
-from optimum_neuronal.figure_style import add_legend, make_styles, new_figure
+from optimum_neuronal.common.figure_style import add_legend, make_styles, new_figure
 
 
 PAGE = ROOT / "docs" / "few_bits.md"

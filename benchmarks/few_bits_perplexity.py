@@ -17,8 +17,8 @@ from transformers.utils import logging
 from benchmarks.few_bits_speed import projections
 from benchmarks.methods import load
 from optimum_neuronal import sparsify
+from optimum_neuronal.common.display import format_markdown
 from optimum_neuronal.comparing.comparing import compare
-from optimum_neuronal.display import format_markdown
 from optimum_neuronal.evaluation.perplexity import evaluate_perplexity
 from optimum_neuronal.evaluation.quantized import FORMS, footprint, has_torchao, quantize
 

@@ -21,11 +21,11 @@ from transformers.utils import logging
 
 from benchmarks.decoding import SHAPES, VOCABULARY
 from optimum_neuronal import sparsify
-from optimum_neuronal.display import format_markdown
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.display import format_markdown
+from optimum_neuronal.common.machine import hand_back_freed, resident_memory
 from optimum_neuronal.evaluation.quantized import has_torchao, quantize
 from optimum_neuronal.evaluation.speed import decode_seconds
-from optimum_neuronal.system.machine import hand_back_freed, resident_memory
 
 
 def one_block(shape: str, sparsity: float = 0.0) -> LlamaForCausalLM:

@@ -6,7 +6,7 @@ python -m benchmarks.figures    # writes docs/figures/*.svg; nothing is measured
 import re
 from pathlib import Path
 
-from optimum_neuronal.figure_style import add_legend, make_styles, new_figure, show_percent
+from optimum_neuronal.common.figure_style import add_legend, make_styles, new_figure, show_percent
 
 
 ROOT = Path(__file__).parents[1]

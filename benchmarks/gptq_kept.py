@@ -22,8 +22,8 @@ from benchmarks.efforts import log_perplexities
 from benchmarks.few_bits import HELD_OUT, losses, quantise_as
 from benchmarks.gptq import GPTQ
 from benchmarks.methods import load
+from optimum_neuronal.common.display import format_markdown
 from optimum_neuronal.demo.run import TINY_MODEL
-from optimum_neuronal.display import format_markdown
 from optimum_neuronal.model.find_blocks import find_decoder
 
 

@@ -27,8 +27,8 @@ from benchmarks.few_bits import quantise_as
 from benchmarks.figures import EXCESS, FOLDER
 from benchmarks.methods import load
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.display import format_markdown
-from optimum_neuronal.figure_style import add_legend, make_styles, new_figure
+from optimum_neuronal.common.display import format_markdown
+from optimum_neuronal.common.figure_style import add_legend, make_styles, new_figure
 from optimum_neuronal.topup.quantising import Rates
 
 

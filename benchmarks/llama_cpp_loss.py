@@ -27,7 +27,7 @@ from benchmarks.gguf_models import Quantizer, Types, write_model
 from benchmarks.gguf_types import planned_types
 from benchmarks.methods import load
 from benchmarks.same_shapes import Shape
-from optimum_neuronal.display import format_table
+from optimum_neuronal.common.display import format_table
 
 
 NAMES = {

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.same_shapes import projection_seconds
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.evaluation.llama_cpp import measure_gguf
 from optimum_neuronal.evaluation.speed import decode_seconds, prefill_seconds
 

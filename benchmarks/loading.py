@@ -26,8 +26,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import optimum_neuronal
-from optimum_neuronal.display import format_table
-from optimum_neuronal.system.machine import peak_memory, reset_peak_memory
+from optimum_neuronal.common.display import format_table
+from optimum_neuronal.common.machine import peak_memory, reset_peak_memory
 
 
 TIMES, PAGE = ("load", "read", "use"), 4096

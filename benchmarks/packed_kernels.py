@@ -22,12 +22,12 @@ from pathlib import Path
 import torch
 from torch.nn.functional import linear
 
-from optimum_neuronal.display import format_table
-from optimum_neuronal.formats.packed_matrix import PackedMatrix
-from optimum_neuronal.formats.quantized import QuantizedWeight
-from optimum_neuronal.formats.sparse import SparseWeight
+from optimum_neuronal.common.display import format_table
 from optimum_neuronal.native.build import find_compiler
 from optimum_neuronal.native.library import find_kernel
+from optimum_neuronal.packed.formats.packed_matrix import PackedMatrix
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.formats.sparse import SparseWeight
 
 
 TOKENS = (1, 4, 8, 16, 64, 512)

@@ -24,8 +24,8 @@ from transformers.utils import logging
 from benchmarks.memory import MALLOC, resident
 from benchmarks.random_models import random_llama
 from optimum_neuronal import lora_for_packed, sparsify
-from optimum_neuronal.display import format_table
-from optimum_neuronal.system.machine import hand_back_freed
+from optimum_neuronal.common.display import format_table
+from optimum_neuronal.common.machine import hand_back_freed
 
 
 CASES = ("dense", "packed", "quantised")

@@ -19,8 +19,8 @@ from torch import distributed
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.display import format_table
-from optimum_neuronal.system.processes import Processes
+from optimum_neuronal.common.display import format_table
+from optimum_neuronal.common.processes import Processes
 from tests import authors
 
 

@@ -13,11 +13,11 @@ import time
 import torch
 from transformers.utils import logging
 
-from optimum_neuronal.display import format_table
+from optimum_neuronal.common.display import format_table
+from optimum_neuronal.common.machine import peak_memory, reset_peak_memory
 from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.system.machine import peak_memory, reset_peak_memory
 
 
 # Operations in matrix products for a weight of (rows, columns). ALPS: of 35 steps of ADMM, after which its support has mostly

@@ -8,14 +8,14 @@ import torch
 from benchmarks.gptq import GPTQ
 from benchmarks.trellis import trellis_coded
 from optimum_neuronal import NeuronALConfig
-from optimum_neuronal.formats.quantized import quantized_bytes
 from optimum_neuronal.model.packed_size import has_steps
+from optimum_neuronal.packed.change import NewWeight
+from optimum_neuronal.packed.formats.quantized import quantized_bytes
 from optimum_neuronal.pruning.calibrating import draw_calibration
 from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.final_pass import apply_changes
 from optimum_neuronal.pruning.prune import find_changes
 from optimum_neuronal.saliency.few_bits import FewBits
-from optimum_neuronal.sparsity.masks import NewWeight
 from optimum_neuronal.topup.rates import RATES
 
 

@@ -22,9 +22,9 @@ from transformers.utils import logging
 
 from benchmarks import methods
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.common.display import format_markdown
 from optimum_neuronal.data.calibration import draw_windows, take_sequences
 from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS
-from optimum_neuronal.display import format_markdown
 from optimum_neuronal.evaluation.perplexity import load_windows
 from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.rotate import rotated

@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.evaluation.quantized import footprint
-from optimum_neuronal.formats.quantized import QuantizedWeight
-from optimum_neuronal.inference.packed_linear import PackedLinear
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.packed_linear import PackedLinear
 
 
 @dataclass(frozen=True)

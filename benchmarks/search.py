@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from optimum_neuronal.engine.capture import capture_inputs, inference
+from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup.neuronal import NeuronAL

@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.memory import resident
 from optimum_neuronal import save_pretrained, sparsify
-from optimum_neuronal.display import format_table
+from optimum_neuronal.common.display import format_table
 from tests.vllm_plugin.served.processes import Server, serving
 
 

@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from benchmarks.memory import MALLOC, resident
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.display import format_table
+from optimum_neuronal.common.display import format_table
 
 
 INDEX = "model.safetensors.index.json"

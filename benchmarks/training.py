@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from benchmarks.random_models import random_llama
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, keep_sparsity
-from optimum_neuronal.display import format_table
+from optimum_neuronal.common.display import format_table
 
 
 def make_model(hidden_size: int, blocks: int, dtype: str) -> LlamaForCausalLM:

@@ -28,8 +28,8 @@ from transformers.utils import logging
 from benchmarks.few_bits import quantise_as
 from benchmarks.ladder_losses import VARIANTS, lines, prune_as
 from benchmarks.methods import load
+from optimum_neuronal.common.display import format_markdown
 from optimum_neuronal.demo.run import TINY_MODEL
-from optimum_neuronal.display import format_markdown
 from optimum_neuronal.evaluation.tasks import evaluate_tasks
 
 

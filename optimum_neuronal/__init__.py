@@ -12,7 +12,7 @@ from .version import __version__
 
 
 _HOME = {
-    "NeuronALConfig": "config",
+    "NeuronALConfig": "config.neuronal_config",
     "NeuronALPruner": "pruner",
     "PruningReport": "report",
     "evaluate_perplexity": "evaluation.perplexity",
@@ -21,8 +21,8 @@ _HOME = {
     "save_pretrained": "checkpoint.save_pretrained",
     "inspect_checkpoint": "checkpoint.inspecting",
     "convert_checkpoint": "checkpoint.converting",
-    "sparsify": "inference.sparsify",
-    "densify": "inference.sparsify",
+    "sparsify": "packed.sparsify",
+    "densify": "packed.sparsify",
     "SparseModelForCausalLM": "transformers_plugin.sparse_model",
     "keep_sparsity": "training.keeping",
     "keep_lora_sparse": "training.lora",
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from .checkpoint.inspecting import inspect_checkpoint
     from .checkpoint.save_pretrained import save_pretrained
     from .comparing.comparing import compare
-    from .config import NeuronALConfig
+    from .config.neuronal_config import NeuronALConfig
     from .evaluation.perplexity import evaluate_perplexity
     from .evaluation.tasks import evaluate_tasks
-    from .inference.sparsify import densify, sparsify
     from .model.architectures import Architecture, register_architecture
+    from .packed.sparsify import densify, sparsify
     from .pruner import NeuronALPruner
     from .report import PruningReport
     from .saliency import register_saliency

@@ -14,24 +14,24 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from .checkpoint.own_files import check_other_directory
 from .checkpoint.safe_files import load_checkpoint
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
-from .config import NeuronALConfig
+from .common.clock import Clock
+from .common.machine import default_device, reset_peak_memory
+from .common.processes import Processes
+from .common.validation import check_path, names_closest_keyword
+from .config.neuronal_config import NeuronALConfig
 from .data.calibration import CalibrationSet
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_apart
 from .files.records import WorkDirectory, work_directory
-from .inference.sparsify import check_quantizable, put_quantized
 from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
 from .model.packed_size import PackedSize
+from .packed.sparsify import check_quantizable, put_quantized
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
 from .pruning.context import PruneContext, alone_with, check, open_records
 from .pruning.prune import prune_model
 from .pruning.reporting import PrunedModels, expected_size, untied_bytes
 from .report import PruningReport, method_text
-from .system.clock import Clock
-from .system.machine import default_device, reset_peak_memory
-from .system.processes import Processes
-from .validation import check_path, names_closest_keyword
 
 
 class NeuronALPruner(OptimumQuantizer):

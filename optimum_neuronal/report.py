@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .display import format_html, format_table
+from .common.display import format_html, format_table
 from .files.atomic import write_durably
 
 

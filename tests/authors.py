@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from optimum_neuronal.engine.statistics import SquaredNorms
-from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.blocks.statistics import SquaredNorms
+from optimum_neuronal.saliency.plan import SparsityPlan
 
 
 # The figures come from torch 2.13's kernels for AVX2. Others round differently, which turns single weights around whose

@@ -6,11 +6,11 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 
+from optimum_neuronal.common.figure_style import make_styles
 from optimum_neuronal.comparing import figures
 from optimum_neuronal.comparing.results import Result
 from optimum_neuronal.evaluation.speed import SpeedReport, Timing
 from optimum_neuronal.evaluation.speed_figure import plot_speed
-from optimum_neuronal.figure_style import make_styles
 
 
 METHODS = list(itertools.product(("magnitude", "wanda", "multiflow"), ("uniform", "owl", "neuronal")))

@@ -4,14 +4,14 @@ import copy
 from functools import cache
 
 import torch
-from packed import make_zeroed
+from packed_models import make_zeroed
 
 from optimum_neuronal import sparsify
-from optimum_neuronal.formats.quantized import QuantizedWeight
-from optimum_neuronal.inference.sparsify import put_quantized
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.packed_modules import packed_modules
 from optimum_neuronal.model.weight_names import token_weights
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.sparsify import put_quantized
 
 
 BITS = (2, 3, 4, 8)

@@ -13,9 +13,9 @@ import torch
 from optimum_neuronal.checkpoint.packed_reading import open_checkpoint
 from optimum_neuronal.checkpoint.stored_weights import packed_seed
 from optimum_neuronal.checkpoint.weight_writers import PackedWriter
-from optimum_neuronal.formats.packed_matrix import PackedMatrix
-from optimum_neuronal.formats.quantized import QuantizedWeight
-from optimum_neuronal.formats.sparse import SparseWeight
+from optimum_neuronal.packed.formats.packed_matrix import PackedMatrix
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.formats.sparse import SparseWeight
 
 
 FILE = "packed-00001-of-00001.safetensors"

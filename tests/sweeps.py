@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from optimum_neuronal.engine.runner import BlockRunner
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.trials.applier import PlanApplier
 from optimum_neuronal.trials.engine import Engine
 from optimum_neuronal.trials.sweep import Sweep

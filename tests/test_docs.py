@@ -14,7 +14,7 @@ from markdown_files import DOCS, PAGES, ROOT, TEXTS, anchors, blocks, commands, 
 import optimum_neuronal
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.cli.neuronal_command import NeuronalCommand
-from optimum_neuronal.config_fields import RECIPES, explain
+from optimum_neuronal.config.config_fields import RECIPES, explain
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 

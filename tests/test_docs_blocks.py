@@ -18,7 +18,7 @@ from markdown_files import DOCS, PAGES, ROOT, blocks, commands, name_of
 
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint
-from optimum_neuronal.config_fields import EFFORTS
+from optimum_neuronal.config.config_fields import EFFORTS
 from optimum_neuronal.data import hub_datasets
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS

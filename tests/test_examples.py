@@ -17,7 +17,7 @@ from sparse import same_zeros, zeros_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.config_fields import EFFORTS
+from optimum_neuronal.config.config_fields import EFFORTS
 from optimum_neuronal.demo.run import TINY_MODEL, load_tiny_model
 
 

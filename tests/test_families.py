@@ -9,9 +9,9 @@ from profiles import by_day
 from transformers import AutoModelForCausalLM
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.engine.calls import first_output
-from optimum_neuronal.engine.capture import capture_inputs, inference
-from optimum_neuronal.engine.replay import replay
+from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
+from optimum_neuronal.blocks.calls import first_output
+from optimum_neuronal.blocks.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 
 

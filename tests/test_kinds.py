@@ -10,7 +10,7 @@ from kinds import ENCODERS, MULTIMODAL, OTHER_HEADS, REFUSED, VISION, make_confi
 from profiles import by_day
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
-from optimum_neuronal.engine.capture import capture_inputs, inference
+from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.dry_run import plan_prune
 

@@ -11,7 +11,7 @@ import peft
 import pytest
 import torch
 from conftest import make_model, make_tokenizer
-from packed import assert_same_state
+from packed_models import assert_same_state
 from sparse import make_sparse
 
 import optimum_neuronal

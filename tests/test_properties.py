@@ -14,7 +14,7 @@ from profiles import examples
 from sparse_checkpoints import save_pruned
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint, inspect_checkpoint, keep_sparsity
-from optimum_neuronal.engine.runner import BlockRunner
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 

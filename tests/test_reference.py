@@ -7,13 +7,13 @@ from profiles import at_night, by_day
 from sweeps import build_sweep
 
 from optimum_neuronal import evaluate_perplexity
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.statistics import SquaredNorms
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.statistics import SquaredNorms
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning, apply_changes
 from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import LAMBDAS, block_plan
 
 

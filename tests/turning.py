@@ -2,9 +2,9 @@
 
 import torch
 
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.inference.packed_embedding import TiedLinear
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.packed.packed_embedding import TiedLinear
 from optimum_neuronal.rotation.merging import Rotations
 from optimum_neuronal.rotation.parts import RotatedParts, find_parts
 

@@ -12,8 +12,8 @@ from huggingface_hub import ModelCard
 from jinja2 import Template
 from transformers import PreTrainedModel
 
+from ..common.display import escaped, format_bytes, format_markdown
 from ..data.documents import FILE_SUFFIXES
-from ..display import escaped, format_bytes, format_markdown
 from ..model.load_model import TRUSTING, LoadingCode, loading_code
 from ..model.packed_size import PackedSize
 from ..report import REPORT_NAME, PruningReport
@@ -158,7 +158,7 @@ def _calibration_text(report: PruningReport) -> str | None:
 
 def _code(base: str | None, report: PruningReport, code: LoadingCode, text: str | None) -> str:
     """Return the code that makes the model again, with the fields of the config that matter or differ from the defaults."""
-    from ..config import NeuronALConfig  # with all methods: what only loads and saves does without
+    from ..config.neuronal_config import NeuronALConfig  # with all methods: what only loads and saves does without
 
     config: dict[str, Any] = report.config if text is None else {**report.config, "dataset": text}
     amount = {name: config[name] for name in ("sparsity", "bits_per_weight") if config.get(name) is not None}

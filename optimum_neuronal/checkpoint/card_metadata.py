@@ -10,9 +10,9 @@ from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import PreTrainedModel
 
+from ..common.notes import get_logger
 from ..data.hub_datasets import CALIBRATION_DATASETS
 from ..report import PruningReport
-from ..system.notes import get_logger
 from .hub import hub_id
 from .names import MODEL_CARD
 from .safe_files import read_bytes

@@ -9,11 +9,11 @@ from typing import Any
 
 from transformers.utils import logging
 
+from ..common.validation import check_choice, check_embedding_bits, check_path
 from ..compat import transformers as internals
 from ..files.directories import is_same
 from ..model.load_model import load_skeleton
 from ..model.weight_names import token_weights
-from ..validation import check_choice, check_embedding_bits, check_path
 from .card import with_format
 from .names import CONFIG, FORMATS, MODEL_CARD, TOKENIZER_FOLDERS, WEIGHT_SUFFIXES, is_of_weights
 from .opening import Checkpoint, find_checkpoint

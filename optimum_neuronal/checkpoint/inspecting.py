@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from ..display import escaped, format_bytes, format_html, format_table
-from ..formats.sparse import sparse_bytes
+from ..common.display import escaped, format_bytes, format_html, format_table
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
+from ..packed.formats.sparse import sparse_bytes
 from .opening import Checkpoint, find_checkpoint
 from .shares import LONGEST, Share, share_table
 from .stored_weights import StoredWeight

@@ -7,7 +7,7 @@ without this package (docs/format.md).
 import re
 from fnmatch import fnmatchcase
 
-from ..report import REPORT_NAME as REPORT_NAME
+from ..report import REPORT_NAME
 
 
 FORMATS = ("dense", "packed")

@@ -10,8 +10,8 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from ..common.validation import check_path
 from ..model.load_model import MOST_LAYERS, load_skeleton
-from ..validation import check_path
 from .names import ADAPTER_CONFIG, ADAPTER_FILES, CONFIG, DENSE_INDEX, FOREIGN_SUFFIXES, WEIGHT_FILES, is_of_weights
 from .packed_reading import check_fit, check_tensors, open_checkpoint
 from .safe_files import check_config_file, dense_files, read_json

@@ -13,8 +13,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..common.display import escaped
 from ..compat import transformers as internals
-from ..display import escaped
 from ..model import load_model
 from .names import ADAPTER_FILES, CONFIG, DENSE_FILE, DENSE_INDEX, GENERATION_CONFIG, LISTED_FILE, SUFFIX
 from .schema import short

@@ -12,11 +12,11 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..common.validation import check_choice
 from ..compat import transformers as internals
 from ..files.atomic import replaced_directory
 from ..model.packed_modules import dense_state, packed_modules
 from ..model.weight_names import natural_order
-from ..validation import check_choice
 from .names import CONFIG, DENSE_FILES, FORMATS, PACKED_FILES, is_of_weights
 from .opening import dense_weights
 from .own_files import check_directory

@@ -11,14 +11,14 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..common.notes import get_logger
+from ..common.validation import check_choice, check_embedding_bits
 from ..compat import transformers as internals
 from ..files.directories import nearest_existing
 from ..model.architectures import find_architecture, is_of_experts
 from ..model.packed_modules import packed_modules
 from ..model.packed_size import PackedSize
 from ..report import PruningReport
-from ..system.notes import get_logger
-from ..validation import check_choice, check_embedding_bits
 from .card import make_card
 from .hub import explained
 from .names import FORMATS, GENERATION_CONFIG, MODEL_CARD, WEIGHT_FILES, is_of_weights

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..display import escaped
+from ..common.display import escaped
 
 
 LONGEST = 500  # characters of a text in config.json that are shown

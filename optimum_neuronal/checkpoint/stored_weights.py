@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ..formats.packed_matrix import FORMATS, PREFIX, PackedMatrix, check_shape, swapped
-from ..formats.quantized import QuantizedWeight
-from ..formats.quantized_checks import bits_of_codes
+from ..packed.formats.packed_matrix import FORMATS, PREFIX, PackedMatrix, check_shape, swapped
+from ..packed.formats.quantized import QuantizedWeight
+from ..packed.formats.quantized_checks import bits_of_codes
 from .schema import short
 from .stored_tensors import DTYPE_NAMES, DTYPES, FileValues, Stored, checksum_seed
 

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from ..compat import transformers as internals
-from ..formats.packed_matrix import PackedMatrix, swapped
-from ..formats.quantized import QuantizedWeight
-from ..formats.sparse import SparseWeight, count_kept, sparse_bytes
-from ..formats.stand_in import StandIn
+from ..packed.formats.packed_matrix import PackedMatrix, swapped
+from ..packed.formats.quantized import QuantizedWeight
+from ..packed.formats.sparse import SparseWeight, count_kept, sparse_bytes
+from ..packed.formats.stand_in import StandIn
 from .names import DENSE, INDEX_SUFFIX, PACKED, SUFFIX, shard
 from .packed_reading import METADATA
 from .stored_format import VERSION, write_json

@@ -7,7 +7,7 @@ import sys
 
 from optimum.commands.base import CommandInfo
 
-from ..validation import check_embedding_bits
+from ..common.validation import check_embedding_bits
 from .command import Command, write
 from .flags import add_config_flags, add_json_flag, add_overwrite_flag, given_fields
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from optimum.commands.base import BaseOptimumCLICommand
 
-from ..display import escaped
-from ..validation import did_you_mean
+from ..common.display import escaped
+from ..common.validation import did_you_mean
 from .early_checks import check_arguments
 from .flags import add_switch
 

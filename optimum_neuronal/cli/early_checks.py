@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.names import DENSE_FILE, WEIGHT_SUFFIXES
-from ..config_fields import find_recipe
+from ..common.registry import parse_method
+from ..common.validation import did_you_mean
+from ..config.config_fields import find_recipe
 from ..data.documents import find_dataset
 from ..evaluation.task_names import check_task_names
 from ..files.directories import check_writable
-from ..registry import parse_method
-from ..validation import did_you_mean
 from .flags import methods
 
 
@@ -60,7 +60,7 @@ def _check_method(room: str, text: str) -> None:
 
 def _check_plots(plots: str | bool) -> None:
     """Raise if figures cannot be drawn, or not under this name (True: under names of their own)."""
-    from ..figure_style import check_matplotlib
+    from ..common.figure_style import check_matplotlib
 
     if isinstance(plots, str):
         if not Path(plots).absolute().parent.is_dir():

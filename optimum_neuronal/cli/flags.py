@@ -10,8 +10,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_args
 
-from ..config_fields import ConfigFields, kind_of
-from ..validation import check_sparsity, did_you_mean
+from ..common.validation import check_sparsity, did_you_mean
+from ..config.config_fields import ConfigFields, kind_of
 
 
 Flags = argparse._ActionsContainer  # a parser, or a group of its flags
@@ -108,7 +108,7 @@ def add_config_flags(
 
 def given_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Return the config's fields among the flags that were given; hyper-parameters apart from methods' names."""
-    from ..registry import parse_method
+    from ..common.registry import parse_method
 
     values = {name: value for name, value in vars(args).items() if name in CONFIG_FLAGS}
     for kind in ("saliency", "topup"):
@@ -192,7 +192,7 @@ def device_of(args: argparse.Namespace):
     """Return the device to compute on. Raise `ValueError` if this machine, or this build of torch, does not have it."""
     import torch
 
-    from ..system.machine import default_device
+    from ..common.machine import default_device
 
     if not args.device:
         return default_device()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimum.commands.base import CommandInfo
 
-from ..config_fields import DATASETS, EFFORTS
+from ..config.config_fields import DATASETS, EFFORTS
 from .command import Command, write
 from .flags import (
     CONFIG_FLAGS,
@@ -53,8 +53,8 @@ class EvaluateCommand(Command):
         add_test_flags(parser)
 
     def work(self) -> None:
+        from ..common.display import format_table
         from ..data.documents import check_dataset
-        from ..display import format_table
         from ..evaluation.perplexity import evaluate_perplexity
         from ..evaluation.tasks import check_tasks, evaluate_tasks
 

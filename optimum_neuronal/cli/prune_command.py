@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from optimum.commands.base import CommandInfo
 
-from ..config_fields import RECIPES
-from ..validation import check_embedding_bits
+from ..common.validation import check_embedding_bits
+from ..config.config_fields import RECIPES
 from .command import Command, write
 from .flags import (
     CONFIG_FLAGS,
@@ -27,7 +27,7 @@ from .flags import (
 if TYPE_CHECKING:
     import torch
 
-    from ..config import NeuronALConfig
+    from ..config.neuronal_config import NeuronALConfig
     from ..data.calibration import CalibrationSet
 
 
@@ -107,7 +107,7 @@ class PruneCommand(Command):
         super().check()
 
     def work(self) -> None:
-        from ..config import NeuronALConfig, read_config_file
+        from ..config.neuronal_config import NeuronALConfig, read_config_file
         from ..pruning.context import check_memory
 
         args = self.args
@@ -152,10 +152,10 @@ class PruneCommand(Command):
 
     def _prune(self, config: "NeuronALConfig", device: "torch.device") -> None:
         """Prune the model, save it, and write the report."""
+        from ..common.processes import process_group
         from ..files.scratch import scratch_directory
         from ..model.load_model import loading_code
         from ..pruner import NeuronALPruner
-        from ..system.processes import process_group
 
         args = self.args
         tokenizer, calibration, tests = self._read(config)

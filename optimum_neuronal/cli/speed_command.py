@@ -90,10 +90,10 @@ class SpeedCommand(Command):
         """Return the model in its forms, the growth of the process with each, and the reasons why some are missing."""
         from .. import SparseModelForCausalLM, densify, sparsify
         from ..checkpoint.safe_files import load_checkpoint
+        from ..common.machine import resident_memory
         from ..evaluation.quantized import FORMS, MISSING, NotQuantized, has_torchao, quantize
         from ..evaluation.speed import prefill_seconds
         from ..model.packed_modules import packed_modules
-        from ..system.machine import resident_memory
 
         args, models, resident, left_out = self.args, {}, {}, {}
         device, before = device_of(args), resident_memory()
@@ -142,8 +142,8 @@ class EnvCommand(Command):
         add_json_flag(parser)
 
     def work(self) -> None:
-        from ..display import format_table
-        from ..inference.environment import describe_environment
+        from ..common.display import format_table
+        from ..packed.environment import describe_environment
 
         found = describe_environment()
         rows = [[name, str(value)] for name, value in found.items()]

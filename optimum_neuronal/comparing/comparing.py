@@ -15,8 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..checkpoint.hub import public_name
+from ..common.machine import reset_peak_memory
+from ..common.notes import get_logger
 from ..compat.accelerate import is_offloaded
-from ..config import NeuronALConfig
+from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import as_token_ids
 from ..evaluation.evaluated_model import as_model
 from ..evaluation.perplexity import evaluate_perplexity, load_windows
@@ -30,9 +32,7 @@ from ..pruning.prune import find_changes
 from ..pruning.reporting import make_report
 from ..pruning.rotate import rotated
 from ..rotation.learning import Rotation
-from ..sparsity.plan import row_sparsity
-from ..system.machine import reset_peak_memory
-from ..system.notes import get_logger
+from ..saliency.plan import row_sparsity
 from ..trials.engine import Cache
 from .comparison import Comparison, check_output
 from .results import DENSE, Result

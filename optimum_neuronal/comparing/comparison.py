@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ..display import Column, Table, format_html, format_markdown, format_table
+from ..common.display import Column, Table, format_html, format_markdown, format_table
 from ..files.atomic import write_durably
 from ..files.directories import check_writable
 from .figures import KINDS, draw_figures

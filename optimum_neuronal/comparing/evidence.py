@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..display import Column, Table, format_markdown
+from ..common.display import Column, Table, format_markdown
 from ..files.atomic import write_durably
-from ..inference.environment import describe_environment
+from ..packed.environment import describe_environment
 from .comparison import Comparison
 from .results import DENSE, EFFORT, Result
 

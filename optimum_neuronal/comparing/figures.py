@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..figure_style import (
+from ..common.figure_style import (
     GREY,
     MARKERS,
     Files,

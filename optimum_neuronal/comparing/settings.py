@@ -6,17 +6,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..config import LEAST_BITS, MOST_BITS, OF_ZEROS, NeuronALConfig
-from ..config_fields import EFFORTS, as_json
+from ..common.processes import Processes
+from ..common.registry import parse_method
+from ..common.validation import check_choice, check_number, check_several, check_texts, closest_or_all
+from ..config.config_fields import EFFORTS, as_json
+from ..config.neuronal_config import LEAST_BITS, MOST_BITS, OF_ZEROS, NeuronALConfig
 from ..evaluation.perplexity import name_test_sets
 from ..evaluation.tasks import check_tasks
 from ..pruning.context import check_memory
 from ..pruning.context import check_texts as check_data
-from ..registry import parse_method
 from ..saliency import SALIENCIES
-from ..system.processes import Processes
 from ..topup import TOPUPS
-from ..validation import check_choice, check_number, check_several, check_texts, closest_or_all
 from .results import EFFORT, QUANTISED, RATES, Result
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from ..validation import did_you_mean
+from ..common.validation import did_you_mean
 from .texts import ALTERNATIVES, Documents, from_dataset
 
 

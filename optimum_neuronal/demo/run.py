@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config import NeuronALConfig
+from ..config.neuronal_config import NeuronALConfig
 from ..evaluation.perplexity import evaluate_perplexity
 from ..pruner import NeuronALPruner
 

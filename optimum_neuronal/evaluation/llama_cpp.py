@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..display import format_bytes, format_table
+from ..common.display import format_bytes, format_table
 
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..blocks.block_inputs import inference
+from ..common.validation import check_count, names_closest_keyword
 from ..data.calibration import as_token_ids, check_vocabulary, resolve_seq_length, tokenize
 from ..data.documents import load_documents
-from ..engine.capture import inference
 from ..pruning.reporting import without_folders
-from ..validation import check_count, names_closest_keyword
 from .evaluated_model import as_model, check_language_model
 
 

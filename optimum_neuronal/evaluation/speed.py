@@ -11,10 +11,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging
 
+from ..blocks.block_inputs import inference
 from ..checkpoint.hub import public_name
-from ..display import format_bytes, format_table
-from ..engine.capture import inference
-from ..validation import check_count
+from ..common.display import format_bytes, format_table
+from ..common.validation import check_count
 from .quantized import footprint
 
 

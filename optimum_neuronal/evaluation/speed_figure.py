@@ -1,6 +1,6 @@
 """Figure of tokens per second with dense and with packed weights."""
 
-from ..figure_style import COLOURS, GREY, Files, add_legend, new_figure, show_round_numbers
+from ..common.figure_style import COLOURS, GREY, Files, add_legend, new_figure, show_round_numbers
 from .speed import SpeedReport
 
 

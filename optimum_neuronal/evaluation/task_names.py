@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..validation import did_you_mean
+from ..common.validation import did_you_mean
 
 
 GROUPS = {"paper": ("rte", "winogrande", "boolq", "hellaswag", "arc_easy", "arc_challenge", "openbookqa")}

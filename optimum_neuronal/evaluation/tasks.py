@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..blocks.block_inputs import inference
+from ..common.validation import check_count, check_path, check_texts, names_closest_keyword
 from ..data.hub_datasets import connection_error, offline_mode
-from ..engine.capture import inference
 from ..pruning.calibrating import check_tokenizer
-from ..validation import check_count, check_path, check_texts, names_closest_keyword
 from .evaluated_model import check_language_model
 from .task_names import GROUPS, check_task_names, missing_harness, stock_names, unknown_task
 

@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from ..validation import check_path
+from ..common.validation import check_path
 
 
 def check_writable(directory: str | Path, purpose: str) -> Path:

@@ -22,8 +22,8 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from ..system.notes import get_logger
-from ..system.processes import Processes
+from ..common.notes import get_logger
+from ..common.processes import Processes
 from .atomic import write_durably
 from .directories import check_writable
 

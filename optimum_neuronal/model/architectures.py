@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..validation import check_choice, check_flag
+from ..common.validation import check_choice, check_flag
 
 
 NEXT_BLOCK, MLP = "next block", "mlp"  # fed by rows that feed no projection of the same module

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..compat import transformers as internals
 from ..compat.accelerate import is_offloaded
-from ..sparsity.masks import ColumnPattern
+from ..saliency.masks import ColumnPattern
 from .packed_modules import PackedModule
 from .projections import Projection
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from ..formats.stand_in import StandIn
+from ..packed.formats.stand_in import StandIn
 
 
 class PackedModule(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..compat import accelerate
-from ..sparsity.masks import Change
+from ..packed.change import Change
 from .architectures import BLOCK_ENTRIES, FEEDS, MLP, MLP_ENTRIES, NEXT_BLOCK, Architecture
 from .rows import RowGroup, row_groups
 

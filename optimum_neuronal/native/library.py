@@ -12,7 +12,7 @@ from pathlib import Path
 # Before the library: both then share one OpenMP runtime, torch's.
 import torch
 
-from ..system.notes import get_logger
+from ..common.notes import get_logger
 from .build import BuildError, cached_library, installed_library, is_cut_off
 
 

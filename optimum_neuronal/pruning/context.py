@@ -15,25 +15,25 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
+from ..common.clock import Clock
+from ..common.processes import Processes
+from ..common.validation import check_count
 from ..compat import transformers as internals
 from ..compat.accelerate import execution_device, is_offloaded
-from ..config import NeuronALConfig
+from ..config.methods import Methods
+from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..data.documents import check_dataset
 from ..files.records import Records, WorkDirectory
-from ..formats.packed_matrix import DTYPES
-from ..methods import Methods
 from ..model.check_model import check_changeable, check_model, check_pattern, check_weights
 from ..model.find_blocks import find_decoder
 from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
+from ..packed.change import Change
+from ..packed.formats.packed_matrix import DTYPES
 from ..rotation.parts import can_be_rotated, find_parts
-from ..sparsity.masks import Change
-from ..system.clock import Clock
-from ..system.processes import Processes
 from ..topup import Allocation
 from ..trials.engine import Cache
-from ..validation import check_count
 from ..version import __version__
 from .rounding_head import check_head_structure, check_head_weights
 

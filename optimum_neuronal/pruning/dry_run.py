@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from ..config import NeuronALConfig
+from ..common.display import format_bytes, format_count, format_duration, format_table
+from ..common.machine import default_device
+from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
-from ..display import format_bytes, format_count, format_duration, format_table
 from ..report import method_text
 from ..rotation.parts import find_parts
 from ..rotation.sensitivity import LABEL as ROTATION
-from ..sparsity.plan import row_counts
-from ..system.machine import default_device
+from ..saliency.plan import row_counts
 from .context import PruneContext, check_unloaded, default_batch_size
 from .rehearsal import rehearse
 from .rehearsed_rotation import drawn_bytes

@@ -6,20 +6,20 @@ from functools import partial
 
 import torch
 
+from ..blocks.calls import Call, Streams
+from ..blocks.offload import change_offloaded
+from ..blocks.paired_inputs import PairedRuns
+from ..blocks.statistics import Norms, SquaredNorms, most_specific
 from ..compat.accelerate import is_offloaded
-from ..engine.calls import Call, Streams
-from ..engine.offload import change_offloaded
-from ..engine.paired_inputs import PairedRuns
-from ..engine.statistics import Norms, SquaredNorms, most_specific
+from ..config.methods import Methods
 from ..files.records import Finding
-from ..formats.changes import StoredChange, has_parts, of_parts, parts_of
-from ..formats.packed_matrix import PREFIX
-from ..formats.quantized import QuantizedWeight
-from ..methods import Methods
 from ..model.projections import Block, Decoder, Projection, TrialWeights, trial_weights
+from ..packed.change import Change
+from ..packed.formats.packed_matrix import PREFIX
+from ..packed.formats.quantized import QuantizedWeight
+from ..packed.formats.stored_changes import StoredChange, has_parts, of_parts, parts_of
 from ..saliency import Saliency
-from ..sparsity.masks import Change
-from ..sparsity.plan import Plan
+from ..saliency.plan import Plan
 from ..trials.applier import Refine
 from ..trials.engine import Engine
 from .refit import RUNS, Refit

@@ -7,19 +7,19 @@ from dataclasses import asdict, replace
 import torch
 from transformers import PreTrainedModel
 
+from ..blocks.block_inputs import inference
+from ..blocks.runner import BlockRunner
 from ..checkpoint.sparsity_config import make_sparsity_config, record_sparsity
+from ..common.interrupts import deferred_interrupt
+from ..common.machine import with_less_memory
+from ..common.notes import get_logger
 from ..compat.accelerate import execution_device
-from ..engine.capture import inference
-from ..engine.runner import BlockRunner
-from ..formats.quantized import QuantizedWeight
-from ..methods import Methods
+from ..config.methods import Methods
 from ..model.packed_size import PackedSize
 from ..model.projections import Decoder, Projection
 from ..model.weight_names import stored_names
+from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
-from ..system.interrupts import deferred_interrupt
-from ..system.machine import with_less_memory
-from ..system.notes import get_logger
 from ..trials.applier import PlanApplier
 from ..trials.engine import Cache, Engine
 from ..trials.sweep import Sweep

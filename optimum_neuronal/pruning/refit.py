@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch.func import functional_call
 
-from ..engine.calls import Call, Stream, first_output, restore_shared, to_device
-from ..engine.replay import replay
-from ..engine.statistics import Norms
+from ..blocks.calls import Call, Stream, first_output, restore_shared, to_device
+from ..blocks.replay import replay
+from ..blocks.statistics import Norms
 from ..model.projections import Block, TrialWeights
-from ..sparsity.masks import Change
+from ..packed.change import Change
 
 
 SEQUENCES_PER_STEP = 8

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..engine.capture import inference
+from ..blocks.block_inputs import inference
 from ..files.records import Finding
 from ..model.projections import Block, Decoder
-from ..sparsity.plan import DENSE, Plan, RatePlan, SparsityPlan
+from ..saliency.plan import DENSE, Plan, RatePlan, SparsityPlan
 from ..trials.alignment import Deviation
 from ..trials.engine import Cache, Engine
 from ..trials.levels import Levels

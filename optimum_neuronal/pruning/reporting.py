@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..blocks.offload import BlockLoader
 from ..checkpoint.sparsity_config import KEY
-from ..engine.offload import BlockLoader
+from ..common.machine import peak_memory
 from ..model.packed_size import PackedSize, packed_size
 from ..model.projections import Decoder
+from ..packed.change import Change
 from ..report import PruningReport
 from ..rotation.parts import find_parts
-from ..sparsity.masks import Change
-from ..sparsity.plan import RatePlan, row_sparsity
-from ..system.machine import peak_memory
+from ..saliency.plan import RatePlan, row_sparsity
 from ..topup.quantising import Rates
 from .context import PruneContext, PruneOutcome, versions
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
+from ..blocks.block_inputs import inference
+from ..blocks.runner import BlockRunner
+from ..common.machine import with_less_memory
+from ..common.notes import get_logger
 from ..compat.accelerate import execution_device
-from ..engine.capture import inference
-from ..engine.runner import BlockRunner
 from ..files.records import Finding
 from ..rotation.merging import Originals, Rotations, put_back
 from ..rotation.parts import RotatedParts, find_parts
-from ..system.machine import with_less_memory
-from ..system.notes import get_logger
 from ..trials.engine import Cache
 from .context import PruneContext, default_batch_size
 

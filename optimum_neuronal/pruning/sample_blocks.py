@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ..blocks.block_inputs import BlockInputs
+from ..blocks.calls import Streams, streams_bytes
+from ..blocks.runner import BlockRunner, Visit
 from ..compat import transformers as internals
-from ..engine.calls import Streams, streams_bytes
-from ..engine.capture import BlockInputs
-from ..engine.runner import BlockRunner, Visit
 from ..model.architectures import experts_per_token
 from ..model.find_blocks import find_decoder
 from ..model.projections import Block, Decoder

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..engine.calls import Call, Streams
-from ..engine.runner import BlockRunner
-from ..engine.statistics import Hessian, wide_dtype
+from ..blocks.calls import Call, Streams
+from ..blocks.runner import BlockRunner
+from ..blocks.statistics import Hessian, wide_dtype
+from ..common.validation import check_choice, check_count, check_flag, check_number
 from ..model.projections import Block
-from ..validation import check_choice, check_count, check_flag, check_number
 from .merging import Rotations
 from .objective import LOOK_EVERY, Term, block_loss, divide_rows, find_terms
 from .parts import RotatedParts

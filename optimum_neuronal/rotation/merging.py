@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..blocks.offload import TurnedWeights
+from ..common.interrupts import deferred_interrupt
 from ..compat import accelerate
 from ..compat import transformers as internals
-from ..engine.offload import TurnedWeights
 from ..model.set_config import set_config
-from ..system.interrupts import deferred_interrupt
 from .parts import RotatedParts
 from .turns import find_turns
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..engine.statistics import Hessian, wide_dtype
+from ..blocks.statistics import Hessian, wide_dtype
 from ..model.projections import Projection
 from .parts import BlockParts, Heads
 from .turns import turn_columns

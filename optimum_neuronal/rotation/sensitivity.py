@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..engine.calls import Call, Stream, Streams, first_output, restore_shared, to_device
-from ..engine.capture import next_token_logits
-from ..engine.runner import BlockRunner
+from ..blocks.block_inputs import next_token_logits
+from ..blocks.calls import Call, Stream, Streams, first_output, restore_shared, to_device
+from ..blocks.runner import BlockRunner
 from ..model.projections import Block
 
 

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..engine.offload import Turn
-from ..engine.statistics import wide_dtype
+from ..blocks.offload import Turn
+from ..blocks.statistics import wide_dtype
 from ..model.projections import Projection
 from .norms import neutral_value, scale_of
 from .parts import BlockParts, Heads, RotatedParts, bias_of

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ..sparsity.masks import ColumnPattern, mask_groups, mask_rows, mask_whole
+from .masks import ColumnPattern, mask_groups, mask_rows, mask_whole
 
 
 RHO = 0.1  # the penalty to begin with, on a Hessian whose diagonal is 1

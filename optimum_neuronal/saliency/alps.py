@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import torch
 
-from ..sparsity.masks import ColumnPattern
-from ..sparsity.plan import row_counts
-from ..system.machine import full_precision
-from ..validation import check_count, check_number
+from ..common.machine import full_precision
+from ..common.validation import check_count, check_number
 from .admm import Inverse, OfGroups, OfParts, OfRows, OfWhole, Support, find_support, fit_support
 from .base import DampenedHessian, WeightUpdate, check_sparsity, register_saliency
+from .masks import ColumnPattern
+from .plan import row_counts
 
 
 QUICK = 60  # iterations where weights are solved for trials

@@ -10,11 +10,12 @@ from typing import ClassVar, TypeVar
 
 import torch
 
-from ..engine.statistics import Hessian, SquaredNorms, wide_dtype
-from ..registry import Registry
-from ..sparsity.masks import Change, ColumnPattern, NewWeight
-from ..system.machine import full_precision
-from ..system.notes import get_logger
+from ..blocks.statistics import Hessian, SquaredNorms, wide_dtype
+from ..common.machine import full_precision
+from ..common.notes import get_logger
+from ..common.registry import Registry
+from ..packed.change import Change, NewWeight
+from .masks import ColumnPattern
 
 
 logger = get_logger(__name__)

@@ -6,11 +6,12 @@ from typing import ClassVar
 
 import torch
 
-from ..formats.quantized import QuantizedWeight
 from ..model.packed_size import has_steps
-from ..sparsity.masks import Change, ColumnPattern
-from ..sparsity.plan import DENSE
+from ..packed.change import Change
+from ..packed.formats.quantized import QuantizedWeight
 from .base import Solver
+from .masks import ColumnPattern
+from .plan import DENSE
 from .quantiser import Quantiser
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..system.machine import full_precision
+from ..common.machine import full_precision
 from .base import DAMPENING, DampenedHessian, inverse_factor
 
 

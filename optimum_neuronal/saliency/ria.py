@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..validation import check_number
+from ..common.validation import check_number
 from .base import Saliency, register_saliency
 
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import torch
 
-from ..sparsity.masks import ColumnPattern, mask_groups, mask_whole
-from ..validation import check_count, check_number
+from ..common.validation import check_count, check_number
 from .base import DampenedHessian, WeightUpdate, check_sparsity, inverse_factor, register_saliency
+from .masks import ColumnPattern, mask_groups, mask_whole
 
 
 @register_saliency("sparsegpt")

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..model.projections import Block, Decoder, Projection
+from ..saliency.plan import SparsityPlan
 from ..saliency.wanda import Wanda
-from ..sparsity.plan import SparsityPlan
 from ..trials.sweep import Sweep
 
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import torch
 
+from ..common.validation import check_count, check_number
 from ..model.projections import Block
 from ..trials.sweep import Sweep
-from ..validation import check_count, check_number
 from .allocation import LARGEST, bisect, block_sizes, plan_of_blocks, pruned_blocks
 from .base import Allocation, TopUp, register_topup
 

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
+from ..common.validation import check_count
 from ..model.projections import Decoder
-from ..sparsity.plan import SparsityPlan
+from ..saliency.plan import SparsityPlan
 from ..trials.sweep import Sweep
-from ..validation import check_count
 from .allocation import LARGEST, SMALLEST, block_sizes, get_dist, index_of_smallest, plan_of_blocks, pruned_blocks
 from .base import Allocation, TopUp, register_topup
 

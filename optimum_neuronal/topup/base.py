@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..engine.statistics import SquaredNorms
+from ..blocks.statistics import SquaredNorms
+from ..common.registry import Registry
 from ..model.projections import Decoder, Projection
-from ..registry import Registry
 from ..saliency import Saliency
-from ..sparsity.plan import Plan
+from ..saliency.plan import Plan
 from ..trials.levels import Levels
 from ..trials.sweep import Sweep
 

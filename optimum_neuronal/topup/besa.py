@@ -9,16 +9,16 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..engine.calls import Call, Stream, Streams, to_device
-from ..engine.replay import replay
-from ..engine.runner import BlockRunner
-from ..engine.statistics import Norms
+from ..blocks.calls import Call, Stream, Streams, to_device
+from ..blocks.replay import replay
+from ..blocks.runner import BlockRunner
+from ..blocks.statistics import Norms
+from ..common.validation import check_count, check_number
 from ..model.projections import Block, Decoder, Projection, trial_weights
-from ..sparsity.masks import Zeros
-from ..sparsity.plan import SparsityPlan, row_counts
+from ..packed.change import Zeros
+from ..saliency.plan import SparsityPlan, row_counts
 from ..trials.engine import Engine
 from ..trials.sweep import Sweep
-from ..validation import check_count, check_number
 from .allocation import bisect, shift_to_mean
 from .base import Allocation, TopUp, register_topup
 

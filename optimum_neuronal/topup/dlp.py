@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..common.validation import check_number
 from ..model.projections import Block
 from ..trials.sweep import Sweep
-from ..validation import check_number
 from .allocation import block_scores, block_sizes, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
 

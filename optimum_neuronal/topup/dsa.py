@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import torch
 
-from ..engine.statistics import wide_dtype
+from ..blocks.statistics import wide_dtype
+from ..common.validation import check_count, check_number, check_numbers
 from ..model.projections import Block, Decoder
 from ..trials.sweep import Sweep
-from ..validation import check_count, check_number, check_numbers
 from .allocation import block_sizes, draw, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
 

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import torch
 
-from ..engine.statistics import InputSums, SquaredNorms, activation, wide_dtype
+from ..blocks.statistics import InputSums, SquaredNorms, activation, wide_dtype
+from ..common.validation import check_count, check_number
 from ..model.projections import Projection
-from ..sparsity.plan import SparsityPlan
+from ..saliency.plan import SparsityPlan
 from ..trials.sweep import Sweep
-from ..validation import check_count, check_number
 from .base import Allocation, TopUp, register_topup
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
+from ..common.validation import check_choice, check_count, check_number, check_several
 from ..model.projections import Decoder, Projection
-from ..sparsity.plan import SparsityPlan
+from ..saliency.plan import SparsityPlan
 from ..trials.sweep import Sweep
-from ..validation import check_choice, check_count, check_number, check_several
 from .allocation import draw, index_of_smallest, pruned_blocks
 from .base import Allocation, TopUp, register_topup
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..common.validation import check_choice, check_numbers
 from ..model.projections import Decoder
-from ..sparsity.plan import SparsityPlan
+from ..saliency.plan import SparsityPlan
 from ..trials.alignment import METRICS, SCOPES, Deviation
 from ..trials.engine import REFERENCES
 from ..trials.sweep import Sweep
-from ..validation import check_choice, check_numbers
 from .allocation import block_sizes, get_dist, index_of_smallest, plan_of_blocks
 from .base import Allocation, TopUp, register_topup
 

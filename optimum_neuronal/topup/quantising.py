@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ..formats.quantized import quantized_bytes
 from ..model.packed_size import has_steps
 from ..model.projections import Decoder, Projection
-from ..sparsity.plan import DENSE, RatePlan
+from ..packed.formats.quantized import quantized_bytes
+from ..saliency.plan import DENSE, RatePlan
 from ..trials.sweep import Sweep
 from .base import Allocation, TopUp
 from .rates import RATES, choose_rates, extended

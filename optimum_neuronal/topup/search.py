@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import torch
 
+from ..common.validation import check_choice, check_count, check_flag, check_numbers
 from ..model.projections import Decoder
 from ..saliency import Saliency
-from ..sparsity.plan import SparsityPlan
+from ..saliency.plan import SparsityPlan
 from ..trials.levels import Levels
 from ..trials.output_errors import OUTPUT_METRICS
 from ..trials.sweep import Sweep
-from ..validation import check_choice, check_count, check_flag, check_numbers
 from .allocation import LARGEST, SMALLEST, get_dist, index_of_smallest
 from .base import Allocation, TopUp, register_topup
 from .search_space import Space

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ..model.projections import Decoder, Projection
-from ..sparsity.plan import SparsityPlan
+from ..saliency.plan import SparsityPlan
 from .allocation import LARGEST, SMALLEST, shift_to_mean
 
 

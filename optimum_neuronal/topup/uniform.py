@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..sparsity.plan import SparsityPlan
+from ..saliency.plan import SparsityPlan
 from ..trials.sweep import Sweep
 from .base import Allocation, TopUp, register_topup
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..display import format_html
+from ..common.display import format_html
 from .keeping import SparsityKeeper, keep_sparsity
 from .sparse_weights import unwrap
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..system.notes import get_logger
+from ..common.notes import get_logger
 from .lora import guard_merging
 from .sparse_weights import SparseWeight, find_sparse_weights, is_spread, local_part
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from ..common.notes import get_logger
 from ..compat import peft
-from ..system.notes import get_logger
 from .sparse_weights import SparseWeight, find_sparse_weights, unwrap
 
 

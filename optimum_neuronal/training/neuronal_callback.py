@@ -10,15 +10,15 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
 
 from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
+from ..common.notes import get_logger
+from ..common.validation import check_count, check_number
 from ..compat import transformers as internals
-from ..config import NeuronALConfig
+from ..config.neuronal_config import NeuronALConfig
 from ..model.weight_names import stored_names
 from ..pruner import NeuronALPruner
 from ..pruning.context import check
 from ..pruning.reporting import measure_sparsity
 from ..report import PruningReport
-from ..system.notes import get_logger
-from ..validation import check_count, check_number
 from .callbacks import SparsityCallback, Training
 from .sparse_weights import DenseModelError, find_sparse_decoder, is_spread, unwrap
 from .training_data import training_sequences, untouched_randomness

@@ -5,8 +5,8 @@ from typing import Any
 from torch import nn
 
 from ..compat import peft
-from ..inference.packed_linear import PackedLinear, is_linear
 from ..model.packed_modules import packed_modules
+from ..packed.packed_linear import PackedLinear, is_linear
 from .lora import check_peft
 from .sparse_weights import unwrap
 

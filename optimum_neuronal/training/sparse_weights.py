@@ -13,12 +13,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..checkpoint.sparsity_config import read_sparsity_config
+from ..common.notes import get_logger
 from ..compat import peft
-from ..formats.packed_mask import INTEGERS, PackedMask
 from ..model.check_model import check_changeable, check_dense
 from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
-from ..system.notes import get_logger
+from ..packed.formats.packed_mask import INTEGERS, PackedMask
 
 
 logger = get_logger(__name__)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from ..config import NeuronALConfig
+from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import resolve_seq_length
 
 

@@ -22,7 +22,7 @@ class NeuronALQuantizationConfig(QuantizationConfigMixin):
     @classmethod
     def from_dict(cls, config_dict, return_unused_kwargs=False, **kwargs):
         if "sparsity" in config_dict:
-            from ..config import NeuronALConfig as chosen
+            from ..config.neuronal_config import NeuronALConfig as chosen
         else:
             from .packed_loading import PackedConfig as chosen
         return chosen.from_dict(config_dict, return_unused_kwargs, **kwargs)

@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..checkpoint.safe_files import check_config, check_dense, check_listed
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..compat import transformers as internals
-from ..config import NeuronALConfig
+from ..config.neuronal_config import NeuronALConfig
 from ..pruner import NeuronALPruner
 from ..pruning.calibrating import draw_calibration
 from ..pruning.context import check_structure

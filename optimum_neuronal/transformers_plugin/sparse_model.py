@@ -18,12 +18,12 @@ from ..checkpoint.safe_files import check_listed, check_model_files
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..checkpoint.stored_format import check_agreement, is_ours
 from ..checkpoint.stored_weights import StoredWeight
+from ..common.validation import check_path
 from ..compat import transformers as internals
-from ..formats.packed_matrix import DTYPES as COMPUTED
-from ..inference.arriving import finish_arriving, pack_arriving
-from ..inference.packed_tensor import PackedTensor
 from ..model.load_model import load_model
-from ..validation import check_path
+from ..packed.arriving import finish_arriving, pack_arriving
+from ..packed.formats.packed_matrix import DTYPES as COMPUTED
+from ..packed.packed_tensor import PackedTensor
 from .packed_loading import PackedConfig, PackedQuantizer, keeping_packed, keeps_sparse
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..engine.calls import Call, Streams, grouped
-from ..engine.statistics import Norms, SquaredNorms, activation, wide_dtype
+from ..blocks.calls import Call, Streams, grouped
+from ..blocks.statistics import Norms, SquaredNorms, activation, wide_dtype
 from ..model.projections import Block, Projection, trial_weights
-from ..sparsity.plan import SparsityPlan
+from ..saliency.plan import SparsityPlan
 from .engine import Engine, final_norms
 
 

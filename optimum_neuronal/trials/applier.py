@@ -5,22 +5,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..engine.statistics import Norms, SquaredNorms, activation
+from ..blocks.statistics import Norms, SquaredNorms, activation
 from ..model.projections import Block, ChangeOf, Projection
+from ..packed.change import Change, NewWeight, Zeros
 from ..saliency import Saliency
-from ..sparsity.masks import (
-    Change,
-    ColumnPattern,
-    Cut,
-    NewWeight,
-    Zeros,
-    apply_cut,
-    find_cut,
-    mask_groups,
-    mask_rows,
-    sort_rows,
-)
-from ..sparsity.plan import Plan, SparsityPlan
+from ..saliency.masks import ColumnPattern, Cut, apply_cut, find_cut, mask_groups, mask_rows, sort_rows
+from ..saliency.plan import Plan, SparsityPlan
 
 
 Activations = Mapping[str, torch.Tensor]  # projection name -> activation of its input, float32, shape (in,)

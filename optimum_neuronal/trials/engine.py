@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..engine.calls import Call, Stream, Streams
-from ..engine.capture import BlockInputs
-from ..engine.runner import BlockRunner
-from ..engine.statistics import Norms, SquaredNorms
+from ..blocks.block_inputs import BlockInputs
+from ..blocks.calls import Call, Stream, Streams
+from ..blocks.runner import BlockRunner
+from ..blocks.statistics import Norms, SquaredNorms
+from ..common.processes import Processes
 from ..files.records import Finding, Records
 from ..model.projections import Block, Decoder, trial_weights
 from ..saliency import Saliency
-from ..sparsity.plan import Plan, SparsityPlan
-from ..system.processes import Processes
+from ..saliency.plan import Plan, SparsityPlan
 from .applier import PlanApplier
 from .solved import Solved, heldout_sequences, solve_weights
 

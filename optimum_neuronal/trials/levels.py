@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import torch
 
-from ..formats.sparse import sparse_bytes
 from ..model.projections import Projection
-from ..sparsity.masks import NewWeight
-from ..sparsity.plan import Plan, SparsityPlan
+from ..packed.change import NewWeight
+from ..packed.formats.sparse import sparse_bytes
+from ..saliency.plan import Plan, SparsityPlan
 from .solved import SolvedWeights
 
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..engine.calls import Call, Stream, Streams, grouped
-from ..engine.statistics import SquaredNorms
+from ..blocks.calls import Call, Stream, Streams, grouped
+from ..blocks.statistics import SquaredNorms
 from ..model.projections import Block, ChangeOf, trial_weights
-from ..sparsity.plan import Plan, SparsityPlan
+from ..saliency.plan import Plan, SparsityPlan
 from .engine import Engine
 from .solved import SolvedWeights
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ..engine.calls import Call, Streams, grouped
-from ..engine.statistics import Hessian, Norms, most_specific
+from ..blocks.calls import Call, Streams, grouped
+from ..blocks.statistics import Hessian, Norms, most_specific
 from ..model.projections import Block, ChangeOf, trial_weights
-from ..sparsity.plan import SparsityPlan
+from ..saliency.plan import SparsityPlan
 from .engine import Engine
 
 

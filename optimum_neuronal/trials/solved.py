@@ -11,15 +11,15 @@ from typing import ClassVar, TypeVar
 
 import torch
 
-from ..engine.calls import Call, Streams
-from ..engine.capture import BlockInputs
-from ..engine.runner import BlockRunner
-from ..engine.statistics import Norms
+from ..blocks.block_inputs import BlockInputs
+from ..blocks.calls import Call, Streams
+from ..blocks.runner import BlockRunner
+from ..blocks.statistics import Norms
 from ..files.records import Records
-from ..formats.changes import of_parts, parts_of
 from ..model.projections import Block, ChangeOf, Projection
-from ..sparsity.masks import Change
-from ..sparsity.plan import Plan
+from ..packed.change import Change
+from ..packed.formats.stored_changes import of_parts, parts_of
+from ..saliency.plan import Plan
 from .applier import PlanApplier
 
 

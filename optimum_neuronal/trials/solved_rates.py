@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import torch
 
-from ..formats.quantized import quantized_bytes
 from ..model.projections import Projection
-from ..sparsity.masks import Change, NewWeight
-from ..sparsity.plan import DENSE, Plan, RatePlan
+from ..packed.change import Change, NewWeight
+from ..packed.formats.quantized import quantized_bytes
+from ..saliency.plan import DENSE, Plan, RatePlan
 from .solved import SolvedWeights
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ..engine.calls import Call, Streams
-from ..engine.statistics import Norms, SquaredNorms
+from ..blocks.calls import Call, Streams
+from ..blocks.statistics import Norms, SquaredNorms
 from ..files.records import Finding
 from ..model.projections import Block, Decoder
 from ..saliency import Saliency
-from ..sparsity.plan import Plan, SparsityPlan
+from ..saliency.plan import Plan, SparsityPlan
 from .alignment import Deviation, alignment_errors, find_deviation
 from .applier import not_finite
 from .engine import Engine

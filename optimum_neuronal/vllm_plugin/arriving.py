@@ -10,10 +10,10 @@ from itertools import accumulate
 
 import torch
 
-from ..formats.packed_matrix import PackedMatrix
-from ..formats.sparse import SparseWeight
-from ..inference.packed_tensor import PackedTensor
-from ..inference.packing import has_kernels, pays
+from ..packed.formats.packed_matrix import PackedMatrix
+from ..packed.formats.sparse import SparseWeight
+from ..packed.packed_tensor import PackedTensor
+from ..packed.packing import has_kernels, pays
 
 
 @dataclass

@@ -14,7 +14,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from ..checkpoint.opening import Checkpoint, find_checkpoint
 from ..checkpoint.stored_format import QUANT_METHOD, is_ours
-from ..inference.packed_tensor import PackedTensor
+from ..packed.packed_tensor import PackedTensor
 
 
 @register_model_loader(QUANT_METHOD)

@@ -15,8 +15,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.utils import set_weight_attrs
 
 from ..checkpoint.stored_format import QUANT_METHOD, check_packed
-from ..formats.packed_matrix import DTYPES
-from ..inference.packed_linear import PackedLinear
+from ..packed.formats.packed_matrix import DTYPES
+from ..packed.packed_linear import PackedLinear
 from .arriving import ArrivingRows, ArrivingWeight
 
 

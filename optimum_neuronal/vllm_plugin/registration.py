@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
 
-from ..system.notes import get_logger
+from ..common.notes import get_logger
 
 
 TESTED = SpecifierSet(">=0.32,<0.33")  # of vLLM: its interfaces for plug-ins change between minor releases

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint import card as cards
 from optimum_neuronal.checkpoint.card import with_format
-from optimum_neuronal.display import format_bytes
-from optimum_neuronal.inference.sparsify import sparsify
+from optimum_neuronal.common.display import format_bytes
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.packed.sparsify import sparsify
 from optimum_neuronal.pruning.reporting import pruned_size
 
 

@@ -21,7 +21,7 @@ from optimum_neuronal import (
     sparsify,
 )
 from optimum_neuronal.checkpoint.packed_reading import open_checkpoint
-from optimum_neuronal.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 
 
 FILE = "packed-00001-of-00001.safetensors"

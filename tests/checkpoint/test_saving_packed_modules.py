@@ -6,7 +6,7 @@ import inspect
 import pytest
 import torch
 from conftest import FEW
-from packed import assert_same_state, logits, make_zeroed
+from packed_models import assert_same_state, logits, make_zeroed
 from profiles import by_day
 from safetensors.torch import load_file
 from sparse import make_sparse
@@ -21,7 +21,7 @@ from optimum_neuronal import (
     save_pretrained,
     sparsify,
 )
-from optimum_neuronal.display import format_bytes
+from optimum_neuronal.common.display import format_bytes
 
 
 def same_files(folder, other):

@@ -8,7 +8,7 @@ from optimum.commands.base import CommandInfo
 from transformers.utils import logging
 
 from optimum_neuronal.cli.command import Command, CommandParser, describe, write
-from optimum_neuronal.system.notes import get_logger
+from optimum_neuronal.common.notes import get_logger
 
 
 class Sample(Command):

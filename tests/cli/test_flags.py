@@ -22,8 +22,8 @@ from optimum_neuronal.cli.flags import (
     methods,
     share,
 )
+from optimum_neuronal.common.machine import default_device
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.system.machine import default_device
 from optimum_neuronal.topup import TOPUPS
 
 

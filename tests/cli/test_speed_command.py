@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from llama_cpp_programs import flags_of, write_programs
-from packed import make_zeroed
+from packed_models import make_zeroed
 
 import optimum_neuronal
 from optimum_neuronal import SparseModelForCausalLM, sparsify

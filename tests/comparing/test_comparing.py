@@ -9,9 +9,9 @@ from profiles import by_day
 from turning import ties
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, densify, evaluate_perplexity
+from optimum_neuronal.blocks import runner
 from optimum_neuronal.comparing import comparing
 from optimum_neuronal.comparing.results import Result
-from optimum_neuronal.engine import runner
 from optimum_neuronal.rotation.learning import Rotation
 from optimum_neuronal.saliency import SALIENCIES
 

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from example_figures import texts
-from packed import make_zeroed
+from packed_models import make_zeroed
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.evaluation import speed

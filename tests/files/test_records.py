@@ -3,9 +3,9 @@ import os
 import pytest
 import torch
 
+from optimum_neuronal.common.processes import Processes
 from optimum_neuronal.files import records as module
 from optimum_neuronal.files.records import IDENTITY, LOCK, Records, work_directory
-from optimum_neuronal.system.processes import Processes
 
 
 @pytest.fixture

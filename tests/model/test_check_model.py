@@ -6,7 +6,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from optimum_neuronal.model.check_model import check_model, check_pattern, check_weights
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.sparsity.masks import ColumnPattern
+from optimum_neuronal.saliency.masks import ColumnPattern
 
 
 def test_damaged_and_missing_weights_are_refused(llama):

@@ -1,5 +1,5 @@
 import pytest
-from packed import make_zeroed
+from packed_models import make_zeroed
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.model.check_model import check_dense

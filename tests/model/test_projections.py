@@ -8,7 +8,7 @@ from torch import nn
 from optimum_neuronal.model.architectures import Architecture
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, Decoder, Experts, Place, Projection, TrialWeights, trial_weights
-from optimum_neuronal.sparsity.masks import Zeros
+from optimum_neuronal.packed.change import Zeros
 
 
 def linear(name, role, features=(3, 2), pruned=True):

@@ -6,8 +6,8 @@ from conftest import make_model
 from families import FAMILIES
 from profiles import NIGHT
 
-from optimum_neuronal.engine.capture import capture_inputs, inference
-from optimum_neuronal.engine.replay import replay
+from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
+from optimum_neuronal.blocks.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.rows import row_groups
 from optimum_neuronal.model.weight_names import kind_of

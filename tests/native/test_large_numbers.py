@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kernel_checks import check_product, kernels
 from profiles import examples
 
-from optimum_neuronal.formats import sparse
+from optimum_neuronal.packed.formats import sparse
 
 
 LARGEST = torch.finfo(torch.bfloat16).max

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from kernel_checks import FAR, bits, check_product, check_rows_alone, far_behind, kernels
 from profiles import examples
 
-from optimum_neuronal.formats.packed_matrix import DTYPES
-from optimum_neuronal.formats.sparse import SparseWeight
 from optimum_neuronal.native import library
 from optimum_neuronal.native.build import BuildError
+from optimum_neuronal.packed.formats.packed_matrix import DTYPES
+from optimum_neuronal.packed.formats.sparse import SparseWeight
 
 
 FUZZ = examples(60)
@@ -203,7 +203,7 @@ def test_a_damaged_library_in_the_cache_is_made_anew(tmp_path, monkeypatch, choo
 FORK = """
 import os, sys, torch
 from optimum_neuronal.native.library import find_kernel
-from optimum_neuronal.formats.sparse import SparseWeight
+from optimum_neuronal.packed.formats.sparse import SparseWeight
 torch.set_num_threads(2)
 rows = SparseWeight.pack(torch.eye(600, 640))
 x, kernel = torch.randn(2, 640), find_kernel()

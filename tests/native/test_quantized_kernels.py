@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from kernel_checks import ROUNDING, bits, check_rows_alone, kernels
 from profiles import at_night, examples
 
-from optimum_neuronal.formats.quantized import QuantizedWeight, quantized_bytes
 from optimum_neuronal.native.library import DTYPES
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight, quantized_bytes
 
 
 LARGEST = torch.finfo(torch.bfloat16).max

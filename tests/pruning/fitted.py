@@ -4,13 +4,13 @@ import torch
 from conftest import make_model
 from sweeps import build_sweep, state
 
-from optimum_neuronal.engine.calls import Stream
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.calls import Stream
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import trial_weights
+from optimum_neuronal.packed.change import NewWeight
 from optimum_neuronal.pruning.refit import Refit
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.sparsity.masks import NewWeight
 
 
 class Fitted:

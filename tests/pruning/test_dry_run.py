@@ -12,7 +12,7 @@ from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint.packed_reading import PackedFile
 from optimum_neuronal.checkpoint.save_pretrained import save_pretrained
-from optimum_neuronal.inference.sparsify import sparsify
+from optimum_neuronal.packed.sparsify import sparsify
 from optimum_neuronal.pruning import dry_run
 from optimum_neuronal.pruning.dry_run import plan_prune
 from optimum_neuronal.rotation.learning import Rotation

@@ -10,14 +10,14 @@ from profiles import BATCH_SIZES, by_day
 from sweeps import make_sweep, state, unchanged, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.engine import runner as engine
-from optimum_neuronal.engine.capture import capture_inputs, inference
-from optimum_neuronal.engine.replay import replay
-from optimum_neuronal.engine.statistics import Hessian, activation
-from optimum_neuronal.formats.sparse import SparseWeight
+from optimum_neuronal.blocks import runner as engine
+from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
+from optimum_neuronal.blocks.replay import replay
+from optimum_neuronal.blocks.statistics import Hessian, activation
+from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
-from optimum_neuronal.sparsity.masks import mask_rows
+from optimum_neuronal.saliency.masks import mask_rows
 from optimum_neuronal.trials.engine import Engine
 
 

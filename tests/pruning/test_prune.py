@@ -6,11 +6,11 @@ from conftest import memory_of
 from sweeps import state, unchanged
 
 from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.common.clock import Clock
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.pruning import prune as finding
 from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.prune import find_changes
-from optimum_neuronal.system.clock import Clock
 from optimum_neuronal.trials.engine import Cache, Engine
 
 

@@ -6,15 +6,15 @@ from conftest import FEW, make_ids, make_model, make_model_on_disk
 from sweeps import state
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, densify
-from optimum_neuronal.engine.calls import Stream
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.paired_inputs import PairedRuns
-from optimum_neuronal.engine.runner import BlockRunner
-from optimum_neuronal.engine.statistics import Hessian
-from optimum_neuronal.formats.quantized import QuantizedWeight
-from optimum_neuronal.inference.packed_linear import PackedLinear
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.calls import Stream
+from optimum_neuronal.blocks.paired_inputs import PairedRuns
+from optimum_neuronal.blocks.runner import BlockRunner
+from optimum_neuronal.blocks.statistics import Hessian
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.packed_modules import packed_modules
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.packed_linear import PackedLinear
 from optimum_neuronal.saliency.few_bits import FewBits
 from optimum_neuronal.saliency.quantiser import Quantiser
 

@@ -13,8 +13,8 @@ from interruptions import interrupt_at_second_block
 from sweeps import state, unchanged
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.replay import replay
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.refit import Refit, _Weights, column_steps
 

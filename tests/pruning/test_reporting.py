@@ -12,10 +12,10 @@ import optimum_neuronal
 from optimum_neuronal import NeuronALConfig
 from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.model.projections import Block
+from optimum_neuronal.packed.change import NewWeight, Zeros
 from optimum_neuronal.pruning.context import PruneContext, PruneOutcome, versions
 from optimum_neuronal.pruning.reporting import make_report, measure_sparsity, without_folders
-from optimum_neuronal.sparsity.masks import NewWeight, Zeros
-from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.topup import Allocation
 
 

@@ -14,7 +14,7 @@ from sweeps import state
 from transformers.utils import logging
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.engine import runner as engine
+from optimum_neuronal.blocks import runner as engine
 from optimum_neuronal.files import records as module
 from optimum_neuronal.files.records import IDENTITY, Records
 from optimum_neuronal.trials.engine import Engine

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from turning import ties
 
 from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.blocks import offload
 from optimum_neuronal.compat.accelerate import is_offloaded, weights_map
-from optimum_neuronal.engine import offload
 from optimum_neuronal.pruning.context import check
 from optimum_neuronal.rotation.parts import find_parts
 

@@ -9,7 +9,7 @@ from sweeps import state, unchanged
 from turning import parts_of, random_rotations, uneven
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model import architectures
 from optimum_neuronal.model.architectures import Architecture
 from optimum_neuronal.rotation.merging import Originals

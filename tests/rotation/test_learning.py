@@ -5,8 +5,8 @@ import torch
 from conftest import make_model
 from turning import parts_of, uneven
 
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.runner import BlockRunner
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.rotation import learning
 from optimum_neuronal.rotation.learning import Rotation, cayley
 from optimum_neuronal.rotation.merging import Originals, Rotations

@@ -8,8 +8,8 @@ from conftest import make_model
 from forward import inputs_of
 from turning import parts_of, random_rotations, uneven
 
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.runner import BlockRunner
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.rotation.learning import Rotation, cayley
 from optimum_neuronal.rotation.merging import Originals, Rotations

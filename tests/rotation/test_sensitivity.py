@@ -5,8 +5,8 @@ import torch
 from conftest import make_model
 from turning import uneven
 
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.runner import BlockRunner
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.runner import BlockRunner
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.rotation.sensitivity import fisher_weights
 

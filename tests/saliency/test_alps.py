@@ -9,9 +9,9 @@ from trained import demo_layers, loss, reference_layers
 
 from optimum_neuronal.saliency import admm, alps
 from optimum_neuronal.saliency.alps import ALPS, QUICK
+from optimum_neuronal.saliency.masks import ColumnPattern
+from optimum_neuronal.saliency.plan import row_counts
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.sparsity.masks import ColumnPattern
-from optimum_neuronal.sparsity.plan import row_counts
 
 
 TRAINED = {"reference": reference_layers, "demo": demo_layers}

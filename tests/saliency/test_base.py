@@ -4,7 +4,7 @@ from random_layers import inputs, weights
 
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.base import RAISES, DampenedHessian, dense_target
-from optimum_neuronal.sparsity.masks import ColumnPattern
+from optimum_neuronal.saliency.masks import ColumnPattern
 
 
 @pytest.mark.parametrize("name", SALIENCIES.names())

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from optimum_neuronal.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.few_bits import FewBits
+from optimum_neuronal.saliency.masks import ColumnPattern
 from optimum_neuronal.saliency.quantiser import Quantiser
-from optimum_neuronal.sparsity.masks import ColumnPattern
 
 
 def layer(rows=24, columns=16):

@@ -6,8 +6,8 @@ from random_layers import hessian_of, inputs, weights
 from trained import loss
 
 from optimum_neuronal.saliency.base import DampenedHessian, inverse_factor
+from optimum_neuronal.saliency.masks import ColumnPattern
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.sparsity.masks import ColumnPattern
 
 
 def test_two_weights_by_hand():

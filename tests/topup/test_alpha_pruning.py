@@ -5,7 +5,7 @@ import torch
 from by_hand import by_block, refuses
 from sweeps import make_sweep
 
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.topup.alpha_pruning import (
     AlphaPruning,
     block_alphas,

@@ -8,7 +8,7 @@ from conftest import make_model
 from profiles import by_day
 from sweeps import build_sweep, state
 
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS

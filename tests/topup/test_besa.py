@@ -6,11 +6,11 @@ from by_hand import refuses
 from conftest import FEW, make_model
 from sweeps import make_sweep, state, unchanged
 
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.replay import replay
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Projection
-from optimum_neuronal.sparsity.masks import NewWeight
+from optimum_neuronal.packed.change import NewWeight
 from optimum_neuronal.topup import besa
 from optimum_neuronal.topup.besa import BESA, LearnedRate, reconstruction_loss, tilted
 

@@ -6,8 +6,8 @@ from by_hand import FakeOutputs, by_block, refuses
 from conftest import make_model
 from sweeps import make_sweep
 
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.replay import replay
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.replay import replay
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.dsa import DSA, PRE, REDUCE, TRANSFORM, ElementSums, Function, block_statistics
 

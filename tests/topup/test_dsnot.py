@@ -4,7 +4,7 @@ from by_hand import make_projection, refuses
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.engine.statistics import InputSums
+from optimum_neuronal.blocks.statistics import InputSums
 from optimum_neuronal.topup.dsnot import DSnoT, mean_and_variance
 
 

@@ -7,7 +7,7 @@ from by_hand import FakeOutputs, by_block, refuses
 from conftest import make_model
 from sweeps import build_sweep, make_sweep, uniform
 
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.evopress import EvoPress, mutants, units_of
 

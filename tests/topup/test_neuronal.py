@@ -8,7 +8,7 @@ from conftest import make_model
 from sweeps import make_sweep, uniform
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
 from optimum_neuronal.trials.sweep import Deviation, Sweep

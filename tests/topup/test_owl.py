@@ -5,7 +5,7 @@ import torch
 from by_hand import FakeSweep, make_block, refuses
 from sweeps import make_sweep
 
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.topup.owl import OWL, outlier_ratio
 
 

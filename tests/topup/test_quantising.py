@@ -4,9 +4,9 @@ import pytest
 from conftest import make_ids, make_model
 from sweeps import build_sweep
 
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.formats.quantized import quantized_bytes
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.packed.formats.quantized import quantized_bytes
 from optimum_neuronal.saliency.few_bits import FewBits
 from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.quantising import Rates

@@ -10,7 +10,7 @@ from profiles import at_night, by_day
 from test_reference import FIGURES, Reference, run
 
 from optimum_neuronal import evaluate_perplexity
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.pruning.final_pass import FinalPruning, apply_changes
 from optimum_neuronal.topup import TOPUPS
 from optimum_neuronal.topup.alpha_pruning import hill_exponent

@@ -4,7 +4,7 @@ from by_hand import mean
 from conftest import make_model
 from sweeps import make_sweep
 
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.search import LENGTHS, STREAM_COST, _Run
 from optimum_neuronal.topup.search_space import Space, kind_moved

@@ -3,15 +3,15 @@ import io
 
 import pytest
 import torch
-from packed import logits, make_zeroed
+from packed_models import logits, make_zeroed
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from sparse import make_sparse, same_zeros, zeros_of
 from transformers import Trainer, TrainingArguments
 
-import optimum_neuronal.inference.ops as ops
+import optimum_neuronal.packed.ops as ops
 from optimum_neuronal import densify, keep_lora_sparse, lora_for_packed, sparsify
-from optimum_neuronal.inference.packed_linear import PackedLinear
-from optimum_neuronal.inference.sparsify import packed_modules
+from optimum_neuronal.packed.packed_linear import PackedLinear
+from optimum_neuronal.packed.sparsify import packed_modules
 
 
 ATTENTION = ["q_proj", "v_proj"]

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from packed import make_zeroed
+from packed_models import make_zeroed
 from profiles import at_night
 
 from optimum_neuronal import save_pretrained

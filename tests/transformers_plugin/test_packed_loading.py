@@ -222,7 +222,7 @@ for load in (
 assert not any(name.startswith("optimum_neuronal") for name in sys.modules)
 import optimum_neuronal
 torch.save(AutoModelForCausalLM.from_pretrained(sys.argv[1]).state_dict(), sys.argv[2])
-slow = {"peft", "optimum_neuronal.methods", "optimum_neuronal.engine", "optimum_neuronal.inference.ops"}
+slow = {"peft", "optimum_neuronal.config.methods", "optimum_neuronal.blocks", "optimum_neuronal.packed.ops"}
 assert not slow & set(sys.modules), slow & set(sys.modules)  # they take longer to import than a small model to load
 """
 

@@ -9,7 +9,7 @@ import peft
 import pytest
 import torch
 from few_bits import held, make_few_bits
-from packed import assert_close, assert_same_state, logits
+from packed_models import assert_close, assert_same_state, logits
 from profiles import by_day
 from sparse_checkpoints import change_config
 from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM

@@ -4,7 +4,7 @@ from urllib.request import Request, urlopen
 import pytest
 import torch
 from few_bits import make_few_bits
-from packed import make_zeroed
+from packed_models import make_zeroed
 from profiles import at_night
 from sparse_checkpoints import save_pruned
 from transformers import ContinuousBatchingConfig, GenerationConfig

@@ -10,14 +10,14 @@ from itertools import product
 import pytest
 import torch
 from conftest import FEW, make_model
-from packed import assert_close, assert_same_state, logits, make_zeroed
+from packed_models import assert_close, assert_same_state, logits, make_zeroed
 from profiles import by_day
 from sparse import make_sparse
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from optimum_neuronal import SparseModelForCausalLM, densify, save_pretrained, sparsify
-from optimum_neuronal.inference import packed_tensor
 from optimum_neuronal.model.packed_modules import packed_modules
+from optimum_neuronal.packed import packed_tensor
 
 from .test_registration import IN_TRANSFORMERS
 

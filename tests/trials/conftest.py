@@ -1,7 +1,7 @@
 import pytest
 from sweeps import make_sweep
 
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
 
 
 @pytest.fixture

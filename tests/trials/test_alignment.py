@@ -6,11 +6,12 @@ from conftest import make_model
 from forward import squared_norms, token_counts
 from sweeps import make_sweep, state, unchanged, uniform
 
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.statistics import SquaredNorms, activation
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.statistics import SquaredNorms, activation
 from optimum_neuronal.model.projections import Projection, trial_weights
-from optimum_neuronal.sparsity.masks import Zeros, mask_rows
-from optimum_neuronal.sparsity.plan import SparsityPlan, row_counts
+from optimum_neuronal.packed.change import Zeros
+from optimum_neuronal.saliency.masks import mask_rows
+from optimum_neuronal.saliency.plan import SparsityPlan, row_counts
 from optimum_neuronal.topup.neuronal import block_plan
 from optimum_neuronal.trials.alignment import METRICS, alignment_error, find_deviation, total_error
 

@@ -5,13 +5,14 @@ import torch
 from by_hand import make_block
 from torch import nn
 
-from optimum_neuronal.engine.statistics import Hessian, SquaredNorms
+from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
 from optimum_neuronal.model.projections import Block, Projection
+from optimum_neuronal.packed.change import NewWeight, Zeros
 from optimum_neuronal.saliency.base import WeightUpdate
 from optimum_neuronal.saliency.magnitude import Magnitude
+from optimum_neuronal.saliency.masks import ColumnPattern
+from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.sparsity.masks import ColumnPattern, NewWeight, Zeros
-from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.trials import applier
 from optimum_neuronal.trials.applier import PlanApplier
 

@@ -3,15 +3,15 @@ import torch
 from forward import squared_norms
 from sweeps import build_sweep, make_sweep, state, unchanged, uniform
 
-from optimum_neuronal.engine.calls import Stream
-from optimum_neuronal.engine.capture import inference, next_token_logits
-from optimum_neuronal.engine.statistics import Hessian, SquaredNorms, activation
+from optimum_neuronal.blocks.block_inputs import inference, next_token_logits
+from optimum_neuronal.blocks.calls import Stream
+from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms, activation
+from optimum_neuronal.common.processes import Processes
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.saliency.masks import mask_rows
+from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.sparsity.masks import mask_rows
-from optimum_neuronal.sparsity.plan import SparsityPlan
-from optimum_neuronal.system.processes import Processes
 from optimum_neuronal.trials.applier import PlanApplier
 from optimum_neuronal.trials.engine import Cache, Engine
 

@@ -9,14 +9,14 @@ from conftest import make_ids, make_model
 from interruptions import interrupt_at_second_block
 from sweeps import build_sweep, state, unchanged, uniform
 
-from optimum_neuronal.engine.calls import Stream
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.calls import Stream
 from optimum_neuronal.files import records as records_module
 from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.alps import ALPS
+from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
-from optimum_neuronal.sparsity.plan import SparsityPlan
 from optimum_neuronal.trials import solved as solved_module
 from optimum_neuronal.trials.levels import Levels, level_sparsities
 

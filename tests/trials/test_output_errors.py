@@ -6,10 +6,10 @@ from forward import squared_norms
 from sweeps import make_sweep, state, uniform
 
 import optimum_neuronal.trials.output_errors as module
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.statistics import activation
-from optimum_neuronal.sparsity.masks import mask_rows
-from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.statistics import activation
+from optimum_neuronal.saliency.masks import mask_rows
+from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import block_plan
 from optimum_neuronal.trials.output_errors import OUTPUT_METRICS, kl, nll
 

@@ -3,9 +3,9 @@ from conftest import make_model
 from forward import squared_norms
 from sweeps import make_sweep, uniform
 
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.sparsity.masks import mask_rows
-from optimum_neuronal.sparsity.plan import SparsityPlan
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.saliency.masks import mask_rows
+from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.topup.neuronal import block_plan
 
 

@@ -5,12 +5,12 @@ import torch
 from conftest import make_ids, make_model
 from sweeps import build_sweep, state, unchanged
 
-from optimum_neuronal.engine.capture import inference
+from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.files.records import Records
-from optimum_neuronal.formats.quantized import QuantizedWeight, quantized_bytes
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight, quantized_bytes
 from optimum_neuronal.saliency.few_bits import FewBits
-from optimum_neuronal.sparsity.plan import DENSE, RatePlan
+from optimum_neuronal.saliency.plan import DENSE, RatePlan
 from optimum_neuronal.trials.solved_rates import SolvedRates
 
 

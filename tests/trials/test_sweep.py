@@ -7,8 +7,8 @@ from forward import squared_norms
 from profiles import BATCH_SIZES, by_day
 from sweeps import build_sweep, make_sweep, state, unchanged, uniform
 
-from optimum_neuronal.engine.capture import inference
-from optimum_neuronal.engine.statistics import activation
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.statistics import activation
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from optimum_neuronal.formats.packed_matrix import PackedMatrix
-from optimum_neuronal.formats.quantized import QuantizedWeight
-from optimum_neuronal.formats.sparse import SparseWeight
-from optimum_neuronal.inference.packed_tensor import PackedTensor
+from optimum_neuronal.packed.formats.packed_matrix import PackedMatrix
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.formats.sparse import SparseWeight
+from optimum_neuronal.packed.packed_tensor import PackedTensor
 from optimum_neuronal.vllm_plugin.arriving import ArrivingRows, ArrivingWeight
 
 

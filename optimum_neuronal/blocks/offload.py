@@ -1,0 +1,171 @@
+"""Weights that live in CPU memory or on disk (accelerate's offloading): brought to their device block by block.
+
+A module whose weights are offloaded holds meta tensors and a hook of accelerate's with a `weights_map`, name ->
+tensor, that reads them. Left to itself it reads them at every forward. Here a block is read once for all work
+with it, and the next one is read meanwhile.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+from ..common.machine import hand_back_freed
+from ..compat import accelerate
+from ..model.projections import Block, Projection
+from ..packed.change import Change
+
+
+Weights = list[tuple[nn.Module, dict[str, torch.Tensor]]]  # module -> its own parameters by name
+
+
+class BlockLoader:
+    """Loader of the weights of a model's blocks onto the device that computes; does nothing for weights that are there.
+
+    Args:
+        blocks (`Sequence[Block]`): in the order of their use.
+
+    Attributes:
+        streams (`bool`): True if there are weights to load.
+    """
+
+    def __init__(self, blocks: Sequence[Block]):
+        self._blocks = blocks
+        self.streams = any(accelerate.is_offloaded(module) for block in blocks for module in block.module.modules())
+        self._executor = ThreadPoolExecutor(1, "weights") if self.streams else None
+        self._ahead: tuple[int, Future] | None = None
+
+    @contextmanager
+    def loaded(self, index: int, backward: bool = False) -> Iterator[Block]:
+        """Load the weights of a block as ordinary parameters while the context lasts.
+
+        Changes to them are lost: see [`change_offloaded`].
+
+        Args:
+            index (`int`): of the block.
+            backward (`bool`): True if the block before it comes next, which is read ahead then.
+        """
+        block = self._blocks[index]
+        if not self.streams:
+            yield block
+            return
+        weights = self._take(index)
+        following = index - 1 if backward else index + 1
+        if 0 <= following < len(self._blocks):
+            self._ahead = following, self._executor.submit(_read, self._blocks[following])
+        with ExitStack() as stack:
+            for module, tensors in weights:
+                stack.enter_context(_in_place(module, tensors))
+            del weights
+            yield block
+        hand_back_freed()  # a rotated block leaves twice its size in float64 behind
+
+    def _take(self, index: int) -> Weights:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == index:
+            return ahead[1].result()
+        return _read(self._blocks[index])
+
+
+def _read(block: Block) -> Weights:
+    weights = []
+    for module in block.module.modules():
+        if accelerate.is_offloaded(module):
+            stored, device = accelerate.weights_map(module), accelerate.execution_device(module)
+            names = accelerate.offloaded_names(module)
+            # Copied: the tensor is a view of a file, which would be read again whenever memory is short.
+            weights.append((module, {name: stored[name].to(device, copy=True) for name in names}))
+    return weights
+
+
+@contextmanager
+def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Give a module its weights and its own forward, past the hook. Both are put back."""
+    hooked, meta = module.__dict__.get("forward"), {}
+    for name, tensor in tensors.items():
+        parent, _, last = name.rpartition(".")
+        owner = module.get_submodule(parent)
+        meta[owner, last] = owner._parameters[last]
+        owner._parameters[last] = nn.Parameter(tensor, requires_grad=False)
+    try:
+        module.forward = accelerate.own_forward(module)
+        yield
+    finally:
+        module.forward = hooked
+        for (owner, last), parameter in meta.items():
+            owner._parameters[last] = parameter
+
+
+Turn = Callable[[torch.Tensor, torch.Tensor], None]  # an original tensor, and where to write what becomes of it
+
+
+class TurnedWeights(Mapping):
+    """A `weights_map` with weights that are rotated whenever they are read. No file and no original is changed.
+
+    Args:
+        weights (`Mapping[str, Tensor]`): the originals.
+        turns (`Mapping[str, Sequence[Turn]]`): name -> what changes the weight.
+        keeps (`bool`): True to keep in memory what was read: a few weights that are needed often.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], turns: Mapping[str, Sequence[Turn]], keeps: bool = False):
+        self._weights, self._turns, self._keeps = weights, turns, keeps
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self._kept:
+            return self._kept[name]
+        original = self._weights[name]
+        if not self._turns.get(name):
+            return original
+        turned = original.detach().clone()
+        for turn in self._turns[name]:
+            turn(original, turned)
+        if self._keeps:
+            self._kept[name] = turned
+        return turned
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+class ChangedWeights(Mapping):
+    """A `weights_map` with weights that become sparse whenever they are read.
+
+    So a model on disk becomes sparse without a byte of its files being changed: its forward and `save_pretrained` see
+    the sparse weights. Changes wait packed: masks take one bit per weight of memory; where the saliency updates weights,
+    the kept ones are in memory too.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor]):
+        self._weights = weights
+        self.changes: dict[str, list[tuple[Projection, Change]]] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._weights[name]
+        changes = self.changes.get(name, ())
+        if changes:
+            tensor = tensor.clone()
+        for projection, change in changes:
+            change.apply_to(projection.view(tensor))
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def change_offloaded(projection: Projection, change: Change) -> None:
+    """Make an offloaded projection sparse whenever it is read from now on: see [`ChangedWeights`]."""
+    weights = accelerate.weights_map(projection.module)
+    if not isinstance(weights, ChangedWeights):
+        weights = ChangedWeights(weights)
+        accelerate.set_weights_map(projection.module, weights)
+    weights.changes.setdefault(projection.parameter, []).append((projection, change))

@@ -1,0 +1,197 @@
+"""Statistics of the inputs of projections, gathered by hooks while a block runs."""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from ..common.machine import full_precision
+
+
+class SquaredNorms:
+    """Sums over the tokens of every sequence of the squared input, feature by feature.
+
+    `value` has shape (sequences, in), in float32: sequences in the order they were seen. From it follow the
+    activation of one sequence, `sqrt(value[i])`, and that of a projection, [`activation`]. Keeping the sequences
+    apart makes the result independent of how they were batched.
+
+    Attributes:
+        tokens (`int`): number of inputs.
+    """
+
+    def __init__(self):
+        self.tokens = 0
+        self._parts: list[torch.Tensor] = []
+
+    @classmethod
+    def of(cls, value: torch.Tensor, tokens: int) -> "SquaredNorms":
+        """Return norms that were measured elsewhere: `value` of shape (sequences, in), over so many tokens."""
+        norms = cls()
+        norms.tokens, norms._parts = tokens, [value]
+        return norms
+
+    def update(self, inputs: torch.Tensor, sequences: int) -> None:
+        """Add a batch of inputs of shape (sequences, tokens, in), or flattened to (sequences * tokens, in)."""
+        inputs = inputs.reshape(sequences, -1, inputs.shape[-1])
+        self.tokens += inputs.shape[0] * inputs.shape[1]
+        self._parts.append(inputs.float().square().sum(dim=1))
+
+    def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
+        """Add the inputs of one sequence that an expert received.
+
+        Args:
+            inputs (`Tensor`, shape (n, in)): n may be 0.
+            rows (`Tensor` of int64, shape (n,)): their tokens' places in the sequence.
+            tokens (`int`): tokens in the sequence. The sum runs over all, the others counting as zero, so that it does
+                not depend on their number.
+        """
+        squares = inputs.new_zeros(tokens, inputs.shape[-1], dtype=torch.float32)
+        squares[rows] = inputs.float().square()
+        self.tokens += len(inputs)
+        self._parts.append(squares.sum(dim=0, keepdim=True))
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The squared norms, float32, shape (sequences, in)."""
+        if len(self._parts) > 1:
+            self._parts = [torch.cat(self._parts)]
+        return self._parts[0]
+
+
+class InputSums(SquaredNorms):
+    """Squared norms, and `sums`: the sum of the inputs over the tokens of every sequence, (sequences, in)."""
+
+    def __init__(self):
+        super().__init__()
+        self._sums: list[torch.Tensor] = []
+
+    def update(self, inputs: torch.Tensor, sequences: int) -> None:
+        super().update(inputs, sequences)
+        self._sums.append(inputs.reshape(sequences, -1, inputs.shape[-1]).float().sum(dim=1))
+
+    def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
+        super().update_routed(inputs, rows, tokens)
+        values = inputs.new_zeros(tokens, inputs.shape[-1], dtype=torch.float32)
+        values[rows] = inputs.float()
+        self._sums.append(values.sum(dim=0, keepdim=True))
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """The sums of the inputs over tokens, float32, shape (sequences, in)."""
+        return torch.cat(self._sums)
+
+
+class Hessian(SquaredNorms):
+    """Squared norms, and `hessian`: the sum of `x x^T` over all inputs x, float32, shape (in, in).
+
+    Sequences are added one after the other, so that the sum does not depend on how they were batched.
+
+    Attributes:
+        cross (`Tensor`, *optional*):
+            Sum of `x_dense x^T`, float32, shape (in, in), if [`Hessian.update_pair`] was given the dense model's inputs.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.hessian: torch.Tensor | None = None
+        self.cross: torch.Tensor | None = None
+
+    def update(self, inputs: torch.Tensor, sequences: int) -> None:
+        super().update(inputs, sequences)
+        for sequence in inputs.reshape(sequences, -1, inputs.shape[-1]).float():
+            self._add(sequence)
+
+    def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
+        super().update_routed(inputs, rows, tokens)
+        self._add(inputs.float())
+
+    def update_pair(self, inputs: torch.Tensor, dense: torch.Tensor, sequences: int) -> None:
+        """Add a batch of inputs, and the dense model's inputs in their place. Shapes: see [`SquaredNorms.update`]."""
+        self.update(inputs, sequences)
+        if self.cross is None:
+            self.cross = torch.zeros_like(self.hessian)
+        pairs = (part.reshape(sequences, -1, part.shape[-1]).float() for part in (inputs, dense))
+        with full_precision():
+            for own, other in zip(*pairs):
+                self.cross.addmm_(other.T, own)
+
+    def _add(self, inputs: torch.Tensor) -> None:
+        if self.hessian is None:
+            self.hessian = inputs.new_zeros(inputs.shape[-1], inputs.shape[-1])
+        with full_precision():
+            self.hessian.addmm_(inputs.T, inputs)
+
+
+def most_specific(first: type[SquaredNorms], second: type[SquaredNorms]) -> type[SquaredNorms]:
+    """Return the one of two statistics that includes the other. Raises `ValueError` if neither does."""
+    if issubclass(first, second):
+        return first
+    if issubclass(second, first):
+        return second
+    raise ValueError(f"No statistic includes both {first.__name__} and {second.__name__}.")
+
+
+Norms = Mapping[str, SquaredNorms]  # projection name -> squared norms of its input
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Return the widest floating-point type of a device: float64, but float32 on Apple's GPUs."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def activation(squared_norms: torch.Tensor) -> torch.Tensor:
+    """Return the activation of a projection: `a_j = sqrt(mean over sequences of sum over tokens of x_j^2)`.
+
+    Args:
+        squared_norms (`Tensor` of shape (sequences, in)): from [`SquaredNorms`].
+
+    Returns:
+        `Tensor`: float32, shape (in,), non-negative. The mean is taken in the widest type of the device.
+    """
+    return squared_norms.to(wide_dtype(squared_norms.device)).mean(dim=0).sqrt().float()
+
+
+@contextmanager
+def record_inputs(
+    modules: Mapping[str, nn.Module],
+    recorded: dict[str, SquaredNorms],
+    batch: tuple[int, int],
+    statistic=SquaredNorms,
+) -> Iterator[None]:
+    """Add the inputs of every module, for one batch, to a statistic of its own, while the context lasts.
+
+    Modules that receive the very same tensor (q, k and v; gate and up) share one statistic, computed once.
+
+    Args:
+        modules (`Mapping[str, nn.Module]`): name -> module. Its first positional input is watched.
+        recorded (`dict`):
+            name -> statistic, filled as the modules run. A module that never ran, or that did not receive every token
+            once, is missing.
+        batch (`tuple[int, int]`): sequences, and tokens in each.
+        statistic: class with `update(inputs, sequences)`, made once per distinct input.
+    """
+    seen: list[tuple[weakref.ref, int, SquaredNorms]] = []  # weak: a statistic must not keep activations alive
+
+    def hook(name: str):
+        def observe(_module, args):
+            inputs = args[0]
+            for reference, version, shared in seen:
+                if reference() is inputs and version == inputs._version:
+                    recorded[name] = shared
+                    return
+            if inputs.shape[:-1].numel() != batch[0] * batch[1]:
+                return  # only some of the tokens, and it is unknown which
+            own = recorded.setdefault(name, statistic())
+            own.update(inputs, batch[0])
+            seen.append((weakref.ref(inputs), inputs._version, own))
+
+        return observe
+
+    handles = [module.register_forward_pre_hook(hook(name)) for name, module in modules.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

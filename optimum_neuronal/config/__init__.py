@@ -1,0 +1,1 @@
+"""The config of a prune: its fields, its methods and its presets."""

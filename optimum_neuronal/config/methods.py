@@ -1,0 +1,86 @@
+"""The methods of a prune, and the rules for which of them go together."""
+
+from dataclasses import dataclass, replace
+
+from ..model.projections import Decoder
+from ..rotation.learning import Rotation
+from ..saliency import Saliency
+from ..saliency.masks import ColumnPattern
+from ..topup import TopUp
+
+
+RECONSTRUCT = ("dense", "block")
+
+
+@dataclass(frozen=True)
+class Methods:
+    """The methods of a prune: how weights are scored, where the sparsity goes, and which weights may fall together.
+
+    Args:
+        saliency ([`Saliency`]): scores the weights.
+        topup ([`TopUp`]): decides where the sparsity goes.
+        pattern ([`ColumnPattern`], *optional*): the N:M pattern. None: zeros may lie anywhere in a row.
+        rotation ([`Rotation`], *optional*): how the model is rotated before. None: it is not.
+        reconstruct (`str`, *optional*): outputs that weights are fitted to, of `RECONSTRUCT`. None: as the saliency says.
+    """
+
+    saliency: Saliency
+    topup: TopUp
+    pattern: ColumnPattern | None = None
+    reconstruct: str | None = None
+    rotation: Rotation | None = None
+
+    @property
+    def needs_dense_stream(self) -> bool:
+        """True if weights are fitted to the outputs of the dense model, whose stream then runs beside."""
+        saliency = self.saliency
+        return saliency.updates_weights and (self.reconstruct or saliency.reconstruct) == "dense"
+
+    @property
+    def needs_calibration(self) -> bool:
+        """True if saliency or top-up look at activations."""
+        return (
+            self.rotation is not None
+            or self.saliency.uses_activations
+            or self.topup.uses_calibration
+            or self.topup.refines
+        )
+
+    def suited_to(self, decoder: Decoder) -> "Methods":
+        """Return the methods that serve a model, see [`TopUp.suited_to`]. Raise `ValueError` if they cannot."""
+        self.topup.check(decoder)
+        return replace(self, topup=self.topup.suited_to(decoder))
+
+    def check_together(self, sparsity: float | None) -> None:
+        """Raise `ValueError` if saliency, top-up, pattern and sparsity do not go together.
+
+        Args:
+            sparsity (`float`, *optional*): share of the weights to prune, in [0, 1). None: not known yet, and no pattern's.
+        """
+        saliency, topup, pattern = self.saliency, self.topup, self.pattern
+        if not saliency.knows_rows and topup.by_row and not topup.rows_are_optional:
+            leaving = ", ".join(f"{name}={value!r}" for name, value in topup.without_rows.items())
+            advice = f"set {leaving} in topup_args" if leaving else "choose a top-up that leaves rows alone"
+            raise ValueError(
+                f"The saliency {saliency.name!r} updates all rows of a weight together, so rows cannot differ in "
+                f"sparsity as the top-up {topup.name!r} would have them: {advice}."
+            )
+        if saliency.updates_weights and topup.needs_fixed_weights:
+            raise ValueError(
+                f"The top-up {topup.name!r} decides which weights fall while the others stay, but the saliency "
+                f"{saliency.name!r} updates the others too: choose a saliency that leaves them, such as 'wanda'."
+            )
+        if self.reconstruct and not saliency.updates_weights:
+            raise ValueError(
+                f"reconstruct is {self.reconstruct!r}, but the saliency {saliency.name!r} leaves the weights that stay as "
+                "they are: choose one that updates them, such as 'alps', or leave reconstruct out."
+            )
+        if pattern is None:
+            return
+        if topup.decides:
+            raise ValueError(
+                f"The pattern {pattern} prunes the same share everywhere, so there is nothing for the top-up "
+                f"{topup.name!r} to decide: set topup='uniform'."
+            )
+        if abs(sparsity - pattern.sparsity) > 1e-6:
+            raise ValueError(f"The pattern {pattern} means sparsity={pattern.sparsity:g}, but it is {sparsity}.")

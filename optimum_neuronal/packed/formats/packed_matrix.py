@@ -1,0 +1,249 @@
+"""The base of all packed formats. A new one is a class of [`PackedMatrix`] in a file of this folder, and its kernels."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ...common.registry import Registry
+from ..change import Change
+
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that are computed with
+PREFIX = ".packed_"  # between a weight's name and a tensor's, in files
+MOST_DIMENSIONS = 8
+BLOCK = 2**22  # elements of a weight that are looked at together, so that temporaries stay small
+SCRATCH_ROWS = 1024  # unpacked at a time: so many that torch.mm is as fast as on all of them
+
+Header = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape of a tensor
+
+
+class PackedMatrix(Change):
+    """A weight of shape (..., in) whose elements are packed; all but the last dimension count rows.
+
+    Files store its tensors, modules hold them, and kernels compute with them as they are.
+
+    Attributes:
+        name (`str`): of the format, in files.
+        names (`tuple[str, ...]`): of its tensors, in the order of files and ops; those that may be missing come last.
+        optional (`tuple[str, ...]`): those.
+        derived (`tuple[str, ...]`): those that follow from the others, and are in no file.
+        fixed (`Mapping[str, dtype]`): floating tensors that keep their dtype when a model is converted to another.
+    """
+
+    name: ClassVar[str]  # set by the decorator
+    names: ClassVar[tuple[str, ...]]
+    optional: ClassVar[tuple[str, ...]] = ()
+    derived: ClassVar[tuple[str, ...]] = ()
+    fixed: ClassVar[Mapping[str, torch.dtype]] = {}
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    @abstractmethod
+    def of_tensors(
+        cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
+    ) -> "PackedMatrix":
+        """Return the weight of these tensors, by `names`. Nothing is checked; what is derived may be missing."""
+
+    @classmethod
+    @abstractmethod
+    def check_headers(cls, shape: Sequence[int], dtype: torch.dtype, headers: Mapping[str, Header]) -> None:
+        """Raise `ValueError` unless tensors with these headers can be those of a weight, before any of them is read."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise `ValueError` if the tensors disagree, or hold what no weight has: kernels believe what they say."""
+
+    @abstractmethod
+    def unpack(self) -> torch.Tensor:
+        """Return the dense weight, of its shape and dtype, on the device of its tensors."""
+
+    @abstractmethod
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return `x @ W.T + bias`, W of shape (rows, in).
+
+        Args:
+            x (`Tensor`): shape (count, in), contiguous, of the weight's dtype, on its device.
+            bias (`Tensor`, *optional*): shape (rows,), of the same dtype.
+        """
+
+    @abstractmethod
+    def rows(self, first: int, last: int) -> "PackedMatrix":
+        """Return the rows from `first` on, up to `last`, as a matrix; shared where the format allows."""
+
+    def window(self, first: int, last: int) -> "PackedMatrix":
+        """Return rows to compute with alone, as cheaply as can be: they may share more than they need."""
+        return self.rows(first, last)
+
+    def columns(self, first: int, last: int) -> "PackedMatrix | None":
+        """Return the columns from `first` up to `last` as a matrix. None: the format cannot cut them without unpacking."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def joined(cls, parts: Sequence["PackedMatrix"]) -> "PackedMatrix":
+        """Return the rows of all parts, one after the other, as a matrix."""
+
+    @abstractmethod
+    def joins(self, other: "PackedMatrix") -> bool:
+        """Return True if rows of another weight can follow these."""
+
+    @abstractmethod
+    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "PackedMatrix":
+        """Return this weight on another device, or of another dtype. None: as it is."""
+
+    @property
+    @abstractmethod
+    def kept(self) -> int:
+        """The number of elements that are kept."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return what is particular about it, for the `repr` of its module: `"sparsity=0.7000"`."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return its tensors by name."""
+        found = {name: getattr(self, name) for name in self.names}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def parts(self, name: str) -> dict[str, torch.Tensor]:
+        """Return the tensors as a file stores them under a weight's name."""
+        stored = {key: tensor for key, tensor in self.tensors().items() if key not in self.derived}
+        return {name + PREFIX + key: tensor for key, tensor in stored.items()}
+
+    @classmethod
+    def of_parts(
+        cls, tensors: Mapping[str, torch.Tensor], name: str, shape: Sequence[int], dtype: torch.dtype
+    ) -> "PackedMatrix":
+        """Return the weight of what [`PackedMatrix.parts`] gave under a name."""
+        found = {key: tensors[name + PREFIX + key] for key in cls.names if name + PREFIX + key in tensors}
+        return cls.of_tensors(found, shape, dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """On which all tensors lie."""
+        return getattr(self, self.names[0]).device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all tensors take together."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    @property
+    def row_count(self) -> int:
+        """Rows of the matrix."""
+        return math.prod(self.shape[:-1])
+
+    def apply_to(self, weight: torch.Tensor) -> None:
+        weight.copy_(self.applied(weight))
+
+    def applied(self, weight: torch.Tensor) -> torch.Tensor:
+        return self.to(weight.device, weight.dtype).unpack()
+
+
+FORMATS: Registry[PackedMatrix] = Registry("packed format", __package__, PackedMatrix)
+register_format = FORMATS.register
+
+
+def check_shape(shape: Any, dtype: Any) -> None:
+    """Raise `ValueError` unless a packed weight can have this shape, a sequence, and dtype, None if it is not known."""
+    whole = isinstance(shape, (list, tuple)) and all(type(size) is int and size > 0 for size in shape)
+    if not whole or not 2 <= len(shape) <= MOST_DIMENSIONS:
+        raise ValueError(f"its shape is {shape!r}: expected a list of 2 to {MOST_DIMENSIONS} whole numbers above 0")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"its dtype is {dtype}: expected a floating one")
+
+
+def check_tensors(
+    headers: Mapping[str, Header], expected: Mapping[str, Header], shape: Sequence[int], what: str = "a weight"
+) -> None:
+    """Raise `ValueError` unless tensors have the expected dtypes and shapes.
+
+    Args:
+        headers (`Mapping`): by name.
+        expected (`Mapping`): of some or all of them.
+        shape (`Sequence[int]`), what (`str`): of the weight, and what it is, for the message.
+    """
+    for name, (dtype, sizes) in expected.items():
+        found = headers.get(name)
+        if found is None:
+            raise ValueError(f"it has no {name}: expected {dtype} and {list(sizes)} for {what} of shape {list(shape)}")
+        if (found[0], tuple(found[1])) != (dtype, tuple(sizes)):
+            raise ValueError(
+                f"its {name} have dtype {found[0]} and shape {list(found[1])}: expected {dtype} and {list(sizes)} for "
+                f"{what} of shape {list(shape)}"
+            )
+
+
+def check_places(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise `ValueError` unless tensors are contiguous, on one device."""
+    name, first = next(iter(tensors.items()))
+    for other, tensor in tensors.items():
+        if tensor.device != first.device:
+            raise ValueError(f"its {other} lie on {tensor.device}, but its {name} on {first.device}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"its {other} are not contiguous")
+
+
+def headers_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Header]:
+    """Return dtypes and shapes of tensors."""
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+def swapped(shape: Sequence[int], transposed: bool) -> tuple[int, ...]:
+    """Return a shape with its last two sizes swapped, if `transposed`."""
+    return (*shape[:-2], shape[-1], shape[-2]) if transposed else tuple(shape)
+
+
+def row_blocks(rows: int, columns: int, elements: int = BLOCK) -> Iterator[slice]:
+    """Yield slices of rows that hold about `elements` elements each; all but the last a multiple of 8 rows."""
+    step = max(8, elements // max(1, columns) // 8 * 8)
+    for start in range(0, rows, step):
+        yield slice(start, min(rows, start + step))
+
+
+def multiply_by_blocks(
+    x: torch.Tensor,
+    rows: int,
+    bias: torch.Tensor | None,
+    unpack: Callable[[slice, torch.Tensor], None],
+    scratch_rows: int = SCRATCH_ROWS,
+) -> torch.Tensor:
+    """Return `x @ W.T + bias`, W unpacked some rows at a time into scratch memory.
+
+    Args:
+        x (`Tensor`): shape (count, columns), contiguous.
+        rows (`int`): of W.
+        bias (`Tensor`, *optional*): shape (rows,).
+        unpack (`Callable`): unpacks a slice of rows into a tensor of shape (those, columns), of the dtype of x.
+        scratch_rows (`int`): rows that are unpacked at a time, about.
+    """
+    columns = x.shape[1]
+    y, scratch, wide = x.new_empty(len(x), rows), None, None
+    widened = x.float() if multiplies_faster_wide(x) else x
+    bias = None if bias is None else bias.to(widened.dtype)
+    for block in row_blocks(rows, columns, scratch_rows * columns):
+        count = block.stop - block.start
+        scratch = x.new_empty(count, columns) if scratch is None else scratch[:count]
+        unpack(block, scratch)
+        if widened is x:
+            weight, out = scratch, y[:, block]
+        else:
+            wide = scratch.float() if wide is None else wide[:count].copy_(scratch)
+            weight, out = wide, widened.new_empty(len(x), count)
+        if bias is None:
+            torch.mm(widened, weight.t(), out=out)
+        else:
+            torch.addmm(bias[block], widened, weight.t(), out=out)
+        if widened is not x:
+            y[:, block] = out
+    return y
+
+
+def multiplies_faster_wide(x: torch.Tensor) -> bool:
+    """Return True if torch multiplies float32 faster than the dtype of x: four times with AVX2, which has no bfloat16."""
+    return x.device.type == "cpu" and x.dtype != torch.float32 and torch.backends.cpu.get_cpu_capability() == "AVX2"

@@ -1,0 +1,289 @@
+"""Quantised weights: dense matrices of 2 to 8 bits, with a scale for each row and perhaps a step for each column.
+
+Codes of 2 to 7 bits stand for odd levels, -(2**bits - 1) to 2**bits - 1: with a zero, one side would have a level less.
+Codes of 8 bits are their levels, -127 to 127.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from ...native.library import DTYPES, MAX_ROWS, Kernel, find_kernel, warn_without_kernel
+from .bit_planes import BLOCK_ROWS, chunk_rows, decode_planes, decode_rows, encode_planes
+from .packed_matrix import Header, PackedMatrix, check_places, headers_of, multiply_by_blocks, register_format
+from .quantized_checks import (
+    BYTE_BITS,
+    bits_of_codes,
+    check_bits,
+    check_contents,
+    check_dense,
+    check_headers,
+    codes_header,
+    largest_level,
+)
+
+
+CODES, SCALES, STEPS = ".packed_codes", ".packed_scales", ".packed_steps"  # what follows a weight's name in a file
+MAX_FUSED_ROWS = 16  # of x that the kernels multiply with codes; more are multiplied with unpacked rows
+UNPACKED_ROWS = 16 * BLOCK_ROWS  # of a weight at a time, beside many rows of x
+
+
+@register_format("quantized")
+@dataclass(frozen=True)
+class QuantizedWeight(PackedMatrix):
+    """A dense weight of few bits. As a change, it takes the place of another weight.
+
+    An element is `scale of its row * step of its column * level`, computed in float32 and rounded once, to `dtype`. The
+    level is `2 * code - (2**bits - 1)`, or with 8 bits the code. All tensors are contiguous and lie on one device.
+
+    Args:
+        codes (`Tensor`): with 2 to 7 bits uint8, shape (ceil(rows / 64), ceil(columns / 4), bits, 32), see
+            `bit_planes`; with 8 bits int8, shape (rows, columns), -127 to 127.
+        scales (`Tensor`): bfloat16, shape (rows,), at least 0.
+        steps (`Tensor`, *optional*): bfloat16, shape (columns,), above 0. None: all are 1.
+        bits (`int`): of a code, 2 to 8.
+        shape (`tuple[int, ...]`): (rows, columns), or more dimensions, of which all but the last count rows.
+        dtype (`torch.dtype`): of the dense weight: float16, bfloat16 or float32.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("codes", "scales", "steps")
+    optional: ClassVar[tuple[str, ...]] = ("steps",)
+    fixed: ClassVar[Mapping[str, torch.dtype]] = {"scales": torch.bfloat16, "steps": torch.bfloat16}
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    steps: torch.Tensor | None
+    bits: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def encode(
+        cls,
+        codes: torch.Tensor,
+        bits: int,
+        scales: torch.Tensor,
+        steps: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> "QuantizedWeight":
+        """Return the weight of these codes.
+
+        Args:
+            codes (`Tensor`): uint8, below 2**bits; with 8 bits int8. Shape (..., columns).
+            bits (`int`), scales (`Tensor`), steps (`Tensor`, *optional*), dtype (`torch.dtype`): see the class.
+        """
+        check_bits(bits)
+        expected = torch.int8 if bits == BYTE_BITS else torch.uint8
+        if codes.dtype != expected or codes.ndim < 2:
+            raise ValueError(
+                f"the codes are {codes.dtype} of shape {list(codes.shape)}: expected {expected} and (..., columns) "
+                f"for {bits} bits"
+            )
+        rows = codes.reshape(-1, codes.shape[-1]).contiguous()
+        held = rows if bits == BYTE_BITS else encode_planes(rows, bits)
+        steps = None if steps is None else steps.contiguous()
+        return cls(held, scales.contiguous(), steps, bits, tuple(codes.shape), dtype)
+
+    @classmethod
+    def nearest(cls, weight: torch.Tensor, bits: int = 8) -> "QuantizedWeight":
+        """Round a weight to the nearest levels. The largest magnitude of a row becomes the largest level.
+
+        Args:
+            weight (`Tensor`): shape (..., columns), finite; float16, bfloat16 or float32.
+            bits (`int`): of a code, 2 to 8.
+
+        Raises:
+            `ValueError`: the weight has fewer than two dimensions, another dtype, or numbers that are not finite.
+        """
+        check_dense(weight)
+        check_bits(bits)
+        rows = weight.detach().reshape(-1, weight.shape[-1])
+        found = [_nearest_rows(rows[part], bits) for part in chunk_rows(*rows.shape)]
+        codes, scales = (torch.cat(parts) for parts in zip(*found))
+        return cls.encode(codes.view(weight.shape), bits, scales, None, weight.dtype)
+
+    @classmethod
+    def of_tensors(
+        cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
+    ) -> "QuantizedWeight":
+        bits = bits_of_codes((tensors["codes"].dtype, tuple(tensors["codes"].shape)))
+        return cls(tensors["codes"], tensors["scales"], tensors.get("steps"), bits, tuple(shape), dtype)
+
+    @classmethod
+    def check_headers(cls, shape: Sequence[int], dtype: torch.dtype, headers: Mapping[str, Header]) -> None:
+        check_headers(shape, bits_of_codes(headers["codes"]), dtype, headers)
+
+    @property
+    def kept(self) -> int:
+        return math.prod(self.shape)
+
+    def describe(self) -> str:
+        return f"bits={self.bits}"
+
+    def check(self) -> None:
+        """Raise `ValueError` unless codes, scales and steps can be those of one weight."""
+        self.check_headers(self.shape, self.dtype, headers_of(self.tensors()))
+        check_places(self.tensors())
+        check_contents(self.codes, self.scales, self.steps, self.bits, self.shape, self.dtype)
+
+    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "QuantizedWeight":
+        """Return this weight on another device or of another dtype. Codes, scales and steps keep their bits."""
+        codes, scales = self.codes.to(device=device), self.scales.to(device=device)
+        steps = None if self.steps is None else self.steps.to(device=device)
+        return replace(self, codes=codes, scales=scales, steps=steps, dtype=dtype or self.dtype)
+
+    def unpack(self) -> torch.Tensor:
+        rows, columns = len(self.scales), self.shape[-1]
+        dense = torch.empty(rows, columns, dtype=self.dtype, device=self.device)
+        self._fill(slice(0, rows), dense)
+        return dense.view(self.shape)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return `x @ W.T + bias`, W of shape (rows, columns).
+
+        On a CPU the kernels multiply up to `MAX_FUSED_ROWS` rows of x with codes. They round x to whole numbers: with
+        codes of 8 bits a part in a hundred of the result is lost, with fewer bits a part in a thousand. In all other
+        cases W is unpacked, some rows at a time.
+
+        Args:
+            x (`Tensor`): shape (count, columns), floating, contiguous, on the device of the codes.
+            bias (`Tensor`, *optional*): shape (rows,), of the dtype of x, contiguous.
+
+        Returns:
+            `Tensor`: shape (count, rows), of the dtype of x.
+        """
+        kernel, rows = self._kernel(x.dtype), len(self.scales)
+        if kernel is None or len(x) > MAX_FUSED_ROWS:
+            if kernel is None and x.device.type == "cpu":
+                warn_without_kernel()
+            return multiply_by_blocks(x, rows, bias, self._fill, UNPACKED_ROWS)
+        y = x.new_empty(len(x), rows)
+        for first in range(0, len(x), MAX_ROWS):
+            part, to = (x, y) if len(x) <= MAX_ROWS else (x[first : first + MAX_ROWS], y[first : first + MAX_ROWS])
+            kernel.quantized_linear(part, self.codes, self.bits, self.scales, self.steps, bias, to)
+        return y
+
+    def look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return some rows, without unpacking others: shape (*ids.shape, columns), of the weight's dtype."""
+        flat = ids.reshape(-1)
+        return self._elements(flat, self.scales.index_select(0, flat)).to(self.dtype).view(*ids.shape, self.shape[-1])
+
+    def rows(self, first: int, last: int) -> "QuantizedWeight":
+        """Return the rows from `first` up to `last`, shape (last - first, columns).
+
+        They are shared with this weight if codes have 8 bits, or if `first` and `last` are multiples of 64 or the end.
+        """
+        if self.bits == BYTE_BITS:
+            codes = self.codes[first:last]
+        elif first % BLOCK_ROWS == 0 and (last % BLOCK_ROWS == 0 or last == len(self.scales)):
+            codes = self.codes[first // BLOCK_ROWS : -(-last // BLOCK_ROWS)]
+        else:
+            some = torch.arange(first, last, device=self.codes.device)
+            codes = encode_planes(decode_rows(self.codes, some, self.shape[-1]), self.bits)
+        return replace(self, codes=codes, scales=self.scales[first:last], shape=(last - first, self.shape[-1]))
+
+    def columns(self, first: int, last: int) -> "QuantizedWeight | None":
+        """Return the columns from `first` up to `last`, shape (rows, last - first), copied; None if codes cannot be cut there.
+
+        With fewer than 8 bits `first` has to be a multiple of 4, and `last` too, or the end.
+        """
+        if self.bits == BYTE_BITS:
+            codes = self.codes[:, first:last]
+        elif first % 4 == 0 and (last % 4 == 0 or last == self.shape[-1]):
+            codes = self.codes[:, first // 4 : -(-last // 4)]
+        else:
+            return None
+        steps = None if self.steps is None else self.steps[first:last].contiguous()
+        return replace(self, codes=codes.contiguous(), steps=steps, shape=(*self.shape[:-1], last - first))
+
+    @classmethod
+    def joined(cls, parts: Sequence["QuantizedWeight"]) -> "QuantizedWeight":
+        """Return the rows of all parts, one after the other, as a matrix. A single part is shared, several are copied.
+
+        Raises:
+            `ValueError`: they differ in bits, columns, dtype or steps.
+        """
+        first = parts[0]
+        for part in parts[1:]:
+            if not first.joins(part):
+                raise ValueError(
+                    f"a weight of {part.bits} bits, {part.shape[-1]} columns and {part.dtype} cannot follow one of "
+                    f"{first.bits} bits, {first.shape[-1]} columns and {first.dtype}: expected the same, "
+                    "with equal steps"
+                )
+        rows, columns = [len(part.scales) for part in parts], first.shape[-1]
+        if len(parts) == 1:
+            codes = first.codes
+        elif first.bits == BYTE_BITS or all(count % BLOCK_ROWS == 0 for count in rows[:-1]):
+            codes = torch.cat([part.codes for part in parts])
+        else:
+            decoded = [decode_planes(part.codes, count, columns) for part, count in zip(parts, rows)]
+            codes = encode_planes(torch.cat(decoded), first.bits)
+        scales = torch.cat([part.scales for part in parts]) if len(parts) > 1 else first.scales
+        return replace(first, codes=codes, scales=scales, shape=(sum(rows), columns))
+
+    def joins(self, other: "QuantizedWeight") -> bool:
+        """Return whether rows of another weight can follow these: bits, columns, dtype, device and steps are equal."""
+        mine = (self.bits, self.shape[-1], self.dtype, self.codes.device, self.steps is None)
+        theirs = (other.bits, other.shape[-1], other.dtype, other.codes.device, other.steps is None)
+        return mine == theirs and (self.steps is None or torch.equal(self.steps, other.steps))
+
+    def error(self, weight: torch.Tensor) -> float:
+        """Return the squared error as a share of the sum of squares of a dense weight of this shape; 0 where all are 0."""
+        total = lost = 0.0
+        dense = weight.detach().reshape(-1, self.shape[-1])
+        for part in chunk_rows(*dense.shape):
+            values = dense[part].float()
+            rounded = self.rows(part.start, part.stop).to(dense.device).unpack().float()
+            total += values.square().sum(dtype=torch.float64).item()
+            lost += (rounded - values).square().sum(dtype=torch.float64).item()
+        return lost / total if total else 0.0
+
+    def _kernel(self, dtype: torch.dtype) -> Kernel | None:
+        """Return the kernels that compute with these codes in a dtype; None for torch."""
+        if self.codes.device.type != "cpu" or dtype not in DTYPES:
+            return None
+        return find_kernel()
+
+    def _fill(self, rows: slice, dense: torch.Tensor) -> None:
+        """Unpack rows, from a multiple of 64 on, into a contiguous tensor of shape (those, columns) and any dtype."""
+        kernel = self._kernel(dense.dtype)
+        if kernel is not None:
+            part = self.codes[rows] if self.bits == BYTE_BITS else self.codes[rows.start // BLOCK_ROWS :]
+            kernel.unpack_quantized(part, self.bits, self.scales[rows], self.steps, dense)
+            return
+        for chunk in chunk_rows(len(dense), self.shape[-1]):
+            some = torch.arange(rows.start + chunk.start, rows.start + chunk.stop, device=self.codes.device)
+            dense[chunk] = self._elements(some, self.scales[some]).to(dense.dtype)
+
+    def _elements(self, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """Return the elements of some rows in float32, by the rows' numbers, shape (count,), and their scales."""
+        if self.bits == BYTE_BITS:
+            levels = self.codes.index_select(0, rows).float()
+        else:
+            levels = 2 * decode_rows(self.codes, rows, self.shape[-1]).float() - largest_level(self.bits)
+        factors = scales.float()[:, None] if self.steps is None else scales.float()[:, None] * self.steps.float()
+        return (levels * factors).add_(0.0)  # no -0.0 where a scale is 0
+
+
+def quantized_bytes(shape: Sequence[int], bits: int, steps: bool = False) -> int:
+    """Return the bytes that a quantised weight takes: codes, scales, and steps if it has some."""
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    return math.prod(codes_header(rows, columns, bits)[1]) + 2 * rows + (2 * columns if steps else 0)
+
+
+def _nearest_rows(rows: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes and scales of some rows; the scale of a row of zeros is 0."""
+    wide, largest = rows.float(), largest_level(bits)
+    most = wide.abs().amax(1)
+    scales = (most / largest).clamp(min=torch.finfo(torch.bfloat16).tiny).bfloat16()
+    too_large = scales.double() * largest > torch.finfo(rows.dtype).max  # rounded up; the next number below is not
+    scales = (scales.view(torch.int16) - too_large.to(torch.int16)).view(torch.bfloat16)
+    levels = wide / scales.float()[:, None]
+    scales = scales.masked_fill(most == 0, 0)
+    if bits == BYTE_BITS:
+        return levels.round_().clamp_(-largest, largest).to(torch.int8), scales
+    return levels.add_(largest).div_(2).round_().clamp_(0, largest).to(torch.uint8), scales

@@ -1,0 +1,255 @@
+"""Sparse weights: a bitmask of the elements that are kept, and these, row by row.
+
+Kept is what has any bit set, so -0.0 and NaN survive and a weight comes back bit-equal.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ...native.library import MAX_ROWS, find_kernel, warn_without_kernel
+from .packed_mask import INTEGERS, PackedMask
+from .packed_matrix import (
+    BLOCK,
+    DTYPES,
+    Header,
+    PackedMatrix,
+    check_places,
+    check_shape,
+    check_tensors,
+    headers_of,
+    multiply_by_blocks,
+    register_format,
+    row_blocks,
+)
+
+
+ALIGNMENT = 64  # elements whose bits are a word
+# Rows of x up to which a fused kernel is faster than unpacking and torch.mm, by benchmarks/packed_kernels.py.
+MAX_FUSED_ROWS = 8
+MAX_FUSED_ROWS_BY_KERNEL = {"avx512_bf16": 16}
+
+
+@register_format("sparse")
+@dataclass(frozen=True)
+class SparseWeight(PackedMatrix):
+    """A sparse weight.
+
+    Args:
+        bits (`Tensor`): uint8, shape (rows, stride), stride = 8 * ceil(in / 64). Element j of a row is bit j % 8, from
+            the lowest, of byte j // 8; 1 where kept, 0 behind `in`.
+        values (`Tensor`): the kept values, row by row, shape (kept,), of the weight's dtype.
+        offsets (`Tensor`): int64, shape (rows + 1,), rising from 0 to kept: where in `values` every row begins.
+        shape (`tuple[int, ...]`): (..., in).
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("bits", "values", "offsets")
+    derived: ClassVar[tuple[str, ...]] = ("offsets",)
+
+    bits: torch.Tensor
+    values: torch.Tensor
+    offsets: torch.Tensor
+    shape: tuple[int, ...]
+
+    @classmethod
+    def pack(cls, weight: torch.Tensor) -> "SparseWeight":
+        """Pack a weight of at least two dimensions and any floating dtype, on its device."""
+        weight = weight.detach()
+        columns, stride = weight.shape[-1], row_stride(weight.shape[-1])
+        matrix = weight.reshape(math.prod(weight.shape[:-1]), columns).contiguous()
+        numbers = matrix.view(INTEGERS[weight.element_size()])
+        bits = torch.empty(len(matrix), stride, dtype=torch.uint8, device=weight.device)
+        values = []
+        for block in row_blocks(len(matrix), columns):
+            part = numbers[block]
+            kept = part != 0
+            padded = torch.nn.functional.pad(kept, (0, 8 * stride - columns))
+            bits[block] = PackedMask.pack(padded).bits.view(len(part), stride)
+            values.append(_taken(part, kept))
+        found = torch.cat(values) if values else numbers.new_empty(0)
+        return cls.of_tensors({"bits": bits, "values": found.view(weight.dtype)}, weight.shape, weight.dtype)
+
+    @classmethod
+    def of_tensors(
+        cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
+    ) -> "SparseWeight":
+        bits, offsets = tensors["bits"], tensors.get("offsets")
+        if offsets is None:
+            offsets = torch.nn.functional.pad(_row_counts(bits).cumsum(0), (1, 0))
+        return cls(bits, tensors["values"], offsets, tuple(shape))
+
+    @classmethod
+    def check_headers(cls, shape: Sequence[int], dtype: torch.dtype, headers: Mapping[str, Header]) -> None:
+        check_shape(shape, dtype)
+        rows, columns = math.prod(shape[:-1]), shape[-1]
+        kept = headers["values"][1] or (0,)
+        expected = {"bits": (torch.uint8, (rows, row_stride(columns))), "values": (dtype, kept[:1])}
+        if "offsets" in headers:
+            expected["offsets"] = (torch.int64, (rows + 1,))
+        check_tensors(headers, expected, shape)
+        if kept[0] > rows * columns:
+            raise ValueError(f"it has {kept[0]} values: expected at most {rows * columns} for shape {list(shape)}")
+
+    def check(self) -> None:
+        tensors, rows, columns = self.tensors(), self.row_count, self.shape[-1]
+        self.check_headers(self.shape, self.dtype, headers_of(tensors))
+        check_places(tensors)
+        if rows and _has_bits_behind(self.bits, columns):
+            raise ValueError(f"its bitmask has bits set behind a row's {columns} elements")
+        first, last = int(self.offsets[0]), int(self.offsets[-1])
+        if (first, last) != (0, len(self.values)):
+            raise ValueError(f"its bitmask keeps {last - first} values, but {len(self.values)} are stored")
+        wrong = torch.nonzero(self.offsets.diff() != _row_counts(self.bits))
+        if len(wrong):
+            row = int(wrong[0])
+            raise ValueError(
+                f"its offsets go from {int(self.offsets[row])} to {int(self.offsets[row + 1])} in row {row}, of which its "
+                "bitmask keeps another number of values"
+            )
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """Of the weight."""
+        return self.values.dtype
+
+    @property
+    def kept(self) -> int:
+        return len(self.values)
+
+    def describe(self) -> str:
+        return f"sparsity={1 - self.kept / max(1, math.prod(self.shape)):.4f}"
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """The mask, True where an element is kept: boolean, of the weight's shape."""
+        return unpack_bits(self.bits, self.shape[-1]).view(self.shape)
+
+    def unpack(self) -> torch.Tensor:
+        columns = self.shape[-1]
+        dense = self.values.new_empty(self.row_count, columns)
+        for block in row_blocks(len(dense), columns) if dense.numel() else ():
+            self._fill(block, dense[block])
+        return dense.view(self.shape)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Sums are taken in float32, in a fixed order."""
+        kernel = find_kernel() if x.device.type == "cpu" else None
+        most = 0 if kernel is None else MAX_FUSED_ROWS_BY_KERNEL.get(kernel.name, MAX_FUSED_ROWS)
+        if kernel is None or len(x) > most:
+            if kernel is None and x.device.type == "cpu":
+                warn_without_kernel()
+            # Without kernels few rows at a time, which stay in a cache between being unpacked and being multiplied.
+            return multiply_by_blocks(
+                x, self.row_count, bias, self._fill, *([] if kernel else [2**20 // max(1, x.shape[1])])
+            )
+        if len(x) <= MAX_ROWS:
+            return kernel.linear(x, self.bits, self.values, self.offsets, bias)
+        return torch.cat([self.linear(part, bias) for part in x.split(MAX_ROWS)])
+
+    def _fill(self, block: slice, dense: torch.Tensor) -> None:
+        """Unpack a slice of rows into `dense`, of shape (those, in)."""
+        offsets = self.offsets[block.start : block.stop + 1]
+        kernel = find_kernel() if dense.device.type == "cpu" and self.dtype in DTYPES else None
+        if kernel is not None:
+            kernel.unpack(self.bits[block], self.values, offsets, dense)
+            return
+        integers = INTEGERS[dense.element_size()]  # moved as numbers: no bit of a NaN is touched
+        source, target = self.values.view(integers), dense.view(integers)
+        kept = unpack_bits(self.bits[block], dense.shape[1])
+        if not len(source):
+            target.zero_()
+        elif dense.device.type == "cpu":
+            target.zero_().masked_scatter_(kept, source[int(offsets[0]) :])
+        else:  # fetches no number from the device, as a slice of `source` would, which waits for all it has still to do
+            places = kept.cumsum(1).add_(offsets[:-1, None] - 1).clamp_(min=0, max=len(source) - 1)
+            target.copy_(source[places].masked_fill_(~kept, 0))
+
+    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "SparseWeight":
+        values = self.values.to(device=device, dtype=dtype)
+        return replace(self, bits=self.bits.to(device=device), values=values, offsets=self.offsets.to(device=device))
+
+    def window(self, first: int, last: int) -> "SparseWeight":
+        """Return some rows beside all values: offsets are not looked at, which a device would have to be waited for."""
+        return replace(
+            self,
+            bits=self.bits[first:last],
+            offsets=self.offsets[first : last + 1],
+            shape=(last - first, self.shape[-1]),
+        )
+
+    def rows(self, first: int, last: int) -> "SparseWeight":
+        part = self.window(first, last)
+        start, stop = int(part.offsets[0]), int(part.offsets[-1])
+        return replace(part, values=self.values[start:stop], offsets=part.offsets - start)
+
+    def joins(self, other: "SparseWeight") -> bool:
+        return (self.shape[-1], self.dtype, self.device) == (other.shape[-1], other.dtype, other.device)
+
+    @classmethod
+    def joined(cls, parts: Sequence["SparseWeight"]) -> "SparseWeight":
+        if len(parts) == 1:
+            return parts[0]
+        bits, values = torch.cat([part.bits for part in parts]), torch.cat([part.values for part in parts])
+        return cls.of_tensors({"bits": bits, "values": values}, (len(bits), parts[0].shape[-1]), values.dtype)
+
+
+def sparse_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
+    """Return the bytes that a sparse weight takes in a file: a bit for each element, rows rounded up to words, and values."""
+    return math.prod(shape[:-1]) * row_stride(shape[-1]) + kept * itemsize
+
+
+def sparse_bytes_in_memory(shape: Sequence[int], kept: int, itemsize: int) -> int:
+    """Return the bytes that it takes to compute with: an offset of 8 bytes for each row, and one more, beside these."""
+    return sparse_bytes(shape, kept, itemsize) + 8 * (math.prod(shape[:-1]) + 1)
+
+
+def row_stride(columns: int) -> int:
+    """Return the bytes of the bits of a row of so many elements, rounded up to whole words."""
+    return 8 * -(-columns // ALIGNMENT)
+
+
+def count_kept(weight: torch.Tensor) -> int:
+    """Return how many elements have any bit set."""
+    numbers = weight.detach().contiguous().view(-1).view(INTEGERS[weight.element_size()])
+    return sum(int(torch.count_nonzero(part)) for part in numbers.split(BLOCK))
+
+
+def unpack_bits(bits: torch.Tensor, columns: int) -> torch.Tensor:
+    """Return rows of bits, uint8, shape (rows, stride), as booleans of shape (rows, columns), True where kept."""
+    return PackedMask(bits.reshape(-1), (len(bits), 8 * bits.shape[1])).unpack()[:, :columns]
+
+
+def _taken(numbers: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    if numbers.device.type == "cpu":  # numpy takes a third of torch's time
+        return torch.from_numpy(numbers.numpy().reshape(-1)[np.flatnonzero(kept.numpy())])
+    return numbers[kept]
+
+
+def _row_counts(bits: torch.Tensor) -> torch.Tensor:
+    """Return how many bits are set in every row of whole words: int64, shape (rows,)."""
+    if bits.device.type == "cpu":
+        counts = np.bitwise_count(bits.contiguous().numpy().view(np.uint64))
+        return torch.from_numpy(counts.sum(1, dtype=np.int64))
+    table = _bit_counts(bits.device)
+    counts = torch.zeros(len(bits), dtype=torch.int64, device=bits.device)
+    for block in row_blocks(len(bits), bits.shape[1]):
+        part = bits[block]
+        counts[block] = table.index_select(0, part.reshape(-1).int()).view(part.shape).sum(dim=1)
+    return counts
+
+
+def _bit_counts(device: torch.device) -> torch.Tensor:
+    """Return of every byte how many of its bits are set, uint8."""
+    table = torch.arange(256, device=device)
+    return sum((table >> position) & 1 for position in range(8)).to(torch.uint8)
+
+
+def _has_bits_behind(bits: torch.Tensor, columns: int) -> bool:
+    whole, rest = divmod(columns, 8)
+    if rest and bool((bits[:, whole] >> rest).any()):
+        return True
+    return bool(bits[:, whole + bool(rest) :].any())

@@ -1,4 +1,0 @@
-"""Processes, devices, numerical precision, memory and notes to users.
-
-This room imports no other room.
-"""

@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from optimum_neuronal.blocks.block_inputs import capture_inputs, inference
+from optimum_neuronal.blocks.replay import replay
+from optimum_neuronal.model.find_blocks import find_decoder
+
+
+CPU = torch.device("cpu")
+
+
+def block_outputs(model, decoder, ids):
+    outputs = []
+    handles = [
+        block.module.register_forward_hook(lambda m, a, out: outputs.append(out[0] if isinstance(out, tuple) else out))
+        for block in decoder.blocks
+    ]
+    model(ids, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return outputs
+
+
+def test_replay_is_bit_equal_to_the_models_forward_and_leaves_nothing_behind(any_model, ids):
+    before = {name: set(module.__dict__) for name, module in any_model.named_modules()}
+    for batch_size in [1, 5]:
+        with inference(any_model):
+            decoder = find_decoder(any_model)
+            inputs = capture_inputs(decoder, ids, batch_size, CPU)
+            assert [len(hidden) for hidden in inputs.hidden] == [len(part) for part in ids.split(batch_size)]
+            expected = [block_outputs(any_model, decoder, batch) for batch in ids.split(batch_size)]
+            hidden = inputs.hidden
+            for index, (block, calls) in enumerate(zip(decoder.blocks, inputs.calls)):
+                _, recorded = replay(block, hidden, calls)
+                hidden, _ = replay(block, hidden, calls, record=None)
+                assert all(torch.equal(ours, batch[index]) for ours, batch in zip(hidden, expected))
+                assert set(recorded) - {experts.name for experts in block.experts} == set(block.projections)
+            last = decoder.module(ids[:batch_size], use_cache=False).last_hidden_state
+            assert torch.equal(inputs.final_norm(hidden[0]), last), "the final norm is found"
+    for name, module in any_model.named_modules():
+        assert not module._forward_pre_hooks and not module._forward_hooks
+        assert set(module.__dict__) == before[name] and "forward" not in module.__dict__
+
+
+def test_a_failure_restores_the_blocks(llama, ids):
+    decoder = find_decoder(llama)
+    with pytest.raises(IndexError), inference(llama):
+        capture_inputs(decoder, ids + 1000, 4, CPU)
+    assert all("forward" not in block.module.__dict__ for block in decoder.blocks)
+
+
+def test_a_forward_that_was_replaced_before_is_kept(llama, ids):
+    own = llama.model.layers[0].forward
+    llama.model.layers[0].forward = own
+    with inference(llama):
+        capture_inputs(find_decoder(llama), ids, 4, CPU)
+    assert llama.model.layers[0].__dict__["forward"] == own
+
+
+def test_equal_arguments_are_kept_once(llama, ids):
+    with inference(llama):
+        inputs = capture_inputs(find_decoder(llama), ids, 1, CPU)
+    kept = {id(call.kwargs["position_embeddings"][0]) for calls in inputs.calls for call in calls}
+    assert len(kept) == 1
+
+
+def test_inference_puts_the_modes_back(llama, ids):
+    llama.train()
+    llama.model.layers[1].eval()
+    with pytest.raises(RuntimeError), inference(llama):
+        assert not any(module.training for module in llama.modules()) and not torch.is_grad_enabled()
+        raise RuntimeError
+    assert llama.training and llama.model.layers[0].training and not llama.model.layers[1].training
+    with torch.inference_mode(), inference(llama):
+        capture_inputs(find_decoder(llama), ids[:1], 1, CPU)
+        assert not torch.is_inference_mode_enabled(), "weights stay ordinary"

@@ -1,0 +1,115 @@
+import pytest
+import torch
+from torch import nn
+
+from optimum_neuronal.blocks import calls as module
+from optimum_neuronal.blocks.calls import (
+    Call,
+    Stream,
+    first_output,
+    grouped,
+    hidden_bytes,
+    keep_shared,
+    on_cpu,
+    output_wrapper,
+    replaced_forward,
+    restore_shared,
+    split_hidden,
+    streams_bytes,
+    to_device,
+)
+
+
+HIDDEN = torch.ones(1, 2, 3)
+
+
+def test_hidden_states_come_first_or_by_name():
+    hidden, call = split_hidden((HIDDEN, "mask"), {"position": 3})
+    assert hidden is HIDDEN and (call.args, call.kwargs) == (("mask",), {"position": 3})
+    kwargs = {"hidden_states": HIDDEN, "position": 3}
+    hidden, call = split_hidden((), kwargs)
+    assert hidden is HIDDEN and (call.args, call.kwargs) == ((), {"position": 3})
+    assert "hidden_states" in kwargs, "the caller's own is left as it is"
+
+
+def test_outputs_are_tuples_or_not():
+    assert first_output(HIDDEN) is HIDDEN and first_output((HIDDEN, "cache")) is HIDDEN
+    assert output_wrapper(HIDDEN)("new") == "new"
+    assert output_wrapper((HIDDEN, "cache", None))("new") == ("new", "cache", None)
+    assert output_wrapper((HIDDEN,))("new") == ("new",)
+
+
+def test_a_forward_is_replaced_for_a_while():
+    linear = nn.Linear(1, 1)
+    with replaced_forward(linear, lambda inputs: inputs + 1):
+        assert linear(torch.tensor([2.0])).item() == 3
+        with pytest.raises(RuntimeError), replaced_forward(linear, lambda inputs: inputs + 2):
+            raise RuntimeError
+        assert linear(torch.tensor([2.0])).item() == 3
+    assert "forward" not in linear.__dict__
+
+
+def test_bytes_of_streams_that_share_tensors():
+    other = torch.ones(2, 2, dtype=torch.bfloat16)
+    assert hidden_bytes([]) == 0
+    assert hidden_bytes([[HIDDEN, other], [HIDDEN], [HIDDEN.clone()]]) == 24 + 8 + 24
+
+
+def test_every_stream_has_contents_of_its_own():
+    """Two streams go through a block that adds to a container, one after the other."""
+    container = {"first": 0}
+    call = Call((), {"shared": container, "position": 3})
+    streams = [torch.zeros(1), torch.zeros(1)]
+    for stream in streams:
+        keep_shared(stream, stream, call)
+    behind = []
+    for number, stream in enumerate(streams):
+        restore_shared(stream, call)
+        assert container == {"first": 0}
+        container["second"] = number
+        behind.append(torch.ones(1))
+        keep_shared(behind[-1], stream, call)
+    for number, stream in enumerate(behind):
+        restore_shared(stream, call)
+        assert container == {"first": 0, "second": number}
+
+
+def test_contents_go_along_with_those_of_other_containers_and_to_another_device():
+    first, second = {"a": 1}, {"b": 2}
+    before, behind, cpu, meta = torch.zeros(1), torch.zeros(1), torch.device("cpu"), torch.device("meta")
+    assert not hasattr(to_device(before, meta), "shared_contents")
+    keep_shared(before, before, Call((), {"shared": first}))
+    keep_shared(behind, before, Call((), {"shared": second}))
+    assert to_device(behind, cpu) is behind
+    moved = to_device(behind, meta)
+    assert moved.is_meta and moved.shared_contents is behind.shared_contents
+    first.clear()
+    restore_shared(behind, Call((), {"shared": first}))
+    assert first == {"a": 1}
+
+
+FIRST, SECOND = torch.ones(2, 3, 4), torch.ones(1, 3, 4)  # 96 and 48 bytes
+
+
+def test_a_stream_is_of_the_sequences_of_its_batches_and_what_several_share_counts_once():
+    one, other = Stream([FIRST, SECOND]), Stream([FIRST])
+    assert one.sequences == 3 and [states is own for states, own in zip(one, (FIRST, SECOND))] == [True, True]
+    assert streams_bytes([one, None, other, one]) == 96 + 48
+    assert streams_bytes([None]) == 0
+
+
+def test_streams_that_were_the_same_stay_so_in_cpu_memory(monkeypatch):
+    moved = []
+    monkeypatch.setattr(module, "to_device", lambda states, device: moved.append(device.type) or states.clone())
+    one, other = Stream([FIRST, SECOND]), Stream([SECOND])
+    first, none, again, last = on_cpu([one, None, one, other])
+    assert none is None and first is again and last is not first
+    assert first.batches[1] is last.batches[0], "what two streams share is moved once"
+    assert moved == ["cpu", "cpu"] and torch.equal(first.batches[0], FIRST)
+
+
+def test_groups_are_of_the_same_stream_whatever_it_holds():
+    one, alike = Stream([FIRST]), Stream([FIRST])
+    assert grouped([one, alike, None, one], shared=False) == [[0, 3], [1]]
+    assert grouped([one, alike, None, one], shared=True) == [[0, 1, 3]]
+    assert grouped([None, None], shared=True) == []

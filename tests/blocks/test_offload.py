@@ -1,0 +1,189 @@
+import functools
+import threading
+
+import pytest
+import torch
+import transformers
+from accelerate import cpu_offload
+from conftest import make_ids, make_model, make_model_on_disk
+from packaging.version import Version
+from sweeps import checksums, state, unchanged
+from transformers import AutoModelForCausalLM
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
+from optimum_neuronal.blocks import offload
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.offload import BlockLoader, ChangedWeights, TurnedWeights
+from optimum_neuronal.blocks.runner import BlockRunner
+from optimum_neuronal.compat.accelerate import is_offloaded
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.packed.formats.packed_mask import PackedMask
+
+
+OLD = Version(transformers.__version__) < Version("5.17")
+FIELDS = {
+    "topup": "neuronal",
+    "num_samples": 12,
+    "num_alignment_samples": 4,
+    "topup_args": {"block_lambdas": [0.05, 0.15], "row_lambdas": [0, 0.1]},
+}
+FAMILIES = ("llama", "gpt2", "mixtral", "gemma4_text", "bamba")
+
+
+def config(**fields):
+    return NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS, **fields})
+
+
+@functools.cache
+def pruned(family):
+    """A model pruned in memory, and the report of it."""
+    pruner = NeuronALPruner(config())
+    return pruner.prune(make_model(family), make_ids()), pruner.report
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_on_disk_is_pruned_and_evaluated_like_one_in_memory(family, ids, tmp_path):
+    model = make_model_on_disk(tmp_path, family)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    before, pruner = checksums(tmp_path / "dense"), NeuronALPruner(config())
+    pruner.prune(model, ids)
+    expected, report = pruned(family)
+    assert pruner.report.decisions["block"]["candidates"] == report.decisions["block"]["candidates"]
+    assert pruner.report.projections == report.projections
+    assert all(parameter.is_meta for parameter in model.parameters()), "weights are where they were"
+    assert checksums(tmp_path / "dense") == before
+    assert torch.equal(model(ids).logits, expected(ids).logits)
+    assert evaluate_perplexity(model, None, ids) == evaluate_perplexity(expected, None, ids)
+
+    if family == "mixtral" and OLD:
+        with pytest.raises(ValueError, match="cannot save a mixture of experts whose weights are offloaded"):
+            pruner.save(model, tmp_path / "sparse")
+        return
+    pruner.save(model, tmp_path / "sparse")
+    assert unchanged(AutoModelForCausalLM.from_pretrained(tmp_path / "sparse"), state(expected))
+
+
+def test_magnitude_needs_no_forward(tmp_path):
+    model = make_model_on_disk(tmp_path, "llama")
+    fields = {"saliency": "magnitude", "topup": "uniform", "topup_args": {}}
+    pruner, reference = NeuronALPruner(config(**fields)), NeuronALPruner(config(**fields))
+    pruner.prune(model)
+    expected = reference.prune(make_model("llama"))
+    assert pruner.report.projections == reference.report.projections
+    assert torch.equal(model(torch.arange(9)[None]).logits, expected(torch.arange(9)[None]).logits)
+
+
+def test_weights_in_cpu_memory(ids, tmp_path):
+    model = make_model("llama")
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    pruner = NeuronALPruner(config())
+    pruner.prune(model, ids)
+    pruner.save(model, tmp_path / "sparse")
+    assert not hasattr(model, "hf_device_map"), "as it was"
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
+    assert torch.equal(model(ids).logits, reloaded(ids).logits)
+    assert torch.equal(model(ids).logits, pruned("llama")[0](ids).logits)
+
+
+def test_an_interrupted_prune_leaves_the_model_as_it_was(tmp_path, ids, monkeypatch):
+    model = make_model_on_disk(tmp_path, "llama")
+    expected = model(ids).logits
+    monkeypatch.setattr("optimum_neuronal.trials.alignment.total_error", lambda *_args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        NeuronALPruner(config()).prune(model, ids)
+    assert torch.equal(model(ids).logits, expected)
+    offloaded = [module for module in model.modules() if is_offloaded(module)]
+    assert offloaded and not any(isinstance(module._hf_hook.weights_map, ChangedWeights) for module in offloaded)
+
+
+def test_only_one_block_is_loaded_and_the_next_one_is_read_ahead(tmp_path, monkeypatch):
+    model = make_model_on_disk(tmp_path, "llama")
+    decoder = find_decoder(model)
+    reads, read = [], offload._read
+    monkeypatch.setattr(
+        offload, "_read", lambda block: reads.append((block.name, threading.current_thread())) or read(block)
+    )
+    loader = BlockLoader(decoder.blocks)
+    for index in range(3):
+        with loader.loaded(index) as block:
+            loaded = [name for name, parameter in model.named_parameters() if not parameter.is_meta]
+            assert loaded and all(name.startswith(block.name) for name in loaded)
+            assert block.projections[f"{block.name}.mlp.up_proj"].weight.shape == (48, 32)
+        assert all(parameter.is_meta for parameter in model.parameters())
+    loader._executor.shutdown()
+    assert [name for name, _ in reads] == [block.name for block in decoder.blocks], "each once"
+    assert [thread == threading.main_thread() for _, thread in reads] == [True, False, False]
+
+
+def test_backward_the_block_before_is_read_ahead(tmp_path, monkeypatch):
+    runner = BlockRunner(find_decoder(make_model_on_disk(tmp_path, "llama")), quiet=True)
+    reads, read, names = [], offload._read, [block.name for block in runner.decoder.blocks]
+    monkeypatch.setattr(offload, "_read", lambda block: reads.append(block.name) or read(block))
+    runner.for_each_block(lambda index, block: None, backward=True)
+    assert reads == names[::-1], "each once"
+    runner.for_each_block(lambda index, block: None, weights=False)
+    assert reads == names[::-1], "no weights are needed"
+
+
+def test_trial_forwards_see_the_weights_that_are_set(tmp_path, ids):
+    """accelerate's own hooks would read the dense ones again at every forward."""
+    model = make_model_on_disk(tmp_path, "llama")
+    decoder = find_decoder(model)
+    with inference(model), BlockLoader(decoder.blocks).loaded(0) as block:
+        projection = block.projections[f"{block.name}.mlp.up_proj"]
+        projection.weight.zero_()
+        assert not projection.module(torch.ones(1, 32)).any()
+    assert projection.module(torch.ones(1, 32)).any(), "what was changed is gone"
+
+
+def test_masked_weights(ids):
+    weights = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    model = make_model("llama")
+    projection = next(iter(find_decoder(model).projections.values()))
+    masked = ChangedWeights(weights)
+    mask = torch.tensor([[True, False, False], [False, True, True]])
+    masked.changes["weight"] = [(projection, PackedMask.pack(~mask))]
+    assert masked["weight"].tolist() == [[0, 1, 1], [1, 0, 0]] and masked["bias"].tolist() == [1, 1]
+    assert weights["weight"].all(), "what is read is a copy"
+    assert list(masked) == ["weight", "bias"] and len(masked) == 2
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_turned_weights(keeps):
+    """Made of the originals whenever they are read, and kept if so asked."""
+    weights, reads = {"weight": torch.ones(2), "bias": torch.ones(2)}, []
+
+    def double(original, into):
+        reads.append(1)
+        into.copy_(2 * original)
+
+    turned = TurnedWeights(weights, {"weight": [double]}, keeps)
+    assert turned["weight"].tolist() == turned["weight"].tolist() == [2, 2] and turned["bias"] is weights["bias"]
+    assert len(reads) == (1 if keeps else 2) and weights["weight"].tolist() == [1, 1]
+    assert list(turned) == ["weight", "bias"] and len(turned) == 2
+
+
+def test_hidden_states_may_wait_in_cpu_memory(ids):
+    for limit in [0, 10**6]:
+        model = NeuronALPruner(config()).prune(make_model("mixtral"), ids, max_hidden_bytes=limit)
+        assert unchanged(model, state(pruned("mixtral")[0]))
+
+
+def test_an_unfinished_prune_goes_on_wherever_the_weights_are(tmp_path, ids, monkeypatch):
+    model = make_model_on_disk(tmp_path, "mixtral")
+    with monkeypatch.context() as patch:
+        patch.setattr("optimum_neuronal.pruning.prune.apply_changes", lambda *_args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            NeuronALPruner(config()).prune(make_model("mixtral"), ids, tmp_path / "work")
+    NeuronALPruner(config()).prune(model, ids, tmp_path / "work")
+    assert torch.equal(model(ids).logits, pruned("mixtral")[0](ids).logits)
+
+
+def test_what_cannot_be_saved_is_refused_before_the_work(tmp_path, ids, monkeypatch):
+    make_model("mixtral").save_pretrained(tmp_path / "dense")
+    options = {"config": config(), "stream_to": tmp_path / "rewritten", "device": torch.device("cpu")}
+    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", **options)
+    monkeypatch.setattr("transformers.__version__", "5.13.0")
+    with pytest.raises(ValueError, match=r"transformers 5\.13\.0 cannot save a mixture of experts .*install 5\.17"):
+        pruner.quantize(tmp_path / "sparse", dataset=ids)
+    assert pruner.report is None

@@ -1,0 +1,266 @@
+import pytest
+import torch
+from conftest import make_model
+from sweeps import build_sweep, state, unchanged
+from torch import nn
+
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.blocks.calls import Call, Stream
+from optimum_neuronal.blocks.paired_inputs import PairedRuns, PartOutputs, children_called_once, stages
+from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.model.projections import Block, TrialWeights, trial_weights
+from optimum_neuronal.packed.change import Zeros
+from optimum_neuronal.saliency.alps import ALPS
+
+
+def paired(model, ids, batch_size=4, max_hidden_bytes=None, index=1, **chosen):
+    """Runner, block, both streams and the calls of a model's block. The sparse model's stream differs."""
+    sweep = build_sweep(find_decoder(model, **chosen), ALPS(), ids, len(ids), batch_size)
+    inputs = sweep.engine.alignment_inputs()
+    dense = Stream(inputs.hidden)
+    sparse = Stream([states + 0.3 * states.flip(0) for states in dense])
+    sweep.engine.runner.max_hidden_bytes = max_hidden_bytes
+    return sweep.engine.runner, sweep.decoder.blocks[index], sparse, dense, inputs.calls[index]
+
+
+def order(model, ids, index=0, **chosen) -> list[list[str]]:
+    """Names inside the block, stage by stage."""
+    with inference(model):
+        runner, block, _, dense, calls = paired(model, ids, index=index, **chosen)
+        found = stages(runner, block, dense, calls)
+    return [[p.name.removeprefix(f"{block.name}.") for p in stage] for stage in found]
+
+
+def every_other(projection):
+    """Zeros in a checkerboard, whatever the weight."""
+    rows, columns = projection.shape
+    return Zeros((torch.arange(rows)[:, None] + torch.arange(columns)) % 2 == 1)
+
+
+class TestStages:
+    def test_of_separate_and_of_fused_and_transposed_weights(self, llama, ids):
+        q, k, v, o = (f"self_attn.{name}_proj" for name in "qkvo")
+        gate, up, down = (f"mlp.{name}_proj" for name in ("gate", "up", "down"))
+        assert order(llama, ids) == order(llama, ids, index=2) == [[q, k, v], [o], [gate, up], [down]]
+        assert order(llama, ids, ignore=["k_proj", "o_proj", "up_proj"]) == [[q, v], [gate], [down]], "of the others"
+        expected = [["attn.c_attn"], ["attn.c_proj"], ["mlp.c_fc"], ["mlp.c_proj"]]
+        assert order(make_model("gpt2"), ids) == expected
+
+    def test_all_experts_run_together(self, ids):
+        found = order(make_model("mixtral"), ids)
+        experts = [[f"mlp.experts.{number}.{name}_proj" for number in range(4)] for name in ("gate_up", "down")]
+        assert [sorted(stage) for stage in found[2:]] == experts
+        assert [len(stage) for stage in found[:2]] == [3, 1]
+
+    def test_a_shared_expert_beside_the_others(self, ids):
+        found = order(make_model("qwen2_moe"), ids)
+        together = next(stage for stage in found if "mlp.shared_expert.gate_proj" in stage)
+        assert "mlp.shared_expert.up_proj" in together
+        place = {name: number for number, stage in enumerate(found) for name in stage}
+        assert place["mlp.experts.0.gate_up_proj"] < place["mlp.experts.0.down_proj"]
+        assert place["mlp.shared_expert.gate_proj"] < place["mlp.shared_expert.down_proj"]
+        kinds = [{".experts." in name for name in stage} for stage in found]
+        assert all(len(kind) == 1 for kind in kinds), "experts do not receive what a dense projection does"
+
+    def test_all_are_in_one_stage_each(self, any_model, ids):
+        for index, block in enumerate(find_decoder(any_model).blocks):
+            found = [f"{block.name}.{name}" for stage in order(any_model, ids[:5], index) for name in stage]
+            assert sorted(found) == sorted(block.pruned_names)
+
+
+def hooked(block, module, stream, calls) -> torch.Tensor:
+    """What a module receives in whole forwards of the block: (all tokens, in)."""
+    seen = []
+    handle = module.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    for states, call in zip(stream, calls):
+        block.module(states, *call.args, **call.kwargs)
+    handle.remove()
+    return torch.cat([inputs.reshape(-1, inputs.shape[-1]) for inputs in seen])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "phi", "opt"])
+def test_inputs_and_outputs_of_both_models_are_those_of_whole_forwards(family, ids):
+    """What runs earlier in the block is sparse in the sparse model. Outputs are equal to the bit."""
+    model = make_model(family)
+    before = state(model)
+    for max_hidden_bytes in (None, 0):
+        with inference(model):
+            runner, block, sparse, dense, calls = paired(model, ids, max_hidden_bytes=max_hidden_bytes)
+            runs, solved = PairedRuns(runner, block, sparse, dense, calls), []
+            for stage in runs.stages:
+                norms = runs.inputs(stage, TrialWeights(solved, every_other))
+                expected = hooked(block, stage[0].module, dense, calls)
+                with trial_weights(solved, every_other):
+                    received = hooked(block, stage[0].module, sparse, calls)
+                assert set(norms) == {p.name for p in stage} and len(set(norms.values())) == 1
+                statistic = norms[stage[0].name]
+                torch.testing.assert_close(statistic.hessian, received.T @ received, rtol=1e-4, atol=1e-3)
+                torch.testing.assert_close(statistic.cross, expected.T @ received, rtol=1e-4, atol=1e-3)
+                assert not torch.allclose(statistic.cross, statistic.hessian, rtol=0.01)
+                assert statistic.tokens == ids.numel() and statistic.value.shape[0] == len(ids)
+                solved += stage
+            with trial_weights(solved, every_other):
+                assert all(map(torch.equal, runs.output(0), runner.output(block, sparse, calls)))
+            assert all(map(torch.equal, runs.output(1), runner.output(block, dense, calls)))
+        assert unchanged(model, before), "weights and hooks"
+
+
+def test_of_experts_only_the_sparse_model_is_told(ids):
+    model = make_model("mixtral")
+    before = state(model)
+    with inference(model):
+        runner, block, _, stream, calls = paired(model, ids, index=0)
+        runs, solved = PairedRuns(runner, block, stream, stream, calls), []
+        for stage in runs.stages:
+            norms = runs.inputs(stage, TrialWeights(solved, every_other))
+            assert all((norms[p.name].cross is None) == (p.expert is not None) for p in stage)
+            if stage[0].expert is not None:
+                with trial_weights(solved, every_other):
+                    _, expected = runner.replay(block, stream, calls, ALPS.statistic)
+                assert all(torch.equal(norms[p.name].hessian, expected[p.name].hessian) for p in stage)
+            solved += stage
+    assert unchanged(model, before)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_no_bit_depends_on_the_batches(family, ids):
+    found, model = [], make_model(family)
+    for batch_size in (1, 5):
+        with inference(model):
+            runner, block, _, stream, calls = paired(model, ids, batch_size, index=0)
+            runs = PairedRuns(runner, block, stream, stream, calls)
+            stage = runs.stages[-1]
+            norms = runs.inputs(stage, TrialWeights([p for p in block.pruned if p not in stage], every_other))
+            found.append(norms[stage[0].name])
+    assert torch.equal(found[0].hessian, found[1].hessian) and torch.equal(found[0].cross, found[1].cross)
+
+
+def test_runs_end_at_the_stage_are_counted_and_leave_nothing_behind_if_they_fail(llama, ids, monkeypatch):
+    """What the block would do behind the inputs of a stage is not done."""
+    before, ran = state(llama), []
+    with inference(llama):
+        runner, block, _, stream, calls = paired(llama, ids)
+        runs = PairedRuns(runner, block, stream, stream, calls)
+        first, second = runs.stages[:2]
+        handle = block.module.mlp.register_forward_pre_hook(lambda *_args: ran.append(1))
+        runner.block_forwards = 0
+        runs.inputs(first, TrialWeights([], every_other))
+        handle.remove()
+        assert not ran and runner.block_forwards == len(ids) // 2, "two, a quarter each"
+        with monkeypatch.context() as patch:
+            patch.setattr(block.module.self_attn, "forward", lambda *_args, **_kwargs: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                runs.inputs(second, TrialWeights(first, every_other))
+        assert unchanged(llama, before)
+    assert unchanged(llama, before)
+
+
+def calls_of(module: nn.Module) -> list:
+    """Grows with every call that a module's own forward receives."""
+    seen, original = [], module.forward
+
+    def counted(*args, **kwargs):
+        seen.append(1)
+        return original(*args, **kwargs)
+
+    module.forward = counted
+    return seen
+
+
+def test_attention_runs_three_times_instead_of_eight(llama, ids):
+    """In the dense model once, in the sparse one to its last projection, and once when that is solved."""
+    with inference(llama):
+        runner, block, sparse, dense, calls = paired(llama, ids, batch_size=len(ids))
+        attention, down = calls_of(block.module.self_attn), calls_of(block.module.mlp.down_proj)
+        runs, solved = PairedRuns(runner, block, sparse, dense, calls), []
+        found = runs.stages
+        attention.clear(), down.clear()
+        for stage in found:
+            runs.inputs(stage, TrialWeights(solved, every_other))
+            solved += stage
+        ran = len(attention)
+        with trial_weights(solved, every_other):
+            runs.output(0)
+        runs.output(1)
+    assert ran == len(attention) == 2 + 1 + 2, "two runs end at queries, keys and values; all is known by then"
+    assert len(down) == 2, "the dense model's with its part, the sparse one's in its output"
+
+
+class Doubling(nn.Module):
+    """A block that changes what its part puts out in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(3, 3))
+
+    def forward(self, hidden):
+        return self.part(hidden).mul_(2)
+
+
+def test_what_the_block_changes_in_place_is_computed_anew():
+    torch.manual_seed(0)
+    module, batches = Doubling(), torch.randn(2, 4, 3)
+    parts = PartOutputs(Block("block", module, {}), [module.part], 2)
+    counted = calls_of(module.part)
+    with torch.no_grad():
+        for _ in range(3):
+            parts.begin([])
+            with parts.in_place():
+                assert all(torch.equal(module(batch), 2 * module.part[0](batch)) for batch in batches)
+    assert len(counted) == 6
+
+
+def test_a_run_that_ended_early_tells_nothing():
+    module = nn.Sequential(nn.Sequential(nn.Linear(3, 3)))
+    parts = PartOutputs(Block("block", module, {}), list(module), 2)
+    counted = calls_of(module[0])
+    with torch.no_grad():
+        for batches in (1, 2, 2):
+            parts.begin([])
+            with parts.in_place():
+                for batch in range(batches):
+                    module(torch.full((1, 3), float(batch)))
+    assert len(counted) == 3
+
+
+def test_undecided_parts_are_not_noted(llama, ids):
+    with inference(llama):
+        runner, block, sparse, dense, calls = paired(llama, ids)
+        parts = PartOutputs(block, [block.module.self_attn, block.module.mlp], len(calls))
+        owners = {p.name.rpartition(".")[2]: p.owner for p in block.pruned}
+        parts.begin([owners[f"{name}_proj"] for name in "qkv"])
+        assert parts.noted(block.module.self_attn.o_proj) is None
+        parts.begin([owners[f"{name}_proj"] for name in "qkvo"])
+        assert parts.noted(block.module.self_attn.o_proj) is block.module.self_attn
+        assert parts.noted(block.module.mlp.up_proj) is None
+        parts.begin(None)
+        assert parts.noted(block.module.self_attn.o_proj) is None
+
+
+def test_which_children_may_be_noted(ids):
+    def children(model, shared=False):
+        with inference(model):
+            runner, block, _, dense, calls = paired(model, ids, batch_size=len(ids))
+            calls = [Call(call.args, {**call.kwargs, "shared": {}}) for call in calls] if shared else calls
+            with children_called_once(block, calls) as found:
+                runner.output(block, dense, calls)
+        return [name for name, child in block.module.named_children() if child in found]
+
+    assert children(make_model("llama")) == ["self_attn", "mlp"]
+    assert children(make_model("opt")) == ["self_attn"], "fc1 and fc2 are projections"
+    assert children(make_model("mixtral")) == ["self_attn"], "experts run in ways of their own"
+    assert children(make_model("llama"), shared=True) == [], "a part may hand on more than it returns"
+
+
+def test_a_child_that_is_called_twice_is_not_noted():
+    module = nn.Module()
+    module.part = nn.Sequential(nn.Linear(3, 3))
+    module.forward = lambda hidden: module.part(module.part(hidden))
+
+    class Projection:
+        module, expert = None, None
+
+    Projection.module = module.part[0]
+    with children_called_once(Block("block", module, {"part.0": Projection}), []) as found:
+        module(torch.zeros(1, 3))
+    assert found == []

@@ -1,0 +1,178 @@
+import io
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from by_hand import make_block
+from sweeps import state, unchanged
+from transformers.utils import logging
+
+from optimum_neuronal.blocks import runner as module
+from optimum_neuronal.blocks.block_inputs import BlockInputs, inference
+from optimum_neuronal.blocks.calls import Stream
+from optimum_neuronal.blocks.offload import BlockLoader
+from optimum_neuronal.blocks.replay import replay
+from optimum_neuronal.blocks.runner import BlockRunner, check_replay
+from optimum_neuronal.model.find_blocks import find_decoder
+
+
+def make_runner(**options):
+    """Of three blocks, which do nothing by themselves: what a visit does is told by the tests."""
+    decoder = SimpleNamespace(blocks=[make_block([[1.0]], name=f"b{index}") for index in range(3)])
+    return BlockRunner(decoder, **options)
+
+
+def make_inputs(value=1.0):
+    return BlockInputs([torch.full((1, 1, 1), value)], [["call 0"], ["call 1"], ["call 2"]])
+
+
+def adding(*increments):
+    """A visit that adds to every stream a number of its own, and notes where it was."""
+    visited = []
+
+    def visit(index, block, calls, streams):
+        visited.append((index, block.name, calls))
+        return [Stream([states + more for states in stream]) for stream, more in zip(streams, increments)]
+
+    visit.visited = visited
+    return visit
+
+
+def test_every_block_is_visited_in_order_and_streams_flow():
+    visit, inputs = adding(1, 10), make_inputs()
+    streams = make_runner().run(inputs, 2, visit)
+    assert visit.visited == [(0, "b0", ["call 0"]), (1, "b1", ["call 1"]), (2, "b2", ["call 2"])]
+    assert [stream.batches[0].item() for stream in streams] == [4, 31]
+    assert [states.item() for states in inputs.hidden] == [1]
+
+
+def test_all_streams_begin_as_the_same_one():
+    seen = []
+    make_runner().run(make_inputs(), 3, lambda index, block, calls, streams: seen.append(streams) or streams)
+    assert len(seen[0]) == 3 and all(stream is seen[0][0] for stream in seen[0])
+
+
+def test_inputs_that_nobody_else_needs_are_let_go():
+    inputs = make_inputs()
+    (stream,) = make_runner().run(inputs, 1, adding(1), release=True)
+    assert inputs.hidden == [] and stream.batches[0].item() == 4
+
+
+def test_streams_beyond_the_limit_wait_in_cpu_memory(monkeypatch):
+    """Two streams of four bytes, in front of which there is one."""
+    asked = []
+    monkeypatch.setattr(module, "on_cpu", lambda streams: asked.append(len(streams)) or streams)
+    for limit, moved in [(None, 0), (8, 0), (7, 3)]:
+        asked.clear()
+        make_runner(max_hidden_bytes=limit).run(make_inputs(), 2, adding(1, 2))
+        assert asked == moved * [2]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_one_bar_at_a_time_and_lines_without_a_terminal(terminal, monkeypatch):
+    """A run inside of another has no bar of its own, so that no line is moved."""
+    shown = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    runner = make_runner()
+
+    def visit(index, block, calls, streams):
+        return runner.run(make_inputs(), 1, adding(1), "Dense activations") if index == 1 else streams
+
+    for _ in range(2):
+        runner.run(make_inputs(), 1, visit, "Search")
+    runner.run(make_inputs(), 1, adding(1))
+    written = shown.getvalue()
+    if terminal:
+        assert "Search" in written and "Dense" not in written and "\x1b" not in written and "\n" not in written
+    else:
+        assert written.split("\n") == ["Search", "Dense activations", "Search", "Dense activations", ""]
+
+
+def test_nothing_is_shown_if_asked(monkeypatch):
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    make_runner(quiet=True).run(make_inputs(), 1, adding(1), "Search")
+    logging.disable_progress_bar()
+    try:
+        make_runner().run(make_inputs(), 1, adding(1), "Search")
+    finally:
+        logging.enable_progress_bar()
+    assert shown.getvalue() == ""
+
+
+def test_forwards_are_counted_by_sequence(llama, ids):
+    with inference(llama):
+        runner = BlockRunner(find_decoder(llama), batch_size=5)
+        inputs = runner.capture(ids)
+        assert runner.block_forwards == 0, "a capture runs no block"
+        block, stream, calls = runner.decoder.blocks[0], Stream(inputs.hidden), inputs.calls[0]
+        output = runner.output(block, stream, calls)
+        assert runner.block_forwards == 12 and output.sequences == 12
+        norms = runner.inputs_of(block, stream, calls)
+        assert runner.block_forwards == 24
+        outputs, expected = replay(block, inputs.hidden, calls)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(output, outputs))
+    assert norms.keys() == expected.keys() == block.projections.keys()
+    assert all(torch.equal(norms[name].value, expected[name].value) for name in expected)
+
+
+def test_what_only_feeds_the_blocks_output_is_told(llama):
+    runner = BlockRunner(find_decoder(llama, ignore=["q_proj"]))
+    skipped = [projection.name for projection in runner.output_projections(runner.decoder.blocks[1])]
+    assert skipped == ["model.layers.1.mlp.down_proj"]
+
+
+def test_errors_are_added_up_and_the_first_block_that_overflows_is_named():
+    runner = make_runner()
+    assert runner.total([torch.tensor(0.5), torch.tensor(1.0), torch.tensor(2.0)]) == 3.5
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="Activations in b1 are not finite"):
+            runner.total([torch.tensor(0.5), torch.tensor(bad), torch.tensor(bad)])
+
+
+def check(model, ids):
+    decoder = find_decoder(model)
+    return check_replay(decoder, ids[:1], "cpu", BlockLoader(decoder.blocks))
+
+
+def test_it_tells_how_blocks_return_hidden_states_and_leaves_the_model_alone(any_model, ids):
+    before = state(any_model)
+    with inference(any_model):
+        wrap, hidden = check(any_model, ids), torch.zeros(1, 2, 32)
+        wrapped = wrap(hidden)
+        assert (wrapped[0] if isinstance(wrapped, tuple) else wrapped) is hidden
+    assert unchanged(any_model, before) and not any(module._forward_hooks for module in any_model.modules())
+
+
+def test_a_block_that_keeps_a_state_is_refused(llama, ids):
+    layer, calls = llama.model.layers[1], []
+    original = type(layer).forward
+
+    def stateful(self, hidden_states, **kwargs):
+        calls.append(1)
+        return original(self, hidden_states, **kwargs) + 0.1 * len(calls)
+
+    layer.__class__ = type("LlamaDecoderLayer", (type(layer),), {"forward": stateful})
+    message = r"blocks \(LlamaDecoderLayer\) does not give what the model computes: the largest difference is 0\.\d+.*"
+    message += r"register_architecture\(model_type, Architecture\(blocks='layers'\)\), model_type being 'llama'"
+    with pytest.raises(ValueError, match=message), inference(llama):
+        check(llama, ids)
+
+
+def test_projections_that_never_run_and_activations_that_are_not_finite_are_refused(llama, ids):
+    llama.model.layers[1].mlp.fc1 = torch.nn.Linear(32, 48)
+    message = r"layers\.1\.mlp\.fc1 takes no part in the model's forward"
+    with pytest.raises(ValueError, match=message), inference(llama):
+        check(llama, ids)
+    llama.model.embed_tokens.weight.data[:] = float("nan")
+    message = (
+        r"NaN or infinity on the first calibration sequence: load it in bfloat16 or float32 \(it is torch.float32\)"
+    )
+    with pytest.raises(ValueError, match=message), inference(llama):
+        check(llama, ids)

@@ -1,0 +1,164 @@
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from optimum_neuronal.blocks.statistics import (
+    Hessian,
+    InputSums,
+    SquaredNorms,
+    activation,
+    most_specific,
+    record_inputs,
+)
+
+
+INPUTS = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[0.0, 1.0], [0.0, 1.0]]])
+
+
+def test_squared_norms_keep_sequences_apart():
+    norms, flat = SquaredNorms(), SquaredNorms()
+    norms.update(INPUTS, 2)
+    assert norms.value.tolist() == [[10.0, 20.0], [0.0, 2.0]]
+    assert torch.allclose(activation(norms.value), torch.tensor([5.0, 11.0]).sqrt())
+    flat.update(INPUTS.flatten(0, 1), 2)  # as OPT's MLP receives it
+    assert torch.equal(flat.value, norms.value)
+
+
+def test_hessian_and_moments_by_hand():
+    hessian, moments = Hessian(), InputSums()
+    for statistic in (hessian, moments):
+        statistic.update(INPUTS, 2)
+        assert statistic.value.tolist() == [[10.0, 20.0], [0.0, 2.0]] and statistic.tokens == 4
+    assert hessian.hessian.tolist() == [[10.0, 14.0], [14.0, 22.0]]
+    assert moments.sums.tolist() == [[4.0, 6.0], [0.0, 2.0]]
+
+
+def test_only_the_routed_tokens_of_a_sequence_count():
+    norms, hessian, moments = SquaredNorms(), Hessian(), InputSums()
+    for statistic in (norms, hessian, moments):
+        statistic.update_routed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([0, 4]), 5)
+        statistic.update_routed(torch.empty(0, 2), torch.empty(0, dtype=torch.int64), 5)
+        assert statistic.value.tolist() == [[10.0, 20.0], [0.0, 0.0]] and statistic.tokens == 2
+    assert hessian.hessian.tolist() == [[10.0, 14.0], [14.0, 20.0]]
+    assert moments.sums.tolist() == [[4.0, 6.0], [0.0, 0.0]]
+
+
+def test_pairs_of_inputs_by_hand():
+    """The rows of the cross sum are the dense model's inputs, its columns the sparse model's."""
+    inputs, dense = torch.tensor([[[1.0, 2.0]], [[0.0, 1.0]]]), torch.tensor([[[3.0, 0.0]], [[5.0, 7.0]]])
+    statistic = Hessian()
+    assert statistic.cross is None
+    statistic.update_pair(inputs, dense, 2)
+    assert statistic.hessian.tolist() == [[1.0, 2.0], [2.0, 5.0]]
+    assert statistic.cross.tolist() == [[3.0, 11.0], [0.0, 7.0]]
+    assert statistic.value.tolist() == [[1.0, 4.0], [0.0, 1.0]] and statistic.tokens == 2
+    statistic.update_pair(inputs.flatten(0, 1), dense.flatten(0, 1), 2)  # as OPT's MLP receives them
+    assert statistic.cross.tolist() == [[6.0, 22.0], [0.0, 14.0]] and statistic.tokens == 4
+
+
+def test_a_pair_of_equal_inputs_is_the_hessian_whatever_the_batches():
+    inputs = torch.randn(6, 5, 9, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = []
+    for size in (1, 4):
+        statistic = Hessian()
+        for part in inputs.split(size):
+            statistic.update_pair(part, part, len(part))
+        assert statistic.cross.dtype == torch.float32 and torch.equal(statistic.cross, statistic.hessian)
+        found.append(statistic.cross)
+    assert torch.equal(*found)
+    plain = Hessian()
+    plain.update(inputs, 6)
+    assert torch.equal(plain.hessian, found[0]) and plain.cross is None
+
+
+def test_no_bit_of_them_depends_on_the_batches():
+    for statistic, told in [(SquaredNorms, "value"), (Hessian, "hessian"), (InputSums, "sums")]:
+        inputs = torch.randn(6, 5, 9, generator=torch.Generator().manual_seed(0))
+        results = []
+        for batch in (1, 2, 4, 6):
+            measured = statistic()
+            for part in inputs.split(batch):
+                measured.update(part, len(part))
+            results.append(getattr(measured, told))
+        assert all(torch.equal(results[0], other) for other in results)
+
+
+def test_most_specific():
+    assert most_specific(SquaredNorms, Hessian) is Hessian and most_specific(InputSums, SquaredNorms) is InputSums
+    with pytest.raises(ValueError, match="No statistic includes both InputSums and Hessian"):
+        most_specific(InputSums, Hessian)
+
+
+def test_half_precision_is_summed_in_float32():
+    norms = SquaredNorms()
+    norms.update(torch.full((1, 1000, 1), 10.0, dtype=torch.float16), 1)
+    assert norms.value.dtype == torch.float32 and norms.value.item() == 100_000  # beyond float16
+
+
+def test_activation_is_wandas_running_mean():
+    inputs = torch.randn(4, 7, 3, generator=torch.Generator().manual_seed(0))
+    running = torch.zeros(3)
+    for count, sequence in enumerate(inputs):
+        running = running * count / (count + 1) + sequence.norm(dim=0) ** 2 / (count + 1)
+    norms = SquaredNorms()
+    norms.update(inputs, 4)
+    torch.testing.assert_close(activation(norms.value), running.sqrt())
+
+
+class _Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.o = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, inputs):
+        return self.o(self.q(inputs) + self.k(inputs))
+
+
+def test_shared_inputs_are_measured_once():
+    class Counting(SquaredNorms):
+        updates = 0
+
+        def update(self, inputs, sequences):
+            type(self).updates += 1
+            super().update(inputs, sequences)
+
+    module = _Shared()
+    recorded = {}
+    for _ in range(2):
+        with torch.no_grad(), record_inputs(dict(module.named_children()), recorded, (2, 3), Counting):
+            module(torch.randn(2, 3, 4))
+    assert recorded["q"] is recorded["k"] and recorded["q"] is not recorded["o"]
+    assert Counting.updates == 4 and recorded["q"].value.shape == (4, 4)
+
+
+def test_an_input_changed_in_place_is_another_input():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    recorded = {}
+    with torch.no_grad(), record_inputs({"first": first, "second": second}, recorded, (1, 1)):
+        inputs = torch.ones(1, 1, 4)
+        first(inputs)
+        second(inputs.mul_(2))
+    assert recorded["first"].value[0, 0] == 1 and recorded["second"].value[0, 0] == 4
+
+
+def test_a_module_that_sees_only_some_tokens_is_not_measured():
+    linear, recorded = nn.Linear(4, 4), {}
+    with torch.no_grad(), record_inputs({"experts.0": linear}, recorded, (2, 5)):
+        linear(torch.ones(3, 4))
+    assert recorded == {}
+
+
+def test_hooks_go_away_and_keep_nothing_alive():
+    linear = nn.Linear(4, 4)
+    with pytest.raises(RuntimeError, match="stop"), torch.no_grad(), record_inputs({"linear": linear}, {}, (1, 1)):
+        inputs = torch.ones(1, 1, 4)
+        linear(inputs)
+        alive = weakref.ref(inputs)
+        del inputs
+        gc.collect()
+        assert alive() is None
+        raise RuntimeError("stop")
+    assert not linear._forward_pre_hooks

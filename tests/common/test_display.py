@@ -1,0 +1,80 @@
+from optimum_neuronal.common.display import (
+    escaped,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_html,
+    format_markdown,
+    format_table,
+)
+
+
+def test_what_is_not_printable_is_escaped_and_long_text_is_cut():
+    for text, shown in (
+        ("plain, Grüße, 日本語 {}\\", "plain, Grüße, 日本語 {}\\"),
+        ("x\n\nVerified\r\t", r"x\n\nVerified\r\t"),
+        ("\x1b[2J\x00\x7f\x9b", r"\x1b[2J\x00\x7f\x9b"),
+        ("a\u202eb\u2028c\ufeff", r"a\u202eb\u2028c\ufeff"),
+        ("\udc80\U000e0041", r"\udc80\U000e0041"),
+        (7, "7"),
+    ):
+        assert escaped(text) == shown and escaped(text).isprintable()
+    assert (escaped("abcdef\n", 3), escaped("abc", 3)) == ("abc... (7 characters)", "abc")
+
+
+def test_columns_are_aligned_numbers_to_the_right():
+    rows = [["wanda", 39.08, "60.00%", "0.1 / 0.12", "5.23.0"], ["sparsegpt, long", "1,234", "-", "-0.5", "5.23"]]
+    assert format_table(["method", "a perplexity", "sparsity", "lambda", "version"], rows).split("\n") == [
+        "method             a perplexity    sparsity  lambda      version",
+        "---------------  --------------  ----------  ----------  ---------",
+        "wanda                     39.08      60.00%  0.1 / 0.12  5.23.0",
+        "sparsegpt, long           1,234           -  -0.5        5.23",
+    ]
+
+
+def test_a_table_may_be_empty():
+    assert format_table(["a", "b"], []) == "a    b\n---  ---"
+    assert format_markdown(["a"], []) == "| a   |\n|-----|"
+
+
+def test_a_cell_is_one_line_whatever_it_holds():
+    table = format_table(["", "from\na file"], [["source", "x\n\nVerified\x1b[2J"]])
+    assert table.split("\n") == [
+        r"        from\na file",
+        "------  --------------------",
+        r"source  x\n\nVerified\x1b[2J",
+    ]
+
+
+ROWS = [["wanda | ria", "39.08", "-"], ["<b>", "1,234", "60.00%"]]
+
+
+def test_markdown():
+    assert format_markdown(["method", "perplexity", "sparsity"], ROWS, bold={(0, 1)}).split("\n") == [
+        "| method       |   perplexity |   sparsity |",
+        "|:-------------|-------------:|-----------:|",
+        "| wanda \\| ria |    **39.08** |          - |",
+        "| <b>          |        1,234 |     60.00% |",
+    ]
+
+
+def test_html():
+    page = format_html(["method", "perplexity"], [row[:2] for row in ROWS], bold={(1, 1)}).replace("  ", "")
+    right = 'style="text-align: right;"'
+    assert f"<tr><td>wanda | ria</td><td {right}> 39.08</td></tr>" in page
+    assert f"<tr><td>&lt;b&gt;</td><td {right}><b>1,234</b></td></tr>" in page.replace("&gt; <", "&gt;<")
+    assert f"<tr><th>method</th><th {right}>perplexity</th></tr>" in page.replace("d <", "d<")
+
+
+def test_quantities():
+    for value, count, size in (
+        (0, "0", "0 bytes"),
+        (999, "999", "999 bytes"),
+        (12_345, "12,345", "12.35 kB"),
+        (1_234_567, "1.23 million", "1.23 MB"),
+        (7_000_000_000, "7.00 billion", "7.00 GB"),
+        (2 * 10**12, "2.00 trillion", "2.00 TB"),
+    ):
+        assert (format_count(value), format_bytes(value)) == (count, size)
+    for seconds, text in ((0.34, "0.34 seconds"), (59.6, "60 seconds"), (90, "1.5 minutes"), (7200, "2.0 hours")):
+        assert format_duration(seconds) == text

@@ -1,0 +1,210 @@
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_model, memory_of
+from profiles import by_day
+from safetensors.torch import load_file, save_file
+from several_processes import in_processes
+
+from optimum.commands import optimum_cli
+from optimum_neuronal import NeuronALConfig, NeuronALPruner
+from optimum_neuronal.common import processes
+from optimum_neuronal.common.processes import Processes
+from optimum_neuronal.rotation.learning import Rotation
+
+
+LAMBDAS = {"block_lambdas": [0.05, 0.1, 0.15], "row_lambdas": [0, 0.1]}
+FIELDS = {"topup": "neuronal", "num_samples": 12, "num_alignment_samples": 4, "topup_args": LAMBDAS}
+
+
+def test_candidates_are_dealt_and_sequences_are_parted():
+    hands = [Processes(rank, 3).deal("abcdefgh") for rank in range(3)]
+    assert hands == [list("adg"), list("beh"), list("cf")]
+    parts = [Processes(rank, 3).part(8) for rank in range(3)]
+    assert [list(range(8))[part] for part in parts] == [[0, 1], [2, 3, 4], [5, 6, 7]]
+    assert [Processes(rank, 4).part(3) for rank in range(4)] == 4 * [slice(0, 3)], "too few to share"
+    assert Processes().part(8) == slice(0, 8) and Processes().deal([1, 2]) == [1, 2]
+    assert Processes().collect([1, 2]) == [1, 2] and Processes().from_first("mine") == "mine"
+
+
+def variables(monkeypatch, **values):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_waiting_for_processes_that_do_not_come_is_told(monkeypatch):
+    """As if a shell kept torchrun's variables: the process would wait for half an hour, silently."""
+    variables(monkeypatch, WORLD_SIZE="3", RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    said, told = [], threading.Event()
+    monkeypatch.setattr(processes, "PATIENCE", 0.01)
+    monkeypatch.setattr(processes.logger, "warning", lambda message: said.append(message) or told.set())
+
+    def wait():
+        assert told.wait(10)
+        raise TimeoutError
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", wait)
+    with pytest.raises(TimeoutError), processes.process_group():
+        pass
+    assert len(said) == 1
+    assert "process 0 waits at 127.0.0.1:1 for the 2 others" in said[0] and "unset WORLD_SIZE" in said[0]
+
+
+def test_half_of_torchruns_variables(monkeypatch):
+    for values, message in (
+        ({"WORLD_SIZE": "two"}, "variable WORLD_SIZE is 'two'"),
+        ({"WORLD_SIZE": "2"}, "variable RANK is None"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "variable MASTER_PORT is None"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "1"}, "MASTER_ADDR is None"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_PORT": "1", "MASTER_ADDR": "x"}, "RANK is 2 of WORLD_SIZE 2"),
+    ):
+        variables(monkeypatch, **values)
+        with pytest.raises(ValueError, match=f"{message}.*unset WORLD_SIZE"), processes.process_group():
+            pass
+
+
+def test_alone(monkeypatch):
+    for values in ({}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}):
+        variables(monkeypatch, **values)
+        with processes.process_group() as alone:
+            assert alone == Processes()
+
+
+def _exchange(rank, count, folder):
+    own, length = Processes.current(), 8
+    assert own == Processes(rank, count)
+    assert own.collect([letter * 2 for letter in own.deal("abcdefgh")]) == [c * 2 for c in "abcdefgh"]
+    rows = torch.arange(length * 3, dtype=torch.float32).view(length, 3)
+    assert torch.equal(own.join(rows[own.part(length)].clone(), length), rows)
+    assert torch.equal(own.join(rows[:2], 2) if count > 2 else rows[:2], rows[:2])
+    assert own.from_first(rank) == 0
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_results_come_together_in_order(tmp_path, count):
+    in_processes(count, _exchange, tmp_path, tmp_path)
+
+
+def _prune(rank, count, folder, family, ids, fields):
+    model, memory = make_model(family), memory_of(fields := dict(fields))
+    pruner = NeuronALPruner(NeuronALConfig(0.7, **{"saliency": "wanda", **FIELDS, **fields}))
+    pruner.prune(model, ids, folder / f"work{count}", **memory)
+    state = {key: value.contiguous().clone() for key, value in model.state_dict().items()}
+    save_file(state, folder / f"{count}-{rank}.safetensors", {"lambda": str(pruner.report.block_lambda)})
+    (folder / f"{count}-{rank}.forwards").write_text(str(pruner.report.block_forwards))
+    pruner.save(model, folder / f"saved{count}")
+
+
+# Levels on disk: of the first process in its work_dir, of the others in folders of their own.
+ON_DISK = {"saliency": "alps", "saliency_args": {"iterations": 6}, "max_hidden_bytes": 0}
+SEARCH = {"topup": "search", "topup_args": {"budget": 30}}
+
+
+@pytest.mark.parametrize(
+    "family, fields, counts",
+    [
+        ("llama", {}, (1, 2, 4)),
+        ("llama", {"topup_args": {**LAMBDAS, "reference": "dense"}}, by_day((1, 2, 4), 1, 2)),
+        ("llama", SEARCH, by_day((1, 2, 4), 1, 2)),
+        ("mixtral", {"min_expert_tokens": 20}, by_day((1, 2, 4), 1, 2)),
+        ("llama", {**ON_DISK, **SEARCH}, by_day((1, 2, 4), 1, 2)),
+    ],
+)
+def test_the_same_masks_for_any_number_of_processes(tmp_path, family, fields, counts, ids):
+    for count in counts:
+        in_processes(count, _prune, tmp_path, tmp_path, family, ids, fields)
+        assert (tmp_path / f"saved{count}" / "model.safetensors").exists()
+    expected = load_file(tmp_path / "1-0.safetensors")
+    for path in tmp_path.glob("*-*.safetensors"):
+        found = load_file(path)
+        assert all(torch.equal(value, found[key]) for key, value in expected.items()), path.name
+    forwards = [int((tmp_path / f"{count}-0.forwards").read_text()) for count in counts]
+    assert all(fewer < more for more, fewer in zip(forwards, forwards[1:])), "each does its share"
+
+
+ROTATED = {"rotate": True, "rotate_args": {"steps": 6, "fisher_samples": 4}, "topup": "uniform", "topup_args": {}}
+
+
+def _prune_rotated(rank, count, folder, ids):
+    """The second process would learn another rotation."""
+    if rank:
+        learn = Rotation.learn
+        Rotation.learn = lambda self, parts, runner, ids, seed: learn(self, parts, runner, ids.flip(0), seed + 1)
+    _prune(rank, count, folder, "gemma", ids, ROTATED)
+
+
+def test_all_processes_have_the_rotation_of_the_first(tmp_path, ids):
+    for count in (1, 2):
+        in_processes(count, _prune_rotated, tmp_path, tmp_path, ids)
+    expected = load_file(tmp_path / "1-0.safetensors")
+    for rank in (0, 1):
+        found = load_file(tmp_path / f"2-{rank}.safetensors")
+        assert found.keys() == expected.keys() and all(
+            torch.equal(value, found[key]) for key, value in expected.items()
+        )
+    assert not torch.equal(expected["lm_head.weight"], expected["model.embed_tokens.weight"])
+
+
+def _quantise(rank, count, folder, ids):
+    fields = {"bits_per_weight": 6.0, "num_samples": 12, "num_alignment_samples": 4, "embedding_bits": 8}
+    model = NeuronALPruner(NeuronALConfig(**fields)).prune(make_model("llama", num_hidden_layers=2), ids)
+    state = {key: value.contiguous().clone() for key, value in model.state_dict().items()}
+    save_file(state, folder / f"{count}-{rank}.safetensors")
+
+
+def test_the_same_codes_for_any_number_of_processes(tmp_path, ids):
+    for count in (1, 2):
+        in_processes(count, _quantise, tmp_path, tmp_path, ids)
+    expected = load_file(tmp_path / "1-0.safetensors")
+    for rank in (0, 1):
+        found = load_file(tmp_path / f"2-{rank}.safetensors")
+        assert found.keys() == expected.keys() and all(map(torch.equal, expected.values(), found.values()))
+
+
+def test_torchrun(tmp_path, tokenizer, monkeypatch, capsys):
+    """The command, started as its users start it, saves what one process saves."""
+    dense, text = tmp_path / "dense", tmp_path / "text.txt"
+    make_model("llama", vocab_size=256).save_pretrained(dense)
+    tokenizer.save_pretrained(dense)
+    text.write_text(" ".join(f"w{(i * 7) % 60}" for i in range(2000)))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m"]
+    arguments = ["--sparsity", "0.7", "--num-samples", "8", "--num-alignment-samples", "4", "--seq-length", "16"]
+    arguments += ["--model", str(dense), "--dataset", str(text), "--device", "cpu", "--effort", "fast"]
+    monkeypatch.setattr(sys, "argv", ["optimum-cli", "neuronal", "prune", *arguments, "--output", f"{tmp_path}/one"])
+    optimum_cli.main()
+    assert capsys.readouterr().out.count("Saved to") == 1
+    command = [sys.executable, *launch, "optimum_neuronal", "prune", *arguments, "--output", f"{tmp_path}/two"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert result.returncode == 0 and result.stdout.count("Saved to") == 1, result.stderr
+    one, two = (load_file(Path(tmp_path) / name / "model.safetensors") for name in ("one", "two"))
+    assert all(torch.equal(value, two[key]) for key, value in one.items())
+    assert not list(tmp_path.glob(".*")), "the record of the unfinished prune is gone"
+
+
+def _stop_after_the_search(rank, count, folder, ids):
+    from optimum_neuronal.pruning import prune as pruning
+
+    pruning.FinalPruning.find = lambda *_args: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        NeuronALPruner(NeuronALConfig(0.7, "wanda", **FIELDS)).prune(make_model("llama"), ids, folder / "work")
+
+
+def test_a_prune_goes_on_with_another_number_of_processes(tmp_path, ids):
+    pruner = NeuronALPruner(NeuronALConfig(0.7, "wanda", **FIELDS))
+    expected = pruner.prune(make_model("llama"), ids).state_dict()
+    in_processes(2, _stop_after_the_search, tmp_path, tmp_path, ids)
+    assert len(list((tmp_path / "work").glob("step-*"))) == 3
+    found = pruner.prune(make_model("llama"), ids, tmp_path / "work").state_dict()
+    assert all(torch.equal(value, found[key]) for key, value in expected.items())

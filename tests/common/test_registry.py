@@ -1,0 +1,111 @@
+import pytest
+
+from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.common.registry import Registry, parse_method
+from optimum_neuronal.common.validation import did_you_mean
+from optimum_neuronal.saliency import SALIENCIES, Saliency, register_saliency
+from optimum_neuronal.topup import TOPUPS, TopUp, register_topup
+
+
+def test_methods_are_found_without_being_imported():
+    assert {"magnitude", "wanda", "multiflow"} <= set(SALIENCIES.names())
+    assert {"uniform", "neuronal"} <= set(TOPUPS.names())
+    assert issubclass(SALIENCIES.get("wanda"), Saliency) and issubclass(TOPUPS.get("neuronal"), TopUp)
+
+
+def test_unknown_name_suggests_the_closest():
+    with pytest.raises(ValueError, match="Unknown saliency 'wnada'. Did you mean 'wanda'?"):
+        SALIENCIES.get("wnada")
+    assert did_you_mean("zzz", ["wanda"]) == ""
+
+
+def test_a_name_is_registered_once():
+    registry = Registry("thing", "optimum_neuronal.saliency")
+
+    @registry.register("one")
+    class First:
+        pass
+
+    assert registry.get("one") is First and First.name == "one"
+    with pytest.raises(ValueError, match="'one' is taken by .*First"):
+
+        @registry.register("one")
+        class Second:
+            pass
+
+
+def test_nobody_takes_a_name_of_ours_by_a_class_of_the_same_name():
+    wanda = SALIENCIES.get("wanda")
+    with pytest.raises(ValueError, match="'wanda' is taken by optimum_neuronal.saliency.wanda.Wanda"):
+        register_saliency("wanda")(type("Wanda", (Saliency,), {"__module__": "mine", "score": None}))
+    assert SALIENCIES.get("wanda") is wanda and NeuronALConfig(0.5, "wanda").make_methods().saliency == wanda()
+
+
+def test_names_of_ours_are_taken_before_they_are_looked_up():
+    registry = Registry("thing", "optimum_neuronal.saliency", Saliency)
+    with pytest.raises(ValueError, match="'wanda' is taken"):
+        own = type("Own", (Saliency,), {"__module__": "mine"})
+        registry._discover = lambda: registry._classes.setdefault("wanda", SALIENCIES.get("wanda"))
+        registry.register("wanda")(own)
+
+
+def test_a_class_statement_may_run_again():
+    made = [type("Own", (Saliency,), {"__module__": "mine", "score": None}) for _ in range(2)]
+    try:
+        for own in made:
+            register_saliency("test-only-again")(own)
+        assert SALIENCIES.get("test-only-again") is made[1]
+    finally:
+        del SALIENCIES._classes["test-only-again"]
+
+
+@pytest.mark.parametrize("name", [None, 5, Saliency, b"own"])
+@pytest.mark.parametrize("register", [register_saliency, register_topup])
+def test_what_is_no_name_is_not_registered(register, name):
+    with pytest.raises(TypeError, match="expected a name"):
+        register(name)
+    assert NeuronALConfig(0.5).make_methods()
+
+
+def test_what_is_no_method_is_not_registered():
+    for name in ("", "own:x=1", "a b", "a,b"):
+        with pytest.raises(ValueError, match="is none: expected letters"):
+            register_saliency(name)
+    for thing in (len, None, int, TopUp, Saliency.score):
+        with pytest.raises(TypeError, match="expected a subclass of Saliency"):
+            register_saliency("test-only")(thing)
+    assert "test-only" not in SALIENCIES.names()
+
+
+def test_a_users_own_method_is_one_class():
+    @register_saliency("test-only-constant")
+    class Constant(Saliency):
+        def score(self, weight, activation):
+            return weight * 0
+
+    try:
+        assert SALIENCIES.get("test-only-constant") is Constant
+    finally:
+        del SALIENCIES._classes["test-only-constant"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("owl", ("owl", {})),
+        ("owl:lam=0.1,m=7", ("owl", {"lam": 0.1, "m": 7})),
+        (
+            "neuronal:steps=block, block_lambdas=[0.1,0.2]",
+            ("neuronal", {"steps": "block", "block_lambdas": [0.1, 0.2]}),
+        ),
+        ("x:a=True,b='c,d'", ("x", {"a": True, "b": "c,d"})),
+    ],
+)
+def test_methods_with_hyper_parameters(text, expected):
+    assert parse_method(text) == expected
+
+
+def test_bad_hyper_parameters_are_refused():
+    for text in ["owl:", "owl:m", "owl:m=", "owl:=1", "owl:1a=2", "owl:m=1,"]:
+        with pytest.raises(ValueError, match="expected NAME or NAME:KEY=VALUE"):
+            parse_method(text)

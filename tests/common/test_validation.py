@@ -1,0 +1,126 @@
+import inspect
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, compare, evaluate_perplexity, evaluate_tasks
+from optimum_neuronal.common.validation import (
+    check_bits,
+    check_choice,
+    check_count,
+    check_embedding_bits,
+    check_flag,
+    check_number,
+    check_numbers,
+    check_path,
+    check_several,
+    check_texts,
+    names_closest_keyword,
+)
+
+
+def test_paths():
+    assert (check_path("output", "a/b"), check_path("output", Path("a/b"))) == ("a/b", "a/b")
+    with pytest.raises(TypeError, match="output is a bytes: expected a path"):
+        check_path("output", b"a")
+    with pytest.raises(ValueError, match="output is empty"):
+        check_path("output", "")
+
+
+def test_several_of_anything_that_holds_some():
+    assert check_several("sparsities", np.array([0.5, 0.6]), "[0.6]") == [0.5, 0.6]
+    assert check_several("sparsities", (s / 10 for s in (5, 6)), "[0.6]") == [0.5, 0.6]
+    for value in (0.5, "0.5", {"a": 1}, dict, None):
+        with pytest.raises(TypeError, match=r"sparsities is .*: expected several, such as \[0.6\]"):
+            check_several("sparsities", value, "[0.6]")
+
+
+def test_texts_are_texts_and_long_values_are_not_shown():
+    assert check_texts("tasks", ("boolq", "rte"), "['boolq']") == ["boolq", "rte"]
+    with pytest.raises(TypeError, match="tasks holds 3: expected text"):
+        check_texts("tasks", ["boolq", 3], "['boolq']")
+    with pytest.raises(TypeError, match="tasks holds a list: expected text"):
+        check_texts("tasks", [list(range(100))], "['boolq']")
+
+
+def test_counts():
+    for value in (2, np.int64(3)):
+        check_count("rounds", value, 2)
+    for value, error in ((1, ValueError), (2.0, TypeError), ("2", TypeError), (True, TypeError), (None, TypeError)):
+        with pytest.raises(error, match=f"rounds is {value!r}: expected a whole number of at least 2"):
+            check_count("rounds", value, 2)
+
+
+def test_numbers():
+    for value in (0, 0.5, 1, np.float32(0.25)):
+        check_number("share", value, 0, 1)
+    check_number("rate", 1e300, 0)
+    for value, error in ((-0.01, ValueError), (1.5, ValueError), (math.nan, ValueError), (math.inf, ValueError),
+                         ("0.5", TypeError), (None, TypeError), (True, TypeError)):  # fmt: skip
+        with pytest.raises(error) as caught:
+            check_number("share", value, 0, 1)
+        assert str(caught.value) == f"share is {value!r}: expected a number from 0 to 1."
+    with pytest.raises(ValueError, match="rate is inf: expected a number of at least 0.5"):
+        check_number("rate", math.inf, 0.5)
+    with pytest.raises(ValueError, match="rate is 0: expected a number above 0, at most 1"):
+        check_number("rate", 0, 0, 1, above=True)
+
+
+def test_several_numbers():
+    assert check_numbers("widths", [0, np.float64(0.5)], 0, 1) == (0.0, 0.5)
+    for value, error, message in (
+        ("ab", TypeError, "expected several"),
+        ((), ValueError, "widths is empty: expected at least one number from 0 to 1"),
+        ([0.1, 2], ValueError, "widths is 2: expected a number from 0 to 1"),
+        ([0.1, "a"], TypeError, "widths is 'a'"),
+    ):
+        with pytest.raises(error, match=message):
+            check_numbers("widths", value, 0, 1)
+
+
+def test_choices_flags_and_bits():
+    check_choice("effort", "fast", ["fast", "best"])
+    check_flag("rows", False)
+    for value in (None, 8, 4):
+        check_bits("bits", value, (8, 4))
+    for check, error, message in (
+        (lambda: check_choice("effort", "fats", ["fast"]), ValueError, "expected one of 'fast'. Did you mean 'fast'?"),
+        (lambda: check_choice("effort", 5, ["fast"]), TypeError, "effort is 5: expected one of 'fast'"),
+        (lambda: check_flag("rows", 1), TypeError, "rows is 1: expected True or False"),
+        (lambda: check_bits("bits", 5, (8, 4)), ValueError, "bits is 5: expected one of 8, 4, or None"),
+        (lambda: check_bits("bits", True, (8, 4)), TypeError, "bits is True"),
+        (lambda: check_embedding_bits(8, "dense"), ValueError, "embedding_bits is 8, but the format 'dense'"),
+    ):
+        with pytest.raises(error, match=re.escape(message)):
+            check()
+
+
+def test_an_unknown_keyword_names_the_closest():
+    @names_closest_keyword
+    def scale(weight, *, factor=1):
+        """Return a product."""
+        return weight * factor
+
+    assert scale(3, factor=2) == scale(weight=3, factor=2) == 6 and scale.__doc__ == "Return a product."
+    with pytest.raises(TypeError, match="scale has no argument 'factr'. Did you mean 'factor'?"):
+        scale(3, factr=2)
+    with pytest.raises(TypeError, match="scale has no argument 'xyz'. Known: weight, factor.$"):
+        scale(3, xyz=2)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'weight'"):
+        scale(factor=2)
+    for call, message in (
+        (lambda: NeuronALConfig(0.7, sparsty=1), "NeuronALConfig has no argument 'sparsty'. Did you mean 'sparsity'"),
+        (lambda: NeuronALPruner(NeuronALConfig(0.7), tokeniser=1), "NeuronALPruner .*'tokenizer'"),
+        (lambda: NeuronALPruner(NeuronALConfig(0.7)).prune(None, batchsize=1), "NeuronALPruner.prune .*'batch_size'"),
+        (lambda: evaluate_perplexity(None, batchsize=1), "evaluate_perplexity .*'batch_size'"),
+        (lambda: evaluate_tasks(None, None, [], limits=1), "evaluate_tasks .*'limit'"),
+        (lambda: compare(None, topup=["owl"]), "compare has no argument 'topup'. Did you mean 'topups'"),
+        (lambda: compare(None, xyz=4), "compare has no argument 'xyz'. Known: .*bits_per_weight, .*topups"),
+        (lambda: compare(None, num_sample=4), "compare has no argument 'num_sample'. Did you mean 'num_samples'"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+    assert list(inspect.signature(NeuronALConfig).parameters)[:2] == ["sparsity", "saliency"]

@@ -1,0 +1,123 @@
+import pytest
+
+from optimum_neuronal import NeuronALConfig
+from optimum_neuronal.config.methods import Methods
+from optimum_neuronal.saliency import SALIENCIES
+from optimum_neuronal.saliency.alps import ALPS
+from optimum_neuronal.saliency.masks import ColumnPattern
+from optimum_neuronal.saliency.ria import RIA
+from optimum_neuronal.topup import TOPUPS
+from optimum_neuronal.topup.uniform import Uniform
+
+
+def test_topup_takes_what_it_knows():
+    args = {"metric": "l2", "reference": "dense"}
+    topup = NeuronALConfig(0.7, topup="neuronal:steps=row", topup_args=args, saliency="wanda").make_methods().topup
+    assert (topup.steps, topup.reference) == ("row", "dense")
+    assert NeuronALConfig(0.7, topup="uniform", saliency="wanda").make_methods().topup.name == "uniform"
+
+
+class TestMethodsThatGoTogether:
+    def test_sparsegpt_refuses_the_row_step(self):
+        for steps in ("both", "row"):
+            with pytest.raises(ValueError, match="updates all rows of a weight together.*set steps='block'"):
+                NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="neuronal", topup_args={"steps": steps})
+        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="neuronal:steps=block")
+        assert NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup="uniform")
+
+    @pytest.mark.parametrize("topup", ["besa", "dsnot"])
+    def test_topups_that_need_fixed_weights_refuse_sparsegpt(self, topup):
+        with pytest.raises(ValueError, match="'sparsegpt' updates the others too.*such as 'wanda'"):
+            NeuronALConfig(sparsity=0.7, saliency="sparsegpt", topup=topup)
+
+    @pytest.mark.parametrize("saliency", ["alps", "sparsegpt"])
+    @pytest.mark.parametrize("topup", ["owl", "alpha_pruning", "dlp", "atp", "dsa", "evopress", "search"])
+    def test_all_others_serve_those_that_update_weights(self, saliency, topup):
+        assert NeuronALConfig(sparsity=0.7, saliency=saliency, topup=topup).make_methods().topup
+
+    def test_alps_takes_the_row_step_but_no_topup_that_needs_fixed_weights(self):
+        for steps in ("both", "row", "block"):
+            assert NeuronALConfig(sparsity=0.7, saliency="alps", topup="neuronal", topup_args={"steps": steps})
+        for topup in ("besa", "dsnot"):
+            with pytest.raises(ValueError, match="'alps' updates the others too"):
+                NeuronALConfig(sparsity=0.7, saliency="alps", topup=topup)
+
+    @pytest.mark.parametrize("reconstruct", ["dense", "block"])
+    def test_only_what_updates_weights_reconstructs(self, reconstruct):
+        with pytest.raises(ValueError, match=f"reconstruct is '{reconstruct}', but the saliency 'wanda' leaves"):
+            NeuronALConfig(sparsity=0.7, saliency="wanda", reconstruct=reconstruct)
+        for saliency in ("alps", "sparsegpt"):
+            methods = NeuronALConfig(0.7, saliency, reconstruct=reconstruct).make_methods()
+            assert methods.reconstruct == reconstruct and methods.needs_dense_stream == (reconstruct == "dense")
+
+    def test_a_pattern_refuses_other_topups_and_sparsities(self):
+        with pytest.raises(ValueError, match="nothing for the top-up 'search' to decide: set topup='uniform'"):
+            NeuronALConfig(sparsity=0.5, pattern="2:4", topup="search")
+        with pytest.raises(ValueError, match="The pattern 2:4 means sparsity=0.5, but it is 0.7"):
+            NeuronALConfig(sparsity=0.7, pattern="2:4", topup="uniform", saliency="wanda")
+        with pytest.raises(ValueError, match="expected 'N:M'"):
+            NeuronALConfig(sparsity=0.5, pattern="2-4", topup="uniform", saliency="wanda")
+        config = NeuronALConfig(sparsity=0.5, pattern="4:8", topup="uniform", saliency="wanda")
+        assert NeuronALConfig.from_dict(config.to_dict()) == config
+
+    @pytest.mark.parametrize("name", TOPUPS.names())
+    def test_what_a_topup_declares_leaves_rows_alone(self, name):
+        topup = (
+            NeuronALConfig(0.7, topup=name, topup_args=TOPUPS.get(name).without_rows, saliency="wanda")
+            .make_methods()
+            .topup
+        )
+        assert topup.rows_are_optional or not topup.by_row
+        NeuronALConfig(0.7, "wanda", topup=name, topup_args=topup.without_rows)
+
+    def test_a_topup_that_cannot_leave_rows_alone_is_told_from_one_that_can(self, own_topup, monkeypatch):
+        monkeypatch.setattr(own_topup, "by_row", True)
+        with pytest.raises(ValueError, match="the top-up 'test-only' would have them: choose a top-up that leaves"):
+            NeuronALConfig(0.7, "sparsegpt", topup="test-only")
+
+
+def test_a_topup_gets_its_topup_args_and_nothing_else(own_topup):
+    config = NeuronALConfig(0.7, topup="test-only", seed=7, saliency="wanda")
+    assert config.make_methods().topup == own_topup(seed=123) and config.seed == 7
+    config = NeuronALConfig(
+        0.7, topup="test-only", topup_args={"seed": 5, "shape": range(2)}, seed=7, saliency="wanda"
+    )
+    assert config.make_methods().topup == own_topup(seed=5, shape=[0, 1]) and config.seed == 7
+    assert NeuronALConfig.from_dict(config.to_dict(), seed=8).topup_args == {"seed": 5, "shape": [0, 1]}
+
+
+def test_the_saliency_says_what_it_reconstructs_if_nobody_else_does():
+    needed = {
+        name: NeuronALConfig(0.7, name, topup="uniform").make_methods().needs_dense_stream
+        for name in SALIENCIES.names()
+    }
+    assert needed == {**dict.fromkeys(SALIENCIES.names(), False), "alps": True}
+
+
+@pytest.mark.parametrize(
+    "saliency, topup, needed",
+    [
+        ("magnitude", "uniform", False),
+        ("wanda", "uniform", True),
+        ("magnitude", "owl", True),
+        ("magnitude", "dsnot", True),  # its allocation asks nothing, but it refines masks
+    ],
+)
+def test_what_looks_at_no_activation_needs_no_calibration(saliency, topup, needed):
+    assert NeuronALConfig(0.7, saliency, topup=topup).make_methods().needs_calibration is needed
+
+
+def test_methods_are_made_of_names_and_hyper_parameters():
+    methods = NeuronALConfig(0.5, "ria:power=1.0", topup="uniform", pattern="2:4").make_methods()
+    assert methods == Methods(RIA(power=1.0), Uniform(), ColumnPattern.parse("2:4"))
+    methods = NeuronALConfig(0.5, "alps:iterations=7", topup="uniform", reconstruct="block").make_methods()
+    assert methods == Methods(ALPS(iterations=7), Uniform(), None, "block")
+
+
+def test_an_unknown_hyper_parameter_is_told_with_those_that_are_known():
+    with pytest.raises(
+        ValueError, match=r"saliency_args holds 'powr', .* 'ria' does not .* Known: power\. Did you mean"
+    ):
+        SALIENCIES.make("ria", "saliency_args", {"powr": 1.0})
+    with pytest.raises(ValueError, match=r"the top-up 'uniform' does not have\. Known: none\.$"):
+        TOPUPS.make("uniform", "topup_args", {"lam": 1.0})

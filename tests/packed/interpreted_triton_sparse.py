@@ -1,0 +1,138 @@
+"""Tests that run under TRITON_INTERPRET=1: test_triton_sparse.py starts them in a process of their own.
+
+The interpreter starts programs one after the other in numpy, so weights are tiny.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_checks import FAR, far_behind
+from profiles import by_day, examples
+from weights import TOLERANCE, bits, error, finite, sparse
+
+from optimum_neuronal.packed import accelerator, triton_sparse
+from optimum_neuronal.packed.formats.packed_matrix import DTYPES
+from optimum_neuronal.packed.formats.sparse import SparseWeight
+
+
+FUZZ = examples(10)
+accelerator.TRITON_DEVICES = ("cpu",)
+SPAN = 32 * triton_sparse.WORDS  # elements of a row that a program looks at together
+
+
+def check(x, weight, bias=None):
+    """As float64 computes it, and as torch does but for float32's rounding; then one rounding to the dtype."""
+    packed = SparseWeight.pack(weight)
+    y = accelerator.linear(packed, x, bias)
+    assert y.dtype == x.dtype and y.shape == (len(x), len(weight)) and y.is_contiguous()
+    if y.numel():
+        plain = torch.nn.functional.linear(x, weight, bias)
+        assert error(y, x, weight, bias) < TOLERANCE[x.dtype]
+        assert (y - plain).abs().max() <= TOLERANCE[x.dtype] * plain.abs().max()
+
+
+def unpack(weight) -> torch.Tensor:
+    return accelerator.unpack(SparseWeight.pack(weight))
+
+
+def test_few_rows_of_x():
+    for dtype, count in product(
+        DTYPES, by_day(range(1, accelerator.MAX_FUSED_ROWS + 1), 1, 5, accelerator.MAX_FUSED_ROWS)
+    ):
+        check(finite((count, 133), dtype, 1, 2), finite((5, 133), dtype), finite((5,), dtype, 1))
+
+
+def test_columns():
+    for columns in by_day(
+        [1, 31, 32, 63, 64, 65, SPAN - 1, SPAN, SPAN + 1, 2 * SPAN + 40], 1, 32, 65, SPAN, 2 * SPAN + 40
+    ):
+        weight = sparse((3, columns), torch.float16)
+        assert torch.equal(bits(unpack(weight)), bits(weight))
+        check(finite((2, columns), torch.float32, 1, 2), finite((3, columns), torch.float32, seed=1))
+
+
+def test_empty_and_full_rows():
+    for dtype in DTYPES:
+        weight = finite((9, 130), dtype, 1)
+        weight[[0, 3, 4, 8]] = 0
+        check(finite((3, 130), dtype, 1, 2), weight)
+        assert torch.equal(unpack(weight), weight)
+
+
+def test_nothing_is_kept():
+    for shape in [(0, 64), (4, 0), (0, 0), (4, 64)]:
+        weight, x = torch.zeros(shape), torch.ones(2, shape[1])
+        bias = torch.arange(shape[0]).float()
+        assert torch.equal(accelerator.linear(SparseWeight.pack(weight), x, bias), bias.expand(2, -1))
+        assert torch.equal(unpack(weight), weight)
+
+
+@FUZZ
+@given(
+    out=st.integers(0, 9),
+    columns=st.integers(0, 200) | st.sampled_from([64, 128]),
+    count=st.integers(0, 10),
+    dtype=st.sampled_from(DTYPES),
+    density=st.sampled_from([0, 0.3, 1]),
+    seed=st.integers(0, 1000),
+)
+def test_any_weight(out, columns, count, dtype, density, seed):
+    weight = sparse((out, columns), dtype, density, seed)
+    assert torch.equal(bits(unpack(weight)), bits(weight))
+    check(finite((count, columns), dtype, 1, seed), finite((out, columns), dtype, density, seed))
+
+
+def test_infinite_and_undefined_numbers():
+    """As in a dense weight: what is not finite reaches a sum also where it meets a zero, and no other sum."""
+    weight = torch.zeros(4, 70)
+    weight[0, 3], weight[1, 5], weight[2, 66] = torch.inf, torch.nan, 2
+    for place, value in ((66, 1.0), (66, torch.inf), (1, torch.nan)):
+        x = torch.zeros(2, 70)
+        x[0, place], x[1, 3] = value, 1
+        expected = torch.nn.functional.linear(x, weight)
+        assert torch.equal(
+            bits(accelerator.linear(SparseWeight.pack(weight), x, None).isnan()), bits(expected.isnan())
+        )
+        assert torch.equal(accelerator.linear(SparseWeight.pack(weight), x, None).nan_to_num(), expected.nan_to_num())
+
+
+def test_more_rows_go_by_blocks(monkeypatch):
+    monkeypatch.setattr(accelerator, "SCRATCH", 8)
+    check(finite((20, 70), torch.bfloat16, 1, 2), finite((21, 70), torch.bfloat16), finite((21,), torch.bfloat16, 1))
+
+
+def test_rows_of_a_larger_weight():
+    """Bits and offsets of some rows beside all values: the offsets do not begin at 0."""
+    weight, x = finite((12, 70), torch.float32), finite((2, 70), torch.float32, 1, 2)
+    part = SparseWeight.pack(weight).window(5, 9)
+    assert part.offsets[0] > 0 and torch.equal(accelerator.unpack(part), weight[5:9])
+    for inputs in (x, finite((accelerator.MAX_FUSED_ROWS + 1, 70), torch.float32, 1, 2)):
+        assert error(accelerator.linear(part, inputs, None), inputs, weight[5:9]) < TOLERANCE[torch.float32]
+
+
+def test_bits_that_lie_askew():
+    weight = finite((5, 70), torch.float32)
+    packed = SparseWeight.pack(weight)
+    askew = torch.empty(packed.bits.numel() + 1, dtype=torch.uint8)[1:].view(packed.bits.shape).copy_(packed.bits)
+    assert askew.data_ptr() % 4 and torch.equal(accelerator.unpack(replace(packed, bits=askew)), weight)
+
+
+def test_values_behind_two_to_the_31(tmp_path):
+    weight, x = finite((4, 70), torch.bfloat16), finite((3, 70), torch.bfloat16, 1, 2)
+    near = SparseWeight.pack(weight)
+    far = replace(near, values=far_behind(near.values, tmp_path), offsets=near.offsets + FAR)
+    assert torch.equal(accelerator.unpack(far), weight)
+    assert torch.equal(accelerator.linear(far, x, None), accelerator.linear(near, x, None))
+
+
+def test_the_same_sums_every_time():
+    x, weight = finite((2, 700), torch.float32, 1, 2), SparseWeight.pack(finite((3, 700), torch.float32))
+    first, second = (accelerator.linear(weight, x, None) for _ in range(2))
+    assert torch.equal(bits(first), bits(second))
+
+
+def test_chosen_where_it_works():
+    assert accelerator.find_kernels("sparse", torch.device("cpu")) is triton_sparse

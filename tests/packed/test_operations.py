@@ -1,0 +1,162 @@
+"""Products with packed matrices as modules and torch's graphs compute them."""
+
+from itertools import product
+
+import pytest
+import torch
+from weights import TOLERANCE, all_matrices, error, finite, quantised
+
+from optimum_neuronal.native.library import Kernel, find_kernel
+from optimum_neuronal.packed import ops
+from optimum_neuronal.packed.formats.packed_matrix import DTYPES
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.formats.sparse import MAX_FUSED_ROWS, SparseWeight
+
+
+known = torch.ops.optimum_neuronal
+
+
+def tolerance(matrix, count) -> float:
+    """Return how far a product may be off: kernels for codes round few inputs to whole numbers."""
+    rounds = isinstance(matrix, QuantizedWeight) and count <= 16
+    return max(TOLERANCE[matrix.dtype], (3e-2 if matrix.bits == 8 else 4e-3) if rounds else 0)
+
+
+def test_as_dense():
+    for dtype, lead, with_bias in product(DTYPES, [(), (1,), (3,), (2, 5), (40,), (0,)], [False, True]):
+        x, bias = finite((*lead, 133), dtype, 1), finite((37,), dtype, 1) if with_bias else None
+        for matrix in all_matrices(37, 133, dtype):
+            y = ops.linear(matrix, x, bias)
+            assert y.shape == (*lead, 37) and y.dtype == dtype
+            assert not y.numel() or error(y, x, ops.unpack(matrix), bias) < tolerance(matrix, y.numel() // 37)
+
+
+def test_operations_compute_the_same():
+    x, bias = finite((3, 133), torch.bfloat16, 1), finite((37,), torch.bfloat16, 1)
+    for matrix in all_matrices(37, 133, torch.bfloat16):
+        tensors = list(matrix.tensors().values())
+        assert torch.equal(known.packed_linear(x, matrix.name, tensors, 37, bias), ops.linear(matrix, x, bias))
+        assert torch.equal(known.unpack(matrix.name, tensors, 37, 133, torch.bfloat16), matrix.unpack())
+
+
+def test_many_rows_of_x_are_multiplied_block_by_block(monkeypatch):
+    if find_kernel() is None:
+        pytest.skip("there are no compiled kernels")
+    x, seen, original = finite((40, 133), torch.float32, 1, 2), [], Kernel.unpack
+    monkeypatch.setattr("optimum_neuronal.packed.formats.packed_matrix.multiply_by_blocks.__defaults__", (16,))
+    monkeypatch.setattr(Kernel, "unpack", lambda self, *args: seen.append(len(args[-1])) or original(self, *args))
+    for bias in (None, finite((37,), torch.float32, 1)):
+        matrix = SparseWeight.pack(finite((37, 133), torch.float32))
+        assert error(ops.linear(matrix, x, bias), x, matrix.unpack(), bias) < 1e-5
+    assert max(seen[:3]) == 16, "never unpacked as a whole"
+
+
+def test_few_rows_of_x_unpack_nothing(monkeypatch):
+    if find_kernel() is None:
+        pytest.skip("there are no compiled kernels")
+    matrices = all_matrices(37, 133)
+    dense = [matrix.unpack() for matrix in matrices]
+    for name in ("unpack", "unpack_quantized"):
+        monkeypatch.setattr(Kernel, name, lambda *_args: pytest.fail("unpacked"))
+    for count in range(1, MAX_FUSED_ROWS + 1):
+        x = finite((count, 133), torch.float32, 1, 2)
+        for matrix, weight in zip(matrices, dense):
+            assert error(ops.linear(matrix, x), x, weight) < tolerance(matrix, count)
+
+
+@pytest.mark.parametrize("special", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_row(special):
+    for matrix in all_matrices(7, 300)[1:]:
+        x = torch.randn(3, 300)
+        plain = ops.linear(matrix, x)
+        x[1, 200] = special
+        y = ops.linear(matrix, x)
+        assert y[1].isnan().all() and torch.equal(y[[0, 2]], plain[[0, 2]])
+
+
+def test_what_does_not_fit_is_refused():
+    x, sparse, codes = torch.zeros(1, 70), SparseWeight.pack(finite((4, 70), torch.float32)), quantised(4, 70)
+    for matrix in (sparse, codes):
+        for inputs, bias, message in (
+            (x.bfloat16(), None, "x is torch.bfloat16 on cpu, but the weight torch.float32"),
+            (x[:, :5], None, r"x has shape \[1, 5\]: expected \(..., 70\)"),
+            (torch.tensor(1.0), None, "x has shape"),
+            (x.to("meta"), None, "x is torch.float32 on meta"),
+            (x, torch.zeros(3), r"the bias is torch.float32 of shape \[3\]"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                ops.linear(matrix, inputs, bias)
+    mask, values, offsets = sparse.tensors().values()
+    of_codes, scales = codes.tensors().values()
+    for format, tensors, rows, message in (
+        ("sparse", [mask.int(), values, offsets], 4, "its bits have dtype torch.int32"),
+        ("sparse", [mask, values, offsets[1:]], 4, r"its offsets have dtype torch.int64 and shape \[4\]"),
+        ("sparse", [mask, values[None], offsets], 4, "its values have"),
+        ("sparse", [mask.t().contiguous().t(), values, offsets], 4, "not contiguous"),
+        ("sparse", [mask, values.bfloat16(), offsets], 4, "its values have dtype torch.bfloat16"),
+        ("sparse", [mask], 4, "1 tensors of a sparse weight are given: expected bits, values, offsets"),
+        ("quantized", [of_codes, scales, scales, scales], 4, "4 tensors of a quantized weight"),
+        ("quantized", [of_codes, scales.float()], 4, "its scales have dtype torch.float32"),
+        ("quantized", [of_codes, scales], 5, "its codes have|its scales have"),
+        ("quantized", [of_codes[..., :5].contiguous(), scales], 4, "its codes have"),
+        ("dense", [values], 4, "Unknown packed format 'dense'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            known.packed_linear(x, format, tensors, rows, None)
+    with pytest.raises(ValueError, match="x has no dimension"):
+        known.packed_linear(torch.tensor(1.0), "sparse", [mask, values, offsets], 4, None)
+    for call in (
+        lambda: known.packed_linear(x.double(), "sparse", [mask, values, offsets], 4, None),
+        lambda: known.unpack("quantized", [of_codes, scales], 4, 70, torch.int8),
+    ):
+        with pytest.raises(ValueError, match="cannot be computed in"):
+            call()
+
+
+def test_torch_compile_keeps_its_graph_whole():
+    x = finite((2, 64), torch.float32, 1)
+    for matrix in all_matrices(16, 64):
+        tensors, name = list(matrix.tensors().values()), matrix.name
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def compiled(x):
+            y = known.packed_linear(x + 1, name, tensors, 16, None)  # noqa: B023
+            return y + known.unpack(name, tensors, 16, 64, x.dtype).sum()  # noqa: B023
+
+        assert torch.allclose(compiled(x), ops.linear(matrix, x + 1) + matrix.unpack().sum(), atol=1e-5)
+
+
+def test_torch_knows_the_operations_well():
+    x = torch.randn(2, 70)
+    for matrix in all_matrices(4, 70):
+        tensors = list(matrix.tensors().values())
+        torch.library.opcheck(known.packed_linear.default, (x, matrix.name, tensors, 4, None))
+        torch.library.opcheck(
+            known.unpack.default,
+            (matrix.name, tensors, 4, 70, torch.float16 if matrix.name == "quantized" else torch.float32),
+        )
+
+
+def test_traces_call_the_operation():
+    """A trace would otherwise hold the products of the example's inputs as constants."""
+    matrix = quantised(4, 70)
+    traced = torch.jit.trace(lambda x: ops.linear(matrix, x), torch.ones(1, 70), check_trace=False)
+    x = torch.randn(1, 70)
+    assert torch.equal(traced(x), ops.linear(matrix, x))
+
+
+def test_derivatives():
+    """The gradients that autograd takes, twice too, are those of the dense product; nothing is silently zero."""
+    for matrix in all_matrices(37, 133):
+        tensors, dense = list(matrix.tensors().values()), matrix.unpack()
+
+        def packed(x, matrix=matrix, tensors=tensors):
+            return known.packed_linear(x, matrix.name, tensors, 37, None)
+
+        x = torch.randn(40, 133, requires_grad=True)
+        (gradient,) = torch.autograd.grad(packed(x).square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), x)
+        square = dense.T @ dense
+        assert error(gradient, 2 * x, square) < 1e-5 and error(second, 8 * x, square @ square) < 1e-5
+        with pytest.raises(NotImplementedError):
+            torch.func.jvp(packed, (x.detach(),), (x.detach(),))

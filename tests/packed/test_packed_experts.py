@@ -1,0 +1,112 @@
+import pytest
+import torch
+from conftest import make_model
+from packed_models import assert_close, assert_same_state, logits, make_zeroed
+
+from optimum_neuronal import densify, sparsify
+from optimum_neuronal.packed.formats.sparse import SparseWeight
+from optimum_neuronal.packed.packed_experts import FUNCTION, PackedStack
+
+
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe", "nemotron_h", "afmoe", "jamba")
+
+
+def stacks(model):
+    return [module for module in model.modules() if isinstance(module, PackedStack)]
+
+
+def test_mixtures(ids):
+    """Gated and not, transposed, with biases, norms and shared experts: close to what the family computes by itself."""
+    for family in MIXTURES:
+        model = make_zeroed(family)
+        state, expected, function = model.state_dict(), logits(model, ids), model.config._experts_implementation
+        state = {name: value.clone() for name, value in state.items()}
+        sparsify(model)
+        assert stacks(model) and not any(p.ndim == 3 for name, p in model.named_parameters() if "experts" in name)
+        assert model.config._experts_implementation == FUNCTION
+        assert_close(logits(model, ids), expected)
+        densify(model)
+        assert_same_state(model, state)
+        assert model.config._experts_implementation == function
+        assert torch.equal(logits(model, ids), expected)
+
+
+def test_only_the_chosen_experts_are_read(monkeypatch):
+    model = sparsify(make_zeroed("mixtral"))
+    seen = []
+    window = SparseWeight.window
+    monkeypatch.setattr(
+        SparseWeight, "window", lambda rows, first, last: (seen.append(last - first), window(rows, first, last))[1]
+    )
+    logits(model, torch.tensor([[5]]))
+    config = model.config
+    per_expert = 2 * config.intermediate_size + config.hidden_size
+    assert sum(seen) == config.num_hidden_layers * config.num_experts_per_tok * per_expert
+
+
+def test_an_expert_that_nobody_has():
+    """Rows that are sent to no expert of this process count for nothing."""
+    stack = stacks(sparsify(make_zeroed("mixtral")))[0]
+    x, chosen = torch.randn(3, stack.columns), torch.tensor([1, 3, 4])
+    output = stack(x, chosen)
+    assert torch.allclose(output[:2], torch.stack([stack.dense()[e] @ row for e, row in zip((1, 3), x)]), atol=1e-5)
+    assert not output[2].any()
+
+
+def test_a_mixture_that_is_dense_among_packed_ones(ids):
+    model = make_zeroed("mixtral")
+    experts = model.model.layers[1].mlp.experts
+    experts.down_proj.data.normal_(std=0.1)
+    expected = logits(model, ids)
+    sparsify(model)
+    assert isinstance(experts.down_proj, torch.nn.Parameter) and isinstance(experts.gate_up_proj, torch.nn.Parameter)
+    assert model.packing.left_dense["model.layers.1.mlp.experts"] == "not smaller packed"
+    assert_close(logits(model, ids), expected)
+    assert_close(logits(densify(model), ids), expected)
+
+
+def test_other_functions(ids):
+    """Another function says what to do; a dense model with the config of a packed one computes as ever."""
+    model, other = sparsify(make_zeroed("mixtral")), make_model("mixtral")
+    expected = logits(other, ids)
+    other.config._experts_implementation = model.config._experts_implementation
+    assert_close(logits(other, ids), expected)
+    model.set_experts_implementation("eager")
+    again = rf"set_experts_implementation\('{FUNCTION}'\), or call optimum_neuronal.densify"
+    with pytest.raises(TypeError, match=again):
+        logits(model, ids)
+    model.set_experts_implementation(FUNCTION)
+    logits(model, ids)
+
+
+def test_gradients(ids):
+    model = sparsify(make_zeroed("qwen3_moe"))
+    with pytest.raises(RuntimeError, match="compute no gradients"):
+        model(input_ids=ids, labels=ids).loss.backward()
+    with pytest.raises(RuntimeError, match=r"to train it, call optimum_neuronal.densify\(model\) first"):
+        model.train()(input_ids=ids)
+
+
+def test_biases_that_ask_for_gradients(ids):
+    """They reach the second weight's inputs where autograd is on: computed with, and refused by a backward."""
+    model = sparsify(make_zeroed("gpt_oss"))
+    expected = logits(model, ids)
+    found = model(input_ids=ids).logits
+    assert torch.equal(found, expected)
+    with pytest.raises(RuntimeError, match="compute no gradients"):
+        found.sum().backward()
+
+
+def test_llama4_is_left_dense_and_named(ids):
+    model = make_zeroed("llama4_text")
+    expected = logits(model, ids)
+    sparsify(model)
+    assert not stacks(model)
+    assert "Llama4TextExperts has no packed form" in model.packing.left_dense["model.layers.1.feed_forward.experts"]
+    assert_close(logits(model, ids), expected)
+
+
+def test_what_a_stack_tells():
+    stack = stacks(sparsify(make_zeroed("gpt_oss")))[0]
+    assert stack.shape == stack.dense().shape and stack.dtype == torch.float32 and stack.device.type == "cpu"
+    assert "experts=4" in repr(stack) and "sparsity=0.69" in repr(stack)

@@ -1,0 +1,145 @@
+"""What only computes works with packed weights as with dense ones."""
+
+import copy
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from conftest import FEW, make_tokenizer
+from packed_models import assert_close, logits, make_zeroed
+from profiles import NIGHT, by_day
+from texts import VOCAB
+
+from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity, evaluate_tasks, sparsify
+from optimum_neuronal.demo.run import load_tiny_model
+
+
+FAMILIES = (*FEW, "qwen3_moe", "gpt_oss")
+GREEDY = dict(max_new_tokens=40 if NIGHT else 16, do_sample=False, pad_token_id=0, eos_token_id=None)
+
+
+def pair(family="llama", **overrides):
+    dense = make_zeroed(family, **overrides)
+    return dense, sparsify(copy.deepcopy(dense))
+
+
+@pytest.mark.parametrize("family", by_day(FAMILIES, "llama", "gpt2", "mixtral", "gpt_oss"))
+def test_generate(family):
+    """Greedy tokens are the same, of one sequence and of a batch with padding, with growing and with static caches."""
+    dense, packed = pair(family)
+    one = torch.tensor([[5, 7, 11]])
+    assert torch.equal(dense.generate(one, **GREEDY), packed.generate(one, **GREEDY))
+    batch, mask = torch.tensor([[0, 0, 3, 9], [4, 8, 15, 16]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    found, expected = (m.generate(batch, attention_mask=mask, **GREEDY) for m in (packed, dense))
+    assert torch.equal(found, expected)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The demo's model at 70 %: unlike random weights it is sure of its tokens, or torn between some."""
+    model, tokenizer = load_tiny_model()
+    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
+    return NeuronALPruner(config).prune(model), tokenizer("The", return_tensors="pt").input_ids
+
+
+def test_tokens_of_a_trained_model(trained):
+    dense, ids = trained
+    new = 200 if NIGHT else 60
+    options = {**GREEDY, "max_new_tokens": new}
+    expected = dense.generate(ids, **options)
+    assert expected.shape[1] == ids.shape[1] + new
+    assert torch.equal(sparsify(copy.deepcopy(dense)).generate(ids, **options), expected)
+
+
+def test_logits_of_a_trained_model(trained):
+    """As the dense model gives them in float32, by fused kernels for few tokens and by unpacked weights for many."""
+    for (dtype, most), tokens in product([(torch.bfloat16, 1e-2), (torch.float32, 1e-5)], [1, 6, 40]):
+        rounded = copy.deepcopy(trained[0]).to(dtype)
+        packed = sparsify(copy.deepcopy(rounded))
+        ids = torch.arange(2, 2 + tokens)[None]
+        with torch.no_grad():
+            expected, found = (model(ids).logits.double() for model in (rounded.float(), packed))
+        assert (found - expected).norm() < most * expected.norm()
+
+
+@pytest.mark.parametrize(
+    "family, options",
+    [
+        *((family, {"cache_implementation": "static", "disable_compile": True}) for family in ("llama", "mixtral")),
+        ("llama", {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 12}),
+        ("llama", {"num_beams": 3, "max_new_tokens": 12}),
+    ],
+)
+def test_static_caches_sampling_and_beams(family, options):
+    found = []
+    for model in pair(family):
+        torch.manual_seed(0)
+        found.append(model.generate(torch.tensor([[5, 7, 11]]), **{**GREEDY, **options}))
+    assert torch.equal(*found)
+
+
+def test_assisted():
+    """A packed model is helped, and helps."""
+    dense, packed = pair()
+    _, helper = pair(num_hidden_layers=1)
+    ids = torch.tensor([[5, 7, 11]])
+    expected = dense.generate(ids, **GREEDY)
+    assert torch.equal(packed.generate(ids, assistant_model=helper, **GREEDY), expected)
+    assert torch.equal(packed.generate(ids, prompt_lookup_num_tokens=2, **GREEDY), expected)
+
+
+def test_pipeline():
+    dense, packed = pair(vocab_size=VOCAB)
+    text = []
+    for model in (dense, packed):
+        pipe = transformers.pipeline("text-generation", model=model, tokenizer=make_tokenizer())
+        text.append(pipe("w1 w2", max_new_tokens=8, do_sample=False)[0]["generated_text"])
+    assert text[0] == text[1]
+
+
+@pytest.mark.parametrize("family", by_day(FAMILIES, "llama", "gpt2", "mixtral"))
+def test_compiled_whole(family, ids):
+    torch._dynamo.reset()
+    _, packed = pair(family, num_hidden_layers=1)
+    expected = logits(packed, ids)
+    compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert_close(compiled(input_ids=ids, use_cache=False).logits, expected)
+
+
+def test_all_that_a_mixture_computes(ids):
+    dense, packed = pair("mixtral")
+    expected = evaluate_perplexity(dense, None, ids)
+    assert evaluate_perplexity(packed, None, ids, batch_size=4) == pytest.approx(expected, rel=1e-5)
+    for model in (dense, packed):
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        found, expected = (
+            m(ids, output_hidden_states=True, output_attentions=True, output_router_logits=True)
+            for m in (packed, dense)
+        )
+    assert len(found.hidden_states) == len(expected.hidden_states) > 3
+    for kind in ("hidden_states", "attentions", "router_logits"):
+        for one, other in zip(getattr(found, kind), getattr(expected, kind), strict=True):
+            assert_close(one, other)
+
+
+def test_autocast(ids):
+    dense, packed = pair()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(logits(packed, ids).float(), logits(dense, ids).float(), 0.05)
+
+
+def test_the_harness(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("lm_eval")
+    tasks = Path(__file__).parents[1] / "fixtures" / "tasks"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.chdir(tasks)
+    dense, packed = pair(vocab_size=VOCAB)
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "w0"
+    found, expected = (evaluate_tasks(m, tokenizer, ["neuronal_words"], include_path=tasks) for m in (packed, dense))
+    assert found == expected

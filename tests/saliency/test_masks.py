@@ -1,0 +1,117 @@
+import pytest
+import torch
+
+from optimum_neuronal.packed.change import NewWeight, Zeros
+from optimum_neuronal.packed.formats.packed_mask import PackedMask
+from optimum_neuronal.packed.formats.sparse import SparseWeight
+from optimum_neuronal.saliency import masks
+from optimum_neuronal.saliency.masks import (
+    ColumnPattern,
+    apply_cut,
+    find_cut,
+    mask_groups,
+    mask_rows,
+    mask_whole,
+    sort_rows,
+)
+from optimum_neuronal.saliency.plan import row_counts
+
+
+def test_the_least_salient_weights_are_pruned():
+    saliency = torch.tensor([[3.0, 1.0, 2.0, 0.0], [0.0, 5.0, 4.0, 6.0]])
+    mask = mask_rows(saliency, torch.tensor([2, 1]))
+    assert mask.tolist() == [[True, False, True, False], [False, True, True, True]]
+
+
+def test_of_a_whole_matrix_equal_ones_of_earlier_rows_are_pruned_first():
+    saliency = torch.tensor([[3.0, 1.0, 1.0], [0.0, 1.0, 6.0]])
+    assert mask_whole(saliency, 0).all() and not mask_whole(saliency, 6).any()
+    assert mask_whole(saliency, 3).tolist() == [[True, False, False], [False, True, True]]
+
+
+def test_equal_saliencies_are_pruned_in_column_order():
+    saliency = torch.tensor([[1.0, 0.0, 1.0, 1.0, 2.0]]).repeat(6, 1)
+    mask = mask_rows(saliency, torch.arange(6))
+    pruned = [(~row).nonzero().flatten().tolist() for row in mask]
+    assert pruned == [[], [1], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("different", [2, 5, 10_000])
+@pytest.mark.parametrize("shape", [(40, 65), (100, 1023), (100, 1024), (20, 2048)])
+def test_masks_equal_a_stable_sort(shape, different, monkeypatch):
+    monkeypatch.setattr(masks, "LARGE", 2**15)
+    generator = torch.Generator().manual_seed(different)
+    saliency = torch.randint(0, different, shape, generator=generator).float()
+    for counts in (
+        row_counts(0.7, shape),
+        torch.randint(0, shape[1] + 1, (shape[0],), generator=generator),
+        torch.tensor([0, shape[1]]).repeat(shape[0] // 2),
+    ):
+        order = torch.sort(saliency, dim=1, stable=True).indices
+        kept = torch.arange(shape[1]) >= counts[:, None]
+        expected = torch.zeros_like(saliency, dtype=torch.bool).scatter_(1, order, kept)
+        for threads in (1, 2):
+            monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+            assert torch.equal(mask_rows(saliency, counts), expected)
+            assert torch.equal(mask_rows(saliency.T.contiguous().T, counts), expected)
+            assert torch.equal(apply_cut(saliency, find_cut(sort_rows(saliency), counts)), expected)
+
+
+def test_one_ranking_serves_many_cuts():
+    saliency = torch.rand(8, 16, generator=torch.Generator().manual_seed(0))
+    ranked = sort_rows(saliency)
+    for count in (0, 3, 16):
+        counts = torch.full((8,), count)
+        assert torch.equal(apply_cut(saliency, find_cut(ranked, counts)), mask_rows(saliency, counts))
+
+
+CHANGES = {
+    "zeros": lambda mask, new: Zeros(mask),
+    "packed mask": lambda mask, new: PackedMask.pack(mask),
+    "new weight": lambda mask, new: NewWeight(new),
+    "sparse weight": lambda mask, new: SparseWeight.pack(new),
+}
+
+
+def test_a_change_is_applied_in_place_or_to_a_copy():
+    for kind in CHANGES:
+        generator = torch.Generator().manual_seed(0)
+        weight, mask = torch.randn(5, 9, generator=generator), torch.rand(5, 9, generator=generator) >= 0.6
+        new = torch.randn(5, 9, generator=generator).masked_fill(~mask, 0)
+        expected = weight.masked_fill(~mask, 0) if kind in ("zeros", "packed mask") else new
+        change, before = CHANGES[kind](mask, new), weight.clone()
+        assert torch.equal(change.applied(weight), expected) and torch.equal(weight, before)
+        stored = weight.T.contiguous()  # as Conv1D keeps it: the change is of the view
+        change.apply_to(stored.T)
+        assert torch.equal(stored.T, expected)
+        change.apply_to(weight)
+        assert torch.equal(weight, expected)
+
+
+class TestColumnPattern:
+    def test_by_hand(self):
+        saliency = torch.tensor([[1.0, 4.0, 2.0, 3.0, 5.0, 5.0, 5.0, 0.0]])
+        expected = [[False, True, False, True, False, True, True, False]]  # of equal ones the first is pruned
+        assert mask_groups(saliency, ColumnPattern.parse("2:4")).tolist() == expected
+        assert mask_groups(saliency, ColumnPattern(1, 8)).sum() == 1
+
+    def test_every_group_keeps_its_number(self):
+        for text in ("2:4", "4:8", "1:4"):
+            pattern = ColumnPattern.parse(text)
+            mask = mask_groups(torch.rand(6, 32, generator=torch.Generator().manual_seed(0)), pattern)
+            assert (mask.view(6, -1, pattern.group).sum(dim=-1) == pattern.kept).all() and str(pattern) == text
+            assert (~mask).float().mean().item() == pytest.approx(pattern.sparsity)
+
+    def test_anything_else_is_refused(self):
+        for text in ("", "2", "4:2", "2:2", "0:4", "a:b", "-1:4", 24, None):
+            with pytest.raises(ValueError, match="expected 'N:M'"):
+                ColumnPattern.parse(text)
+
+    def test_torch_accepts_the_result_where_it_supports_it(self):
+        weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).half()
+        weight.masked_fill_(~mask_groups(weight.abs().float(), ColumnPattern(2, 4)), 0)
+        if not torch.cuda.is_available():  # the compression kernels are CUDA's
+            assert ((weight.view(32, -1, 4) != 0).sum(dim=-1) <= 2).all()
+            return
+        sparse = torch.sparse.to_sparse_semi_structured(weight.cuda())
+        assert torch.equal(sparse.to_dense().cpu(), weight)
