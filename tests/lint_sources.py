@@ -25,7 +25,7 @@ PUBLIC = {
 }
 MODULES = {"modeling_utils", "trainer_callback", "core_model_loading", "utils", "quantizers", "integrations", "models"}
 PRIVATE = {
-    "compat/transformers.py": {
+    "compat/hf_private.py": {
         "_no_split_modules", "_keys_to_ignore_on_save", "_name_or_path", "_hf_peft_config_loaded",
         "_weight_conversions", "hf_quantizer", "hf_device_map", "is_quantized", "transformers_weights", "_apply_gate",
         "is_concatenated", "is_transposed", "has_gate", "has_bias", "post_expert_norm", "_experts_implementation",
@@ -40,7 +40,7 @@ PRIVATE = {
         "lora_variant", "lora_magnitude_vector", "get_delta_weight", "active_adapters",
     },
 }  # fmt: skip
-OF_TRANSFORMERS = ("compat/transformers.py", "compat/serving.py")
+OF_TRANSFORMERS = ("compat/hf_private.py", "compat/serving.py")
 COMPAT = {"internals", "accelerate", "peft"}  # names under which modules of compat/ are imported
 
 FILE_NAMES = {"config.json", "generation_config.json", "README.md", "neuronal_report.json"}
@@ -56,7 +56,7 @@ def lint(place: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
         if library in ("accelerate", "peft") and place != f"compat/{library}.py":
             yield line, f"{module} is imported: offer in compat/{library}.py what is needed of it"
         if library == "transformers" and place not in OF_TRANSFORMERS and not is_public(module, name):
-            yield line, f"{module}.{name} is private: offer in compat/transformers.py what is needed of it"
+            yield line, f"{module}.{name} is private: offer in compat/hf_private.py what is needed of it"
     for home, private in PRIVATE.items():
         for name, line in names_used(tree):
             if name in private and place != home:

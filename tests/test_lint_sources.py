@@ -8,9 +8,9 @@ from lint_sources import lint
     "code, message",
     [
         ("from transformers import modeling_utils", "transformers.modeling_utils is private"),
-        ("import transformers.modeling_utils", "is private: offer in compat/transformers.py"),
+        ("import transformers.modeling_utils", "is private: offer in compat/hf_private.py"),
         ("from transformers.trainer_callback import ExportableState", "ExportableState is private"),
-        ("from transformers.utils import hub", "is private: offer in compat/transformers.py"),
+        ("from transformers.utils import hub", "is private: offer in compat/hf_private.py"),
         ("getattr(model, 'hf_device_map')", "hf_device_map is private"),
         ("module.is_transposed", "is_transposed is private"),
         ("module._hf_hook", "offer in compat/accelerate.py"),
@@ -33,7 +33,7 @@ def test_what_is_allowed():
         "from transformers.utils import logging",
         "import transformers",
         "logging.tqdm(range(3), disable=None)",
-        "internals.is_transposed(module)",
+        "hf_private.is_transposed(module)",
         "f'{path} has no config.json'; 'tokenizer.json'",
         "'''The file config.json.'''",
     ):

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 import torch
 from torch.nn.functional import linear
 
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..model.architectures import MLP_ENTRIES
 from ..model.projections import Block, Experts, Projection
 from .calls import Call, first_output, keep_shared, replaced_forward, restore_shared, to_device
@@ -151,16 +151,16 @@ class RecordingExperts:
         """Return an expert's output for its inputs, (n, hidden size), the tokens `rows` of a sequence of `tokens`."""
         self._record(self.up[expert], inputs, rows, tokens)
         inner = self._project(self.up[expert], inputs)
-        inner = internals.activate(self.module, inner, gated=self.up[expert].role != "up")
+        inner = hf_private.activate(self.module, inner, gated=self.up[expert].role != "up")
         self._record(self.down[expert], inner, rows, tokens)
         if self.skips_down or not len(rows):
             return None
-        return internals.finish(self.module, self._project(self.down[expert], inner))
+        return hf_private.finish(self.module, self._project(self.down[expert], inner))
 
     def _record(self, projection: Projection, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
         statistic = self.recorded.setdefault(projection.name, self.statistic())
         statistic.update_routed(inputs, rows, tokens)
 
     def _project(self, projection: Projection, inputs: torch.Tensor) -> torch.Tensor:
-        bias = internals.expert_bias(self.module, projection.parameter, projection.expert)
+        bias = hf_private.expert_bias(self.module, projection.parameter, projection.expert)
         return linear(inputs, projection.weight, bias)

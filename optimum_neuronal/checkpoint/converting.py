@@ -10,7 +10,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..common.validation import check_choice, check_embedding_bits, check_path
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..files.directories import is_same
 from ..model.load_model import load_skeleton
 from ..model.weight_names import token_weights
@@ -63,7 +63,7 @@ def convert_checkpoint(
     """
     check_choice("format", format, FORMATS)
     check_embedding_bits(embedding_bits, format)
-    size, source = internals.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
+    size, source = hf_private.bytes_of(max_shard_size), find_source(directory_or_id, output, revision, token)
     checkpoint = Checkpoint(source)
     target = check_directory(source if output is None else output)
     in_place = is_same(target, source)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..common.display import escaped
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..model import load_model
 from .names import ADAPTER_FILES, CONFIG, DENSE_FILE, DENSE_INDEX, GENERATION_CONFIG, LISTED_FILE, SUFFIX
 from .schema import short
@@ -65,9 +65,9 @@ def check_config_file(directory: Path) -> None:
 
 def check_config(config: PreTrainedConfig) -> None:
     """Raise `ValueError` for a config that `from_pretrained` has read, as [`load_model.check_config`] does."""
-    attention = {name for name in internals.attention_names(config) if "/" in name}
+    attention = {name for name in hf_private.attention_names(config) if "/" in name}
     if attention:
-        path = internals.find_file(config, CONFIG)
+        path = hf_private.find_file(config, CONFIG)
         written = "" if path is None else repr(read_json(path.parent, path.name))
         attention = {name for name in attention if repr(name) in written}  # the caller has passed the others
     load_model.check_config(config, attention)

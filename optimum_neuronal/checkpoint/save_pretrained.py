@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..common.validation import check_choice
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..files.atomic import replaced_directory
 from ..model.packed_modules import dense_state, packed_modules
 from ..model.weight_names import natural_order
@@ -60,7 +60,7 @@ def save_pretrained(model: PreTrainedModel, save_directory: str | Path, format: 
     """
     model = _uncompiled(model)
     if "max_shard_size" in kwargs:
-        internals.bytes_of(kwargs["max_shard_size"])
+        hf_private.bytes_of(kwargs["max_shard_size"])
     check_choice("format", format, FORMATS)
     path, is_main = check_directory(save_directory), kwargs.get("is_main_process", True)
     if format == "packed" or _is_packed(model):
@@ -96,7 +96,7 @@ def write_model(model: PreTrainedModel, folder: Path, format: str, **kwargs: Any
     with _config_of(model, change):
         if is_offloaded:  # transformers alone can read the weights, shard by shard
             kwargs.setdefault("max_shard_size", max(OFFLOADED_SHARD, _largest_block(model)))
-            with internals.known_as_offloaded(model):
+            with hf_private.known_as_offloaded(model):
                 type(model).save_pretrained(model, folder, **kwargs)
         elif format == "dense" and not is_packed:
             type(model).save_pretrained(model, folder, **kwargs)
@@ -176,7 +176,7 @@ class _PackedByDefault:
 
     def __call__(self, save_directory: str | Path, *args: Any, format: str | None = None, **kwargs: Any) -> Any:
         kwargs |= dict(zip(POSITIONAL, args))
-        if internals.has_own_adapters(self.model):
+        if hf_private.has_own_adapters(self.model):
             return type(self.model).save_pretrained(self.model, save_directory, **kwargs)
         dense = "state_dict" in kwargs and not _is_packed(self.model)
         save_pretrained(self.model, save_directory, format or ("dense" if dense else "packed"), **kwargs)
@@ -190,7 +190,7 @@ def _is_packed(model: PreTrainedModel) -> bool:
 def _is_left_to_transformers(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> bool:
     """Return True for a dense save that is more than files of one process in one directory."""
     several = not kwargs.get("is_main_process", True) or any(hasattr(p, "device_mesh") for p in model.parameters())
-    return several or internals.has_own_adapters(model) or any(kwargs.get(name) for name in OF_TRANSFORMERS)
+    return several or hf_private.has_own_adapters(model) or any(kwargs.get(name) for name in OF_TRANSFORMERS)
 
 
 def _check_packable(model: PreTrainedModel, kwargs: dict) -> None:
@@ -210,7 +210,7 @@ def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
     Equal models give equal files. Packed weights are [`StandIn`]s.
     """
-    stored = internals.stored_tensors(model, *dense_state(model))
+    stored = hf_private.stored_tensors(model, *dense_state(model))
     return dict(sorted(stored.items(), key=lambda item: natural_order(item[0])))
 
 

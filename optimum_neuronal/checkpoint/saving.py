@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.notes import get_logger
 from ..common.validation import check_choice, check_embedding_bits
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..files.directories import nearest_existing
 from ..model.architectures import find_architecture, is_of_experts
 from ..model.packed_modules import packed_modules
@@ -174,7 +174,7 @@ def copy_processor(model: PreTrainedModel, folder: Path) -> None:
         return
     for name in PROCESSOR_FILES:
         try:
-            path = internals.find_file(config, name)
+            path = hf_private.find_file(config, name)
             if path is not None and not (folder / name).exists():
                 (folder / name).write_bytes(read_bytes(path.parent, path.name))
         except (OSError, ValueError) as error:
@@ -200,10 +200,10 @@ def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: i
         format = getattr(model.save_pretrained, "format", "dense")
     check_choice("format", format, FORMATS)
     check_embedding_bits(embedding_bits, format)
-    if not internals.saves_offloaded_experts() and any(p.is_meta for p in model.parameters()) and _has_experts(model):
+    if not hf_private.saves_offloaded_experts() and any(p.is_meta for p in model.parameters()) and _has_experts(model):
         raise ValueError(
             f"transformers {transformers.__version__} cannot save a mixture of experts whose weights are offloaded: install "
-            f"{internals.SAVES_OFFLOADED_EXPERTS} or later, or load the model into memory."
+            f"{hf_private.SAVES_OFFLOADED_EXPERTS} or later, or load the model into memory."
         )
     return format
 

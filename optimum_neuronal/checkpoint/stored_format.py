@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..compat import transformers as internals
+from ..compat import hf_private
 from .names import CONFIG
 from .schema import short
 
@@ -74,7 +74,7 @@ def packed_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def dense_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a dense checkpoint's config.json, made from the packed one's."""
-    packed = ("quantization_config", internals.WEIGHTS_KEY)
+    packed = ("quantization_config", hf_private.WEIGHTS_KEY)
     return {key: value for key, value in _with_format(config, "dense").items() if key not in packed}
 
 
@@ -87,7 +87,7 @@ def add_hint(folder: Path, quantized: bool) -> None:
     """
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     config["quantization_config"] = QUANTIZATION_CONFIG | ({"quantized": True} if quantized else {})
-    write_json(folder / CONFIG, config | {internals.WEIGHTS_KEY: HINT})
+    write_json(folder / CONFIG, config | {hf_private.WEIGHTS_KEY: HINT})
 
 
 def write_json(path: Path, value: Mapping) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..packed.formats.packed_matrix import PackedMatrix, swapped
 from ..packed.formats.quantized import QuantizedWeight
 from ..packed.formats.sparse import SparseWeight, count_kept, sparse_bytes
@@ -44,7 +44,7 @@ class DenseWriter:
     has_index = False  # also of a single file
 
     def __init__(self, folder: str | Path, max_shard_size: int | str = SHARD_SIZE):
-        self.folder, self.max_shard_size = Path(folder), internals.bytes_of(max_shard_size)
+        self.folder, self.max_shard_size = Path(folder), hf_private.bytes_of(max_shard_size)
         self._shards: list[list[str]] = []
         self._tensors: dict[str, torch.Tensor] = {}
         self._bytes = self._total = 0
@@ -111,7 +111,7 @@ class PackedWriter(DenseWriter):
     stem, has_index = PACKED, True
 
     def __init__(self, folder: str | Path, max_shard_size: int | str = SHARD_SIZE, rounded: Collection[str] = ()):
-        super().__init__(folder, min(internals.bytes_of(max_shard_size), internals.bytes_of(SHARD_SIZE)))
+        super().__init__(folder, min(hf_private.bytes_of(max_shard_size), hf_private.bytes_of(SHARD_SIZE)))
         self.quantized, self._rounded = False, rounded
         self._about: dict[str, Any] = {}
 

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from ..checkpoint.safe_files import load_checkpoint
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..pruning.calibrating import find_tokenizer
 
 
@@ -39,5 +39,5 @@ def check_language_model(model, why: str) -> None:
             f"{type(model).__name__} has no causal language-model head, {why}: if the checkpoint has one, load it with "
             "AutoModelForCausalLM."
         )
-    if model.get_input_embeddings().weight.is_meta and not internals.has_device_map(model):
+    if model.get_input_embeddings().weight.is_meta and not hf_private.has_device_map(model):
         raise ValueError("The model's weights are on the meta device: load them before evaluating it.")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..compat.accelerate import is_offloaded
 from ..saliency.masks import ColumnPattern
 from .packed_modules import PackedModule
@@ -25,7 +25,7 @@ def check_model(model: PreTrainedModel) -> None:
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
     check_dense(model, "to prune it")
-    if internals.is_quantized(model):
+    if hf_private.is_quantized(model):
         raise ValueError("The model is quantized: prune the original model, then quantize the sparse one.")
     check_kind(type(model), model.config)
     for name, module in model.named_modules():

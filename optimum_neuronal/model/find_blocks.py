@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import Conv1D, PreTrainedModel
 
-from ..compat import transformers as internals
+from ..compat import hf_private
 from .architectures import Architecture, find_architecture, is_of_experts
 from .projections import Block, Decoder, Experts, Projection
 from .weight_names import with_stars
@@ -165,7 +165,7 @@ def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> t
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
     if architecture.blocks is not None:
         return prefix + architecture.blocks, decoder.get_submodule(architecture.blocks)
-    names = internals.unsplit_modules(model)
+    names = hf_private.unsplit_modules(model)
     lists = [
         (prefix + name, module)
         for name, module in decoder.named_modules()
@@ -218,8 +218,8 @@ def _find_projections(
     if isinstance(module, (nn.Linear, Conv1D)) and (role or (not known and wanted.targets_it(named))):
         return [Projection(full, role, module, wanted.takes(full), transposed=isinstance(module, Conv1D))]
     if is_of_experts(role, weight.ndim):
-        role = "interleaved_gate_up" if role == "gate_up" and internals.gates_in_turns(module) else role
-        transposed = internals.is_transposed(module, default=architecture.stacked_experts)
+        role = "interleaved_gate_up" if role == "gate_up" and hf_private.gates_in_turns(module) else role
+        transposed = hf_private.is_transposed(module, default=architecture.stacked_experts)
         names = [f"{full}.{index}.{key}" for index in range(len(weight))]
         return [
             Projection(name, role, module, wanted.takes(name), key, index, transposed)

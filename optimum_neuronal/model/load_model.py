@@ -14,7 +14,7 @@ import transformers
 from huggingface_hub.constants import CONFIG_NAME
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ..compat import transformers as internals
+from ..compat import hf_private
 from .check_model import check_kind
 from .find_blocks import find_decoder
 
@@ -49,7 +49,7 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
         check_has_config(model_or_path, kwargs)
         attention = {name: kwargs[name] for name in ("attn_implementation",) if name in kwargs}
         config = AutoConfig.from_pretrained(model_or_path, **_for_configs(kwargs), **attention)
-        check_config(config, internals.attention_names(config) - {str(name) for name in attention.values()})
+        check_config(config, hf_private.attention_names(config) - {str(name) for name in attention.values()})
     loader = find_loader(config, trust_remote_code=bool(kwargs.get("trust_remote_code")))
     own = issubclass(loader, PreTrainedModel)
     check_kind(loader if own else _made_by(loader.__name__, config), config)
@@ -105,7 +105,7 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
         raise ValueError(f"dtype is {dtype!r}: expected 'auto', 'float32', 'bfloat16' or 'float16'.")
     with torch.device("meta"):
         if issubclass(loader, PreTrainedModel):
-            return internals.from_config(loader, config, dtype=known)
+            return hf_private.from_config(loader, config, dtype=known)
         trusted = config_kwargs.get("trust_remote_code", False)
         return loader.from_config(config, dtype=known, trust_remote_code=trusted)
 
@@ -230,7 +230,7 @@ def loading_code(model: PreTrainedModel) -> LoadingCode:
 
 def _made_by(auto_class: str, config: PreTrainedConfig) -> type | None:
     """Return the class of models that an Auto class makes of a config; None if it makes none."""
-    return internals.made_by(getattr(transformers, auto_class), type(config))
+    return hf_private.made_by(getattr(transformers, auto_class), type(config))
 
 
 def _remote_loader(config: PreTrainedConfig, architecture: str | None) -> type | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..compat import transformers as internals
+from ..compat import hf_private
 from .projections import Block, Decoder, Projection
 
 
@@ -24,7 +24,7 @@ def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str
         kind = kind_of(block, projection)
         if kind not in found and projection.pruned:
             stand_in = torch.empty(projection.owner.shape, dtype=projection.owner.dtype, device="meta")
-            stored = internals.as_stored(model, {names[id(projection.owner)]: stand_in})
+            stored = hf_private.as_stored(model, {names[id(projection.owner)]: stand_in})
             found[kind] = sorted({with_stars(name) for name in stored})
     return found
 
@@ -40,7 +40,7 @@ def token_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
         id(weight) for module in modules if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter)
     }
     named = model.named_parameters(remove_duplicate=False)
-    return internals.stored_tensors(model, {name: weight for name, weight in named if id(weight) in found})
+    return hf_private.stored_tensors(model, {name: weight for name, weight in named if id(weight) in found})
 
 
 def every_projection(decoder: Decoder) -> Iterator[tuple[Block, Projection]]:

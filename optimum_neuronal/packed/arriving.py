@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..model.packed_modules import packed_modules
 from .formats.packed_matrix import PackedMatrix
 from .formats.sparse import SparseWeight
@@ -34,7 +34,7 @@ class _Arriving:
         arrived: dict[str, PackedMatrix | None] = self.__dict__["arrived"]
         if name in arrived:
             arrived[name] = None
-            if internals.was_read(value) and has_kernels(value) and _stays_packed(self, value):
+            if hf_private.was_read(value) and has_kernels(value) and _stays_packed(self, value):
                 arrived[name] = pack_weight(value, keeps_transposed(self))
                 nothing = torch.zeros((), dtype=value.dtype, device=value.device)
                 return _like(value, nothing.expand(value.shape))
@@ -55,7 +55,7 @@ def _stays_packed(module: nn.Module, value: torch.Tensor) -> bool:
 def _like(value: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """Return a parameter, or a buffer, of other data, to be set in the place of the one given."""
     held = nn.Parameter(data, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else data
-    return internals.as_read(held, like=value)
+    return hf_private.as_read(held, like=value)
 
 
 def pack_arriving(model: PreTrainedModel, sparse: bool = True) -> list[str]:
@@ -69,7 +69,7 @@ def pack_arriving(model: PreTrainedModel, sparse: bool = True) -> list[str]:
         `list[str]`: names of the parameters that will be packed if they are sparse enough.
     """
     names = []
-    tied, table = internals.tied_names(model), model.get_input_embeddings()
+    tied, table = hf_private.tied_names(model), model.get_input_embeddings()
     for name, module in model.named_modules():
         if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             weights = [weight for weight in packable(module) if f"{name}.{weight}" not in tied]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
-from ..compat import transformers as internals
+from ..compat import hf_private
 from .formats.packed_matrix import PackedMatrix
 from .inference_only import ADVICE, mark, watched
 from .ops import linear, matrix_of, product
@@ -143,24 +143,24 @@ def packed_forward(
     """
     names = stack_names(experts)
     if not isinstance(getattr(experts, names[0]), PackedStack):
-        return internals.own_experts_forward(experts)(hidden, indices, weights)
+        return hf_private.own_experts_forward(experts)(hidden, indices, weights)
     inner = hidden.detach() if watched(getattr(experts, names[0]), hidden) else hidden
     (tokens, count), dtype = indices.shape, hidden.dtype
     chosen, order = indices.flatten().sort(stable=True)
     first = _project(experts, names[0], inner[order // count], chosen)
-    middle = internals.activate(experts, first, gated=names[0] == "gate_up_proj")
-    output = internals.finish(experts, _project(experts, names[1], middle, chosen))
+    middle = hf_private.activate(experts, first, gated=names[0] == "gate_up_proj")
+    output = hf_private.finish(experts, _project(experts, names[1], middle, chosen))
     output = (output * weights.flatten()[order, None])[order.argsort()]
     output = output.view(tokens, count, -1).sum(dim=1).to(dtype)
     return output if inner is hidden else mark(output, hidden)
 
 
-internals.register_experts_function(FUNCTION, packed_forward)
+hf_private.register_experts_function(FUNCTION, packed_forward)
 
 
 def _project(experts: nn.Module, name: str, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     output = getattr(experts, name)(x, chosen)
-    bias = internals.expert_bias(experts, name, chosen)
+    bias = hf_private.expert_bias(experts, name, chosen)
     return output if bias is None else output + bias
 
 
@@ -171,7 +171,7 @@ def stack_names(experts: nn.Module) -> list[str]:
 
 def is_packable(module: nn.Module) -> bool:
     """Return True if a module is a mixture of experts that can be computed packed."""
-    if not internals.chooses_experts_function(module) or internals.is_spread_over_processes(module):
+    if not hf_private.chooses_experts_function(module) or hf_private.is_spread_over_processes(module):
         return False
     names = stack_names(module)
     weights = [getattr(module, name) for name in names]
@@ -185,14 +185,14 @@ def put_stacks(experts: nn.Module, matrices: Mapping[str, PackedMatrix]) -> None
         experts (`nn.Module`): the mixture.
         matrices (`Mapping[str, PackedMatrix]`): both of its weights, by name, shape (experts * out, in).
     """
-    before, transposed = internals.experts_function(experts), internals.is_transposed(experts, default=False)
+    before, transposed = hf_private.experts_function(experts), hf_private.is_transposed(experts, default=False)
     function = None if before == FUNCTION else before  # of a layer before this one, they share the config
     for name, packed in matrices.items():
         count = getattr(experts, name).shape[0]
         delattr(experts, name)
         setattr(experts, name, PackedStack(packed, count, transposed, function))
         getattr(experts, name).train(experts.training)
-    internals.set_experts_function(experts, FUNCTION)
+    hf_private.set_experts_function(experts, FUNCTION)
 
 
 def take_stacks(experts: nn.Module) -> None:
@@ -203,4 +203,4 @@ def take_stacks(experts: nn.Module) -> None:
         delattr(experts, name)
         setattr(experts, name, dense)
         if stack.function is not None:
-            internals.set_experts_function(experts, stack.function)
+            hf_private.set_experts_function(experts, stack.function)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import Conv1D
 
-from ..compat import transformers as internals
+from ..compat import hf_private
 from .formats.packed_matrix import DTYPES, PackedMatrix
 from .formats.quantized import QuantizedWeight
 from .formats.sparse import SparseWeight, count_kept, sparse_bytes_in_memory
@@ -26,7 +26,7 @@ def keeps_transposed(module: nn.Module) -> bool:
     """Return True if a packable module keeps its weights as (in, out)."""
     if isinstance(module, nn.Linear):
         return False
-    return isinstance(module, Conv1D) or internals.is_transposed(module, default=False)
+    return isinstance(module, Conv1D) or hf_private.is_transposed(module, default=False)
 
 
 def pays(weight: torch.Tensor, transposed: bool) -> bool:

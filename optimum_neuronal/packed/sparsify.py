@@ -18,7 +18,7 @@ from ..checkpoint.save_pretrained import save_packed_by_default, save_plainly, s
 from ..checkpoint.sparsity_config import forget_sparsity, record_embedding_bits
 from ..common.machine import hand_back_freed
 from ..common.validation import check_bits, check_embedding_bits
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..compat.peft import base_model
 from ..model.find_blocks import find_decoder
 from ..model.packed_modules import packed_modules
@@ -131,7 +131,7 @@ def check_model(model: PreTrainedModel) -> None:
         raise ValueError("The model carries PEFT adapters: merge them first, with model.merge_and_unload().")
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"Expected a transformers PreTrainedModel, got {type(model).__name__}.")
-    if internals.is_quantized(model):
+    if hf_private.is_quantized(model):
         raise ValueError("The model is quantized: only floating-point weights can be packed.")
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(

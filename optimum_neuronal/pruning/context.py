@@ -18,7 +18,7 @@ from ..checkpoint.sparsity_config import read_sparsity_config
 from ..common.clock import Clock
 from ..common.processes import Processes
 from ..common.validation import check_count
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..compat.accelerate import execution_device, is_offloaded
 from ..config.methods import Methods
 from ..config.neuronal_config import NeuronALConfig
@@ -262,7 +262,7 @@ def identity(model: PreTrainedModel, decoder: Decoder, ids: torch.Tensor) -> dic
         `dict[str, str]`: `model`: of its config, of names, shapes and dtypes, and of the first and the last row of
             every projection that is pruned; `calibration data`: of all token ids; `device`: the kind that computes.
     """
-    config = {key: value for key, value in model.config.to_dict().items() if key not in internals.OF_THE_FILE}
+    config = {key: value for key, value in model.config.to_dict().items() if key not in hf_private.OF_THE_FILE}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, projection in decoder.projections.items():
         weight = projection.stored_weight

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ..blocks.block_inputs import BlockInputs
 from ..blocks.calls import Streams, streams_bytes
 from ..blocks.runner import BlockRunner, Visit
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..model.architectures import experts_per_token
 from ..model.find_blocks import find_decoder
 from ..model.projections import Block, Decoder
@@ -48,7 +48,7 @@ def sample_decoder(decoder: Decoder, device: torch.device) -> Decoder:
     for index in reversed(range(len(modules))):
         if index not in kept:
             del modules[index]
-    internals.fill_at_random(copied.model)
+    hf_private.fill_at_random(copied.model)
     copied.model.to(device).eval()
     return replace(copied, blocks=[copied.blocks[index] for index in kept])
 
@@ -67,7 +67,7 @@ def narrow_decoder(decoder: Decoder, narrower: float) -> Decoder:
         dtype=decoder.model.dtype,
     )
     with torch.device("meta"):
-        return find_decoder(internals.from_config(LlamaForCausalLM, config, dtype=decoder.model.dtype))
+        return find_decoder(hf_private.from_config(LlamaForCausalLM, config, dtype=decoder.model.dtype))
 
 
 def active_weights(block: Block, decoder: Decoder) -> float:

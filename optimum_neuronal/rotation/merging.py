@@ -16,8 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..blocks.offload import TurnedWeights
 from ..common.interrupts import deferred_interrupt
-from ..compat import accelerate
-from ..compat import transformers as internals
+from ..compat import accelerate, hf_private
 from ..model.set_config import set_config
 from .parts import RotatedParts
 from .turns import find_turns
@@ -137,4 +136,4 @@ def put_back(originals: Originals, always: bool = False) -> Iterator[None]:
 def _set_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
     """Replace the config of a model, and let its list of tied weights follow."""
     set_config(model, config)
-    internals.find_tied_again(model)
+    hf_private.find_tied_again(model)

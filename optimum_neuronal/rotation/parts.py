@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..model.architectures import STREAM, find_architecture
 from ..model.projections import Block, Decoder, Projection
 from ..model.rows import value_rows
@@ -162,7 +162,7 @@ def has_tied_head(model: PreTrainedModel) -> bool:
     if head is model.get_input_embeddings().weight or not head.is_meta:
         return head is model.get_input_embeddings().weight
     names = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter is head}
-    return not names.isdisjoint(internals.tied_names(model))
+    return not names.isdisjoint(hf_private.tied_names(model))
 
 
 def bias_of(projection: Projection) -> nn.Parameter | None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, TrainerControl, TrainerState, Training
 from ..checkpoint.sparsity_config import KEY, make_sparsity_config, record_sparsity
 from ..common.notes import get_logger
 from ..common.validation import check_count, check_number
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..model.weight_names import stored_names
 from ..pruner import NeuronALPruner
@@ -26,7 +26,7 @@ from .training_data import training_sequences, untouched_randomness
 
 logger = get_logger(__name__)
 
-_ExportableState: Any = internals.exportable_state()
+_ExportableState: Any = hf_private.exportable_state()
 
 
 class NeuronALCallback(SparsityCallback, _ExportableState):

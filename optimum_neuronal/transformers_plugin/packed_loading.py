@@ -28,7 +28,7 @@ from ..checkpoint.safe_files import check_config, check_config_file
 from ..checkpoint.save_pretrained import save_packed_by_default
 from ..checkpoint.sparsity_config import KEY, read_sparsity_config
 from ..checkpoint.stored_format import QUANTIZATION_CONFIG, check_agreement, check_packed, dense_config
-from ..compat import transformers as internals
+from ..compat import hf_private
 
 
 class PackedConfig(QuantizationConfigMixin):
@@ -79,7 +79,7 @@ def _advice(passed: str) -> str:
     )
 
 
-class PackedQuantizer(internals.EarlyQuantizer):
+class PackedQuantizer(hf_private.EarlyQuantizer):
     """The quantizer that transformers calls while it loads a packed checkpoint. The loaded model is not quantized."""
 
     def __init__(self, quantization_config: PackedConfig, **kwargs):
@@ -91,7 +91,7 @@ class PackedQuantizer(internals.EarlyQuantizer):
         """Set the file that transformers looks for, and check that it and the files that it names may be opened."""
         check_config(config)
         check_agreement(read_sparsity_config(config), "packed")
-        internals.look_for_weights(config, PACKED_INDEX)
+        hf_private.look_for_weights(config, PACKED_INDEX)
         index = Path(config.name_or_path or "", PACKED_INDEX)
         if os.path.lexists(index):  # else in a subfolder, or on the Hub
             check_config_file(index.parent)
@@ -118,7 +118,7 @@ class PackedQuantizer(internals.EarlyQuantizer):
             raise RuntimeError(
                 "This release of transformers reads checkpoints in a new way, which is not supported yet."
             )
-        internals.forget_quantization(model)
+        hf_private.forget_quantization(model)
         if getattr(model.config, KEY, None):  # shared with the model's parts, which save themselves dense
             setattr(model.config, KEY, dense_config({KEY: getattr(model.config, KEY)})[KEY])
         save_packed_by_default(model)
@@ -162,10 +162,10 @@ class _Opener:
 def _open_packed_files(load: PackedQuantizer) -> None:
     """Let transformers open packed files until a load ends, or fails and is forgotten."""
     with _LOCK:
-        opener = internals.get_file_opener()
+        opener = hf_private.get_file_opener()
         if not isinstance(opener, _Opener):
             opener = _Opener(opener)
-            internals.set_file_opener(opener)
+            hf_private.set_file_opener(opener)
         opener.loads.add(load)
     weakref.finalize(load, _put_opener_back)
 
@@ -173,12 +173,12 @@ def _open_packed_files(load: PackedQuantizer) -> None:
 def _put_opener_back(ended: PackedQuantizer | None = None) -> None:
     """Restore the function that transformers had before, unless another load is at work."""
     with _LOCK:
-        opener = internals.get_file_opener()
+        opener = hf_private.get_file_opener()
         if isinstance(opener, _Opener):
             if ended is not None:
                 opener.loads.discard(ended)
             if not list(opener.loads):  # its length counts what has just been forgotten
-                internals.set_file_opener(opener.before)
+                hf_private.set_file_opener(opener.before)
 
 
 _keeping: ContextVar[bool] = ContextVar("sparse weights stay packed", default=False)

@@ -7,14 +7,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..checkpoint.safe_files import check_config, check_dense, check_listed
 from ..checkpoint.sparsity_config import read_sparsity_config
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
 from ..pruner import NeuronALPruner
 from ..pruning.calibrating import draw_calibration
 from ..pruning.context import check_structure
 
 
-class PruningQuantizer(internals.EarlyQuantizer):
+class PruningQuantizer(hf_private.EarlyQuantizer):
     """A quantizer that prunes a model when transformers has loaded it. The pruned model is not quantized.
 
     Args:
@@ -44,7 +44,7 @@ class PruningQuantizer(internals.EarlyQuantizer):
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
         """Raise what would stop the prune before weights are read, and draw the calibration sequences."""
-        internals.forget_quantization(model)
+        hf_private.forget_quantization(model)
         config = self.quantization_config
         check_structure(model, config)
         with torch.device("cpu"):  # this hook runs under torch.device("meta")
@@ -54,7 +54,7 @@ class PruningQuantizer(internals.EarlyQuantizer):
         check_listed(checkpoint_files or ())
 
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
-        internals.forget_quantization(model)
+        hf_private.forget_quantization(model)
         return self._pruner.prune(model, self._calibration)
 
     def is_serializable(self) -> bool:

@@ -19,7 +19,7 @@ from ..checkpoint.sparsity_config import read_sparsity_config
 from ..checkpoint.stored_format import check_agreement, is_ours
 from ..checkpoint.stored_weights import StoredWeight
 from ..common.validation import check_path
-from ..compat import transformers as internals
+from ..compat import hf_private
 from ..model.load_model import load_model
 from ..packed.arriving import finish_arriving, pack_arriving
 from ..packed.formats.packed_matrix import DTYPES as COMPUTED
@@ -111,7 +111,7 @@ class _KeptWeight:
         return weight if index is Ellipsis else weight[index]
 
 
-class _IntoPacked(internals.EarlyQuantizer):
+class _IntoPacked(hf_private.EarlyQuantizer):
     """A quantizer that packs weights as they are read, reports their packed size, and refuses to offload them."""
 
     def __init__(self, quantization_config: QuantizationConfigMixin, **kwargs: Any):
@@ -192,13 +192,13 @@ class PackingQuantizer(_IntoPacked):
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_: Any) -> None:
         check_listed(checkpoint_files or ())
-        internals.forget_quantization(model)
+        hf_private.forget_quantization(model)
         sparsity_config = read_sparsity_config(model.config) or {"achieved_sparsity": 0.0}
         dtype = model.dtype if model.dtype in COMPUTED else torch.float32
         self.pack(model, {}, 1 + 8 * dtype.itemsize * (1 - sparsity_config["achieved_sparsity"]))
 
     def postprocess_model(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
-        internals.forget_quantization(model)
+        hf_private.forget_quantization(model)
         finish_arriving(model)
         return model
 

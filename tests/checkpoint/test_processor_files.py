@@ -29,7 +29,7 @@ def test_the_processor_of_a_multimodal_model_goes_along(llava, tmp_path):
 
 
 def test_of_a_text_model_nothing_is_looked_for(llama, tmp_path, monkeypatch):
-    monkeypatch.setattr("optimum_neuronal.compat.transformers.find_file", None)
+    monkeypatch.setattr("optimum_neuronal.compat.hf_private.find_file", None)
     llama.config.name_or_path = "me/llama"
     copy_processor(llama, tmp_path)
     made = make_kind("LlavaForConditionalGeneration")  # of no checkpoint

@@ -17,7 +17,6 @@ from transformers import AutoModel, AutoModelForCausalLM, LlamaForCausalLM, mode
 
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.checkpoint.save_pretrained import save_packed_by_default
-from optimum_neuronal.compat import transformers as internals
 from optimum_neuronal.transformers_plugin.packed_loading import PackedConfig
 
 from .conftest import used_as_plain

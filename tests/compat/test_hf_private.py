@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, TrainerControl, modeling_utils
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from optimum_neuronal.compat import transformers as internals
+from optimum_neuronal.compat import hf_private
 
 
 def test_an_early_quantizer_sees_the_config_in_every_release():
     for hooks in (("update_tp_plan", "update_ep_plan"), ("update_attn_implementation",)):
 
-        class Quantizer(internals.EarlyQuantizer):
+        class Quantizer(hf_private.EarlyQuantizer):
             is_serializable = is_trainable = False
 
             def see_config(self, config):
@@ -33,28 +33,28 @@ def test_forget_quantization():
     model = make_model("llama")
     plain = vars(model).keys(), vars(model.config).keys()
     model.config.quantization_config, model.hf_quantizer = QuantizationConfigMixin("none"), object()
-    assert internals.is_quantized(model)
-    internals.look_for_weights(model.config, "other.safetensors.index.json")
-    internals.forget_quantization(model)
-    internals.forget_quantization(model)
-    assert (vars(model).keys(), vars(model.config).keys()) == plain and not internals.is_quantized(model)
+    assert hf_private.is_quantized(model)
+    hf_private.look_for_weights(model.config, "other.safetensors.index.json")
+    hf_private.forget_quantization(model)
+    hf_private.forget_quantization(model)
+    assert (vars(model).keys(), vars(model.config).keys()) == plain and not hf_private.is_quantized(model)
     model.is_quantized = True
-    assert internals.is_quantized(model)
+    assert hf_private.is_quantized(model)
 
 
 def test_look_for_weights(tmp_path):
     make_model("llama").save_pretrained(tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
-    internals.look_for_weights(config, "other.safetensors.index.json")
+    hf_private.look_for_weights(config, "other.safetensors.index.json")
     with pytest.raises((OSError, ValueError), match=r"other\.safetensors"):
         LlamaForCausalLM.from_pretrained(tmp_path, config=config)
 
 
 def test_the_file_opener_is_what_from_pretrained_uses(tmp_path, monkeypatch):
     make_model("llama").save_pretrained(tmp_path)
-    opener, paths = internals.get_file_opener(), []
+    opener, paths = hf_private.get_file_opener(), []
     monkeypatch.setattr(modeling_utils, "safe_open", opener)  # put back in the end
-    internals.set_file_opener(lambda path, *args, **kwargs: paths.append(path) or opener(path, *args, **kwargs))
+    hf_private.set_file_opener(lambda path, *args, **kwargs: paths.append(path) or opener(path, *args, **kwargs))
     LlamaForCausalLM.from_pretrained(tmp_path)
     assert [Path(path).name for path in paths] == ["model.safetensors"]
 
@@ -63,7 +63,7 @@ def test_the_file_opener_is_what_from_pretrained_uses(tmp_path, monkeypatch):
 def test_stored_tensors_are_what_save_pretrained_writes(family, overrides, tmp_path):
     model = make_model(family, **overrides)
     model.save_pretrained(tmp_path)
-    written, found = load_file(tmp_path / "model.safetensors"), internals.stored_tensors(model)
+    written, found = load_file(tmp_path / "model.safetensors"), hf_private.stored_tensors(model)
     assert found.keys() == written.keys()
     assert all(torch.equal(found[name], value) for name, value in written.items())
 
@@ -71,13 +71,13 @@ def test_stored_tensors_are_what_save_pretrained_writes(family, overrides, tmp_p
 def test_stored_tensors_of_a_given_state():
     model = make_model("llama", tie_word_embeddings=True)
     state, extra = model.state_dict(), torch.zeros(1)
-    found = internals.stored_tensors(model, {"lm_head.weight": state["lm_head.weight"]}, {"model.more": extra})
+    found = hf_private.stored_tensors(model, {"lm_head.weight": state["lm_head.weight"]}, {"model.more": extra})
     assert found.keys() == {"lm_head.weight", "model.more"} and found["model.more"] is extra
 
 
 def test_tied_names():
-    assert not internals.tied_names(make_model("llama"))
-    tied = internals.tied_names(make_model("llama", tie_word_embeddings=True))
+    assert not hf_private.tied_names(make_model("llama"))
+    tied = hf_private.tied_names(make_model("llama", tie_word_embeddings=True))
     assert tied == {"lm_head.weight", "model.embed_tokens.weight"}
 
 
@@ -85,17 +85,17 @@ def test_what_computes_a_mixture():
     model, hidden = make_model("mixtral"), torch.randn(5, 32)
     experts = model.model.layers[0].mlp.experts
     indices, weights = torch.tensor([[0, 1], [2, 3], [3, 0], [1, 2], [0, 3]]), torch.full((5, 2), 0.5)
-    assert internals.chooses_experts_function(experts) and not internals.is_spread_over_processes(experts)
-    assert not internals.chooses_experts_function(model.model.layers[0].self_attn.q_proj)
+    assert hf_private.chooses_experts_function(experts) and not hf_private.is_spread_over_processes(experts)
+    assert not hf_private.chooses_experts_function(model.model.layers[0].self_attn.q_proj)
     with torch.no_grad():
         expected = experts(hidden, indices, weights)
-        assert torch.allclose(internals.own_experts_forward(experts)(hidden, indices, weights), expected, atol=1e-5)
-    before = internals.experts_function(experts)
-    internals.register_experts_function("of this test", lambda module, *arguments: (module, *arguments))
-    internals.set_experts_function(experts, "of this test")
-    assert internals.experts_function(model.model.layers[1].mlp.experts) == "of this test"
+        assert torch.allclose(hf_private.own_experts_forward(experts)(hidden, indices, weights), expected, atol=1e-5)
+    before = hf_private.experts_function(experts)
+    hf_private.register_experts_function("of this test", lambda module, *arguments: (module, *arguments))
+    hf_private.set_experts_function(experts, "of this test")
+    assert hf_private.experts_function(model.model.layers[1].mlp.experts) == "of this test"
     assert experts(hidden, indices, weights) == (experts, hidden, indices, weights)
-    internals.set_experts_function(experts, before)
+    hf_private.set_experts_function(experts, before)
     with torch.no_grad():
         assert torch.equal(experts(hidden, indices, weights), expected)
 
@@ -105,27 +105,27 @@ def test_what_was_read(tmp_path, monkeypatch):
     make_model("llama").save_pretrained(tmp_path)
     model = LlamaForCausalLM.from_pretrained(tmp_path)
     weight = model.model.norm.weight
-    assert internals.was_read(weight) and not internals.was_read(torch.zeros(1))
-    assert internals.was_read(internals.as_read(torch.zeros(1), like=weight))
+    assert hf_private.was_read(weight) and not hf_private.was_read(torch.zeros(1))
+    assert hf_private.was_read(hf_private.as_read(torch.zeros(1), like=weight))
 
 
 def test_as_stored_needs_no_weights():
     model = make_model("mixtral")
     name = "model.layers.0.mlp.experts.down_proj"
     stand_in = torch.empty(model.get_parameter(name).shape, device="meta")
-    stored = internals.as_stored(model, {name: stand_in})
+    stored = hf_private.as_stored(model, {name: stand_in})
     assert len(stored) == model.config.num_local_experts and all(tensor.is_meta for tensor in stored.values())
 
 
 def test_known_as_offloaded():
     model = make_model("llama")
-    assert not internals.has_device_map(model)
-    with pytest.raises(ZeroDivisionError), internals.known_as_offloaded(model):
-        assert internals.has_device_map(model) and "disk" in model.hf_device_map.values()
+    assert not hf_private.has_device_map(model)
+    with pytest.raises(ZeroDivisionError), hf_private.known_as_offloaded(model):
+        assert hf_private.has_device_map(model) and "disk" in model.hf_device_map.values()
         raise ZeroDivisionError
-    assert not internals.has_device_map(model)
+    assert not hf_private.has_device_map(model)
     model.hf_device_map = {"": "cpu"}
-    with internals.known_as_offloaded(model):
+    with hf_private.known_as_offloaded(model):
         assert model.hf_device_map != {"": "cpu"}
     assert model.hf_device_map == {"": "cpu"}
 
@@ -133,25 +133,25 @@ def test_known_as_offloaded():
 def test_saves_offloaded_experts(monkeypatch):
     for version, able in (("5.13.0", False), ("5.16.3", False), ("5.17.0", True), ("6.0.0", True)):
         monkeypatch.setattr(transformers, "__version__", version)
-        assert internals.saves_offloaded_experts() == able
+        assert hf_private.saves_offloaded_experts() == able
 
 
 def test_bytes_of():
-    assert [internals.bytes_of(size) for size in (7, "2KB", "3MiB")] == [7, 2000, 3 * 2**20]
+    assert [hf_private.bytes_of(size) for size in (7, "2KB", "3MiB")] == [7, 2000, 3 * 2**20]
     with pytest.raises(ValueError, match="not in a valid format"):
-        internals.bytes_of("much")
+        hf_private.bytes_of("much")
 
 
 def test_what_a_model_tells_of_itself(tmp_path):
     model = make_model("llama")
-    assert internals.unsplit_modules(model) == {"LlamaDecoderLayer"}
-    assert internals.unsplit_modules(SimpleNamespace(_no_split_modules=None)) == set()
-    assert not internals.has_own_adapters(model)
+    assert hf_private.unsplit_modules(model) == {"LlamaDecoderLayer"}
+    assert hf_private.unsplit_modules(SimpleNamespace(_no_split_modules=None)) == set()
+    assert not hf_private.has_own_adapters(model)
     model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
-    assert internals.has_own_adapters(model)
+    assert hf_private.has_own_adapters(model)
     make_model("llama").save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
-    assert set(internals.OF_THE_FILE) >= written.keys() & {"architectures", "dtype", "transformers_version"}
+    assert set(hf_private.OF_THE_FILE) >= written.keys() & {"architectures", "dtype", "transformers_version"}
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.config.to_dict()["_name_or_path"] == again.config.name_or_path == str(tmp_path)
 
@@ -159,18 +159,18 @@ def test_what_a_model_tells_of_itself(tmp_path):
 def test_experts():
     inner = torch.tensor([[-1.0, 2.0, 3.0, 4.0]])
     plain = SimpleNamespace(act_fn=torch.relu)
-    assert internals.activate(plain, inner, gated=False).tolist() == [[0, 2, 3, 4]]
-    assert internals.activate(plain, inner, gated=True).tolist() == [[0, 8]]
+    assert hf_private.activate(plain, inner, gated=False).tolist() == [[0, 2, 3, 4]]
+    assert hf_private.activate(plain, inner, gated=True).tolist() == [[0, 8]]
     own = SimpleNamespace(_apply_gate=lambda inner: inner[:, ::2], post_expert_norm=torch.neg, is_concatenated=False,
                           is_transposed=True, down_proj_bias=inner)  # fmt: skip
-    assert internals.activate(own, inner, gated=True).tolist() == [[-1, 3]]
-    assert internals.finish(plain, inner) is inner and torch.equal(internals.finish(own, inner), -inner)
-    assert internals.gates_in_turns(own) and not internals.gates_in_turns(plain)
-    assert internals.is_transposed(own, default=False) and not internals.is_transposed(plain, default=False)
-    assert internals.is_transposed(plain, default=True)
-    assert internals.expert_bias(plain, "down_proj", 0) is None
-    assert torch.equal(internals.expert_bias(own, "down_proj", 0), inner[0])
+    assert hf_private.activate(own, inner, gated=True).tolist() == [[-1, 3]]
+    assert hf_private.finish(plain, inner) is inner and torch.equal(hf_private.finish(own, inner), -inner)
+    assert hf_private.gates_in_turns(own) and not hf_private.gates_in_turns(plain)
+    assert hf_private.is_transposed(own, default=False) and not hf_private.is_transposed(plain, default=False)
+    assert hf_private.is_transposed(plain, default=True)
+    assert hf_private.expert_bias(plain, "down_proj", 0) is None
+    assert torch.equal(hf_private.expert_bias(own, "down_proj", 0), inner[0])
 
 
 def test_the_state_of_callbacks_is_saved_with_checkpoints():
-    assert issubclass(TrainerControl, internals.exportable_state())
+    assert issubclass(TrainerControl, hf_private.exportable_state())
