@@ -41,7 +41,7 @@ PRIVATE = {
     },
 }  # fmt: skip
 OF_TRANSFORMERS = ("compat/hf_private.py", "compat/serving.py")
-COMPAT = {"internals", "accelerate", "peft"}  # names under which modules of compat/ are imported
+COMPAT = {"hf_private", "accelerate", "peft"}  # names under which modules of compat/ are imported
 
 FILE_NAMES = {"config.json", "generation_config.json", "README.md", "neuronal_report.json"}
 FILE_SUFFIXES = (".safetensors", ".index.json")

@@ -197,7 +197,7 @@ def test_files_are_read_in_no_other_way(packed, monkeypatch):
     """If transformers reads them without this package's reader, it finds no file."""
     with pytest.raises(FileNotFoundError, match="without disable_mmap=True"):
         AutoModelForCausalLM.from_pretrained(packed, disable_mmap=True)
-    monkeypatch.setattr(internals, "set_file_opener", lambda opener: None)
+    monkeypatch.setattr(hf_private, "set_file_opener", lambda opener: None)
     monkeypatch.setattr(modeling_utils, "safe_open", safetensors.safe_open)
     with pytest.raises(FileNotFoundError, match="only to be read"):
         AutoModelForCausalLM.from_pretrained(packed)
