@@ -1,4 +1,4 @@
-"""Sweeps from their parts, for tests and benchmarks that ask them directly, and what they must leave as it was."""
+"""Trials for tests that ask them directly, and what they must leave as it was."""
 
 import hashlib
 from pathlib import Path
@@ -10,21 +10,18 @@ from optimum_neuronal.files.records import Records
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.plan import SparsityPlan
-from optimum_neuronal.trials.applier import PlanApplier
-from optimum_neuronal.trials.engine import Engine
-from optimum_neuronal.trials.sweep import Sweep
+from optimum_neuronal.trials import Trials
 
 
-def build_sweep(decoder, saliency, ids, num_alignment_samples, batch_size=4, device="cpu", **options) -> Sweep:
-    """Options: `pattern` and `min_expert_tokens` of the applier, `records`, or the `processes` that they are for."""
-    applied = {name: options[name] for name in ("pattern", "min_expert_tokens") if name in options}
-    records = options.get("records") or Records(processes=options.get("processes"))
-    runner = BlockRunner(decoder, batch_size, device, options.get("max_hidden_bytes"))
-    return Sweep(Engine(runner, PlanApplier(saliency, **applied), ids, num_alignment_samples, records))
+def build_sweep(decoder, saliency, ids, num_alignment_samples, batch_size=4, device="cpu", **options) -> Trials:
+    """Options: `pattern`, `min_expert_tokens`, `max_hidden_bytes`, and `records` or the `processes` that they are for."""
+    records = options.pop("records", None) or Records(processes=options.pop("processes", None))
+    runner = BlockRunner(decoder, batch_size, device, options.pop("max_hidden_bytes", None))
+    return Trials(runner, saliency, ids, num_alignment_samples, records=records, **options)
 
 
-def make_sweep(model, ids, saliency="wanda", batch_size=4, **chosen) -> Sweep:
-    """Over all projections of a model, or the chosen ones; trials are measured on the first four sequences."""
+def make_sweep(model, ids, saliency="wanda", batch_size=4, **chosen) -> Trials:
+    """Trials of all projections of a model, or the chosen ones, measured on the first four sequences."""
     return build_sweep(find_decoder(model, **chosen), SALIENCIES.get(saliency)(), ids, 4, batch_size)
 
 

@@ -38,7 +38,7 @@ class Reference:
 
     def prune(self, plan):
         with inference(self.model):
-            masks = FinalPruning(self.sweep.engine, plan).find()[0]
+            masks = FinalPruning(self.sweep, plan).find()[0]
             apply_changes(self.decoder, masks)
         return masks
 
@@ -197,7 +197,7 @@ def test_batch_size_does_not_change_a_bit():
     for batch_size in (1, 3, 8):
         reference = Reference()
         reference.sweep = build_sweep(
-            reference.decoder, reference.sweep.saliency, reference.sweep.engine.ids[:16], 8, batch_size=batch_size
+            reference.decoder, reference.sweep.saliency, reference.sweep.ids[:16], 8, batch_size=batch_size
         )
         plans = [block_plan(reference.decoder, 0.7, lam) for lam in (0.05, 0.2)]
         results.append((reference.errors(plans), reference.prune(plans[0])))

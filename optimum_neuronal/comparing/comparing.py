@@ -33,7 +33,7 @@ from ..pruning.reporting import make_report
 from ..pruning.rotate import rotated
 from ..rotation.learning import Rotation
 from ..saliency.plan import row_sparsity
-from ..trials.engine import Cache
+from ..trials.cache import Cache
 from .comparison import Comparison, check_output
 from .results import DENSE, Result
 from .settings import ComparisonSettings

@@ -33,7 +33,7 @@ from ..packed.change import Change
 from ..packed.formats.packed_matrix import DTYPES
 from ..rotation.parts import can_be_rotated, find_parts
 from ..topup import Allocation
-from ..trials.engine import Cache
+from ..trials.cache import Cache
 from ..version import __version__
 from .rounding_head import check_head_structure, check_head_weights
 

@@ -19,9 +19,9 @@ from ..packed.formats.packed_matrix import PREFIX
 from ..packed.formats.quantized import QuantizedWeight
 from ..packed.formats.stored_changes import StoredChange, has_parts, of_parts, parts_of
 from ..saliency import Saliency
+from ..saliency.changes import Refine, prune_projections
 from ..saliency.plan import Plan
-from ..trials.applier import Refine
-from ..trials.engine import Engine
+from ..trials import Trials
 from .refit import RUNS, Refit
 
 
@@ -35,7 +35,7 @@ class FinalPruning:
     """Finds the masks of a plan, and new or quantised weights if the saliency makes such. No weight is changed.
 
     Args:
-        engine ([`Engine`]): runs the model.
+        trials ([`Trials`]): runs the model.
         plan ([`Plan`]): sparsity of every projection or row, or bits of every projection.
         refine (*optional*): edits every mask, see [`TopUp.refine`].
         statistic (`type[SquaredNorms]`): of the inputs that `refine` needs.
@@ -46,7 +46,7 @@ class FinalPruning:
             leave, toward its outputs in the dense model: `min ||W X_dense - V X||^2`, see [`dense_target`].
     """
 
-    engine: Engine
+    trials: Trials
     plan: Plan
     refine: Refine | None = None
     statistic: type[SquaredNorms] = SquaredNorms
@@ -54,52 +54,52 @@ class FinalPruning:
     toward_dense: bool = False
 
     @classmethod
-    def by(cls, methods: Methods, engine: Engine, plan: Plan, refit: Refit | None) -> "FinalPruning":
+    def by(cls, methods: Methods, trials: Trials, plan: Plan, refit: Refit | None) -> "FinalPruning":
         """Return the final pass of a prune with these methods."""
         refine = methods.topup.refine if methods.topup.refines else None
-        return cls(engine, plan, refine, methods.topup.statistic, refit, methods.needs_dense_stream)
+        return cls(trials, plan, refine, methods.topup.statistic, refit, methods.needs_dense_stream)
 
     def find(self) -> tuple[dict[str, Change], list[str]]:
         """Return the changes of weights by projection name, and the names of starved experts' projections."""
-        engine, found, starved = self.engine, {}, []
+        trials, found, starved = self.trials, {}, []
 
         def take(index: int, block: Block, prune: Callable[[], Finding]) -> None:
-            value, tensors = engine.records.recorded(f"block-{index:05d}", prune)
+            value, tensors = trials.records.recorded(f"block-{index:05d}", prune)
             starved.extend(value["starved"])
             found.update({p.name: stored_change(p, tensors).to(_waiting_device(p)) for p in block.pruned})
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-            runs = PairedRuns(engine.runner, block, *streams, calls) if self.toward_dense else None
+            runs = PairedRuns(trials.runner, block, *streams, calls) if self.toward_dense else None
             take(index, block, partial(self._fit_block, block, calls, streams, runs))
-            if block is engine.decoder.blocks[-1]:
+            if block is trials.decoder.blocks[-1]:
                 return streams  # nothing reads the last block's output
             with trial_weights(block.pruned, lambda p: found[p.name]):
                 if runs is None or self.refit is not None:  # a refit changes the weights that `runs` has seen
-                    sparse = engine.runner.output(block, streams[0], calls)
+                    sparse = trials.runner.output(block, streams[0], calls)
                 else:
                     sparse = runs.output(0)
             return [sparse] if runs is None else [sparse, runs.output(1)]
 
-        if needs_inputs(engine.saliency, self._statistic):
-            engine.cache.release()
-            inputs = engine.capture_all(self._statistic, self.refit and self.refit.batch_size(engine.ids.shape[1]))
-            engine.runner.run(inputs, 1 + self.toward_dense, visit, "Pruning", release=True)
+        if needs_inputs(trials.saliency, self._statistic):
+            trials.cache.release()
+            inputs = trials.capture_all(self._statistic, self.refit and self.refit.batch_size(trials.ids.shape[1]))
+            trials.runner.run(inputs, 1 + self.toward_dense, visit, "Pruning", release=True)
         else:
-            engine.runner.for_each_block(
+            trials.runner.for_each_block(
                 lambda index, block: take(index, block, partial(self._solve, block, block.pruned, None)), "Pruning"
             )
         return found, starved
 
     @property
     def _statistic(self) -> type[SquaredNorms]:
-        return most_specific(self.engine.saliency.statistic, self.statistic)
+        return most_specific(self.trials.saliency.statistic, self.statistic)
 
     def _fit_block(self, block: Block, calls: Sequence[Call], streams: Streams, runs: PairedRuns | None) -> Finding:
         """Return the finding of [`prune_block`], with fitted values if there is a refit."""
         found, tensors = self.prune_block(block, calls, streams, runs)
         if self.refit is None or not block.pruned:
             return found, tensors
-        runner, changes = self.engine.runner, {p.name: stored_change(p, tensors) for p in block.pruned}
+        runner, changes = self.trials.runner, {p.name: stored_change(p, tensors) for p in block.pruned}
         expected = runner.output(block, streams[0], calls) if runs is None else runs.output(1)
         with runner.counted(RUNS * self.refit.epochs * streams[0].sequences):
             fitted = self.refit.fit(block, changes, streams[0], expected, calls)
@@ -120,8 +120,8 @@ class FinalPruning:
             runs ([`PairedRuns`], *optional*): of the block in both models, if weights are solved toward the dense model.
         """
         if runs is None:
-            norms = self.engine.runner.inputs_of(block, streams[0], calls, self._statistic)
-            return self._solve(block, block.pruned, self.engine.joined(norms, self._statistic))
+            norms = self.trials.runner.inputs_of(block, streams[0], calls, self._statistic)
+            return self._solve(block, block.pruned, self.trials.joined(norms, self._statistic))
         starved, tensors = [], {}
         for stage in runs.stages:
             solved = {p: stored_change(p, tensors) for p in block.pruned if has_parts(tensors, p.name)}
@@ -133,10 +133,11 @@ class FinalPruning:
 
     def _solve(self, block: Block, projections: Sequence[Projection], norms: Norms | None) -> Finding:
         """Return the starved experts among projections of a block, and the packed parts of their masks or weights."""
-        applier = self.engine.applier
-        activations, starved = ({}, []) if norms is None else applier.activations(block, norms, projections)
-        tensors = {}
-        for name, change in applier.prune(projections, norms, activations, self.plan, self.refine).items():
+        trials, tensors = self.trials, {}
+        changes, starved = prune_projections(
+            trials.saliency, projections, norms, self.plan, trials.pattern, trials.min_expert_tokens, self.refine
+        )
+        for name, change in changes.items():
             tensors |= parts_of(change, block.projections[name].weight, name)
         return {"starved": starved}, tensors
 

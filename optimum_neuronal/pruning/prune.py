@@ -20,9 +20,8 @@ from ..model.projections import Decoder, Projection
 from ..model.weight_names import stored_names
 from ..packed.formats.quantized import QuantizedWeight
 from ..report import PruningReport
-from ..trials.applier import PlanApplier
-from ..trials.engine import Cache, Engine
-from ..trials.sweep import Sweep
+from ..trials import Trials
+from ..trials.cache import Cache
 from .context import PruneContext, PruneOutcome, default_batch_size
 from .final_pass import FinalPruning, apply_changes
 from .refit import Refit
@@ -82,29 +81,37 @@ def find_changes(context: PruneContext) -> PruneOutcome:
 
     def find(batch_size: int) -> PruneOutcome:
         runner = BlockRunner(context.decoder, batch_size, device, context.max_hidden_bytes, quiet)
-        return _find(context, make_engine(context, runner, context.ids))
+        return _find(context, make_trials(context, runner, context.ids))
 
     with inference(context.model):
         return with_less_memory(find, context.batch_size or default_batch_size(context.ids.shape[1]))
 
 
-def make_engine(context: PruneContext, runner: BlockRunner, ids: torch.Tensor) -> Engine:
-    """Return the engine of a prune for calibration sequences of shape (sequences, tokens)."""
+def make_trials(context: PruneContext, runner: BlockRunner, ids: torch.Tensor) -> Trials:
+    """Return the trials of a prune for calibration sequences of shape (sequences, tokens)."""
     config, methods = context.config, context.methods
-    applier = PlanApplier(methods.saliency, methods.pattern, config.min_expert_tokens)
-    return Engine(runner, applier, ids, config.num_alignment_samples, context.records, context.cache or Cache())
+    return Trials(
+        runner,
+        methods.saliency,
+        ids,
+        config.num_alignment_samples,
+        methods.pattern,
+        config.min_expert_tokens,
+        context.records,
+        context.cache or Cache(),
+    )
 
 
-def _find(context: PruneContext, engine: Engine) -> PruneOutcome:
+def _find(context: PruneContext, trials: Trials) -> PruneOutcome:
     methods, clock, config = context.methods, context.clock, context.config
     if methods.needs_calibration:
-        engine.cache.get("replay is right", engine.check_replay)
-    allocation = replace(methods.topup.allocate(Sweep(engine), config.amount), levels=None)
+        trials.cache.get("replay is right", trials.check_replay)
+    allocation = replace(methods.topup.allocate(trials, config.amount), levels=None)
     clock.lap("allocation")
     refit = Refit(config.refit_epochs, config.refit_learning_rate) if config.refit_epochs else None
-    changes, starved = FinalPruning.by(methods, engine, allocation.plan, refit).find()
+    changes, starved = FinalPruning.by(methods, trials, allocation.plan, refit).find()
     clock.lap("pruning")
-    return PruneOutcome(allocation, changes, engine.runner.block_forwards, starved)
+    return PruneOutcome(allocation, changes, trials.runner.block_forwards, starved)
 
 
 def _suited(context: PruneContext) -> Methods:

@@ -13,15 +13,17 @@ import torch
 from ..blocks.block_inputs import inference
 from ..files.records import Finding
 from ..model.projections import Block, Decoder
+from ..saliency import Saliency
 from ..saliency.plan import DENSE, Plan, RatePlan, SparsityPlan
+from ..trials import Trials
 from ..trials.alignment import Deviation
-from ..trials.engine import Cache, Engine
+from ..trials.cache import Cache
 from ..trials.levels import Levels
 from ..trials.solved import Solved, SolvedWeights, heldout_sequences
-from ..trials.sweep import Score, Sweep
+from ..trials.trials import Score
 from .context import PruneContext
 from .final_pass import FinalPruning
-from .prune import make_engine
+from .prune import make_trials
 from .refit import Refit
 from .rehearsed_rotation import rehearse_rotation
 from .sample_blocks import FirstEpoch, MeasuredRunner
@@ -32,19 +34,19 @@ FEW, MANY = 2, 6  # plans that a question is measured with; the difference is th
 FIT_BATCHES = 4  # of the sample, if there is a refit, which learns from all but the last
 
 
-class Rehearsal(Sweep):
-    """A stand-in for [`Sweep`] that answers a top-up's questions at random, and notes what they take.
+class Rehearsal:
+    """A stand-in for [`Trials`] that answers a top-up's questions at random, and notes what they take.
 
     Args:
         context ([`PruneContext`]): of the prune, its model on the meta device.
-        engine ([`Engine`]): of the sample, with a [`MeasuredRunner`] and sequences of its own.
+        engine ([`Trials`]): of the sample, with a [`MeasuredRunner`] and sequences of its own.
 
     Attributes:
         steps (`list[Step]`): of the model, in their order.
     """
 
-    def __init__(self, context: PruneContext, engine: Engine):
-        super().__init__(engine)
+    def __init__(self, context: PruneContext, engine: Trials):
+        self.engine, self.can_abandon = engine, engine.can_abandon
         self.steps: list[Step] = []
         self._context, self._config = context, context.config
         self._measured: dict[tuple, tuple[Any, Work]] = {}
@@ -55,6 +57,10 @@ class Rehearsal(Sweep):
     @property
     def decoder(self) -> Decoder:
         return self._context.decoder
+
+    @property
+    def saliency(self) -> Saliency:
+        return self.engine.saliency
 
     def solve(self, wanted: Solved) -> Solved:
         count = len(wanted.amounts)
@@ -77,16 +83,16 @@ class Rehearsal(Sweep):
     def dense_scores(self, score: Score, label: str) -> list[list[float]]:
         return self._of_all_blocks(
             self.ask(
-                ("dense", label), label, lambda _: Sweep.dense_scores(self, score, label), sequences=self.all_sequences
+                ("dense", label), label, lambda _: self.engine.dense_scores(score, label), sequences=self.all_sequences
             )
         )
 
     def weight_scores(self, score: Callable[[Block], list], label: str) -> list[list]:
         return self._of_all_blocks(
-            self.ask(("weights", label), label, lambda _: Sweep.weight_scores(self, score, label))
+            self.ask(("weights", label), label, lambda _: self.engine.weight_scores(score, label))
         )
 
-    def own_runs(self, question: tuple, run: Callable[[Engine], Finding]) -> Any:
+    def own_runs(self, question: tuple, run: Callable[[Trials], Finding]) -> Any:
         return self.ask(question, question[0], lambda _: run(self.engine))[0]
 
     def alignment_errors(self, plans, reference, scope, metric, label, bound=math.inf) -> list[float]:
@@ -105,7 +111,7 @@ class Rehearsal(Sweep):
         itself = plans[0] is reference  # its stream has run already
 
         def ask(own_plans: list[SparsityPlan]) -> list[float]:
-            return Sweep.output_errors(self, [self._base] if itself else own_plans, metric, label, self._base, few)
+            return self.engine.output_errors([self._base] if itself else own_plans, metric, label, self._base, few)
 
         self.ask(("outputs", metric, itself, few), label, ask, plans, **more)
         return self._numbers(plans)
@@ -118,7 +124,7 @@ class Rehearsal(Sweep):
 
     def row_saliency(self, plan, label) -> dict[str, torch.Tensor]:
         self._run_stream(plan, label)
-        self.ask(("rows",), label, lambda _: Sweep.row_saliency(self, self._base, label))
+        self.ask(("rows",), label, lambda _: self.engine.row_saliency(self._base, label))
         projections = self.decoder.projections.items()
         return {name: torch.tensor(self._numbers(range(p.shape[0]))) for name, p in projections}
 
@@ -149,12 +155,12 @@ class Rehearsal(Sweep):
             self._reference = plan
 
     def _errors(self, name: str, plans: Sequence[Plan], *args, **more) -> list[float]:
-        """Note a question of this name to [`Sweep`], and return an error for every plan."""
+        """Note a question of this name to [`Trials`], and return an error for every plan."""
         label = args[1] if name == "output_errors" else args[-1]
         question = (name, *(type(arg) if isinstance(arg, SolvedWeights) else arg for arg in args))
         asks_one = name == "deviation"
         self.ask(
-            question, label, lambda own: getattr(Sweep, name)(self, own[0] if asks_one else own, *args), plans, **more
+            question, label, lambda own: getattr(self.engine, name)(own[0] if asks_one else own, *args), plans, **more
         )
         return self._numbers(plans)
 
@@ -281,7 +287,7 @@ def rehearse(context: PruneContext, tokens: int, batch_size: int, device: torch.
     ids = torch.randint(0, vocabulary, (count, runner.tokens), generator=torch.Generator().manual_seed(0))
     small = replace(config, num_alignment_samples=min(config.num_alignment_samples, batch_size, count))
     with inference(runner.decoder.model):
-        engine = make_engine(replace(context, config=small, cache=Cache()), runner, ids)
+        engine = make_trials(replace(context, config=small, cache=Cache()), runner, ids)
         rehearsal = Rehearsal(context, engine)
         if methods.needs_calibration:
             rehearsal.check()

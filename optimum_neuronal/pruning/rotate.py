@@ -14,7 +14,7 @@ from ..compat.accelerate import execution_device
 from ..files.records import Finding
 from ..rotation.merging import Originals, Rotations, put_back
 from ..rotation.parts import RotatedParts, find_parts
-from ..trials.engine import Cache
+from ..trials.cache import Cache
 from .context import PruneContext, default_batch_size
 
 

@@ -7,7 +7,7 @@ import torch
 from ..model.projections import Block, Decoder, Projection
 from ..saliency.plan import SparsityPlan
 from ..saliency.wanda import Wanda
-from ..trials.sweep import Sweep
+from ..trials import Trials
 
 
 SMALLEST, LARGEST = 0.01, 0.99  # bounds of spread sparsities
@@ -31,11 +31,11 @@ def plan_of_blocks(blocks: Sequence[Block], sparsities: torch.Tensor) -> Sparsit
     )
 
 
-def block_scores(sweep: Sweep, score: Callable[[Block, dict[str, torch.Tensor]], float], label: str) -> torch.Tensor:
+def block_scores(trials: Trials, score: Callable[[Block, dict[str, torch.Tensor]], float], label: str) -> torch.Tensor:
     """Return a score of every block with prunable weights, from the dense model: float64, shape (blocks,).
 
     Args:
-        sweep ([`Sweep`]): makes one pass over all calibration sequences, see [`Sweep.dense_scores`].
+        trials ([`Trials`]): makes one pass over all calibration sequences, see [`Trials.dense_scores`].
         score: a block, its weights loaded, and the activations of its pruned projections -> the score.
         label (`str`): name of the pass in the progress bar.
     """
@@ -43,7 +43,7 @@ def block_scores(sweep: Sweep, score: Callable[[Block, dict[str, torch.Tensor]],
     def visit(block: Block, activations: dict[str, torch.Tensor]) -> list[float]:
         return [score(block, activations)] if block.pruned else []
 
-    return torch.tensor([value for found in sweep.dense_scores(visit, label) for value in found], dtype=torch.float64)
+    return torch.tensor([value for found in trials.dense_scores(visit, label) for value in found], dtype=torch.float64)
 
 
 def wanda_metric(projection: Projection, activations: dict[str, torch.Tensor]) -> torch.Tensor:

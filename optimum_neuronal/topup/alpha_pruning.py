@@ -7,7 +7,7 @@ import torch
 
 from ..common.validation import check_count, check_number
 from ..model.projections import Block
-from ..trials.sweep import Sweep
+from ..trials import Trials
 from .allocation import LARGEST, bisect, block_sizes, plan_of_blocks, pruned_blocks
 from .base import Allocation, TopUp, register_topup
 
@@ -36,9 +36,9 @@ class AlphaPruning(TopUp):
         check_number("spread", self.spread, 0, LARGEST)
         check_count("bins", self.bins, 1)
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
-        found = sweep.weight_scores(self._exponents, "Spectra")
-        blocks = pruned_blocks(sweep.decoder)
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+        found = trials.weight_scores(self._exponents, "Spectra")
+        blocks = pruned_blocks(trials.decoder)
         alphas = block_alphas([exponents for exponents in found if exponents])
         factors = scale_factors(torch.tensor(alphas, dtype=torch.float64), self.spread)
         spread = scaled_sparsities(sparsity, factors, block_sizes(blocks))

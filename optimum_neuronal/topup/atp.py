@@ -9,7 +9,7 @@ import torch
 from ..common.validation import check_count
 from ..model.projections import Decoder
 from ..saliency.plan import SparsityPlan
-from ..trials.sweep import Sweep
+from ..trials import Trials
 from .allocation import LARGEST, SMALLEST, block_sizes, get_dist, index_of_smallest, plan_of_blocks, pruned_blocks
 from .base import Allocation, TopUp, register_topup
 
@@ -39,13 +39,13 @@ class ATP(TopUp):
     def __post_init__(self):
         check_count("trials", self.trials, 2)
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         start = time.perf_counter()
-        betas = beta_grid(len(pruned_blocks(sweep.decoder)), sparsity, self.trials)
-        plans = [progression(sweep.decoder, sparsity, beta) for beta in betas]
+        betas = beta_grid(len(pruned_blocks(trials.decoder)), sparsity, self.trials)
+        plans = [progression(trials.decoder, sparsity, beta) for beta in betas]
         if len(plans) == 1:
             return Allocation(plans[0], {"atp": {"beta": 0.0, "candidates": []}})
-        errors = sweep.output_errors(plans, METRIC, label=LABEL, reference="dense")
+        errors = trials.output_errors(plans, METRIC, label=LABEL, reference="dense")
         best = index_of_smallest(errors)
         candidates = [{"beta": beta, "error": error} for beta, error in zip(betas, errors)]
         decision = {"beta": betas[best], "candidates": candidates, "seconds": time.perf_counter() - start}

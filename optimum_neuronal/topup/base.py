@@ -12,8 +12,8 @@ from ..common.registry import Registry
 from ..model.projections import Decoder, Projection
 from ..saliency import Saliency
 from ..saliency.plan import Plan
+from ..trials import Trials
 from ..trials.levels import Levels
-from ..trials.sweep import Sweep
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TopUp(ABC):
 
     Class attributes:
         decides (`bool`): False if every weight matrix gets the config's sparsity, as an N:M pattern demands.
-        uses_calibration (`bool`): False if `allocate` never uses the sweep's measurements.
+        uses_calibration (`bool`): False if `allocate` never uses the measurements.
         rows_are_optional (`bool`): True if `allocate` gives rows one sparsity where the saliency does not know rows.
         without_rows (`Mapping[str, Any]`): hyper-parameters that give all rows of a projection one sparsity, if any.
         needs_fixed_weights (`bool`): True if it cannot serve a saliency that updates the kept weights.
@@ -84,11 +84,11 @@ class TopUp(ABC):
         return False
 
     @abstractmethod
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         """Decide the sparsity of every projection or row.
 
         Args:
-            sweep ([`Sweep`]): the decoder, and measurements on it: dense activations, errors of trial plans.
+            trials ([`Trials`]): the decoder, and measurements on it: dense activations, errors of trial plans.
             sparsity (`float`): share of all prunable weights to prune, in [0, 1); or bits a weight, if the prune quantises.
         """
 

@@ -16,9 +16,9 @@ from ..blocks.statistics import Norms
 from ..common.validation import check_count, check_number
 from ..model.projections import Block, Decoder, Projection, trial_weights
 from ..packed.change import Zeros
+from ..saliency.changes import score_projection
 from ..saliency.plan import SparsityPlan, row_counts
-from ..trials.engine import Engine
-from ..trials.sweep import Sweep
+from ..trials import Trials
 from .allocation import bisect, shift_to_mean
 from .base import Allocation, TopUp, register_topup
 
@@ -76,11 +76,11 @@ class BESA(TopUp):
                     "the model in floating point, or choose another top-up."
                 )
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         start = time.perf_counter()
         if sparsity == 0 or self.epochs == 0:  # nothing to learn
-            return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))
-        learned = sweep.own_runs((LABEL, astuple(self), sparsity), lambda engine: self._learn(engine, sparsity))
+            return Allocation(SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity)))
+        learned = trials.own_runs((LABEL, astuple(self), sparsity), lambda own: self._learn(own, sparsity))
         sparsities = {name: values[1] for name, values in learned.items()}
         decision = {
             "sparsity": sparsities,
@@ -89,9 +89,9 @@ class BESA(TopUp):
         }
         return Allocation(SparsityPlan(sparsities), {"besa": decision})
 
-    def _learn(self, engine: Engine, sparsity: float) -> tuple[dict[str, list[float]], dict]:
+    def _learn(self, trials: Trials, sparsity: float) -> tuple[dict[str, list[float]], dict]:
         """Return two sparsities of every projection: as learned, and after the shift to the target."""
-        runner, blocks = engine.runner, engine.decoder.blocks
+        runner, blocks = trials.runner, trials.decoder.blocks
         found: dict[str, list[float]] = {}
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -99,29 +99,29 @@ class BESA(TopUp):
             target = runner.output(block, dense_stream, calls)
             if not block.pruned:
                 return [runner.output(block, stream, calls), target]
-            norms = runner.inputs_of(block, stream, calls, engine.saliency.statistic)
-            learned = self._learn_block(engine, block, norms, (stream, calls, target), sparsity)
+            norms = runner.inputs_of(block, stream, calls, trials.saliency.statistic)
+            learned = self._learn_block(trials, block, norms, (stream, calls, target), sparsity)
             found.update(zip(block.pruned_names, learned.T.tolist()))
             if index == len(blocks) - 1:
                 return [stream, target]
             plan = SparsityPlan(dict(zip(block.pruned_names, learned[1].tolist())))
-            (change_of,) = engine.applier.changes(block, norms, [plan])
+            (change_of,) = trials.changes(block, norms, [plan])
             with trial_weights(block.pruned, change_of):
                 return [runner.output(block, stream, calls), target]
 
         # A step of the optimiser for every sequence, whatever the batch size.
-        inputs = runner.capture(engine.alignment_ids, batch_size=1)
+        inputs = runner.capture(trials.alignment_ids, batch_size=1)
         runner.run(inputs, 2, visit, LABEL)
         return found, {}
 
     def _learn_block(
-        self, engine: Engine, block: Block, norms: Norms, data: tuple[Stream, Sequence[Call], Stream], sparsity: float
+        self, trials: Trials, block: Block, norms: Norms, data: tuple[Stream, Sequence[Call], Stream], sparsity: float
     ) -> torch.Tensor:
         """Return a block's sparsities as learned, and after the shift to the target: float64, shape (2, projections)."""
-        activations, _ = engine.applier.activations(block, norms)
-        scores = (engine.applier.score(projection, activations) for projection in block.pruned)
+        activations = trials.activations(block, norms)
+        scores = (score_projection(trials.saliency, projection, activations) for projection in block.pruned)
         rates = [LearnedRate(p, score, sparsity, self.candidate_step) for p, score in zip(block.pruned, scores)]
-        self._train(engine.runner, block, rates, data, sparsity)
+        self._train(trials.runner, block, rates, data, sparsity)
         learned = torch.tensor([rate.sparsity.item() for rate in rates], dtype=torch.float64)
         met = shift_to_mean(learned, sparsity, torch.tensor([rate.weights for rate in rates]), 0, 1)
         return torch.stack([learned, met])

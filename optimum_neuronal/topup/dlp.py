@@ -6,7 +6,7 @@ import torch
 
 from ..common.validation import check_number
 from ..model.projections import Block
-from ..trials.sweep import Sweep
+from ..trials import Trials
 from .allocation import block_scores, block_sizes, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
 
@@ -32,9 +32,9 @@ class DLP(TopUp):
     def __post_init__(self):
         check_number("half_width", self.half_width, 0, 1)
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
-        blocks = pruned_blocks(sweep.decoder)
-        medians = block_scores(sweep, median_metric, LABEL)
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+        blocks = pruned_blocks(trials.decoder)
+        medians = block_scores(trials, median_metric, LABEL)
         # -U has the order and the proportions of the relative importance, and no more counts.
         spread = get_dist(sparsity, self.half_width, -medians, block_sizes(blocks))
         return Allocation(plan_of_blocks(blocks, spread), {"dlp": {"medians": medians.tolist()}})

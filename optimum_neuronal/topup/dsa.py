@@ -11,7 +11,7 @@ import torch
 from ..blocks.statistics import wide_dtype
 from ..common.validation import check_count, check_number, check_numbers
 from ..model.projections import Block, Decoder
-from ..trials.sweep import Sweep
+from ..trials import Trials
 from .allocation import block_sizes, draw, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
 
@@ -193,21 +193,21 @@ class DSA(TopUp):
         check_number("mutation", self.mutation, 0, 1)
         object.__setattr__(self, "lambdas", check_numbers("lambdas", self.lambdas, 0, 1))
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         start = time.perf_counter()
-        statistics, blocks = block_statistics(sweep), pruned_blocks(sweep.decoder)
+        statistics, blocks = block_statistics(trials), pruned_blocks(trials.decoder)
         generator = torch.Generator().manual_seed(self.search_seed)
         errors: dict[Function, float] = {}  # of all functions so far
         tried: set[tuple[float, ...]] = set()
 
         def measure(make: Callable[[], Function], count: int) -> None:
             functions = _different(
-                make, count, lambda function: function.sparsities(sweep.decoder, sparsity, statistics), tried
+                make, count, lambda function: function.sparsities(trials.decoder, sparsity, statistics), tried
             )
             plans = [
                 plan_of_blocks(blocks, torch.tensor(shares, dtype=torch.float64)) for shares in functions.values()
             ]
-            errors.update(zip(functions, sweep.output_errors(plans, METRIC, label=SEARCH, reference="dense")))
+            errors.update(zip(functions, trials.output_errors(plans, METRIC, label=SEARCH, reference="dense")))
 
         measure(lambda: self._random(generator), self.population)
         for _ in range(self.generations):
@@ -220,7 +220,7 @@ class DSA(TopUp):
             "candidates": [{"function": str(function), "error": error} for function, error in errors.items()],
             "seconds": time.perf_counter() - start,
         }
-        shares = torch.tensor(best.sparsities(sweep.decoder, sparsity, statistics), dtype=torch.float64)
+        shares = torch.tensor(best.sparsities(trials.decoder, sparsity, statistics), dtype=torch.float64)
         return Allocation(plan_of_blocks(blocks, shares), {"dsa": decision})
 
     def _random(self, generator: torch.Generator) -> Function:
@@ -260,9 +260,9 @@ def _different(
     return found
 
 
-def block_statistics(sweep: Sweep) -> Statistics:
+def block_statistics(trials: Trials) -> Statistics:
     """Return the importance of every block by every pair of element-wise operation and reduction."""
-    found = [scores for scores in sweep.dense_scores(_scores, LABEL) if scores]
+    found = [scores for scores in trials.dense_scores(_scores, LABEL) if scores]
     pairs = [(pre, reduce) for pre in PRE for reduce in REDUCE]
     return {pair: torch.tensor(values, dtype=torch.float64) for pair, values in zip(pairs, zip(*found))}
 

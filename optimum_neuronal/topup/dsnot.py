@@ -9,7 +9,7 @@ from ..blocks.statistics import InputSums, SquaredNorms, activation, wide_dtype
 from ..common.validation import check_count, check_number
 from ..model.projections import Projection
 from ..saliency.plan import SparsityPlan
-from ..trials.sweep import Sweep
+from ..trials import Trials
 from .base import Allocation, TopUp, register_topup
 
 
@@ -44,8 +44,8 @@ class DSnoT(TopUp):
         check_count("cycles", self.cycles, 0)
         check_number("threshold", self.threshold, 0)
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
-        return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+        return Allocation(SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity)))
 
     def refine(
         self, projection: Projection, mask: torch.Tensor, score: torch.Tensor, statistic: InputSums | None

@@ -10,7 +10,7 @@ import torch
 from ..common.validation import check_choice, check_count, check_number, check_several
 from ..model.projections import Decoder, Projection
 from ..saliency.plan import SparsityPlan
-from ..trials.sweep import Sweep
+from ..trials import Trials
 from .allocation import draw, index_of_smallest, pruned_blocks
 from .base import Allocation, TopUp, register_topup
 
@@ -81,9 +81,9 @@ class EvoPress(TopUp):
                 "most 1, since sparsities would leave [0, 1] otherwise."
             )
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         start = time.perf_counter()
-        units = units_of(sweep.decoder, self.unit)
+        units = units_of(trials.decoder, self.unit)
         parent: Offsets = (0,) * len(units)
         if len(units) < 2 or sparsity == 0:  # nothing to exchange
             return Allocation(self.plan(units, parent, sparsity))
@@ -91,7 +91,7 @@ class EvoPress(TopUp):
 
         def measure(candidates: Sequence[Offsets], sequences: int | None = None) -> list[float]:
             plans = [self.plan(units, offsets, sparsity) for offsets in candidates]
-            return sweep.output_errors(plans, "kl", label=LABEL, reference="dense", sequences=sequences)
+            return trials.output_errors(plans, "kl", label=LABEL, reference="dense", sequences=sequences)
 
         (error,) = measure([parent])
         history = [error]
@@ -106,7 +106,7 @@ class EvoPress(TopUp):
                 error, parent = min(errors), candidates[index_of_smallest(errors)]
             history.append(error)
         plan = self.plan(units, parent, sparsity)
-        names = [block.name for block in pruned_blocks(sweep.decoder)] if self.unit == "block" else plan.sparsity
+        names = [block.name for block in pruned_blocks(trials.decoder)] if self.unit == "block" else plan.sparsity
         decision = {
             "sparsity": {name: plan.sparsity[members[0].name] for name, members in zip(names, units)},
             "errors": history,  # of uniform sparsity, then of the parent after every generation

@@ -11,9 +11,9 @@ import torch
 from ..common.validation import check_choice, check_numbers
 from ..model.projections import Decoder
 from ..saliency.plan import SparsityPlan
+from ..trials import Trials
 from ..trials.alignment import METRICS, SCOPES, Deviation
-from ..trials.engine import REFERENCES
-from ..trials.sweep import Sweep
+from ..trials.trials import REFERENCES
 from .allocation import block_sizes, get_dist, index_of_smallest, plan_of_blocks
 from .base import Allocation, TopUp, register_topup
 
@@ -38,7 +38,7 @@ class NeuronAL(TopUp):
 
     Args:
         steps (`str`): `"both"` (block, then row), `"block"`, or `"row"` (from uniform sparsity).
-        reference (`str`): `"sparse-stream"` or `"dense"`: where dense activations come from, see [`Sweep`].
+        reference (`str`): `"sparse-stream"` or `"dense"`: where dense activations come from, see [`Trials`].
         alignment_scope (`str`): `"sequence"` or `"pooled"`, see [`alignment_error`].
         block_lambdas, row_lambdas (`tuple[float, ...]`): half-widths of the sparsity window to try, in [0, 1].
         metric (`str`):
@@ -95,49 +95,51 @@ class NeuronAL(TopUp):
                 for projection in block.pruned:
                     decoder.row_groups(block, projection)
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
-        plan = SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity))
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+        plan = SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity))
         decisions: dict = {}
         if self.steps in ("both", "block"):
-            plan, decisions["block"] = self._block_step(sweep, sparsity)
+            plan, decisions["block"] = self._block_step(trials, sparsity)
         if self.steps in ("both", "row"):
-            plan, decisions["row"] = self._row_step(sweep, plan)
+            plan, decisions["row"] = self._row_step(trials, plan)
         return Allocation(plan, decisions)
 
-    def _block_step(self, sweep: Sweep, sparsity: float) -> tuple[SparsityPlan, dict]:
+    def _block_step(self, trials: Trials, sparsity: float) -> tuple[SparsityPlan, dict]:
         """Choose how far sparsity rises from the first block to the last (paper, section 3.1.1)."""
         start = time.perf_counter()
-        plans = [block_plan(sweep.decoder, sparsity, lam, self.schedule) for lam in self.block_lambdas]
-        errors = self._block_errors(sweep, plans)
+        plans = [block_plan(trials.decoder, sparsity, lam, self.schedule) for lam in self.block_lambdas]
+        errors = self._block_errors(trials, plans)
         best = index_of_smallest(errors)
         return plans[best], _decision(self.block_lambdas, errors, best, start)
 
-    def _block_errors(self, sweep: Sweep, plans: Sequence[SparsityPlan]) -> list[float]:
+    def _block_errors(self, trials: Trials, plans: Sequence[SparsityPlan]) -> list[float]:
         """Return errors of the candidates. The middle one runs first; others may stop once they cannot beat it."""
         label, middle = "Block step", len(plans) // 2
         if self._reconstructs:
-            return sweep.reconstruction_errors(plans, self.reference, label)
-        if not sweep.can_abandon or len(plans) < 3:
-            return sweep.alignment_errors(plans, *self._measured_on, label=label)
-        (first,) = sweep.alignment_errors([plans[middle]], *self._measured_on, label=label)
+            return trials.reconstruction_errors(plans, self.reference, label)
+        if not trials.can_abandon or len(plans) < 3:
+            return trials.alignment_errors(plans, *self._measured_on, label=label)
+        (first,) = trials.alignment_errors([plans[middle]], *self._measured_on, label=label)
         others = [*plans[:middle], *plans[middle + 1 :]]
-        errors = sweep.alignment_errors(others, *self._measured_on, label=label, bound=first)
+        errors = trials.alignment_errors(others, *self._measured_on, label=label, bound=first)
         return [*errors[:middle], first, *errors[middle:]]
 
-    def _row_step(self, sweep: Sweep, base: SparsityPlan) -> tuple[SparsityPlan, dict]:
+    def _row_step(self, trials: Trials, base: SparsityPlan) -> tuple[SparsityPlan, dict]:
         """Choose how much less to prune rows that deviate more from the dense model (paper, section 3.1.2)."""
         start = time.perf_counter()
-        deviation = sweep.deviation(base, *self._measured_on, label="Row deviations")
-        trials = [lam for lam in self.row_lambdas if lam != 0]
-        plans = row_plans(sweep.decoder, base, trials, deviation)
-        unspread, measured = self._row_errors(sweep, base, plans, deviation.error)
-        by_lambda = {0.0: (unspread, base)} | {lam: (error, plan) for lam, error, plan in zip(trials, measured, plans)}
+        deviation = trials.deviation(base, *self._measured_on, label="Row deviations")
+        lambdas = [lam for lam in self.row_lambdas if lam != 0]
+        plans = row_plans(trials.decoder, base, lambdas, deviation)
+        unspread, measured = self._row_errors(trials, base, plans, deviation.error)
+        by_lambda = {0.0: (unspread, base)} | {
+            lam: (error, plan) for lam, error, plan in zip(lambdas, measured, plans)
+        }
         errors = [by_lambda[lam][0] for lam in self.row_lambdas]
         best = index_of_smallest(errors)
         return by_lambda[self.row_lambdas[best]][1], _decision(self.row_lambdas, errors, best, start)
 
     def _row_errors(
-        self, sweep: Sweep, base: SparsityPlan, plans: list[SparsityPlan], aligned: float
+        self, trials: Trials, base: SparsityPlan, plans: list[SparsityPlan], aligned: float
     ) -> tuple[float, list[float]]:
         """Return errors of the base plan, whose alignment error is known, and of the candidates.
 
@@ -145,10 +147,10 @@ class NeuronAL(TopUp):
         """
         zero = 0.0 in self.row_lambdas
         if self._reconstructs:
-            errors = sweep.reconstruction_errors([base] * zero + plans, self.reference, "Row step")
+            errors = trials.reconstruction_errors([base] * zero + plans, self.reference, "Row step")
             return (errors[0], errors[1:]) if zero else (math.inf, errors)
-        bound = aligned if zero and sweep.can_abandon else math.inf
-        measured = sweep.alignment_errors(plans, *self._measured_on, label="Row step", bound=bound) if plans else []
+        bound = aligned if zero and trials.can_abandon else math.inf
+        measured = trials.alignment_errors(plans, *self._measured_on, label="Row step", bound=bound) if plans else []
         return aligned, measured
 
 

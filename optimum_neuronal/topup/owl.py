@@ -7,7 +7,7 @@ import torch
 
 from ..common.validation import check_number
 from ..model.projections import Block
-from ..trials.sweep import Sweep
+from ..trials import Trials
 from .allocation import block_scores, block_sizes, get_dist, plan_of_blocks, pruned_blocks, wanda_metric
 from .base import Allocation, TopUp, register_topup
 
@@ -36,9 +36,9 @@ class OWL(TopUp):
         check_number("outlier_factor", self.outlier_factor, 0, above=True)
         check_number("half_width", self.half_width, 0, 1)
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
-        blocks = pruned_blocks(sweep.decoder)
-        ratios = block_scores(sweep, partial(outlier_ratio, factor=self.outlier_factor), LABEL)
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+        blocks = pruned_blocks(trials.decoder)
+        ratios = block_scores(trials, partial(outlier_ratio, factor=self.outlier_factor), LABEL)
         spread = get_dist(sparsity, self.half_width, ratios, block_sizes(blocks))
         return Allocation(plan_of_blocks(blocks, spread), {"owl": {"outlier_ratios": ratios.tolist()}})
 

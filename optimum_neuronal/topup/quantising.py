@@ -9,7 +9,8 @@ from ..model.packed_size import has_steps
 from ..model.projections import Decoder, Projection
 from ..packed.formats.quantized import quantized_bytes
 from ..saliency.plan import DENSE, RatePlan
-from ..trials.sweep import Sweep
+from ..trials import Trials
+from ..trials.solved_rates import SolvedRates
 from .base import Allocation, TopUp
 from .rates import RATES, choose_rates, extended
 
@@ -60,23 +61,23 @@ class Rates(TopUp):
                 chosen[name], spare = rate + 1, spare - (own[rate + 1] - own[rate])
         return units.plan(chosen)
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         if self.by == "uniform":
-            return Allocation(self.even(sweep.decoder), {"rates": {"by": self.by}})
-        found = self._divergences(sweep)
-        units = _Units(sweep.decoder.projections.values())
+            return Allocation(self.even(trials.decoder), {"rates": {"by": self.by}})
+        found = self._divergences(trials)
+        units = _Units(trials.decoder.projections.values())
         curves = {name: extended({RATES[0]: own}) for name, own in found.items()}
         plan = units.plan(choose_rates(curves, units.sizes, self._bytes(units)))
         return Allocation(plan, {"rates": {"by": self.by, "bits": RATES[0], "divergences": found}})
 
-    def _divergences(self, sweep: Sweep) -> dict[str, float]:
+    def _divergences(self, trials: Trials) -> dict[str, float]:
         """Return the divergence of the model when one unit alone has the fewest bits, by the unit's name."""
-        dense, found = dict.fromkeys(sweep.decoder.projections, DENSE), {}
-        solved = sweep.solve_rates(RATES[0])
-        for block in sweep.decoder.blocks:  # together, so that no more streams exist than a block has units
+        dense, found = dict.fromkeys(trials.decoder.projections, DENSE), {}
+        solved = trials.solve(SolvedRates((RATES[0],)))
+        for block in trials.decoder.blocks:  # together, so that no more streams exist than a block has units
             members = _Units(block.pruned).members
             plans = [RatePlan(dense | dict.fromkeys(names, RATES[0])) for names in members.values()]
-            errors = sweep.output_errors(plans, "kl", LABEL, solved) if plans else []
+            errors = trials.output_errors(plans, "kl", LABEL, solved) if plans else []
             found |= {name: max(0.0, error) for name, error in zip(members, errors)}
         return found
 

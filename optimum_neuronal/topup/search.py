@@ -12,9 +12,9 @@ from ..common.validation import check_choice, check_count, check_flag, check_num
 from ..model.projections import Decoder
 from ..saliency import Saliency
 from ..saliency.plan import SparsityPlan
-from ..trials.levels import Levels
+from ..trials import Trials
+from ..trials.levels import Levels, level_sparsities
 from ..trials.output_errors import OUTPUT_METRICS
-from ..trials.sweep import Sweep
 from .allocation import LARGEST, SMALLEST, get_dist, index_of_smallest
 from .base import Allocation, TopUp, register_topup
 from .search_space import Space
@@ -94,14 +94,14 @@ class Search(TopUp):
         """Return the budget in passes."""
         return self.budget or (LEVELS_BUDGET if levels else BUDGET)
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
         start = time.perf_counter()
-        space = Space.of(sweep.decoder, sparsity)
+        space = Space.of(trials.decoder, sparsity)
         if not SMALLEST < sparsity < LARGEST or len(space.sizes) == 1:  # nothing can be moved
             return Allocation(space.plan(space.uniform))
-        run = self._begin(sweep, space)
+        run = self._begin(trials, space)
         rows = 0
-        if self.rows and sweep.saliency.knows_rows and not self.uses_levels(sweep.saliency):
+        if self.rows and trials.saliency.knows_rows and not self.uses_levels(trials.saliency):
             # Alignment does not run the plan's own stream, which the rows' saliency needs.
             rows = len(ROW_WIDTHS) + STREAM_COST + (self.objective == ALIGNMENT)
         while run.skips_to_a_round_within(run.budget - rows):
@@ -117,14 +117,14 @@ class Search(TopUp):
         decisions = {"search": {**found, "seconds": time.perf_counter() - start}}
         return Allocation(run.best_plan, decisions, run.levels)
 
-    def _begin(self, sweep: Sweep, space: Space) -> "_Run":
+    def _begin(self, trials: Trials, space: Space) -> "_Run":
         """Return the search after its first stage."""
-        levels = self.uses_levels(sweep.saliency)
-        solved = sweep.solve_levels(space.target) if levels else None
+        levels = self.uses_levels(trials.saliency)
+        solved = trials.solve(Levels(level_sparsities(space.target))) if levels else None
         # Solved weights depend on no plan's stream, so that errors of all rounds can be compared.
         stream_cost = 0 if levels else STREAM_COST
         passes = self._passes(levels) - 1  # one: the dense model
-        run = _Run(sweep, space, self.objective, passes, stream_cost, solved)
+        run = _Run(trials, space, self.objective, passes, stream_cost, solved)
         run.begin([space.uniform + width * space.depth for width in self.widths])
         return run
 
@@ -133,7 +133,7 @@ class Search(TopUp):
 class _Run:
     """State of a search: the best sparsities so far, their error, and the passes spent."""
 
-    sweep: Sweep
+    trials: Trials
     space: Space
     objective: str
     budget: int
@@ -173,8 +173,8 @@ class _Run:
         self.spent += cost
         self.without_sharing += max(len(plans), math.ceil(cost))
         if self.objective == ALIGNMENT:
-            return self.sweep.alignment_errors(plans, "dense", "sequence", "l2", LABEL)
-        return self.sweep.output_errors(plans, self.objective, LABEL, self.levels or reference)
+            return self.trials.alignment_errors(plans, "dense", "sequence", "l2", LABEL)
+        return self.trials.output_errors(plans, self.objective, LABEL, self.levels or reference)
 
     def begin(self, candidates: Sequence[torch.Tensor]) -> None:
         """Take the first stage: the best of a few candidates, with the dense model's saliency."""
@@ -228,7 +228,7 @@ class _Run:
     def spread_rows(self) -> None:
         """Take the third stage."""
         self.restart()
-        saliency = self.sweep.row_saliency(self.best_plan, LABEL)
+        saliency = self.trials.row_saliency(self.best_plan, LABEL)
         sparsities = dict(zip(self.space.names, self.best.tolist()))
         plans = [
             SparsityPlan({name: get_dist(sparsities[name], width, saliency[name]) for name in self.space.names})

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..saliency.plan import SparsityPlan
-from ..trials.sweep import Sweep
+from ..trials import Trials
 from .base import Allocation, TopUp, register_topup
 
 
@@ -16,5 +16,5 @@ class Uniform(TopUp):
     decides: ClassVar[bool] = False
     uses_calibration: ClassVar[bool] = False
 
-    def allocate(self, sweep: Sweep, sparsity: float) -> Allocation:
-        return Allocation(SparsityPlan(dict.fromkeys(sweep.decoder.projections, sparsity)))
+    def allocate(self, trials: Trials, sparsity: float) -> Allocation:
+        return Allocation(SparsityPlan(dict.fromkeys(trials.decoder.projections, sparsity)))

@@ -1,5 +1,9 @@
-"""Trials: measurements of what sparsity plans would do to a model, without changing a weight.
+"""Trials: measurements of what plans would do to a model, without changing a weight.
 
-Top-ups ask a `Sweep` for scores of candidate plans. This room imports the engine and the saliencies. It does not know the
-top-up that asks, nor the config of a prune.
+Top-ups ask [`Trials`] for scores of candidate plans. It knows neither the top-up nor the config of the prune.
 """
+
+from .trials import Trials
+
+
+__all__ = ["Trials"]

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +15,11 @@ from ..blocks.calls import Call, Streams, grouped
 from ..blocks.statistics import Norms, SquaredNorms, activation, wide_dtype
 from ..model.projections import Block, Projection, trial_weights
 from ..saliency.plan import SparsityPlan
-from .engine import Engine, final_norms
+from .streams import final_norms
+
+
+if TYPE_CHECKING:
+    from .trials import Trials
 
 
 SMALLEST_SHARE = 1e-9  # of one input feature; on average it has one in several thousands
@@ -107,7 +112,7 @@ def _normalise(squared_norms: torch.Tensor) -> torch.Tensor:
 
 
 def alignment_errors(
-    engine: Engine,
+    trials: "Trials",
     plans: Sequence[SparsityPlan],
     reference: str,
     scope: str,
@@ -115,58 +120,25 @@ def alignment_errors(
     label: str | None,
     bound: float = math.inf,
 ) -> list[float]:
-    """Return the alignment error of every plan (paper, Eq. 3), all of them in one run.
-
-    Args:
-        engine ([`Engine`]): runs the model.
-        plans (`Sequence[SparsityPlan]`): candidates; no plan is applied.
-        reference (`str`):
-            Source of dense activations and saliency. `"sparse-stream"`: the dense block run on the plan's own hidden
-            states. `"dense"`: the dense model's own stream.
-        scope, metric (`str`): see [`alignment_error`].
-        label (`str`, *optional*): of the progress bar.
-        bound (`float`):
-            A plan is abandoned as soon as its error exceeds this: errors add up block by block and never shrink.
-
-    Returns:
-        `list[float]`: one error per plan, summed over all pruned projections. Lower is better; infinite for plans that
-        were abandoned before the last block.
-    """
-
-    def measure() -> tuple[list[float], dict]:
-        mine = engine.processes.deal(plans)
-        errors = _errors(engine, mine, reference, (scope, metric), label, bound) if mine else []
-        return engine.processes.collect(errors), {}
-
-    return engine.measured(plans, (reference, scope, metric, label, bound), measure)[0]
-
-
-def _errors(
-    engine: Engine,
-    plans: Sequence[SparsityPlan],
-    reference: str,
-    measured_on: tuple[str, str],
-    label: str | None,
-    bound: float,
-) -> list[float]:
-    runner, last = engine.runner, len(engine.decoder.blocks) - 1
+    """Measure [`Trials.alignment_errors`] in one run."""
+    runner, last = trials.runner, len(trials.decoder.blocks) - 1
     errors: list[list[torch.Tensor]] = [[] for _ in plans]  # of every plan, block by block
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         outputs: Streams = [None] * len(plans)  # stays None for abandoned plans
         unread = runner.output_projections(block) if index == last else ()
         for members in grouped(streams, shared=reference == "dense"):
-            norms = engine.reference_norms(reference, index, block, streams[members[0]], calls)
-            changes = engine.applier.changes(block, norms, [plans[member] for member in members])
+            norms = trials.reference_norms(reference, index, block, streams[members[0]], calls)
+            changes = trials.changes(block, norms, [plans[member] for member in members])
             for member, change_of in zip(members, changes):
                 with trial_weights(block.pruned, change_of):
                     output, sparse = runner.replay(block, streams[member], calls, skipped=unread)
-                errors[member].append(total_error(block.pruned, norms, sparse, *measured_on))
+                errors[member].append(total_error(block.pruned, norms, sparse, scope, metric))
                 if bound == math.inf or runner.total(errors[member]) <= bound:
                     outputs[member] = output
         return outputs
 
-    runner.run(engine.alignment_inputs(), len(plans), visit, label)
+    runner.run(trials.alignment_inputs(), len(plans), visit, label)
     return [runner.total(own) if len(own) == last + 1 else math.inf for own in errors]
 
 
@@ -185,57 +157,45 @@ class Deviation:
 
 
 def find_deviation(
-    engine: Engine, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None
-) -> Deviation:
-    """Return the alignment error of one plan, and the deviation at every place that rows feed.
+    trials: "Trials", plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Measure the fields of [`Trials.deviation`].
 
     With `reference="sparse-stream"` a block's first input is the same in both runs. There the rows of the block before
-    are compared by that block's two outputs, each as this block's first projection receives it. Other arguments: as for
-    [`alignment_errors`].
+    are compared by that block's two outputs, each as this block's first projection receives it.
     """
-
-    def measure() -> tuple[float, dict[str, torch.Tensor]]:
-        return _deviation(engine, plan, reference, (scope, metric), label)
-
-    found = engine.measured([plan], (reference, scope, metric, label), measure)
-    return Deviation(*engine.processes.from_first(found))
-
-
-def _deviation(
-    engine: Engine, plan: SparsityPlan, reference: str, measured_on: tuple[str, str], label: str | None
-) -> tuple[float, dict[str, torch.Tensor]]:
-    runner, blocks = engine.runner, engine.decoder.blocks
+    runner, blocks = trials.runner, trials.decoder.blocks
     errors: list[torch.Tensor] = []
     places: dict[str, torch.Tensor] = {}
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
         stream, dense_stream = streams
         if reference == "dense":
-            dense_output, norms = dense_stream, engine.dense().norms[index]
+            dense_output, norms = dense_stream, trials.dense().norms[index]
         else:
-            dense_output, norms = runner.replay(block, stream, calls, engine.saliency.statistic)
-        (change_of,) = engine.applier.changes(block, norms, [plan])
+            dense_output, norms = runner.replay(block, stream, calls, trials.saliency.statistic)
+        (change_of,) = trials.changes(block, norms, [plan])
         with trial_weights(block.pruned, change_of):
             output, sparse = runner.replay(block, stream, calls)
-        errors.append(total_error(block.pruned, norms, sparse, *measured_on))
+        errors.append(total_error(block.pruned, norms, sparse, scope, metric))
         if index > 0:
             before = norms
             if reference != "dense":  # only the first input is wanted, so no projection need be computed
                 before = runner.replay(block, dense_stream, calls, skipped=list(block.projections.values()))[1]
             places[blocks[index - 1].name] = _difference(before[block.entry], sparse[block.entry])
-        places.update(_inside(engine, block, norms, sparse))
+        places.update(_inside(trials, block, norms, sparse))
         return [output, dense_output]
 
-    inputs = engine.alignment_inputs()
+    inputs = trials.alignment_inputs()
     output, dense_output = runner.run(inputs, 2, visit, label)
-    dense_final = engine.dense().final if reference == "dense" else final_norms(inputs.final_norm, dense_output)
+    dense_final = trials.dense().final if reference == "dense" else final_norms(inputs.final_norm, dense_output)
     places[blocks[-1].name] = _difference(dense_final, final_norms(inputs.final_norm, output))
     return runner.total(errors), {place: value.double().cpu() for place, value in places.items()}
 
 
-def _inside(engine: Engine, block: Block, dense: Norms, sparse: Norms) -> dict[str, torch.Tensor]:
+def _inside(trials: "Trials", block: Block, dense: Norms, sparse: Norms) -> dict[str, torch.Tensor]:
     """Return the deviation of every place inside a block that rows of its pruned projections feed."""
-    fed = {engine.decoder.place_fed_by(block, projection) for projection in block.pruned} - {None}
+    fed = {trials.decoder.place_fed_by(block, projection) for projection in block.pruned} - {None}
     deviations = {}
     for place in sorted((place for place in fed if place.name != block.name), key=lambda place: place.name):
         name = place.name
@@ -246,7 +206,7 @@ def _inside(engine: Engine, block: Block, dense: Norms, sparse: Norms) -> dict[s
         reader = block.projections.get(name)
         if reader is not None and reader.expert is not None:
             fewest = min(dense[name].tokens, sparse[name].tokens)
-            deviations[name] *= fewest >= engine.applier.min_expert_tokens  # a few tokens' deviation says nothing
+            deviations[name] *= fewest >= trials.min_expert_tokens  # a few tokens' deviation says nothing
     return deviations
 
 

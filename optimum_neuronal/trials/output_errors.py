@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -11,8 +11,11 @@ from ..blocks.calls import Call, Stream, Streams, grouped
 from ..blocks.statistics import SquaredNorms
 from ..model.projections import Block, ChangeOf, trial_weights
 from ..saliency.plan import Plan, SparsityPlan
-from .engine import Engine
 from .solved import SolvedWeights
+
+
+if TYPE_CHECKING:
+    from .trials import Trials
 
 
 CACHED = 2**22  # logits at a time on a CPU: more come from fresh memory, which takes longer than computing them
@@ -53,63 +56,21 @@ OUTPUT_METRICS: dict[str, Callable[[torch.Tensor], Compare]] = {"kl": kl, "nll":
 
 
 def output_errors(
-    engine: Engine,
-    plans: Sequence[Plan],
-    metric: str,
-    label: str | None,
-    reference: str | SparsityPlan | SolvedWeights = "dense",
-    sequences: int | None = None,
-) -> list[float]:
-    """Return the error of every plan's next-token distributions on the alignment sequences, all plans in one run.
-
-    Plans that agree up to some block share the work up to there.
-
-    Args:
-        engine ([`Engine`]): runs the model.
-        plans (`Sequence[Plan]`): candidates; no plan is applied.
-        metric (`str`):
-            A name in `OUTPUT_METRICS`: `"kl"`, from the dense model's distributions, or `"nll"`, of the text.
-        label (`str`, *optional*): of the progress bar.
-        reference (`str`, [`SparsityPlan`] or [`SolvedWeights`]):
-            Source of the candidates' weights. [`SolvedWeights`]: those. Else saliency decides, measured on
-            `"dense"`, the dense model's stream, once; `"sparse-stream"`, every plan's own stream, at twice the cost; or
-            a plan: that plan's stream, once. Where the saliency updates weights, candidates are pruned by score alone
-            if a plan is given.
-        sequences (`int`, *optional*):
-            The first so many of the alignment sequences are compared; all if not given. The dense model's stream, where
-            saliency comes from it, is that of all of them.
-
-    Returns:
-        `list[float]`: nats per predicted token, one per plan. Lower is better.
-    """
-
-    def measure() -> tuple[list[float], dict]:
-        mine = engine.processes.deal(plans)
-        errors = _errors(engine, mine, metric, label, reference, sequences) if mine else []
-        return engine.processes.collect(errors), {}
-
-    if isinstance(reference, SolvedWeights):
-        return engine.measured(plans, (metric, label, reference.name, reference.amounts, sequences), measure)[0]
-    if isinstance(reference, SparsityPlan):
-        return engine.measured([reference, *plans], (metric, label, "of the first plan", sequences), measure)[0]
-    return engine.measured(plans, (metric, label, reference, sequences), measure)[0]
-
-
-def _errors(
-    engine: Engine,
+    trials: "Trials",
     plans: Sequence[Plan],
     metric: str,
     label: str | None,
     reference: str | SparsityPlan | SolvedWeights,
     sequences: int | None,
 ) -> list[float]:
-    given = engine.stream_of(reference)[0] if isinstance(reference, SparsityPlan) else None
-    compared = engine.alignment_ids[:sequences]
-    whole = len(compared) == len(engine.alignment_ids)
+    """Measure [`Trials.output_errors`] in one run."""
+    given = trials.stream_of(reference)[0] if isinstance(reference, SparsityPlan) else None
+    compared = trials.alignment_ids[:sequences]
+    whole = len(compared) == len(trials.alignment_ids)
     # A capture costs no block; parts of what was captured for all sequences would have to cut masks apart.
-    inputs = engine.alignment_inputs() if whole else engine.runner.capture(compared)
+    inputs = trials.alignment_inputs() if whole else trials.runner.capture(compared)
     if given and sequences is None and len(plans) == 1 and plans[0] is reference:
-        streams = [engine.stream_of(reference)[1]]  # its own stream has run already
+        streams = [trials.stream_of(reference)[1]]  # its own stream has run already
     else:
 
         def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
@@ -122,19 +83,19 @@ def _errors(
                 else:
                     norms = given[index] if given else None
                     if norms is None:
-                        norms = engine.reference_norms(reference, index, block, streams[members[0]], calls)
-                    changes = engine.applier.changes(block, norms, chosen, updates=given is None)
-                _run_alike(engine, block, calls, streams, zip(alike, changes), outputs)
+                        norms = trials.reference_norms(reference, index, block, streams[members[0]], calls)
+                    changes = trials.changes(block, norms, chosen, updates=given is None)
+                _run_alike(trials, block, calls, streams, zip(alike, changes), outputs)
             return outputs
 
-        streams = engine.runner.run(inputs, len(plans), visit, label)
+        streams = trials.runner.run(inputs, len(plans), visit, label)
     by_saliency = given is None and not isinstance(reference, SolvedWeights)
-    dense = engine.dense(engine.saliency.statistic if by_saliency else SquaredNorms).output if metric == "kl" else None
-    return _compare(engine, compared, dense, streams, OUTPUT_METRICS[metric])
+    dense = trials.dense(trials.saliency.statistic if by_saliency else SquaredNorms).output if metric == "kl" else None
+    return _compare(trials, compared, dense, streams, OUTPUT_METRICS[metric])
 
 
 def _run_alike(
-    engine: Engine,
+    trials: "Trials",
     block: Block,
     calls: Sequence[Call],
     streams: Streams,
@@ -144,7 +105,7 @@ def _run_alike(
     """Run a block once for all members that are alike, and fill in `outputs`."""
     for same, change_of in changes:
         with trial_weights(block.pruned, change_of):
-            output = engine.runner.output(block, streams[same[0]], calls)
+            output = trials.runner.output(block, streams[same[0]], calls)
         for member in same:
             outputs[member] = output
 
@@ -159,14 +120,14 @@ def _alike(block: Block, plans: Sequence[Plan], streams: Streams, members: list[
 
 
 def _compare(
-    engine: Engine, ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
+    trials: "Trials", ids: torch.Tensor, dense: Stream | None, streams: Streams, metric: Callable
 ) -> list[float]:
     """Compare by pieces of sequences, so that logits take little memory and no bit depends on the batches."""
     totals: dict[Stream, list[torch.Tensor]] = {stream: [] for stream in streams}
-    for piece in _pieces(engine, ids):
-        compare = metric(None if dense is None else _logits(engine, dense, piece))
+    for piece in _pieces(trials, ids):
+        compare = metric(None if dense is None else _logits(trials, dense, piece))
         for stream, parts in totals.items():
-            logits = _logits(engine, stream, piece)
+            logits = _logits(trials, stream, piece)
             parts.append(compare(logits, piece.ids[0, 1:].to(logits.device)).double())
     predicted = ids.shape[0] * (ids.shape[1] - 1)
     errors = {stream: torch.stack(parts).sum().item() / predicted for stream, parts in totals.items()}
@@ -184,19 +145,19 @@ class _Piece(NamedTuple):
     ids: torch.Tensor
 
 
-def _pieces(engine: Engine, ids: torch.Tensor) -> Iterator[_Piece]:
+def _pieces(trials: "Trials", ids: torch.Tensor) -> Iterator[_Piece]:
     """Yield all positions but the last of every sequence, which predicts nothing."""
-    length = piece_length(engine.decoder.config.vocab_size, engine.runner.device)
-    for batch, own_ids in enumerate(ids.split(engine.runner.batch_size)):
+    length = piece_length(trials.decoder.config.vocab_size, trials.runner.device)
+    for batch, own_ids in enumerate(ids.split(trials.runner.batch_size)):
         for row in range(len(own_ids)):
             for start in range(0, ids.shape[1] - 1, length):
                 end = min(start + length, ids.shape[1] - 1)
                 yield _Piece(batch, row, slice(start, end), own_ids[row : row + 1, start : end + 1])
 
 
-def _logits(engine: Engine, stream: Stream, piece: _Piece) -> torch.Tensor:
+def _logits(trials: "Trials", stream: Stream, piece: _Piece) -> torch.Tensor:
     hidden = stream.batches[piece.batch][piece.row : piece.row + 1, piece.positions]
-    return engine.runner.logits(piece.ids[:, :-1], hidden)[0]
+    return trials.runner.logits(piece.ids[:, :-1], hidden)[0]
 
 
 def piece_length(vocabulary: int, device: torch.device | str) -> int:

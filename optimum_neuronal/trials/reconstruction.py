@@ -4,6 +4,7 @@ Its appendix "Comparison with Reconstruction Error-Based Pruning" has the error 
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,42 +12,25 @@ from ..blocks.calls import Call, Streams, grouped
 from ..blocks.statistics import Hessian, Norms, most_specific
 from ..model.projections import Block, ChangeOf, trial_weights
 from ..saliency.plan import SparsityPlan
-from .engine import Engine
+
+
+if TYPE_CHECKING:
+    from .trials import Trials
 
 
 def reconstruction_errors(
-    engine: Engine, plans: Sequence[SparsityPlan], reference: str, label: str | None
+    trials: "Trials", plans: Sequence[SparsityPlan], reference: str, label: str | None
 ) -> list[float]:
-    """Return `sum over projections of || W X - (M * W) X ||_2^2` of every plan over the alignment sequences.
+    """Measure [`Trials.reconstruction_errors`], exactly and without the outputs.
 
-    It is computed exactly, without the outputs: as `sum of (D H) * D`, with `D = W - M * W` and the Hessian `H = X X^T`.
-
-    Args:
-        engine ([`Engine`]): runs the model on its alignment sequences.
-        plans (`Sequence[SparsityPlan]`): the candidates; no plan is applied.
-        reference (`str`):
-            Source of X and saliency. `"sparse-stream"`: the dense block run on the plan's own hidden states;
-            `"dense"`: the dense model's own stream, so that one run serves all plans.
-        label (`str`, *optional*): of the progress bar.
-
-    Returns:
-        `list[float]`: one error per plan, not normalised: wide projections with large inputs count most.
+    The error is `sum of (D H) * D`, with `D = W - M * W` and the Hessian `H = X X^T`.
     """
-
-    def measure() -> tuple[list[float], dict]:
-        mine = engine.processes.deal(plans)
-        return engine.processes.collect(_errors(engine, mine, reference, label) if mine else []), {}
-
-    return engine.measured(plans, ("reconstruction", reference, label), measure)[0]
-
-
-def _errors(engine: Engine, plans: Sequence[SparsityPlan], reference: str, label: str | None) -> list[float]:
     errors: list[list[torch.Tensor]] = [[] for _ in plans]
-    runner, last = engine.runner, len(engine.decoder.blocks) - 1
-    statistic = most_specific(Hessian, engine.saliency.statistic)
+    runner, last = trials.runner, len(trials.decoder.blocks) - 1
+    statistic = most_specific(Hessian, trials.saliency.statistic)
 
     def compare(block: Block, norms: Norms, members: Sequence[int]) -> list[ChangeOf]:
-        changes = engine.applier.changes(block, norms, [plans[member] for member in members])
+        changes = trials.changes(block, norms, [plans[member] for member in members])
         for member, change_of in zip(members, changes):
             errors[member].append(_block_error(block, norms, change_of))
         return changes
@@ -68,7 +52,7 @@ def _errors(engine: Engine, plans: Sequence[SparsityPlan], reference: str, label
         return outputs
 
     dense = reference == "dense"
-    runner.run(engine.alignment_inputs(), 1 if dense else len(plans), visit_dense if dense else visit, label)
+    runner.run(trials.alignment_inputs(), 1 if dense else len(plans), visit_dense if dense else visit, label)
     return [runner.total(per_block) for per_block in errors]
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 
@@ -19,8 +19,12 @@ from ..files.records import Records
 from ..model.projections import Block, ChangeOf, Projection
 from ..packed.change import Change
 from ..packed.formats.stored_changes import of_parts, parts_of
+from ..saliency.changes import prune_projections
 from ..saliency.plan import Plan
-from .applier import PlanApplier
+
+
+if TYPE_CHECKING:
+    from .trials import Trials
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,31 +105,28 @@ def heldout_sequences(samples: int, alignment: int) -> int:
     return alignment if samples >= 2 * alignment else 0
 
 
-def solve_weights(
-    runner: BlockRunner, applier: PlanApplier, wanted: Solved, records: Records, inputs: BlockInputs
-) -> Solved:
+def solve_weights(trials: "Trials", wanted: Solved, inputs: BlockInputs) -> Solved:
     """Solve every projection at every amount, on its inputs in the dense model.
 
     The weights lie on disk if the blocks do, or if they exceed the runner's `max_hidden_bytes`.
 
     Args:
-        runner ([`BlockRunner`]): runs the blocks.
-        applier ([`PlanApplier`]): makes the weights.
+        trials ([`Trials`]): of the model.
         wanted ([`SolvedWeights`]): the amounts, still without weights.
-        records ([`Records`]): of finished blocks.
         inputs ([`BlockInputs`]): the blocks' calls for the calibration sequences to solve on.
 
     Raises:
         `ValueError`: the disk has no room for them.
         `OSError`: it fills up meanwhile, or fails.
     """
-    applier = applier.quick()
+    trials = replace(trials, saliency=trials.saliency.quick())
+    runner, records = trials.runner, trials.records
     solved = replace(wanted, blocks=[], records=_place(runner, records, wanted))
 
     def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
-        output, norms = runner.replay(block, streams[0], calls, applier.saliency.statistic)
+        output, norms = runner.replay(block, streams[0], calls, trials.saliency.statistic)
         name = solved.record_name(index)
-        _, found = records.recorded(name, lambda: (None, _solve_block(applier, block, norms, solved)))
+        _, found = records.recorded(name, lambda: (None, _solve_block(trials, block, norms, wanted)))
         if not solved.records.keeps:
             solved.blocks.append(found)
         else:
@@ -156,11 +157,13 @@ def _place(runner: BlockRunner, records: Records, wanted: SolvedWeights) -> Reco
     return records
 
 
-def _solve_block(applier: PlanApplier, block: Block, norms: Norms, wanted: SolvedWeights) -> dict[str, torch.Tensor]:
+def _solve_block(trials: "Trials", block: Block, norms: Norms, wanted: SolvedWeights) -> dict[str, torch.Tensor]:
     tensors = {}
-    activations, _ = applier.activations(block, norms)
     for place in range(len(wanted.amounts)):
         plan = wanted.plan(block.pruned_names, place)
-        for name, change in applier.prune(block.pruned, norms, activations, plan).items():
+        changes, _ = prune_projections(
+            trials.saliency, block.pruned, norms, plan, trials.pattern, trials.min_expert_tokens
+        )
+        for name, change in changes.items():
             tensors |= parts_of(change, block.projections[name].weight, f"{name}@{place}")
     return tensors

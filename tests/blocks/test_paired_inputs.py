@@ -16,11 +16,11 @@ from optimum_neuronal.saliency.alps import ALPS
 def paired(model, ids, batch_size=4, max_hidden_bytes=None, index=1, **chosen):
     """Runner, block, both streams and the calls of a model's block. The sparse model's stream differs."""
     sweep = build_sweep(find_decoder(model, **chosen), ALPS(), ids, len(ids), batch_size)
-    inputs = sweep.engine.alignment_inputs()
+    inputs = sweep.alignment_inputs()
     dense = Stream(inputs.hidden)
     sparse = Stream([states + 0.3 * states.flip(0) for states in dense])
-    sweep.engine.runner.max_hidden_bytes = max_hidden_bytes
-    return sweep.engine.runner, sweep.decoder.blocks[index], sparse, dense, inputs.calls[index]
+    sweep.runner.max_hidden_bytes = max_hidden_bytes
+    return sweep.runner, sweep.decoder.blocks[index], sparse, dense, inputs.calls[index]
 
 
 def order(model, ids, index=0, **chosen) -> list[list[str]]:

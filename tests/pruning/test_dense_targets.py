@@ -50,7 +50,7 @@ def test_every_projection_in_its_turn_by_hand(family, saliency, ids):
     before = state(model)
     with inference(model):
         sweep = build_sweep(find_decoder(model), method, ids, 4, 5)
-        found = FinalPruning(sweep.engine, uniform(sweep, 0.6), toward_dense=True).find()[0]
+        found = FinalPruning(sweep, uniform(sweep, 0.6), toward_dense=True).find()[0]
     assert unchanged(model, before)
     decoder = find_decoder(sparse)
     for name in decoder.projections:

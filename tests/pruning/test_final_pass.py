@@ -18,7 +18,7 @@ from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.masks import mask_rows
-from optimum_neuronal.trials.engine import Engine
+from optimum_neuronal.trials import Trials
 
 
 # Those that prune by their score alone.
@@ -61,7 +61,7 @@ def test_it_goes_on_after_a_crash(method, ids, tmp_path, monkeypatch):
     undisturbed = make_model("llama")
     expected = prune(undisturbed, ids, METHODS[method]).report.decisions
     original, runs = engine.replay, 0
-    monkeypatch.setattr(Engine, "check_replay", lambda self: None)
+    monkeypatch.setattr(Trials, "check_replay", lambda self: None)
     while True:
         left, runs = [45], runs + 1
 
@@ -125,7 +125,7 @@ def test_updated_weights_follow_the_pruned_stream(any_model, ids):
     with inference(any_model):
         sweep = make_sweep(any_model, ids, "sparsegpt")
         plan, before = uniform(sweep, 0.6), state(any_model)
-        found = FinalPruning(sweep.engine, plan).find()[0]
+        found = FinalPruning(sweep, plan).find()[0]
         assert unchanged(any_model, before)
         for block in sweep.decoder.blocks:
             inputs = capture_inputs(sweep.decoder, ids, 12, "cpu")
@@ -154,7 +154,7 @@ def test_final_masks_follow_the_pruned_stream(family, ids, saliency):
         sweep = make_sweep(model, ids, saliency)
         plan = uniform(sweep, 0.7)
         before = state(model)
-        masks = {name: mask.unpack() for name, mask in FinalPruning(sweep.engine, plan).find()[0].items()}
+        masks = {name: mask.unpack() for name, mask in FinalPruning(sweep, plan).find()[0].items()}
         assert unchanged(model, before)
         for block in sweep.decoder.blocks:
             norms = squared_norms(model, ids, block.projections)
@@ -176,7 +176,7 @@ def test_refine_edits_masks(llama, ids):
             seen.append((projection.name, statistic.value.shape[1:], score.shape == mask.shape))
             return torch.ones_like(mask)
 
-        masks = FinalPruning(sweep.engine, uniform(sweep), refine).find()[0]
+        masks = FinalPruning(sweep, uniform(sweep), refine).find()[0]
     assert [name for name, *_ in seen] == list(sweep.decoder.projections)
     assert all(mask.unpack().all() for mask in masks.values())
     assert seen[-1][1:] == ((48,), True), "down's inputs"
@@ -185,6 +185,6 @@ def test_refine_edits_masks(llama, ids):
 def test_magnitude_needs_no_forward(llama):
     with inference(llama):
         sweep = make_sweep(llama, torch.empty(0, 0, dtype=torch.int64), "magnitude")
-        masks = FinalPruning(sweep.engine, uniform(sweep)).find()[0]
-    assert sweep.engine.runner.block_forwards == 0
+        masks = FinalPruning(sweep, uniform(sweep)).find()[0]
+    assert sweep.runner.block_forwards == 0
     assert all((~mask.unpack()).float().mean() == pytest.approx(0.5, abs=0.01) for mask in masks.values())

@@ -11,7 +11,8 @@ from optimum_neuronal.data.calibration import CalibrationSet
 from optimum_neuronal.pruning import prune as finding
 from optimum_neuronal.pruning.context import check
 from optimum_neuronal.pruning.prune import find_changes
-from optimum_neuronal.trials.engine import Cache, Engine
+from optimum_neuronal.trials import Trials
+from optimum_neuronal.trials.cache import Cache
 
 
 def find(model, ids, clock=None, cache=None, **fields):
@@ -46,7 +47,7 @@ def test_a_batch_is_of_about_2048_tokens_unless_it_is_told(llama, asked, tokens,
 
 def test_a_model_is_checked_once_for_all_that_share(llama, ids, monkeypatch):
     checks, cache = [], Cache(lasting=True)
-    monkeypatch.setattr(Engine, "check_replay", lambda self: checks.append(1))
+    monkeypatch.setattr(Trials, "check_replay", lambda self: checks.append(1))
     find(llama, torch.empty(0, 0, dtype=torch.int64), cache=cache, saliency="magnitude")
     assert not checks, "what looks at no activation replays nothing"
     for _ in range(2):

@@ -17,7 +17,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks import runner as engine
 from optimum_neuronal.files import records as module
 from optimum_neuronal.files.records import IDENTITY, Records
-from optimum_neuronal.trials.engine import Engine
+from optimum_neuronal.trials import Trials
 
 
 REFERENCES = ("sparse-stream", "dense")
@@ -75,7 +75,7 @@ def test_every_moment(family, reference, ids, tmp_path, monkeypatch):
             return original(*args, **kwargs)
 
         monkeypatch.setattr(engine, "replay", replay)
-        monkeypatch.setattr(Engine, "check_replay", lambda self: None)
+        monkeypatch.setattr(Trials, "check_replay", lambda self: None)
         runs += 1
         assert runs < 200, "it goes on"
         try:

@@ -78,7 +78,7 @@ def test_a_model_by_its_spectra(llama, ids):
     alphas = allocation.decisions["alpha_pruning"]["alphas"]
     assert alphas == sorted(alphas, reverse=True)
     first, _, last = by_block(sweep.decoder.blocks, allocation.plan)
-    assert first / last == pytest.approx(1.3 / 0.7) and sweep.engine.runner.block_forwards == 0
+    assert first / last == pytest.approx(1.3 / 0.7) and sweep.runner.block_forwards == 0
 
 
 def test_defaults():

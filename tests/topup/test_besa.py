@@ -71,7 +71,7 @@ def test_mask_gradients_are_those_of_the_loss(ids):
     model = make_model("llama").double()
     with inference(model):
         sweep = make_sweep(model, ids)
-        inputs, block = sweep.engine.runner.capture(ids[:1]), sweep.decoder.blocks[0]
+        inputs, block = sweep.runner.capture(ids[:1]), sweep.decoder.blocks[0]
         hidden, call = inputs.hidden[0], inputs.calls[0][0]
         target = replay(block, [hidden], [call])[0][0]
         rates = [LearnedRate(p, p.weight.abs().float(), 0.5, 0.25) for p in block.pruned]

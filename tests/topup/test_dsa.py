@@ -163,10 +163,10 @@ def test_statistics_are_those_of_wandas_metric(family, ids):
     model = make_model(family)
     with inference(model):
         sweep = make_sweep(model, ids, "magnitude")
-        statistics, inputs = block_statistics(sweep), sweep.engine.runner.capture(ids)
+        statistics, inputs = block_statistics(sweep), sweep.runner.capture(ids)
         for index, block in enumerate(sweep.decoder.blocks):
             inputs.hidden, norms = replay(block, inputs.hidden, inputs.calls[index])
-            activations, _ = sweep.engine.applier.activations(block, norms)
+            activations = sweep.activations(block, norms)
             metric = torch.cat([(p.weight.abs() * activations[p.name]).flatten() for p in block.pruned]).double()
             scaled, shares = (metric - metric.min()) / (metric.max() - metric.min()), metric / metric.sum()
             for pre, reduce, expected in [

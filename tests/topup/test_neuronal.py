@@ -11,7 +11,8 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.topup.neuronal import LAMBDAS, NeuronAL, block_plan, row_plans
-from optimum_neuronal.trials.sweep import Deviation, Sweep
+from optimum_neuronal.trials import Trials
+from optimum_neuronal.trials.alignment import Deviation
 
 
 class FakeSweep:
@@ -142,7 +143,7 @@ def test_bad_hyper_parameters():
 @pytest.mark.parametrize("reference", ["sparse-stream", "dense"])
 @pytest.mark.parametrize("metric", ["cosine", "kl", "reconstruction"])
 def test_every_metric_decides(metric, reference, ids, monkeypatch):
-    monkeypatch.setattr(Sweep, "can_abandon", False)
+    monkeypatch.setattr(Trials, "can_abandon", False)
     model = make_model("llama")
     lambdas = {"block_lambdas": (0.05, 0.1), "row_lambdas": (0.0, 0.1, 0.2)}
     sizes = {"topup": "neuronal", "num_samples": 6, "num_alignment_samples": 2, "seq_length": 16}

@@ -54,7 +54,7 @@ def test_the_metric_is_wandas_whatever_the_saliency(llama, ids):
         for saliency in ("magnitude", "wanda"):
             sweep = make_sweep(llama, ids, saliency)
             plans.append(OWL(outlier_factor=2.0).allocate(sweep, 0.7).plan.sparsity)
-            assert sweep.engine.runner.block_forwards == len(ids) * 3, "one pass over the calibration set"
+            assert sweep.runner.block_forwards == len(ids) * 3, "one pass over the calibration set"
     assert plans[0] == plans[1] and len(set(plans[0].values())) == 3
 
 

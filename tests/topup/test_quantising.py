@@ -69,7 +69,7 @@ def test_uniform_rates_ask_nothing():
     sweep = build_sweep(find_decoder(make_model("llama", **WIDE)), FewBits(), make_ids(), 2)
     rates = Rates(3.0, "uniform")
     assert rates.allocate(sweep, 3.0).plan == rates.even(sweep.decoder)
-    assert sweep.engine.runner.block_forwards == 0
+    assert sweep.runner.block_forwards == 0
 
 
 def test_a_budget_below_the_fewest_bits_is_told_with_what_would_do():

@@ -59,9 +59,7 @@ def test_dsnot_gains_where_the_authors_code_loses():
     reference, topup = Reference(), TOPUPS.get("dsnot")()
     with inference(reference.model):
         plan = topup.allocate(reference.sweep, 0.7).plan
-        apply_changes(
-            reference.decoder, FinalPruning(reference.sweep.engine, plan, topup.refine, topup.statistic).find()[0]
-        )
+        apply_changes(reference.decoder, FinalPruning(reference.sweep, plan, topup.refine, topup.statistic).find()[0])
     perplexity = evaluate_perplexity(reference.model, None, authors.load_ids("test_ids_man"), batch_size=8)
     uniform, theirs = (run("wanda", 0.7, name)["ppl"]["man"] for name in ("uniform", "DSnoT"))
     assert perplexity < 0.95 * uniform < uniform < 0.2 * theirs, "11.6, 12.6 and 94"

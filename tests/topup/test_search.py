@@ -13,6 +13,8 @@ from optimum_neuronal.saliency.alps import ALPS
 from optimum_neuronal.saliency.sparsegpt import SparseGPT
 from optimum_neuronal.topup.search import FIRST_STEP, LAST_STEP, Search, _Run
 from optimum_neuronal.topup.search_space import Space
+from optimum_neuronal.trials import Trials
+from optimum_neuronal.trials.levels import level_sparsities
 
 
 class FakeSweep:
@@ -23,8 +25,8 @@ class FakeSweep:
         self.asked = 0
         self.solved = None
 
-    def solve_levels(self, target):
-        self.solved = target
+    def solve(self, wanted):
+        self.solved = wanted.amounts
         return "levels"
 
     def output_errors(self, plans, metric, label, reference):
@@ -76,7 +78,7 @@ def test_the_budget_is_what_it_costs(family, ids):
             sweep = make_sweep(model, ids)
             allocation = Search(budget=budget, objective=objective).allocate(sweep, 0.6)
             spent = allocation.decisions["search"]["spent"]
-            forwards = sweep.engine.runner.block_forwards / (4 * len(sweep.decoder.blocks))
+            forwards = sweep.runner.block_forwards / (4 * len(sweep.decoder.blocks))
             assert 0.7 * spent <= forwards <= spent <= budget, "less where candidates share blocks"
 
 
@@ -114,26 +116,26 @@ def test_weights_that_are_updated_have_levels_around_the_target_or_rows(saliency
     sweep = FakeSweep(find_decoder(llama), {"model.layers.0.mlp.down_proj": 0.6}, saliency)
     sweep.alignment_errors = lambda plans, *_args: sweep.output_errors(plans, "kl", None, "dense")
     allocation = Search(**arguments).allocate(sweep, 0.65)
-    assert sweep.solved == (0.65 if levels else None)
+    assert sweep.solved == (level_sparsities(0.65) if levels else None)
     assert ("rows" in [stage["stage"] for stage in allocation.decisions["search"]["stages"]]) == by_row
     assert by_row or all(isinstance(value, float) for value in allocation.plan.sparsity.values())
 
 
 @pytest.mark.parametrize("saliency", [ALPS(iterations=6), SparseGPT()])
-def test_candidates_compute_with_levels_and_run_no_dense_block(saliency, llama, ids):
+def test_candidates_compute_with_levels_and_run_no_dense_block(saliency, llama, ids, monkeypatch):
     """With levels a candidate is one pass at most; without them the stream that a round begins with is paid for, too."""
-    before = state(llama)
+    before, solve = state(llama), Trials.solve
     for levels in (True, False):
         with inference(llama):
             sweep = build_sweep(find_decoder(llama), saliency, ids, 4)
-            solve, counted, runner = sweep.solve_levels, [], sweep.engine.runner
+            counted, runner = [], sweep.runner
 
-            def solve_levels(target, solve=solve, counted=counted, runner=runner):
-                found = solve(target)
+            def counting(self, wanted, counted=counted, runner=runner):
+                found = solve(self, wanted)
                 counted.append(runner.block_forwards)
                 return found
 
-            sweep.solve_levels = solve_levels
+            monkeypatch.setattr(Trials, "solve", counting)
             allocation = Search(budget=25, rows=False, levels=levels).allocate(sweep, 0.6)
             passes = (runner.block_forwards - sum(counted)) / (4 * 3)
             assert len(counted) == levels and (allocation.levels is not None) == levels

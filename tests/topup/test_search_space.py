@@ -40,9 +40,9 @@ def test_late_candidates_share_the_early_half(ids):
         late = [d for name, d in space.directions(1).items() if name.endswith("late")]
         candidates = [space.on_target(space.uniform + 0.05 * direction) for direction in late]
         sweep.output_errors([space.plan(space.uniform)], "kl", None)  # the dense pass is made here
-        before = sweep.engine.runner.block_forwards
+        before = sweep.runner.block_forwards
         sweep.output_errors([space.plan(candidate) for candidate in candidates], "kl", None)
-        passes = (sweep.engine.runner.block_forwards - before) / (4 * 4)
+        passes = (sweep.runner.block_forwards - before) / (4 * 4)
     assert passes == space.cost(torch.stack(candidates)) == 0.5 + 0.5 * len(late)
 
 

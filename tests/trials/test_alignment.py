@@ -13,7 +13,7 @@ from optimum_neuronal.packed.change import Zeros
 from optimum_neuronal.saliency.masks import mask_rows
 from optimum_neuronal.saliency.plan import SparsityPlan, row_counts
 from optimum_neuronal.topup.neuronal import block_plan
-from optimum_neuronal.trials.alignment import METRICS, alignment_error, find_deviation, total_error
+from optimum_neuronal.trials.alignment import METRICS, alignment_error, total_error
 
 
 def test_equation_3_by_hand():
@@ -136,18 +136,18 @@ def test_plans_that_cannot_win_are_abandoned(sweep):
         bounded = sweep.alignment_errors(plans, *measured_on, label=None, bound=low)
         assert min(bounded) == low and bounded.index(low) == everything.index(low)
         assert all(error in (whole, math.inf) for error, whole in zip(bounded, everything))
-        sweep.engine.runner.block_forwards = 0
+        sweep.runner.block_forwards = 0
         assert sweep.alignment_errors(plans, *measured_on, label=None, bound=0.0) == 4 * [math.inf]
-        assert sweep.engine.runner.block_forwards <= 4 * 5, "all of them after the first block"
+        assert sweep.runner.block_forwards <= 4 * 5, "all of them after the first block"
 
 
 def test_shared_work_is_done_once(sweep):
     """Candidates share the dense run of the first block; with the dense reference, of every block."""
     plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.0, 0.1, 0.2)]
     for reference, runs in (("sparse-stream", 1 + 3 + 2 * 6), ("dense", 3 + 9)):
-        sweep.engine.runner.block_forwards = 0
+        sweep.runner.block_forwards = 0
         sweep.alignment_errors(plans, reference, "sequence", "l2", label=None)
-        assert sweep.engine.runner.block_forwards == 4 * runs
+        assert sweep.runner.block_forwards == 4 * runs
 
 
 def activations(model, ids, projections):
@@ -161,7 +161,7 @@ def test_deviation_from_the_dense_model_by_whole_forwards(sweep, llama, ids):
     """Masks from the dense model's activations. A block's own place is what reads its output."""
     before = state(llama)
     plan, projections = uniform(sweep, 0.6), sweep.decoder.projections
-    found = find_deviation(sweep.engine, plan, "dense", "sequence", "l2", None)
+    found = sweep.deviation(plan, "dense", "sequence", "l2", None)
     assert unchanged(llama, before)
     dense = activations(llama, ids[:4], projections)
 
@@ -187,7 +187,7 @@ def test_a_plan_that_prunes_nothing_deviates_nowhere(sweep):
     decoder = sweep.decoder
     fed = {decoder.place_fed_by(block, p).name for block in decoder.blocks for p in block.pruned}
     for reference in ("sparse-stream", "dense"):
-        found = find_deviation(sweep.engine, uniform(sweep, 0.0), reference, "sequence", "l2", None)
+        found = sweep.deviation(uniform(sweep, 0.0), reference, "sequence", "l2", None)
         assert found.error == pytest.approx(0, abs=1e-6)
         assert found.places.keys() == fed and all(place.abs().max() < 1e-4 for place in found.places.values())
 
@@ -197,8 +197,7 @@ def test_on_the_sparse_stream_blocks_are_compared_on_the_same_input(sweep):
     middle = dict.fromkeys(sweep.decoder.blocks[1].pruned_names, 0.6)
     plan = SparsityPlan({**uniform(sweep, 0.0).sparsity, **middle})
     own, dense = (
-        find_deviation(sweep.engine, plan, reference, "sequence", "l2", None).places
-        for reference in ("sparse-stream", "dense")
+        sweep.deviation(plan, reference, "sequence", "l2", None).places for reference in ("sparse-stream", "dense")
     )
     for name, place in own.items():
         if name.startswith("model.layers.1"):

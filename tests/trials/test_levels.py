@@ -31,7 +31,7 @@ class Solved:
         self.model = model
         self.sweep = build_sweep(find_decoder(model), saliency, ids, 4, batch_size, **options)
         with inference(model):
-            self.levels = self.sweep.solve_levels(0.6)
+            self.levels = self.sweep.solve(Levels(level_sparsities(0.6)))
 
     def weight(self, projection, sparsity):
         """What a trial of a sparsity computes with."""
@@ -64,7 +64,7 @@ def test_levels_lie_around_the_target():
 
 def test_at_a_level_the_weight_is_the_solved_one(solved, ids):
     """Bit for bit, on the dense model's inputs of the sequences that trials are not measured on."""
-    runner = solved.sweep.engine.runner
+    runner = solved.sweep.runner
     with inference(solved.model):
         inputs = runner.capture(ids[4:])
         stream = Stream(inputs.hidden)
@@ -140,9 +140,9 @@ def test_trials_compute_with_them(llama, ids):
     plans = [uniform(sweep, sparsity) for sparsity in (0.0, 0.5, 0.6, 0.63)]
     with inference(llama):
         errors = sweep.output_errors(plans, "kl", None, levels)
-        sweep.engine.runner.block_forwards = 0
+        sweep.runner.block_forwards = 0
         assert sweep.output_errors(plans[2:3], "kl", None, levels) == errors[2:3]
-        assert sweep.engine.runner.block_forwards == 4 * 3
+        assert sweep.runner.block_forwards == 4 * 3
         (masked,) = sweep.output_errors(plans[2:3], "kl", None, plans[2])
     assert errors[0] == pytest.approx(0, abs=1e-6) and errors[0] < errors[1] < errors[2] < min(errors[3], masked)
     assert unchanged(llama, before)
@@ -157,7 +157,7 @@ def test_they_lie_on_disk_beyond_the_budget_in_a_folder_that_goes_with_them(solv
     folder = Path(on_disk.levels.records.directory)
     assert len(list(folder.glob("levels-*.safetensors"))) == 3
     on_disk.levels = None
-    on_disk.sweep.engine.cache.release()
+    on_disk.sweep.cache.release()
     assert not folder.exists()
 
 

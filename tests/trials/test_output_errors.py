@@ -91,9 +91,9 @@ def test_plans_share_what_they_have_in_common(sweep):
     last = {**base, sweep.decoder.blocks[-1].pruned_names[0]: 0.9}
     plans = [SparsityPlan(base), SparsityPlan(last), SparsityPlan(dict(base))]
     alone = [sweep.output_errors([plan], "kl", None)[0] for plan in plans]
-    sweep.engine.runner.block_forwards = 0
+    sweep.runner.block_forwards = 0
     assert sweep.output_errors(plans, "kl", None) == alone
-    assert sweep.engine.runner.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
+    assert sweep.runner.block_forwards == 4 * (1 + 1 + 2), "they differ in the last of three blocks"
 
 
 def test_pieces_of_sequences_add_up(llama, ids, monkeypatch):
@@ -103,8 +103,8 @@ def test_pieces_of_sequences_add_up(llama, ids, monkeypatch):
         plans = [block_plan(sweep.decoder, 0.6, lam) for lam in (0.1, 0.2)]
         whole = {metric: sweep.output_errors(plans, metric, None) for metric in ("kl", "nll")}
         monkeypatch.setattr(module, "CACHED", 4 * llama.config.vocab_size)
-        sizes, logits = [], sweep.engine.runner.logits
-        monkeypatch.setattr(sweep.engine.runner, "logits", lambda ids, h: sizes.append(h.shape[1]) or logits(ids, h))
+        sizes, logits = [], sweep.runner.logits
+        monkeypatch.setattr(sweep.runner, "logits", lambda ids, h: sizes.append(h.shape[1]) or logits(ids, h))
         for metric, expected in whole.items():
             assert sweep.output_errors(plans, metric, None) == pytest.approx(expected, rel=1e-5)
     assert set(sizes) == {4, 3}

@@ -19,7 +19,7 @@ def solved_sweep(family="llama", bits=(2, 4), ids=None, batch_size=4, **options)
     ids = make_ids() if ids is None else ids
     sweep = build_sweep(find_decoder(model), FewBits(), ids, 4, batch_size, **options)
     with inference(model):
-        return sweep, sweep.solve_rates(*bits)
+        return sweep, sweep.solve(SolvedRates(bits))
 
 
 def codes(sweep, solved, bits):

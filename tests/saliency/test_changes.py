@@ -8,13 +8,18 @@ from torch import nn
 from optimum_neuronal.blocks.statistics import Hessian, SquaredNorms
 from optimum_neuronal.model.projections import Block, Projection
 from optimum_neuronal.packed.change import NewWeight, Zeros
+from optimum_neuronal.saliency import changes as changes_module
 from optimum_neuronal.saliency.base import WeightUpdate
+from optimum_neuronal.saliency.changes import (
+    find_activations,
+    prune_projections,
+    score_projection,
+    trial_changes,
+)
 from optimum_neuronal.saliency.magnitude import Magnitude
 from optimum_neuronal.saliency.masks import ColumnPattern
 from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.trials import applier
-from optimum_neuronal.trials.applier import PlanApplier
 
 
 NORMS = {"block.0": SquaredNorms.of(torch.tensor([[1.0, 4.0]]), tokens=3)}  # activations 1 and 2
@@ -37,10 +42,10 @@ def plan(sparsity):
 
 
 def test_plans_cut_the_least_salient_weights_of_every_row_from_one_ranking(block, monkeypatch):
-    ranked, sort_rows = [], applier.sort_rows
-    monkeypatch.setattr(applier, "sort_rows", lambda score: ranked.append(1) or sort_rows(score))
+    ranked, sort_rows = [], changes_module.sort_rows
+    monkeypatch.setattr(changes_module, "sort_rows", lambda score: ranked.append(1) or sort_rows(score))
     rows = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    changes = PlanApplier(Wanda()).changes(block, NORMS, [plan(0.5), plan(0.0), plan(rows)])
+    changes = trial_changes(Wanda(), block, NORMS, [plan(0.5), plan(0.0), plan(rows)])
     assert masks_of(changes, block) == [
         [[True, False], [False, True]],
         [[True, True], [True, True]],
@@ -52,13 +57,13 @@ def test_plans_cut_the_least_salient_weights_of_every_row_from_one_ranking(block
 def test_a_pattern_decides_instead_of_the_plan():
     block = make_block([[1, 2, 4, 3]])
     norms = {"block.0": SquaredNorms.of(torch.ones(1, 4), tokens=1)}
-    changes = PlanApplier(Wanda(), ColumnPattern.parse("1:2")).changes(block, norms, [plan(0.0), plan(0.5)])
+    changes = trial_changes(Wanda(), block, norms, [plan(0.0), plan(0.5)], ColumnPattern.parse("1:2"))
     assert masks_of(changes, block) == 2 * [[[False, True, True, False]]]
-    assert masks_of(PlanApplier(Wanda()).changes(block, norms, [plan(0.5)]), block) == [[[False, False, True, True]]]
+    assert masks_of(trial_changes(Wanda(), block, norms, [plan(0.5)]), block) == [[[False, False, True, True]]]
 
 
 def test_a_score_that_needs_no_activation_is_given_none(block):
-    assert PlanApplier(Magnitude()).score(block.pruned[0], {}).tolist() == [[3, 1], [1, 2]]
+    assert score_projection(Magnitude(), block.pruned[0], {}).tolist() == [[3, 1], [1, 2]]
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def test_a_saliency_may_give_a_new_weight(block):
     (projection,), saliency = block.pruned, Update([])
     projection.owner.data = projection.owner.data.bfloat16()
     norms, pattern = {"block.0": hessian_of([1.0, 0.0], [1.0, 2.0])}, ColumnPattern.parse("1:2")
-    for change_of in PlanApplier(saliency, pattern).changes(block, norms, [plan(0.5), plan(0.25)]):
+    for change_of in trial_changes(saliency, block, norms, [plan(0.5), plan(0.25)], pattern):
         change = change_of(projection)
         assert type(change) is NewWeight and change.weight.dtype == torch.bfloat16
         assert torch.equal(change.weight, torch.full((2, 2), 1 / 3).bfloat16())
@@ -95,7 +100,7 @@ def test_a_saliency_may_give_a_new_weight(block):
 
 def test_for_a_trial_its_score_alone_may_do(block):
     saliency, norms = Update([]), {"block.0": hessian_of([1.0, 2.0])}
-    changes = PlanApplier(saliency).changes(block, norms, [plan(0.5)], updates=False)
+    changes = trial_changes(saliency, block, norms, [plan(0.5)], updates=False)
     assert masks_of(changes, block) == [[[True, False], [False, True]]] and not saliency.given
 
 
@@ -110,9 +115,9 @@ def test_a_starved_experts_hessian_is_flat():
     """Expert 1 received one token of the two that it takes: expert 0's mean square, 5, stands for its inputs."""
     block, saliency = mixture(2), Update([])
     norms = {"experts.0.up": hessian_of([1.0, 3.0], [0.0, 0.0]), "experts.1.up": hessian_of([7.0, 7.0])}
-    by_plan = PlanApplier(saliency, min_expert_tokens=2)
-    assert by_plan.activations(block, norms)[1] == ["experts.1.up"]
-    (change_of,) = by_plan.changes(block, norms, [SparsityPlan(dict.fromkeys(block.projections, 0.5))])
+    assert find_activations(block.pruned, norms, 2)[1] == ["experts.1.up"]
+    plan = SparsityPlan(dict.fromkeys(block.projections, 0.5))
+    (change_of,) = trial_changes(saliency, block, norms, [plan], min_tokens=2)
     for expert in block.pruned:
         change_of(expert)
     assert saliency.given[0][1] == [[1, 3], [3, 9]]
@@ -136,7 +141,7 @@ def test_projections_with_the_same_input_are_solved_together():
             return super().prune_together(weights, hessian, sparsities, pattern)
 
     norms = {"q": first, "o": second, "k": first}
-    found = PlanApplier(Noted([])).prune(projections, norms, {}, SparsityPlan(dict.fromkeys("qok", 0.5)))
+    found, _ = prune_projections(Noted([]), projections, norms, SparsityPlan(dict.fromkeys("qok", 0.5)))
     assert together == [(["q", "k"], True), (["o"], False)] and set(found) == {"q", "o", "k"}
 
 
@@ -164,26 +169,22 @@ def test_a_saliency_that_computes_in_place_changes_nothing(saliency, dtype, bloc
     projection.module.to(dtype)
     before = projection.weight.clone()
     norms = {"block.0": hessian_of([1.0, 2.0])} if saliency.updates_weights else NORMS
-    own = PlanApplier(saliency)
-    activations, _ = own.activations(block, norms)
+    activations, _ = find_activations(block.pruned, norms)
     kept = activations["block.0"].clone()
-    own.score(projection, activations)
-    own.changes(block, norms, [plan(0.5)])[0](projection)
+    score_projection(saliency, projection, activations)
+    trial_changes(saliency, block, norms, [plan(0.5)])[0](projection)
     assert torch.equal(projection.weight, before) and torch.equal(activations["block.0"], kept)
 
 
 def test_a_saliency_that_scores_something_else(block):
-    for returned, error, message in [
-        (None, TypeError, "Wrong.score returned a NoneType: expected a tensor"),
-        (torch.ones(2), ValueError, r"Wrong.score returned the shape \(2,\) for block.0: expected \(2, 2\)"),
-    ]:
+    for returned, found in [(None, "NoneType"), (torch.ones(2), r"shape \[2\]")]:
         wrong = type("Wrong", (Magnitude,), {"score": lambda self, weight, activation, returned=returned: returned})
-        with pytest.raises(error, match=message):
-            PlanApplier(wrong()).changes(block, NORMS, [plan(0.5), plan(0.1)])
+        with pytest.raises(ValueError, match=rf"Wrong.score returned {found} for block.0: expected .* shape \[2, 2\]"):
+            trial_changes(wrong(), block, NORMS, [plan(0.5), plan(0.1)])
 
 
 def activations_of(block, measured, min_expert_tokens):
-    return PlanApplier(Wanda(), min_expert_tokens=min_expert_tokens).activations(block, measured)
+    return find_activations(block.pruned, measured, min_expert_tokens)
 
 
 def norms(*values, tokens):

@@ -12,12 +12,12 @@ from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.saliency.masks import mask_rows
 from optimum_neuronal.saliency.plan import SparsityPlan
 from optimum_neuronal.saliency.wanda import Wanda
-from optimum_neuronal.trials.applier import PlanApplier
-from optimum_neuronal.trials.engine import Cache, Engine
+from optimum_neuronal.trials import Trials
+from optimum_neuronal.trials.cache import Cache
 
 
 def test_the_dense_model_runs_once_for_each_statistic_until_it_is_let_go(sweep):
-    engine, costs = sweep.engine, []
+    engine, costs = sweep, []
     for ask in (None, SquaredNorms, Hessian, None, "release", None):
         before = engine.runner.block_forwards
         found = engine.cache.release() if ask == "release" else engine.dense(ask)
@@ -28,7 +28,7 @@ def test_the_dense_model_runs_once_for_each_statistic_until_it_is_let_go(sweep):
 
 
 def test_norms_are_the_dense_models_or_those_of_the_hidden_states_at_hand(sweep):
-    engine = sweep.engine
+    engine = sweep
     inputs, block = engine.alignment_inputs(), engine.decoder.blocks[0]
     twice = Stream([2 * states for states in inputs.hidden])
     dense, own = (
@@ -57,7 +57,7 @@ class Second(Processes):
 
 def test_processes_share_sequences_unless_sums_would_depend_on_it(llama, ids):
     with inference(llama):
-        engine = build_sweep(find_decoder(llama), Wanda(), ids, 4, processes=Second()).engine
+        engine = build_sweep(find_decoder(llama), Wanda(), ids, 4, processes=Second())
         for statistic, sequences in [(SquaredNorms, 6), (Hessian, 12)]:
             inputs = engine.capture_all(statistic)
             expected = engine.runner.capture(ids[-sequences:]).hidden
@@ -66,7 +66,7 @@ def test_processes_share_sequences_unless_sums_would_depend_on_it(llama, ids):
 
 
 def test_norms_of_all_processes_come_together_once_for_those_that_share_them(llama, ids):
-    engine = build_sweep(find_decoder(llama), Wanda(), ids, 4, processes=Second()).engine
+    engine = build_sweep(find_decoder(llama), Wanda(), ids, 4, processes=Second())
     shared, own = SquaredNorms.of(torch.tensor([[1.0]]), 5), SquaredNorms.of(torch.tensor([[2.0]]), 3)
     joined = engine.joined({"q": shared, "k": shared, "down": own}, SquaredNorms)
     assert joined["q"] is joined["k"] and joined["q"].tokens == 4 + 5 and joined["down"].tokens == 2 + 3
@@ -79,7 +79,7 @@ def test_norms_of_all_processes_come_together_once_for_those_that_share_them(lla
 def test_dense_norms_are_the_models_own_of_the_first_sequences(any_model, ids):
     with inference(any_model):
         sweep = make_sweep(any_model, ids)
-        ours = {name: norms for block in sweep.dense_norms() for name, norms in block.items()}
+        ours = {name: norms for block in sweep.dense().norms for name, norms in block.items()}
     for name, expected in squared_norms(any_model, ids[:4], sweep.decoder.projections).items():
         assert isinstance(ours[name], SquaredNorms)
         torch.testing.assert_close(ours[name].value, expected)
@@ -89,8 +89,8 @@ def test_dense_output_is_the_models_own(any_model, ids):
     """Whatever a head does with the last block's output: scales, caps, norms."""
     with inference(any_model):
         sweep = make_sweep(any_model, ids)
-        (hidden,) = sweep.engine.dense().output.batches
-        logits = next_token_logits(sweep.decoder, ids[:4], hidden, sweep.engine.runner.wrap(ids), "cpu")
+        (hidden,) = sweep.dense().output.batches
+        logits = next_token_logits(sweep.decoder, ids[:4], hidden, sweep.runner.wrap(ids), "cpu")
         torch.testing.assert_close(logits, any_model(ids[:4]).logits, rtol=1e-4, atol=1e-4)
         (error,) = sweep.output_errors([uniform(sweep, 0.0)], "kl", None)
         assert error == pytest.approx(0, abs=1e-6)
@@ -102,7 +102,7 @@ def test_dense_blocks_receive_what_sparse_blocks_before_them_put_out(llama, ids,
     with inference(llama):
         sweep = make_sweep(llama, ids, saliency)
         plan, before = uniform(sweep, 0.6), state(llama)
-        per_block, output = sweep.engine.stream_of(plan)
+        per_block, output = sweep.stream_of(plan)
         assert unchanged(llama, before)
         for block, found in zip(sweep.decoder.blocks, per_block):
             norms = squared_norms(llama, ids[:4], block.projections)
@@ -117,7 +117,7 @@ def test_dense_blocks_receive_what_sparse_blocks_before_them_put_out(llama, ids,
 
 def test_the_last_plans_stream_is_kept_until_it_is_let_go(sweep):
     costs = []
-    engine, first, second = sweep.engine, uniform(sweep), uniform(sweep)
+    engine, first, second = sweep, uniform(sweep), uniform(sweep)
     for ask in (first, first, second, second, first, None, first):
         before = engine.runner.block_forwards
         engine.cache.release() if ask is None else engine.stream_of(ask)
@@ -140,7 +140,7 @@ class Measure:
 
 
 def engine_of(records):
-    return Engine(None, PlanApplier(Wanda()), torch.zeros(4, 4), 2, records)
+    return Trials(None, Wanda(), torch.zeros(4, 4), 2, records=records)
 
 
 def test_a_recorded_step_is_looked_up_and_another_question_is_another_step(tmp_path):

@@ -14,7 +14,7 @@ from optimum_neuronal.pruning.final_pass import FinalPruning
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.saliency.wanda import Wanda
 from optimum_neuronal.topup.neuronal import NeuronAL, block_plan
-from optimum_neuronal.trials.sweep import Sweep
+from optimum_neuronal.trials import Trials
 
 
 def bits_of(change):
@@ -29,7 +29,7 @@ def test_abandoning_does_not_change_the_decision(family, ids, monkeypatch):
     for scope in ["sequence", "pooled"]:
         decisions = []
         for abandons in (True, False):
-            monkeypatch.setattr(Sweep, "can_abandon", abandons)
+            monkeypatch.setattr(Trials, "can_abandon", abandons)
             with inference(model):
                 allocation = NeuronAL(alignment_scope=scope, **lambdas).allocate(make_sweep(model, ids), 0.7)
             chosen = {step: decision["lambda"] for step, decision in allocation.decisions.items()}
@@ -55,7 +55,7 @@ def test_batch_size_does_not_change_a_bit(family, ids, saliency):
             plan = block_plan(sweep.decoder, 0.7, 0.1)
             errors = sweep.alignment_errors([plan], "sparse-stream", "sequence", "l2", label=None)
             results.append(
-                (errors, {name: bits_of(mask) for name, mask in FinalPruning(sweep.engine, plan).find()[0].items()})
+                (errors, {name: bits_of(mask) for name, mask in FinalPruning(sweep, plan).find()[0].items()})
             )
     for errors, masks in results[1:]:
         assert errors == pytest.approx(results[0][0], rel=1e-6)
@@ -82,7 +82,7 @@ def test_an_interrupt_restores_weights_and_hooks(llama, ids):
     for work in [
         lambda sweep: sweep.alignment_errors([uniform(sweep)], **measured_on),
         lambda sweep: sweep.deviation(uniform(sweep), **measured_on),
-        lambda sweep: FinalPruning(sweep.engine, uniform(sweep)).find(),
+        lambda sweep: FinalPruning(sweep, uniform(sweep)).find(),
     ]:
         for moment in [1, 5, 12, 20, 33, 41]:
             Interrupt.countdown = moment
@@ -96,13 +96,13 @@ def test_an_interrupt_restores_weights_and_hooks(llama, ids):
 def test_activations_that_are_not_finite_are_refused(ids):
     model = make_model("llama")
     with inference(model):
-        make_sweep(model, ids).engine.check_replay()
+        make_sweep(model, ids).check_replay()
         model.model.embed_tokens.weight.data[:] = float("inf")
         with pytest.raises(ValueError, match="NaN or infinity on the first calibration sequence.*float32"):
-            make_sweep(model, ids).engine.check_replay()
+            make_sweep(model, ids).check_replay()
         with pytest.raises(ValueError, match=r"The saliency of model\.layers\.0\.self_attn\.q_proj is not finite"):
             sweep = make_sweep(model, ids)
-            FinalPruning(sweep.engine, uniform(sweep)).find()[0]
+            FinalPruning(sweep, uniform(sweep)).find()[0]
         with pytest.raises(ValueError, match=r"Activations in model\.layers\.0 are not finite"):
             sweep = make_sweep(model, ids)
             sweep.alignment_errors([uniform(sweep)], "dense", "sequence", "l2", label=None)
@@ -114,7 +114,7 @@ def test_dense_scores_are_those_of_all_sequences(sweep, llama, ids):
     expected = squared_norms(llama, ids, sweep.decoder.projections)
     for (score,), name in zip(scores, names):
         assert score == pytest.approx(activation(expected[name]).sum().item(), rel=1e-5)
-    assert sweep.engine.runner.block_forwards == 12 * 3
+    assert sweep.runner.block_forwards == 12 * 3
 
 
 def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(sweep, llama, ids):
@@ -124,10 +124,10 @@ def test_rows_matter_as_much_as_their_weights_on_the_plans_own_stream(sweep, lla
     dense = squared_norms(llama, ids[:4], projections)
     plans = [uniform(sweep, share) for share in (0.0, 0.6)]
     untouched, pruned = (sweep.row_saliency(plan, None) for plan in plans)
-    sweep.engine.stream_of(plans[0])
-    before = sweep.engine.runner.block_forwards
+    sweep.stream_of(plans[0])
+    before = sweep.runner.block_forwards
     sweep.row_saliency(plans[0], None)
-    assert sweep.engine.runner.block_forwards == before
+    assert sweep.runner.block_forwards == before
     assert list(untouched) == list(pruned) == list(projections)
     for name, projection in projections.items():
         expected = (projection.weight.abs() * activation(dense[name])).double().sum(dim=1)

@@ -1,0 +1,322 @@
+"""The one object that measures what plans would do to a model. No weight is changed."""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..blocks.block_inputs import BlockInputs
+from ..blocks.calls import Call, Stream, Streams
+from ..blocks.runner import BlockRunner
+from ..blocks.statistics import Norms, SquaredNorms
+from ..common.processes import Processes
+from ..files.records import Finding, Records
+from ..model.projections import Block, ChangeOf, Decoder
+from ..saliency import Saliency
+from ..saliency.changes import find_activations, not_finite, score_projection, trial_changes
+from ..saliency.masks import ColumnPattern
+from ..saliency.plan import Plan, SparsityPlan
+from .alignment import Deviation, alignment_errors, find_deviation
+from .cache import Cache
+from .output_errors import output_errors
+from .reconstruction import reconstruction_errors
+from .solved import Solved, SolvedWeights, heldout_sequences, solve_weights
+from .streams import DenseStream, run_dense, run_plan
+
+
+REFERENCES = ("sparse-stream", "dense")
+Score = Callable[[Block, dict[str, torch.Tensor]], list[float]]
+
+
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """Measures candidate plans on a model and its calibration sequences. Top-ups receive it.
+
+    Args:
+        runner ([`BlockRunner`]): runs the blocks.
+        saliency ([`Saliency`]): scores or solves weights.
+        ids (`Tensor` of int64, shape (sequences, tokens)): all calibration sequences.
+        num_alignment_samples (`int`): the first so many of them are the alignment sequences, on which plans are measured.
+        pattern ([`ColumnPattern`], *optional*): N:M that the zeros must follow.
+        min_expert_tokens (`int`): see [`find_activations`].
+        records ([`Records`], *optional*): of finished steps and blocks.
+        cache ([`Cache`], *optional*): trials of the same model and sequences may share one.
+    """
+
+    runner: BlockRunner
+    saliency: Saliency
+    ids: torch.Tensor
+    num_alignment_samples: int
+    pattern: ColumnPattern | None = None
+    min_expert_tokens: int = 1
+    records: Records = field(default_factory=Records)
+    cache: Cache = field(default_factory=Cache)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model's blocks and projections."""
+        return self.runner.decoder
+
+    @property
+    def alignment_ids(self) -> torch.Tensor:
+        """The alignment sequences: int64, shape (num_alignment_samples, tokens)."""
+        return self.ids[: self.num_alignment_samples]
+
+    @property
+    def processes(self) -> Processes:
+        """The processes that share the work."""
+        return self.records.processes
+
+    @property
+    def can_abandon(self) -> bool:
+        """True if running one candidate before the others is worth its extra pass over the weights."""
+        return not self.runner.loader.streams and self.processes.count == 1
+
+    def alignment_errors(
+        self,
+        plans: Sequence[SparsityPlan],
+        reference: str,
+        scope: str,
+        metric: str,
+        label: str | None,
+        bound: float = math.inf,
+    ) -> list[float]:
+        """Return the alignment error of every plan, summed over all pruned projections (paper, Eq. 3).
+
+        Args:
+            plans (`Sequence[SparsityPlan]`): candidates, all measured in one run.
+            reference (`str`):
+                Source of dense activations and saliency. `"sparse-stream"`: the dense block run on the plan's own hidden
+                states. `"dense"`: the dense model's own stream.
+            scope, metric (`str`): see [`alignment_error`].
+            label (`str`, *optional*): of the progress bar.
+            bound (`float`):
+                A plan is abandoned as soon as its error exceeds this: errors add up block by block and never shrink.
+
+        Returns:
+            `list[float]`: one error per plan. Lower is better; infinite for abandoned plans.
+        """
+        question = (reference, scope, metric, label, bound)
+        return self._shared(plans, question, lambda own: alignment_errors(self, own, *question))
+
+    def output_errors(
+        self,
+        plans: Sequence[Plan],
+        metric: str,
+        label: str | None,
+        reference: str | SparsityPlan | SolvedWeights = "dense",
+        sequences: int | None = None,
+    ) -> list[float]:
+        """Return the error of every plan's next-token distributions on the alignment sequences.
+
+        Args:
+            plans (`Sequence[Plan]`): candidates, all measured in one run. Equal plans up to some block share that work.
+            metric (`str`):
+                A name in `OUTPUT_METRICS`: `"kl"`, from the dense model's distributions, or `"nll"`, of the text.
+            label (`str`, *optional*): of the progress bar.
+            reference (`str`, [`SparsityPlan`] or [`SolvedWeights`]):
+                Source of the candidates' weights: [`SolvedWeights`], or the saliency as measured on `"dense"`, the dense
+                model's stream; on `"sparse-stream"`, every plan's own stream, at twice the cost; or on a plan's stream.
+                With a plan, candidates are pruned by score alone, even if the saliency updates weights.
+            sequences (`int`, *optional*): compare only the first so many alignment sequences.
+
+        Returns:
+            `list[float]`: nats per predicted token, one per plan. Lower is better.
+        """
+        source, first = reference, []
+        if isinstance(reference, SolvedWeights):
+            source = (reference.name, reference.amounts)
+        elif isinstance(reference, SparsityPlan):
+            source, first = "of the first plan", [reference]
+        question = (metric, label, source, sequences)
+        return self._shared(
+            plans, question, lambda own: output_errors(self, own, metric, label, reference, sequences), first
+        )
+
+    def reconstruction_errors(self, plans: Sequence[SparsityPlan], reference: str, label: str | None) -> list[float]:
+        """Return `sum over projections of || W X - (M * W) X ||_2^2` of every plan over the alignment sequences.
+
+        The errors are not normalised: wide projections with large inputs count most.
+
+        Args:
+            plans (`Sequence[SparsityPlan]`): candidates.
+            reference (`str`):
+                Source of X and saliency. `"sparse-stream"`: the dense block run on the plan's own hidden states.
+                `"dense"`: the dense model's own stream, so that one run serves all plans.
+            label (`str`, *optional*): of the progress bar.
+        """
+        question = ("reconstruction", reference, label)
+        return self._shared(plans, question, lambda own: reconstruction_errors(self, own, reference, label))
+
+    def deviation(self, plan: SparsityPlan, reference: str, scope: str, metric: str, label: str | None) -> Deviation:
+        """Return the deviation of a plan's activations from the dense model's at every place that rows feed.
+
+        Arguments: see [`Trials.alignment_errors`].
+        """
+        question = (reference, scope, metric, label)
+        found = self.measured([plan], question, lambda: find_deviation(self, plan, *question))
+        return Deviation(*self.processes.from_first(found))
+
+    def row_saliency(self, plan: SparsityPlan, label: str | None) -> dict[str, torch.Tensor]:
+        """Return the sum of the saliency of every row's weights on a plan's own stream.
+
+        Returns:
+            `dict[str, Tensor]`: projection name -> float64 on the CPU, shape (out,).
+
+        Raises:
+            `ValueError`: a saliency is not finite.
+        """
+
+        def measure() -> tuple[None, dict[str, torch.Tensor]]:
+            rows: dict[str, torch.Tensor] = {}
+            norms, _ = self.stream_of(plan)
+
+            def add(index: int, block: Block) -> None:
+                activations = self.activations(block, norms[index])
+                for projection in block.pruned:
+                    score = score_projection(self.saliency, projection, activations)
+                    rows[projection.name] = score.double().sum(dim=1).cpu()
+                    if not bool(torch.isfinite(rows[projection.name]).all()):
+                        raise not_finite(projection.name)
+
+            self.runner.for_each_block(add)
+            return None, rows
+
+        return self.processes.from_first(self.measured([plan], ("row saliency", label), measure))[1]
+
+    def weight_scores(self, score: Callable[[Block], list], label: str) -> list[list]:
+        """Return numbers for every dense block, from its weights alone.
+
+        Args:
+            score: a block, with its weights at hand -> numbers.
+            label (`str`): of the progress bar and the record.
+        """
+        return self.records.recorded(
+            label.lower(), lambda: (self.runner.for_each_block(lambda _, block: score(block), label), {})
+        )[0]
+
+    def dense_scores(self, score: Score, label: str) -> list[list[float]]:
+        """Return numbers for every dense block, from one pass of the dense model over all calibration sequences.
+
+        Args:
+            score: a block, with its weights at hand, and the activations of its pruned projections -> numbers.
+            label (`str`): of the progress bar and the record.
+        """
+
+        def measure() -> tuple[list[list[float]], dict]:
+            scores: list[list[float]] = []
+
+            def visit(index: int, block: Block, calls: Sequence[Call], streams: Streams) -> Streams:
+                output, norms = self.runner.replay(block, streams[0], calls)
+                scores.append(score(block, self.activations(block, self.joined(norms, SquaredNorms))))
+                return [output]
+
+            self.runner.run(self.capture_all(SquaredNorms), 1, visit, label, release=True)
+            return scores, {}
+
+        name = f"scores-{label.lower().replace(' ', '-')}"
+        return self.cache.get(name, lambda: self.records.recorded(name, measure)[0])
+
+    def solve(self, wanted: Solved) -> Solved:
+        """Return weights that are solved at a few amounts, see [`solve_weights`].
+
+        The alignment sequences are left out if enough others remain.
+        """
+        inputs = self.runner.capture(self.ids[heldout_sequences(len(self.ids), len(self.alignment_ids)) :])
+        return solve_weights(self, wanted, inputs)
+
+    def own_runs(self, question: tuple, run: Callable[["Trials"], Finding]) -> Any:
+        """Return the value that a top-up finds by its own runs of the blocks. It is recorded.
+
+        Args:
+            question (`tuple`): all that the finding depends on.
+            run: returns the finding.
+        """
+        return self.processes.from_first(self.measured([], question, lambda: run(self)))[0]
+
+    def measured(self, plans: Sequence[Plan], question: tuple, measure: Callable[[], Finding]) -> Finding:
+        """Return a finding, recorded or measured now. Plans and question, all that it depends on, name the record."""
+        if not self.records.keeps and self.processes.count == 1:
+            return measure()
+        digest = hashlib.sha256(repr(question).encode())
+        for plan in plans:
+            for name in plan.amounts:
+                digest.update(name.encode() + plan.key([name]))
+        return self.records.recorded(f"step-{digest.hexdigest()[:16]}", measure)
+
+    def _shared(
+        self,
+        plans: Sequence[Plan],
+        question: tuple,
+        measure: Callable[[list], list[float]],
+        others: Sequence[Plan] = (),
+    ) -> list[float]:
+        """Return a number for every plan. The processes share the plans."""
+
+        def share() -> tuple[list[float], dict]:
+            own = self.processes.deal(plans)
+            return self.processes.collect(measure(own) if own else []), {}
+
+        return self.measured([*others, *plans], question, share)[0]
+
+    def activations(self, block: Block, norms: Norms) -> dict[str, torch.Tensor]:
+        """Return the activations of a block's pruned projections: see [`find_activations`]."""
+        return find_activations(block.pruned, norms, self.min_expert_tokens)[0]
+
+    def changes(self, block: Block, norms: Norms, plans: Sequence[Plan], updates: bool = True) -> list[ChangeOf]:
+        """Return a function for every plan, projection -> change: see [`trial_changes`]."""
+        return trial_changes(self.saliency, block, norms, plans, self.pattern, self.min_expert_tokens, updates)
+
+    def check_replay(self) -> None:
+        """Raise `ValueError` unless replaying the blocks gives the model's own output."""
+        self.runner.check_replay(self.ids[:1])
+
+    def alignment_inputs(self) -> BlockInputs:
+        """Return the calls of the blocks for the alignment sequences. They are cached."""
+        key = ("inputs", self.runner.batch_size)
+        return self.cache.get(key, lambda: self.runner.capture(self.alignment_ids))
+
+    def dense(self, statistic: type[SquaredNorms] | None = None) -> DenseStream:
+        """Return the dense model's own stream, cached, with a statistic of all inputs (by default the saliency's)."""
+        statistic = statistic or self.saliency.statistic
+        return self.cache.get(("dense", statistic, self.runner.batch_size), lambda: run_dense(self, statistic))
+
+    def stream_of(self, plan: SparsityPlan) -> tuple[list[Norms], Stream]:
+        """Return a plan's own stream over the alignment sequences, pruned by score alone. The latest one is cached.
+
+        Returns:
+            `tuple`: inputs of every dense block's projections behind the plan's sparse blocks, and the last sparse
+            block's output.
+        """
+        return self.cache.latest(plan, lambda: run_plan(self, plan))
+
+    def reference_norms(
+        self, reference: str, index: int, block: Block, stream: Stream, calls: Sequence[Call]
+    ) -> Norms:
+        """Return the inputs of the dense block's projections: in the dense model, or on these hidden states."""
+        if reference == "dense":
+            return self.dense().norms[index]
+        return self.runner.inputs_of(block, stream, calls, self.saliency.statistic)
+
+    def capture_all(self, statistic: type[SquaredNorms], batch_size: int | None = None) -> BlockInputs:
+        """Return the calls of the blocks for all calibration sequences, or for this process's share of them."""
+        ids = self.ids
+        return self.runner.capture(ids[self.processes.part(len(ids))] if self._splits(statistic) else ids, batch_size)
+
+    def joined(self, norms: Norms, statistic: type[SquaredNorms]) -> Norms:
+        """Return the norms over the sequences of all processes, in their order."""
+        if not self._splits(statistic):
+            return norms
+        joined: dict[SquaredNorms, SquaredNorms] = {}
+        for norm in norms.values():
+            if norm not in joined:
+                tokens = sum(self.processes.collect([norm.tokens]))
+                joined[norm] = SquaredNorms.of(self.processes.join(norm.value, len(self.ids)), tokens)
+        return {name: joined[norm] for name, norm in norms.items()}
+
+    def _splits(self, statistic: type[SquaredNorms]) -> bool:
+        """Return True if the processes share the sequences. Other statistics' sums would depend on the number of processes."""
+        return statistic is SquaredNorms and self.processes.shares(len(self.ids))
