@@ -1,4 +1,4 @@
-"""Rotations at random, and models in which every norm and bias matters."""
+"""Random rotations, and models in which every norm and bias matters."""
 
 import torch
 
@@ -10,26 +10,18 @@ from optimum_neuronal.rotation.parts import RotatedParts, find_parts
 
 
 def orthogonal(*shape: int) -> torch.Tensor:
-    """Orthogonal matrices at random, of shape (..., n, n), float64."""
+    """Random orthogonal matrices of shape (..., n, n), float64."""
     return torch.linalg.qr(torch.randn(*shape, dtype=torch.float64))[0]
-
-
-def orthogonal_that_keeps_ones(size: int) -> torch.Tensor:
-    """An orthogonal matrix at random that maps the vector of ones to itself."""
-    first = torch.cat([torch.ones(size, 1), torch.randn(size, size - 1)], 1).double()
-    basis = torch.linalg.qr(first)[0]  # the vector of ones, scaled, and what is orthogonal to it
-    return basis @ torch.block_diag(torch.ones(1, 1, dtype=torch.float64), orthogonal(size - 1, size - 1)) @ basis.T
 
 
 def random_rotations(parts: RotatedParts) -> Rotations:
     size = parts.decoder.config.hidden_size
     heads = [orthogonal(own.heads.count, own.heads.size, own.heads.size) for own in parts.blocks]
-    stream = orthogonal_that_keeps_ones(size) if parts.keeps_ones else orthogonal(size, size)
-    return Rotations(stream if parts.rotates_stream else None, heads)
+    return Rotations(orthogonal(size, size) if parts.rotates_stream else None, heads)
 
 
 def uneven(model):
-    """The model with norm weights and biases at random, so that folding one wrongly is seen, and larger matrices."""
+    """The model with random norm weights and biases, so that wrong folding shows, and larger matrices."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -49,7 +41,7 @@ def logits(model, ids) -> torch.Tensor:
 
 
 def ties(model) -> tuple:
-    """What a model says of its tied weights, and whether they are tied."""
+    """Whether head and embeddings are tied, and what the model's config and list say about it."""
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     config = model.config.tie_word_embeddings, model.config.get_text_config().tie_word_embeddings
     tied = head.embedding is embeddings if isinstance(head, TiedLinear) else head.weight is embeddings.weight

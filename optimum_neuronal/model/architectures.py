@@ -1,15 +1,15 @@
 """The only place that knows model families: the roles of projections by their names.
 
-A projection's *role* says what its rows feed, see `rows`. `DEFAULT_ROLES` holds the names that most families use: a new
-family that uses them needs no line here. Differences of a family are one `Architecture`, added to the table below or,
-from outside the package, with [`register_architecture`].
+A projection's *role* says what its rows feed, see `rows`. `DEFAULT_ROLES` holds the names that most families use, so most
+new families need no line here. The differences of a family are one `Architecture`, in the table below or registered
+with [`register_architecture`].
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..common.validation import check_choice, check_flag
+from ..common.validation import check_choice
 
 
 NEXT_BLOCK, MLP = "next block", "mlp"  # fed by rows that feed no projection of the same module
@@ -84,49 +84,34 @@ class Architecture:
 
     Args:
         roles (`Mapping[str, str | None]`):
-            Name of a projection inside its block, or its last components (`"mlp.c_proj"`), -> its role, a key of
+            Name of a projection inside its block, or the last components of it (`"mlp.c_proj"`), -> its role, a key of
             `FEEDS`, or None to leave it dense. Added to `DEFAULT_ROLES`.
         parallel (`bool` or `tuple[str, ...]`):
             True if attention and MLP read the same hidden states, so that the attention's output feeds the next block
-            and not the MLP. Names of attributes of the model's config: true if one of them is.
+            and not the MLP. Or names of config fields, one of which must be true.
         stacked_experts (`bool`):
-            True if the experts take their inputs stacked, (experts * tokens, hidden), and not the indices of each
+            True if the experts take their inputs stacked, (experts * tokens, hidden), instead of the indices of each
             token's experts, and store their weights transposed.
         rotates (`str`, *optional*):
-            What may be rotated without changing what the model computes. `"stream"`: the residual stream, which only
-            embeddings and blocks write and only RMS or layer norms of known names read, and the heads' values;
-            `"heads"`: the values alone. None: not known.
-        entrance (`str`, *optional*):
-            Of a model of several modalities, whose entry is that of `model.config.model_type`: the end of the name of the one
-            linear layer by which images or sounds enter the residual stream. None: not known, or more than one.
+            What may be rotated without changing the model's function. `"stream"`: the residual stream, which only
+            embeddings and blocks write and only RMS norms in front of attention, MLP and head read, and the heads' values.
+            `"heads"`: only the values of attention heads. None: nothing.
+        norm_offset (`int`): 1 if the RMS norms scale by `1 + weight`.
         blocks (`str`, *optional*):
-            Name of the decoder's `ModuleList` of blocks, if the classes that must not be split do not lead to it.
+            Name of the decoder's `ModuleList` of blocks, if transformers' `_no_split_modules` does not lead to it.
     """
 
     roles: Mapping[str, str | None] = field(default_factory=dict)
     parallel: bool | tuple[str, ...] = False
     stacked_experts: bool = False
     rotates: str | None = None
-    entrance: str | None = None
+    norm_offset: int = 0
     blocks: str | None = None
 
     def __post_init__(self) -> None:
-        roles, parallel, blocks = self.roles, self.parallel, self.blocks
-        if not isinstance(roles, Mapping) or not all(isinstance(name, str) for name in roles):
-            raise TypeError(f"roles is {roles!r}: expected projection -> role, such as {{'q_proj': 'query'}}.")
-        names = isinstance(parallel, tuple) and all(isinstance(name, str) for name in parallel)
-        if not (isinstance(parallel, bool) or names):
-            raise TypeError(f"parallel is {parallel!r}: expected True, False, or a tuple of names of config fields.")
-        check_flag("stacked_experts", self.stacked_experts)
-        if blocks is not None and not (isinstance(blocks, str) and blocks):
-            raise TypeError(f"blocks is {blocks!r}: expected the name of a module, such as 'model.layers'.")
-        if self.entrance is not None and not (isinstance(self.entrance, str) and self.entrance):
-            raise TypeError(
-                f"entrance is {self.entrance!r}: expected the end of a module's name, such as 'projector.linear_2'."
-            )
         if self.rotates is not None:
             check_choice("rotates", self.rotates, (STREAM, HEADS))
-        for name, role in roles.items():
+        for name, role in self.roles.items():
             if role is not None and role not in FEEDS:
                 raise ValueError(f"Projection {name!r} has the role {role!r}: expected one of {', '.join(FEEDS)}.")
 
@@ -146,40 +131,27 @@ class Architecture:
 
 
 _ARCHITECTURES = {
-    "codegen": Architecture(roles={"qkv_proj": "partitioned_qvk"}, parallel=True, rotates=STREAM),
-    "cohere": Architecture(parallel=True, rotates=STREAM),
-    "cohere2": Architecture(parallel=True, rotates=STREAM),
-    "falcon": Architecture(parallel=("parallel_attn",), rotates=STREAM),
-    "gpt_bigcode": Architecture(roles={"c_attn": "interleaved_qkv"}, rotates=STREAM),
-    "gpt_neox": Architecture(parallel=("use_parallel_residual",), rotates=STREAM),
-    "gptj": Architecture(parallel=True, rotates=STREAM),
-    "minimax": Architecture(roles={"qkv_proj": "interleaved_qkv"}),
+    "codegen": Architecture(roles={"qkv_proj": "partitioned_qvk"}, parallel=True),
+    "falcon": Architecture(parallel=("parallel_attn",)),
+    "gemma": Architecture(rotates=STREAM, norm_offset=1),
+    "gpt_bigcode": Architecture(roles={"c_attn": "interleaved_qkv"}),
     "lfm2": Architecture(roles={"conv.in_proj": "gated_conv"}),
     "lfm2_moe": Architecture(roles={"conv.in_proj": "gated_conv"}),
     "llama4_text": Architecture(stacked_experts=True, rotates=STREAM),
-    "phi": Architecture(parallel=True, rotates=STREAM),
-    "qwen3_5_moe_text": Architecture(roles={"self_attn.q_proj": "gated_query"}),
-    "qwen3_5_text": Architecture(roles={"self_attn.q_proj": "gated_query"}),
-    "qwen3_next": Architecture(roles={"self_attn.q_proj": "gated_query"}),
-    "stablelm": Architecture(parallel=("use_parallel_residual",), rotates=STREAM),
-    # RMS or layer norms in front of attention and MLP, and none behind them.
+    "minimax": Architecture(roles={"qkv_proj": "interleaved_qkv"}),
+    **dict.fromkeys(("cohere", "cohere2", "gptj", "phi"), Architecture(parallel=True)),
+    **dict.fromkeys(("gpt_neox", "stablelm"), Architecture(parallel=("use_parallel_residual",))),
     **dict.fromkeys(
-        ("apertus", "biogpt", "ernie4_5_moe", "gemma", "glm4_moe", "gpt2", "gpt_neo", "granite", "granitemoe", "hunyuan_v1_moe", "llama",
-         "mistral", "mixtral", "mpt", "nemotron", "olmo", "olmoe", "opt", "persimmon", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
-         "qwen3_moe", "qwen2_5_vl_text", "qwen2_vl_text", "smollm3", "starcoder2"),
+        ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), Architecture(roles={"self_attn.q_proj": "gated_query"})
+    ),
+    # RMS norms in front of attention and MLP, and none behind them.
+    **dict.fromkeys(
+        ("apertus", "ernie4_5_moe", "glm4_moe", "granite", "granitemoe", "hunyuan_v1_moe", "llama", "mistral", "mixtral", "olmoe",
+         "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
         Architecture(rotates=STREAM),
     ),
-    # Norms behind attention and MLP or the embeddings, experts with biases, or positions that are computed and added.
-    **dict.fromkeys(
-        ("bloom", "exaone4", "gemma2", "gemma3_text", "glm4", "gpt_oss", "olmo2", "xglm"),
-        Architecture(rotates=HEADS),
-    ),
-    # Models of several modalities, by their own type.
-    **dict.fromkeys(
-        ("internvl", "llava", "mistral3", "vipllava"), Architecture(entrance="multi_modal_projector.linear_2")
-    ),
-    **dict.fromkeys(("idefics3", "smolvlm"), Architecture(entrance="connector.modality_projection.proj")),
-    **dict.fromkeys(("qwen2_5_vl", "qwen2_vl"), Architecture(entrance="visual.merger.mlp.2")),
+    # RMS norms behind attention and MLP, or experts with biases.
+    **dict.fromkeys(("exaone4", "gemma2", "gemma3_text", "glm4", "gpt_oss", "olmo2"), Architecture(rotates=HEADS)),
 }  # fmt: skip
 
 
@@ -201,10 +173,6 @@ def register_architecture(model_type: str, architecture: Architecture) -> None:
         model_type (`str`): `model.config.get_text_config().model_type` of the family.
         architecture ([`Architecture`]): its differences from the default.
     """
-    if not isinstance(model_type, str) or not model_type:
-        raise TypeError(f"model_type is {model_type!r}: expected a family's name, such as 'llama'.")
-    if not isinstance(architecture, Architecture):
-        raise TypeError(f"register_architecture expects an Architecture, got {type(architecture).__name__}.")
     _ARCHITECTURES[model_type] = architecture
 
 

@@ -1,4 +1,4 @@
-"""Rotates a model before it is pruned, checks that it computes what it did, and puts it back if anything fails."""
+"""Rotates a model before it is pruned, checks that it computes the same, and restores it if anything fails."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from ..common.machine import with_less_memory
 from ..common.notes import get_logger
 from ..compat.accelerate import execution_device
 from ..files.records import Finding
-from ..rotation.merging import Originals, Rotations, put_back
+from ..rotation.merging import Originals, Rotations, restored_on_error
 from ..rotation.parts import RotatedParts, find_parts
 from ..trials.cache import Cache
 from .context import PruneContext, default_batch_size
@@ -20,26 +20,26 @@ from .context import PruneContext, default_batch_size
 
 logger = get_logger(__name__)
 
-# Nats that a token's negative log-likelihood may change by, root mean square: twenty times what rounding does on trained
-# models. A rotation that is merged wrongly changes it by more than one.
+# Largest accepted change of a token's negative log-likelihood, in nats, root mean square: twenty times the rounding error
+# of trained models. Rotations that are merged wrongly change it by more than 1.
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 TOLERANCE_OF_16_BITS = 0.2
 
 
 @contextmanager
 def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[str, Any]]:
-    """Rotate the model of a context, if its config says so; an error or an interruption inside puts all weights back.
+    """Rotate the model of a context if its config says so. If an error leaves the context, all weights are restored.
 
     Args:
         context ([`PruneContext`]): with calibration sequences and records.
-        always_undo (`bool`): True to put the weights back in any case.
+        always_undo (`bool`): True to restore the weights in any case.
 
     Yields:
-        `dict`: for the report: the objective before and after, whether the stream was rotated and the head untied, and what
-            the dense model's negative log-likelihood changed by, in nats a token; empty without a rotation.
+        `dict`: for the report: `objective` before and after, `stream` and `unties_head` (True if the stream was rotated and
+            the head untied), and `nats_changed`, the change of a token's negative log-likelihood. Empty without a rotation.
 
     Raises:
-        `RuntimeError`: the rotated model computes something else. All weights are as they were.
+        `RuntimeError`: the rotated model does not compute the same.
     """
     rotation = context.methods.rotation
     if rotation is None:
@@ -47,24 +47,29 @@ def rotated(context: PruneContext, always_undo: bool = False) -> Iterator[dict[s
         return
     parts = find_parts(context.decoder, rotation.untie)
     originals = Originals(parts)
-    with put_back(originals, always_undo):
+    with restored_on_error(originals, always_undo):
         with inference(context.model):
             device = execution_device(context.model.get_input_embeddings())
             runner = BlockRunner(context.decoder, 1, device, context.max_hidden_bytes, quiet=True)
             before = _token_losses(context, runner)
             unties = parts.unties
             originals.merge(Rotations.identity(parts))
-            cache = context.cache or Cache()  # saliency and top-up have no part in a rotation
+            cache = context.cache or Cache()
             value, tensors = cache.get(("rotation", rotation, context.config.seed), lambda: _found(context, parts))
             originals.merge(Rotations.of_tensors(tensors))
             difference = float((_token_losses(context, runner) - before).square().mean().sqrt())
-        _check(difference, next(iter(context.decoder.projections.values())).weight.dtype)
+        allowed = TOLERANCE.get(next(iter(context.decoder.projections.values())).weight.dtype, TOLERANCE_OF_16_BITS)
+        if not difference <= allowed:  # also for NaN
+            raise RuntimeError(
+                f"The rotated model computes something else: tokens' negative log-likelihoods changed by {difference:.3g} nats, "
+                f"expected at most {allowed:g}. All weights were restored: set rotate=False, and report this model."
+            )
         context.clock.lap("rotation")
         yield {**value, "stream": parts.rotates_stream, "unties_head": unties, "nats_changed": difference}
 
 
 def _found(context: PruneContext, parts: RotatedParts) -> Finding:
-    """Return the rotation as recorded, or learned now; every process has the first one's."""
+    """Return the recorded rotation, or learn one. All processes get the first one's."""
     records = context.records
     return records.processes.from_first(records.recorded("rotation", lambda: _learn(context, parts)))
 
@@ -79,7 +84,7 @@ def _learn(context: PruneContext, parts: RotatedParts) -> Finding:
         return rotation.learn(parts, runner, context.ids, context.config.seed)
 
     found, losses = with_less_memory(learn, context.batch_size or default_batch_size(context.ids.shape[1]))
-    logger.info(f"Rotation: the objective fell from {losses[0]:.4g} to {losses[-1]:.4g}.")
+    logger.info(f"Rotation: the objective went from {losses[0]:.4g} to {losses[-1]:.4g}.")
     return {"objective": [losses[0], losses[-1]]}, found.tensors()
 
 
@@ -91,13 +96,3 @@ def _token_losses(context: PruneContext, runner: BlockRunner) -> torch.Tensor:
         logits = runner.logits(own, hidden)[0, :-1]
         losses.append(torch.nn.functional.cross_entropy(logits, own[0, 1:].to(logits.device), reduction="none").cpu())
     return torch.cat(losses)
-
-
-def _check(difference: float, dtype: torch.dtype) -> None:
-    """Raise `RuntimeError` if the rotated model computes something else."""
-    allowed = TOLERANCE.get(dtype, TOLERANCE_OF_16_BITS)
-    if not difference <= allowed:  # also for NaN
-        raise RuntimeError(
-            f"The rotated model computes something else: a token's negative log-likelihood changed by {difference:.3g} nats, "
-            f"where rounding explains {allowed:g}. All weights are as they were: set rotate=False, and report this model."
-        )

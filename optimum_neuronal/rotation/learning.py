@@ -18,9 +18,9 @@ from .sensitivity import LABEL, fisher_weights
 
 
 IMPORTANCE = ("fisher", "energy")
-CUTS = (0.5, 0.9)  # least and most share that is cut by default: a threshold at the target sparsity serves best
-UNKNOWN_CUT = 0.6  # where the sparsity is not known
-ENOUGH_ROWS = 1024  # of a weight with as many rows as the model has features: with fewer a rotation served less well
+CUTS = (0.5, 0.9)  # least and largest default of `cut`: a threshold at the target sparsity works best
+UNKNOWN_CUT = 0.6  # for a sparsity that a budget of bits decides later
+ENOUGH_ROWS = 1024  # drawn rows of a weight with as many rows as the model has features; fewer gave worse rotations
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class Rotation:
 
     Args:
         steps (`int`): of Adam.
-        learning_rate (`float`): of the first step; it falls to 0 along a cosine.
+        learning_rate (`float`): of the first step. It decays to 0 along a cosine.
         cut (`float`, *optional*):
-            Share of the weights that the objective's threshold cuts, above 0, at most 1. None: what [`at`] gives it.
+            Share of the weights that the objective's threshold cuts, above 0, at most 1. None: see [`Rotation.at`].
         weights (`str`):
-            `"fisher"`: every projection counts by the Fisher information of its output, which takes gradients through the
-            model; `"energy"`: all count alike, relative to their outputs' energy.
-        fisher_samples (`int`): calibration sequences, from the first, for the Fisher information.
-        untie (`bool`): False to leave the residual stream alone where head and embeddings share their weights.
+            `"fisher"`: weight every projection by the Fisher information of its output, which takes gradients through the
+            model. `"energy"`: weight all alike, relative to the energy of their outputs.
+        fisher_samples (`int`): number of calibration sequences, from the first, for the Fisher information.
+        untie (`bool`): False to leave the residual stream as it is if head and embeddings share their weights.
         rows (`float`, *optional*):
-            Share of all rows by which a rotation is judged, above 0, at most 1: drawn anew every 5 steps, most of them where
-            most is lost; columns of what writes into the stream. None: see [`share_of_rows`].
+            Share of the rows (columns of weights that write into the stream) by which a rotation is judged, above 0, at
+            most 1. They are drawn anew every 5 steps, most of them where most is lost. None: see [`share_of_rows`].
     """
 
     steps: int = 150
@@ -62,9 +62,9 @@ class Rotation:
             check_number("rows", self.rows, 0, 1, above=True)
 
     def at(self, sparsity: float | None) -> "Rotation":
-        """Return the rotation for a target sparsity, or for one that a budget of bits decides later (None).
+        """Return the rotation for a target sparsity: without a `cut`, it cuts this share, within `CUTS`.
 
-        A `cut` that is given stays. Otherwise it is the sparsity, within `CUTS`.
+        None is a sparsity that a budget of bits decides later.
         """
         if self.cut is not None or sparsity is None:
             return self
@@ -72,17 +72,17 @@ class Rotation:
         return replace(self, cut=min(max(sparsity, least), most))
 
     def share_of_rows(self, hidden_size: int) -> float:
-        """Return the share of rows that are drawn: `rows`, or 1 of a model of up to 1,024 features, 0.25 of one of 4,096."""
+        """Return the share of rows that are drawn: `rows`, or 1 for up to 1,024 features and 0.25 for 4,096."""
         return self.rows or min(1.0, ENOUGH_ROWS / hidden_size)
 
     def learn(
         self, parts: RotatedParts, runner: BlockRunner, ids: torch.Tensor, seed: int
     ) -> tuple[Rotations, list[float]]:
-        """Return the rotations of a model, and the objective of every step: the first is that of no rotation.
+        """Return the rotations of a model, and the objective before every step: the first is without a rotation.
 
         Args:
             parts ([`RotatedParts`]): of the model. Its norms are folded, and it is not rotated.
-            runner ([`BlockRunner`]): of the model, inside [`capture.inference`].
+            runner ([`BlockRunner`]): of the model, inside [`block_inputs.inference`].
             ids (`Tensor` of int64, shape (sequences, tokens)): calibration sequences.
             seed (`int`): of the labels that the model draws, and of the rows.
         """
@@ -111,12 +111,12 @@ class Rotation:
     def descend(
         self, parts: RotatedParts, terms: Sequence[Sequence[Term]], runner: BlockRunner, seed: int
     ) -> tuple[Rotations, list[float]]:
-        """Return the rotations that Adam finds, and the objective of every step."""
+        """Return the rotations that Adam finds, and the objective before every step."""
         first, unrotated = next((term for own in terms for term in own), None), Rotations.identity(parts)
         if first is None:
             return unrotated, [0.0]
         device = first.inverse.device
-        self._divide_rows(terms, runner, self.share_of_rows(parts.decoder.config.hidden_size))
+        self._divide_rows(terms, self.share_of_rows(parts.decoder.config.hidden_size))
         generator = torch.Generator().manual_seed(seed)
 
         def start(rotation: torch.Tensor) -> torch.Tensor:
@@ -130,62 +130,48 @@ class Rotation:
             rate = self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            losses.append(
-                self._step(optimizer, parts, terms, runner, stream, heads, None if step % LOOK_EVERY else generator)
-            )
+            losses.append(self._step(optimizer, terms, stream, heads, None if step % LOOK_EVERY else generator))
         with torch.no_grad():
             wide = [None if own is None else own.to(wide_dtype(device)) for own in (stream, *heads)]
-            turned = None if wide[0] is None else cayley(wide[0], parts.keeps_ones).cpu()
+            turned = None if wide[0] is None else cayley(wide[0]).cpu()
             return Rotations(turned, [cayley(own).cpu() for own in wide[1:]]), losses
 
     @property
     def _share_cut(self) -> float:
         return UNKNOWN_CUT if self.cut is None else self.cut
 
-    def _divide_rows(self, terms: Sequence[Sequence[Term]], runner: BlockRunner, share: float) -> None:
+    def _divide_rows(self, terms: Sequence[Sequence[Term]], share: float) -> None:
         """Set the share of each term's rows that are drawn."""
         if share < 1:
             with torch.no_grad():
-                lost = runner.for_each_block(lambda index, _: {t: t.measure(self._share_cut) for t in terms[index]})
-            divide_rows({term: value for own in lost for term, value in own.items()}, share)
+                divide_rows({term: term.measure(self._share_cut) for own in terms for term in own}, share)
 
     def _step(
         self,
         optimizer: torch.optim.Optimizer,
-        parts: RotatedParts,
         terms: Sequence[Sequence[Term]],
-        runner: BlockRunner,
         stream: torch.Tensor | None,
         heads: Sequence[torch.Tensor],
         drawn_by: torch.Generator | None,
     ) -> float:
-        """Take a step, and return the objective before it. Gradients flow back block by block, so that memory is one's."""
+        """Take a step and return the objective before it. Gradients flow block by block, to hold one block in memory."""
         optimizer.zero_grad()
-        rotation = None if stream is None else cayley(stream, parts.keeps_ones)
+        rotation = None if stream is None else cayley(stream)
         leaf = None if rotation is None else rotation.detach().requires_grad_()
-
-        def add(index: int, _block: Block) -> torch.Tensor | None:
-            if not terms[index]:
-                return None
-            loss = block_loss(terms[index], leaf, cayley(heads[index]), self._share_cut, drawn_by)
-            loss.backward()
-            return loss.detach()
-
-        losses = [float(loss) for loss in runner.for_each_block(add, weights=drawn_by is not None) if loss is not None]
+        losses = []
+        for own, turned in zip(terms, heads):
+            if own:
+                loss = block_loss(own, leaf, cayley(turned), self._share_cut, drawn_by)
+                loss.backward()
+                losses.append(loss.detach())
         if rotation is not None:
             rotation.backward(leaf.grad)
         optimizer.step()
-        return sum(losses)
+        return sum(map(float, losses))
 
 
-def cayley(generator: torch.Tensor, keeps_ones: bool = False) -> torch.Tensor:
-    """Return the rotation `R = (I - A)^-1 (I + A)` of the skew-symmetric `A = P - P^T`, for P of shape (..., n, n).
-
-    With `keeps_ones` rows and columns of A are made to add up to 0, so that `R 1 = 1`.
-    """
+def cayley(generator: torch.Tensor) -> torch.Tensor:
+    """Return the rotation `R = (I - A)^-1 (I + A)` of the skew-symmetric `A = P - P^T`, for P of shape (..., n, n)."""
     skew = generator - generator.mT
-    if keeps_ones:
-        skew = skew - skew.mean(-1, keepdim=True)
-        skew = skew - skew.mean(-2, keepdim=True)
     identity = torch.eye(skew.shape[-1], dtype=skew.dtype, device=skew.device)
     return torch.linalg.solve(identity - skew, identity + skew)

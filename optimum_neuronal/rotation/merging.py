@@ -1,8 +1,8 @@
-"""Merges rotations into the weights of a model, and puts the weights back.
+"""Merges rotations into the weights of a model, and restores the weights.
 
-With an orthogonal R1 for the residual stream (x' = x R1) and an orthogonal R2 for each key-value head the model computes
-the same function: embeddings E R1; what reads the stream W R1, behind norms whose weights are folded into it; what writes
-into it R1^T W; values R2^T W, and what reads them W R2. Biases of norms stay there, divided by the weights and rotated.
+With an orthogonal R1 for the residual stream (x' = x R1) and an orthogonal R2 for each key-value head, the model computes
+the same function: embeddings E become E R1; weights that read the stream become W R1, after their norm's scale is folded
+into them; weights that write into it become R1^T W; rows of values become R2^T W, and the weights that read them W R2.
 """
 
 import copy
@@ -14,12 +14,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..blocks.offload import TurnedWeights
 from ..common.interrupts import deferred_interrupt
-from ..compat import accelerate, hf_private
+from ..compat import hf_private
 from ..model.set_config import set_config
-from .parts import RotatedParts
-from .turns import find_turns
+from .parts import BlockParts, RotatedParts, bias_of
+from .turns import turn_bias, turn_table, turn_weight, unless_identity, widened
 
 
 @dataclass(frozen=True)
@@ -27,22 +26,21 @@ class Rotations:
     """Rotations of a model.
 
     Args:
-        stream (`Tensor`, *optional*):
-            R1, shape (hidden, hidden), orthogonal; it keeps the vector of ones if the parts say so. None: the stream stays.
-        heads (`Sequence[Tensor]`): for every block R2, shape (key-value heads, size, size), each orthogonal.
+        stream (`Tensor`, *optional*): R1, shape (hidden, hidden), orthogonal. None: the stream is not rotated.
+        heads (`Sequence[Tensor]`): R2 of every block, shape (key-value heads, size, size), each orthogonal.
     """
 
     stream: torch.Tensor | None
     heads: Sequence[torch.Tensor]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return them by name, to be recorded."""
+        """Return the rotations by name."""
         found = {f"heads-{index}": rotation for index, rotation in enumerate(self.heads)}
         return found if self.stream is None else {"stream": self.stream, **found}
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "Rotations":
-        """Return the rotations of [`Rotations.tensors`]."""
+        """Return the rotations with the names of [`Rotations.tensors`]."""
         heads = [tensors[f"heads-{index}"] for index in range(sum(name != "stream" for name in tensors))]
         return cls(tensors.get("stream"), heads)
 
@@ -55,74 +53,66 @@ class Rotations:
 
 
 class Originals:
-    """The weights that a rotation changes, as they were: copies in CPU memory; offloaded ones stay where they are.
-
-    An offloaded model is rotated whenever it is read, see [`TurnedWeights`].
+    """Copies, in CPU memory, of the weights that a rotation changes.
 
     Args:
-        parts ([`RotatedParts`]): of the model, not rotated yet.
+        parts ([`RotatedParts`]): of the model, before it is rotated.
     """
 
     def __init__(self, parts: RotatedParts):
-        self.parts, self._tied, self._config = parts, parts.unties, parts.model.config
+        self.parts, self._unties, self._config = parts, parts.unties, parts.model.config
         self._head = parts.model.get_output_embeddings().weight
-        self._maps = {m: accelerate.weights_map(m) for m, _ in parts.places() if accelerate.is_offloaded(m)}
-        in_memory = {getattr(module, name) for module, name in parts.places() if module not in self._maps}
-        self._copies = {parameter: parameter.detach().to("cpu", copy=True) for parameter in in_memory}
+        self._copies = {p: p.detach().to("cpu", copy=True) for p in parts.parameters()}
+        self._offset = parts.decoder.architecture.norm_offset
 
     def merge(self, rotations: Rotations) -> None:
-        """Set the model's weights to the originals, rotated; computed in float64, norms folded. The head is untied."""
-        self._untie()
-        turns = find_turns(self.parts, rotations.stream, rotations.heads, self._read)
+        """Set the model's weights to the rotated originals, computed in float64. Norms are folded, the head is untied."""
+        parts, stream = self.parts, unless_identity(rotations.stream)
+        head, embeddings = parts.model.get_output_embeddings(), parts.model.get_input_embeddings()
+        self._untie(head)
         with torch.no_grad():
-            for (module, name), own in turns.items():
-                if module not in self._maps:
-                    for turn in own:
-                        turn(self._read(module, name), getattr(module, name))
-        for module in self._maps:
-            found = {name: own for (owner, name), own in turns.items() if owner is module}
-            source = self._maps[self._source(module)]
-            keeps = module in (*self.parts.embeddings, *self._outer)
-            accelerate.set_weights_map(module, TurnedWeights(source, found, keeps))
+            for own, heads in zip(parts.blocks, map(unless_identity, rotations.heads)):
+                self._merge_block(own, stream, heads)
+            if parts.rotates_stream:
+                turn_table(embeddings.weight, self._copies[embeddings.weight], None, stream)
+                turn_table(head.weight, self._copies[self._head], self._scale(parts.final_norm), stream)
+            for norm in parts.norms:
+                norm.weight.fill_(1 - self._offset)
 
     def restore(self) -> None:
-        """Put all weights back, bit by bit; the head is tied again."""
-        model = self.parts.model
-        if self._tied:
-            model.get_output_embeddings().weight = self._head
-            _set_config(model, self._config)
-        for module, weights in self._maps.items():
-            accelerate.set_weights_map(module, weights)
+        """Restore all weights bit by bit, and tie the head again."""
+        if self._unties:
+            self.parts.model.get_output_embeddings().weight = self._head
+            _set_config(self.parts.model, self._config)
         with torch.no_grad():
-            for parameter, copy in self._copies.items():
-                parameter.copy_(copy)
+            for parameter, original in self._copies.items():
+                parameter.copy_(original)
 
-    @property
-    def _outer(self) -> tuple[nn.Module, nn.Module]:
-        """Embeddings and head: large, and read for every batch."""
-        return self.parts.model.get_input_embeddings(), self.parts.model.get_output_embeddings()
+    def _scale(self, norm: nn.Module) -> torch.Tensor:
+        """Return the factor by which a norm scales every feature, shape (hidden,)."""
+        weight = self._copies[norm.weight]
+        return widened(weight, weight.device) + self._offset
 
-    def _source(self, module: nn.Module) -> nn.Module:
-        """Return the module that holds the original of a module's weight: the embeddings for a head that was tied."""
-        embeddings, head = self._outer
-        return embeddings if self._tied and module is head else module
+    def _merge_block(self, own: BlockParts, stream: torch.Tensor | None, heads: torch.Tensor | None) -> None:
+        scales = {reader: self._scale(norm) for norm, readers in own.folds for reader in readers}
+        for projection in own.projections:
+            weight = widened(projection.view(self._copies[projection.owner]), projection.owner.device)
+            turned = turn_weight(projection, own, weight, scales.get(projection), stream, heads)
+            projection.weight.copy_(turned)
+            if (bias := bias_of(projection)) is not None:
+                bias.copy_(turn_bias(projection, own, widened(self._copies[bias], bias.device), stream, heads))
 
-    def _read(self, module: nn.Module, name: str) -> torch.Tensor:
-        """Return the original of a parameter, where it lives."""
-        source = self._source(module)
-        return self._maps[source][name] if source in self._maps else self._copies[getattr(source, name)]
-
-    def _untie(self) -> None:
+    def _untie(self, head: nn.Module) -> None:
         if self.parts.unties:
-            head, own = self.parts.model.get_output_embeddings(), copy.copy(self._config)
+            config = copy.copy(self._config)
             head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
-            own.tie_word_embeddings = False
-            _set_config(self.parts.model, own)
+            config.tie_word_embeddings = False
+            _set_config(self.parts.model, config)
 
 
 @contextmanager
-def put_back(originals: Originals, always: bool = False) -> Iterator[None]:
-    """Put the weights back if an error or an interruption leaves the context, or always."""
+def restored_on_error(originals: Originals, always: bool = False) -> Iterator[None]:
+    """Restore a rotated model if an error or an interruption leaves the context, or in any case if `always`."""
     done = False
     try:
         yield
@@ -134,6 +124,5 @@ def put_back(originals: Originals, always: bool = False) -> Iterator[None]:
 
 
 def _set_config(model: PreTrainedModel, config: PreTrainedConfig) -> None:
-    """Replace the config of a model, and let its list of tied weights follow."""
     set_config(model, config)
     hf_private.find_tied_again(model)

@@ -1,4 +1,4 @@
-"""The objective of a rotation: the importance that a threshold at the target sparsity would cut.
+"""The objective of a rotation: the importance that a threshold at the target sparsity cuts.
 
 `L = sum_m phi_m * sum_ij S_ij [S_ij <= q(S_m)] / ||W_m X||^2` over all projections m, with the importance
 `S_ij = W'_ij^2 / [R^T H^-1 R]_jj` of the optimal brain surgeon (Hassibi and Stork, 1993) in the rotated
@@ -20,8 +20,8 @@ from .turns import turn_columns
 
 DAMPENING = 0.01  # of a Hessian: share of its mean diagonal
 BISECTIONS = 60
-LEAST_ROWS = 8  # a projection's share of rows is at least the mean by this
-LOOK_EVERY = 5  # steps between two looks at the weights, when rows are drawn and quantiles found
+LEAST_ROWS = 8  # a projection's share of rows is at least the mean divided by this
+LOOK_EVERY = 5  # steps between two draws of rows and quantiles
 
 
 @dataclass(eq=False)
@@ -37,12 +37,11 @@ class Term:
         weight (`float`): Fisher weight by the energy of its output.
 
     Attributes:
-        matrix (`Tensor`):
-            Its weight, folded and not rotated, with rows of values last, or the part of it that was drawn: see [`Term.draw`].
-        columns (`Tensor` of int64, *optional*): those of the weight that were drawn. None: all.
-        values (`Tensor` of int64, *optional*): of the heads' values those that are looked at, when they are rotated. None: all.
-        rows (`float`): share of the rows that are drawn: see [`divide_rows`].
-        cut (`Tensor`, *optional*): the quantile of its importance, as last seen.
+        matrix (`Tensor`): its folded weight without a rotation, rows of values last; or the drawn rows or columns of it.
+        columns (`Tensor` of int64, *optional*): the drawn columns. None: all.
+        values (`Tensor` of int64, *optional*): the drawn values of heads, which are rotated before. None: all.
+        rows (`float`): share of the rows that are drawn, see [`divide_rows`].
+        cut (`Tensor`, *optional*): the last quantile of its importance.
     """
 
     projection: Projection
@@ -56,10 +55,10 @@ class Term:
     cut: torch.Tensor | None = field(default=None, init=False)
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw rows of the rotated weight, which is at hand; the threshold has to be found anew.
+        """Draw rows of the rotated weight, and forget the threshold.
 
-        What only writes into the stream, whose rows mix, gets a sample of its columns. The values of a head mix too, so all
-        of their rows or columns are kept, and the sample is of the rotated ones.
+        A rotation mixes the rows of weights that write into the stream, so columns are drawn of these. It mixes the values
+        of a head too, so `matrix` keeps all values, and the sample is of the rotated ones.
         """
         layout, weight, self.cut = self.parts.heads, self.projection.weight, None
 
@@ -84,23 +83,21 @@ class Term:
             self.matrix = weight if rows is None else weight[rows]
 
     def measure(self, share: float) -> float:
-        """Return what a cut of this share of the weight, which is at hand, loses without a rotation."""
+        """Return the importance that a cut of this share loses without a rotation."""
         layout, self.rows = self.parts.heads, 1.0
         self.draw(torch.Generator())
         heads = torch.eye(layout.size, device=self.matrix.device).expand(layout.count, -1, -1)
         diagonal = self.inverse.diagonal() if self.projection in self.parts.readers else None
-        lost = float(self.lost(self.importance(None, heads, diagonal), share))
-        del self.matrix  # it may be all that keeps an offloaded weight in memory
-        return lost
+        return float(self.lost(self.importance(None, heads, diagonal), share))
 
     def importance(
         self, stream: torch.Tensor | None, heads: torch.Tensor, diagonal: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the importance of all weights, or of the sampled ones, shape (out, in), float32.
+        """Return the importance of all weights, or of the drawn ones, shape (out, in), float32.
 
         Args:
-            stream (`Tensor`, *optional*), heads (`Tensor`): rotations of the stream, and of this block's heads.
-            diagonal (`Tensor`, *optional*): of `R^T inverse R`, shape (in,), if it reads the stream.
+            stream (`Tensor`, *optional*), heads (`Tensor`): rotations of the stream and of this block's heads.
+            diagonal (`Tensor`, *optional*): of `R^T inverse R`, shape (in,), for a projection that reads the stream.
         """
         layout, weight = self.parts.heads, self.matrix.float()
         if self.projection is layout.writer:
@@ -123,9 +120,9 @@ class Term:
         return weight.square() / diagonal
 
     def lost(self, importance: torch.Tensor, share: float) -> torch.Tensor:
-        """Return the importance of what a cut of this share loses, a scalar. The quantile itself gets no gradient.
+        """Return the importance that a cut of this share loses in the whole weight, a scalar.
 
-        What was drawn stands for the whole weight.
+        It is estimated from the drawn rows. The quantile gets no gradient.
         """
         flat = importance.flatten()
         if self.cut is None:
@@ -135,14 +132,14 @@ class Term:
 
 
 def divide_rows(lost: Mapping[Term, float], share: float) -> None:
-    """Set the share of each term's rows that are drawn, where the mean over all weights is this share.
+    """Set each term's share of drawn rows.
 
-    A term gets rows in proportion to the root of what a cut loses in each, so that the sum varies least: few projections make
-    most of the objective. None gets less than an eighth of the mean.
+    It is in proportion to the root of the loss per weight, which minimizes the variance of the sum: few projections make up
+    most of the objective. Each term gets at least an eighth of the mean.
 
     Args:
-        lost (`Mapping[Term, float]`): term -> what a cut loses, see [`Term.measure`].
-        share (`float`): above 0, at most 1.
+        lost (`Mapping[Term, float]`): term -> loss of a cut, see [`Term.measure`].
+        share (`float`): mean over all weights, above 0, at most 1.
     """
     sizes = {term: term.projection.numel for term in lost}
     roots = {term: (value / sizes[term]) ** 0.5 for term, value in lost.items()}
@@ -156,7 +153,7 @@ def divide_rows(lost: Mapping[Term, float], share: float) -> None:
 
 
 def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[str, float]) -> list[Term]:
-    """Return the terms of a block: its pruned projections that a rotation changes, and that have seen inputs.
+    """Return the terms of a block: its pruned projections that a rotation changes and that received inputs.
 
     Args:
         parts ([`BlockParts`]): of the block, whose norms are folded.
@@ -180,18 +177,18 @@ def find_terms(parts: BlockParts, norms: Mapping[str, Hessian], fisher: Mapping[
 
 
 def _energy(projection: Projection, norm: Hessian) -> float:
-    """Return the mean square norm of a projection's output, for inputs of this statistic."""
+    """Return the mean squared norm of a projection's output."""
     weight = projection.weight.float()
     energy = float(((weight @ norm.hessian) * weight).sum()) / norm.tokens
     if not math.isfinite(energy):
         raise ValueError(
-            f"rotate: the inputs or outputs of {projection.name} are too large for float32: set rotate=False."
+            f"rotate: inputs or outputs of {projection.name} are too large for float32. Set rotate=False."
         )
     return max(energy, 0.0)
 
 
 def _part(inverse: torch.Tensor, heads: Heads, projection: Projection) -> torch.Tensor:
-    """Return what is needed of the inverse Hessian of an input that is not the stream: see [`Term`]."""
+    """Return the part of an inverse Hessian that [`Term`] needs if the input is not the stream."""
     if projection is not heads.reader:
         return inverse.diagonal().clone()
     square = inverse.unflatten(0, (-1, heads.size)).unflatten(2, (-1, heads.size))
@@ -210,8 +207,8 @@ def block_loss(
     Args:
         terms (`Sequence[Term]`): of the block, at least one.
         stream (`Tensor`, *optional*), heads (`Tensor`): rotations of the stream and of the block's heads.
-        share (`float`): that the threshold cuts, above 0, at most 1.
-        drawn_by (`Generator`, *optional*): draws rows, for which thresholds are found. None: rows and thresholds stay.
+        share (`float`): share of the weights that the threshold cuts, above 0, at most 1.
+        drawn_by (`Generator`, *optional*): to draw new rows and find new thresholds. None: keep both.
     """
     diagonals: dict[int, torch.Tensor] = {}
     device = terms[0].inverse.device  # blocks may lie on several

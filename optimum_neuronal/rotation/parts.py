@@ -1,33 +1,34 @@
-"""Finds the weights of a model that read and write the residual stream and the attention heads' values."""
+"""Finds the weights that a rotation changes: those that read or write the residual stream or attention heads' values."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..compat import hf_private
-from ..model.architectures import STREAM, find_architecture
+from ..compat import accelerate
+from ..model.architectures import STREAM
 from ..model.projections import Block, Decoder, Projection
 from ..model.rows import value_rows
-from .norms import ATTENTION_NORMS, FINAL_NORMS, MLP_NORMS, can_be_folded, find_norm, is_norm, removes_mean
 
 
-VALUES = ("value", "qkv", "interleaved_qkv", "partitioned_qvk")  # roles whose rows, or some of them, hold values
+VALUES = ("value", "qkv", "interleaved_qkv", "partitioned_qvk")  # roles with rows of values
 ATTENTION_READERS, MLP_READERS = ("query", "key", *VALUES), ("gate", "up", "gate_up")
 WRITERS = ("output", "down")
+ATTENTION_NORMS = ("input_layernorm", "attention_layernorm")
+MLP_NORMS = ("post_attention_layernorm", "feedforward_layernorm")
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The projections between which the values of attention heads pass, with nothing but weighted sums over tokens.
+    """The projections that write and read the values of attention heads. Between them are only sums over tokens.
 
     Args:
         writer ([`Projection`]): writes the values.
-        rows (`Tensor` of int64, shape (count * size,)): the rows of the writer that hold values, head after head.
-        reader ([`Projection`]): reads them; its columns lie head after head.
+        rows (`Tensor` of int64, shape (count * size,)): the writer's rows of values, head after head.
+        reader ([`Projection`]): reads them; its columns are in the order of the heads.
         size (`int`): values of a head.
     """
 
@@ -41,27 +42,27 @@ class Heads:
         """The number of key-value heads."""
         return len(self.rows) // self.size
 
-    def values_last(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Return a matrix of the writer's shape with its rows in another order: those of values last, head after head."""
-        every = torch.arange(len(matrix))
-        order = torch.cat([every[~torch.isin(every, self.rows)], self.rows])
-        return matrix if torch.equal(order, every) else matrix[order.to(matrix.device)]
-
     @property
     def group(self) -> int:
         """The number of query heads that share a key-value head."""
         return self.reader.shape[1] // len(self.rows)
 
+    def values_last(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Return the rows of a matrix of the writer's shape in another order: the rows of values last."""
+        every = torch.arange(len(matrix))
+        order = torch.cat([every[~torch.isin(every, self.rows)], self.rows])
+        return matrix if torch.equal(order, every) else matrix[order.to(matrix.device)]
+
 
 @dataclass(frozen=True, eq=False)
 class BlockParts:
-    """The parts of a block that a rotation touches.
+    """The weights of a block that a rotation changes.
 
     Args:
         block ([`Block`]): of the decoder.
         folds (`Sequence[tuple[nn.Module, Sequence[Projection]]]`):
-            Norm, and the weights that read its output, routers among them; empty if the stream is not rotated.
-        writers (`Sequence[Projection]`): the projections that write into the stream; empty if it is not rotated.
+            Each norm with the weights that read its output, routers included. Empty if the stream is not rotated.
+        writers (`Sequence[Projection]`): projections that write into the stream. Empty if it is not rotated.
         heads ([`Heads`]): of its attention.
     """
 
@@ -72,31 +73,34 @@ class BlockParts:
 
     @cached_property
     def readers(self) -> tuple[Projection, ...]:
-        """The projections that read the stream, routers among them."""
+        """The projections that read the stream, routers included."""
         return tuple(projection for _, readers in self.folds for projection in readers)
 
     @property
+    def projections(self) -> list[Projection]:
+        """All projections that a rotation changes, each once."""
+        return list(dict.fromkeys([*self.readers, *self.writers, self.heads.writer, self.heads.reader]))
+
+    @property
     def pruned(self) -> list[Projection]:
-        """The projections that are rotated and to be pruned."""
-        turned = {*self.writers, self.heads.writer, self.heads.reader, *self.readers}
-        return [projection for projection in self.block.pruned if projection in turned]
+        """The projections that are rotated and then pruned."""
+        rotated = set(self.projections)
+        return [projection for projection in self.block.pruned if projection in rotated]
 
 
 @dataclass(frozen=True, eq=False)
 class RotatedParts:
-    """The parts of a model that rotations touch.
+    """The weights of a model that rotations change.
 
     Args:
         decoder ([`Decoder`]): of the model.
-        blocks (`Sequence[BlockParts]`): in their order.
+        blocks (`Sequence[BlockParts]`): in the order of the decoder.
         final_norm (`nn.Module`, *optional*): in front of the head. None: only the heads' values are rotated.
-        keeps_ones (`bool`): True if a rotation of the stream must keep the vector of ones, as norms remove the mean.
     """
 
     decoder: Decoder
     blocks: Sequence[BlockParts]
     final_norm: nn.Module | None
-    keeps_ones: bool = False
 
     @property
     def model(self) -> PreTrainedModel:
@@ -105,7 +109,7 @@ class RotatedParts:
 
     @property
     def rotates_stream(self) -> bool:
-        """True if the residual stream is rotated, and not the heads' values alone."""
+        """True if the residual stream is rotated, and not only the heads' values."""
         return self.final_norm is not None
 
     @property
@@ -115,54 +119,30 @@ class RotatedParts:
         return inner if self.final_norm is None else [*inner, self.final_norm]
 
     @property
-    def embeddings(self) -> list[nn.Embedding]:
-        """The embeddings that write into the stream in front of the blocks: of tokens, and of positions if they are learned."""
-        others = (module for module in self.decoder.module.children() if isinstance(module, nn.Embedding))
-        return list(dict.fromkeys([self.model.get_input_embeddings(), *others]))
-
-    @property
-    def entrance(self) -> nn.Linear | None:
-        """The linear layer by which images or sounds enter the stream, if it is rotated and the model reads any."""
-        return _find_entrance(self.model) if self.rotates_stream else None
-
-    @property
     def unties(self) -> bool:
-        """True if the head, which the final norm's weights are folded into, shares its weights with the embeddings."""
+        """True if the head shares its weights with the embeddings. Folding the final norm into it unties it."""
         return self.rotates_stream and has_tied_head(self.model)
 
     @property
     def untied_bytes(self) -> int:
-        """Bytes of the head by which the model grows if it is untied. Offloaded, head and embeddings are two already."""
+        """Bytes by which the model grows because its head is untied."""
         head = self.model.get_output_embeddings().weight
-        grows = self.unties and head is self.model.get_input_embeddings().weight
-        return head.numel() * head.element_size() if grows else 0
+        return head.numel() * head.element_size() if self.unties else 0
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield every parameter that changes, once."""
-        yield from {getattr(module, name): None for module, name in self.places()}
-
-    def places(self) -> Iterator[tuple[nn.Module, str]]:
-        """Yield the module and the name of every parameter that changes, experts' several times."""
+        found = []
         if self.rotates_stream:
-            for module in (*self.embeddings, self.model.get_output_embeddings()):
-                yield module, "weight"
-            others = self.norms if self.entrance is None else [*self.norms, self.entrance]
-            for module in others:
-                yield from ((module, name) for name, _ in module.named_parameters())
-        for parts in self.blocks:
-            for projection in [parts.heads.writer, parts.heads.reader, *parts.writers, *parts.readers]:
-                yield projection.module, projection.parameter
-                if bias_of(projection) is not None:
-                    yield projection.module, "bias"
+            modules = (self.model.get_input_embeddings(), self.model.get_output_embeddings(), *self.norms)
+            found = [module.weight for module in modules]
+        for projection in (projection for own in self.blocks for projection in own.projections):
+            found += [projection.owner, bias_of(projection)]
+        yield from dict.fromkeys(parameter for parameter in found if parameter is not None)
 
 
 def has_tied_head(model: PreTrainedModel) -> bool:
-    """Return True if head and embeddings share their weights. Offloaded ones are not one parameter even then."""
-    head = model.get_output_embeddings().weight
-    if head is model.get_input_embeddings().weight or not head.is_meta:
-        return head is model.get_input_embeddings().weight
-    names = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter is head}
-    return not names.isdisjoint(hf_private.tied_names(model))
+    """Return True if head and embeddings share their weights."""
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
 def bias_of(projection: Projection) -> nn.Parameter | None:
@@ -171,46 +151,32 @@ def bias_of(projection: Projection) -> nn.Parameter | None:
 
 
 def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
-    """Return what rotations touch in a model. Of its weights those of norms with biases alone are read.
-
-    The stream stays where a norm cannot be folded, see [`can_be_folded`].
+    """Return the weights that rotations of a model change.
 
     Args:
         decoder ([`Decoder`]): of the model.
-        unties (`bool`): False to rotate the heads' values alone where head and embeddings share their weights.
+        unties (`bool`): False to rotate only the heads' values if head and embeddings share their weights.
 
     Raises:
-        `ValueError`: it is not known how the model could be rotated.
+        `ValueError`: not a causal RMS-norm decoder, or its weights are not in memory.
     """
-    model, known = decoder.model, decoder.architecture.rotates
-    name = f"{type(model).__name__} (model_type {decoder.config.model_type!r})"
-    if known is None:
-        raise ValueError(
-            f"rotate: it is not known how {name} can be rotated without changing what it computes. Set rotate=False; or, if "
-            "its attention adds up values by weights alone, register_architecture(..., Architecture(rotates='heads'))."
-        )
-    if not decoder.predicts_next_token or model.get_output_embeddings() is None:
-        raise ValueError(f"rotate: {name} has no causal language-model head, by which a rotation is checked.")
-    if (limit := _clips_values(decoder.config)) is not None:
-        raise ValueError(
-            f"rotate: {name} clips queries, keys and values at {limit:g} (clip_qkv), and rotated values would be clipped "
-            "elsewhere: set rotate=False."
-        )
-    stream = _may_turn_stream(decoder, unties)
-    blocks = [_of_block(decoder, block, stream) for block in decoder.blocks]
-    parts = RotatedParts(decoder, blocks, _find_final_norm(decoder) if stream else None)
-    if not all(can_be_folded(norm) for norm in parts.norms):
-        parts = RotatedParts(decoder, [replace(own, folds=(), writers=()) for own in blocks], None)
-    if not parts.rotates_stream and not any(own.pruned for own in parts.blocks):
-        raise ValueError(
-            f"rotate: of {name} the attention heads alone are rotated, but targets and ignore leave out all projections of "
-            "values and of the attention's output: set rotate=False."
-        )
-    return replace(parts, keeps_ones=any(removes_mean(norm, decoder.config.hidden_size) for norm in parts.norms))
+    model, rotates = decoder.model, decoder.architecture.rotates
+    known = (
+        rotates is not None
+        and decoder.predicts_next_token
+        and decoder.config is model.config  # otherwise images write into the stream too
+        and not getattr(decoder.config, "clip_qkv", None)  # rotated values would be clipped elsewhere
+        and not any(accelerate.is_offloaded(module) for module in model.modules())
+    )
+    if not known:
+        raise _cannot_rotate(decoder)
+    stream = rotates == STREAM and (unties or not has_tied_head(model))
+    blocks = [_find_in_block(decoder, block, stream) for block in decoder.blocks]
+    return RotatedParts(decoder, blocks, _find_norm(decoder, decoder.module, ("norm",)) if stream else None)
 
 
 def can_be_rotated(decoder: Decoder) -> bool:
-    """Return True if [`find_parts`] knows how, without untying the head from the embeddings."""
+    """Return True if a model can be rotated, see [`find_parts`]."""
     try:
         find_parts(decoder, unties=False)
     except ValueError:
@@ -218,49 +184,20 @@ def can_be_rotated(decoder: Decoder) -> bool:
     return True
 
 
-def _may_turn_stream(decoder: Decoder, unties: bool) -> bool:
-    """Return True if nothing but embeddings and blocks writes into the stream, and norms alone read it."""
-    model, config = decoder.model, decoder.config
-    embeddings = model.get_input_embeddings().weight
-    return (
-        decoder.architecture.rotates == STREAM
-        and (config is model.config or _find_entrance(model) is not None)  # else images write into the stream unseen
-        and (unties or not has_tied_head(model))
-        and getattr(config, "do_layer_norm_before", True)  # of OPT: else norms are behind attention and MLP
-        and embeddings.shape[1] == config.hidden_size  # of OPT: else two more matrices lead in and out
+def _cannot_rotate(decoder: Decoder) -> ValueError:
+    return ValueError(
+        f"rotate: {type(decoder.model).__name__} (model_type {decoder.config.model_type!r}) cannot be rotated. Only causal "
+        "RMS-norm decoders of known families, with their weights in memory, can: set rotate=False."
     )
 
 
-def _find_entrance(model: PreTrainedModel) -> nn.Linear | None:
-    """Return the linear layer by which images or sounds enter the stream; None if there is none, or it is not known."""
-    end = find_architecture(model.config.model_type).entrance
-    named = model.named_modules() if end else ()
-    found = [module for name, module in named if name.endswith(f".{end}") and isinstance(module, nn.Linear)]
-    return found[0] if len(found) == 1 else None
-
-
-def _find_final_norm(decoder: Decoder) -> nn.Module:
-    norm = find_norm(decoder.module, FINAL_NORMS)
-    if norm is None or not is_norm(norm):
-        raise ValueError(
-            f"rotate: {type(decoder.model).__name__} has no RMS or layer norm behind its blocks: expected one that has a name "
-            f"of {', '.join(FINAL_NORMS)}."
-        )
-    return norm
-
-
-def _clips_values(config: object) -> float | None:
-    """Return where attention clips the values of its heads, None if it does not."""
-    return getattr(getattr(config, "attn_config", config), "clip_qkv", None)  # MPT has a config for attention
-
-
-def _of_block(decoder: Decoder, block: Block, stream: bool) -> BlockParts:
+def _find_in_block(decoder: Decoder, block: Block, stream: bool) -> BlockParts:
     heads = _find_heads(decoder, block)
     if not stream:
         return BlockParts(block, (), (), heads)
-    attention = find_norm(block.module, ATTENTION_NORMS)
-    mlp = find_norm(block.module, MLP_NORMS) or attention  # one norm in front of both
-    folds: dict[nn.Module | None, list[Projection]] = {attention: [], mlp: []}
+    attention = _find_norm(decoder, block.module, ATTENTION_NORMS)
+    mlp = _find_norm(decoder, block.module, MLP_NORMS)
+    folds: dict[nn.Module, list[Projection]] = {attention: [], mlp: []}
     writers = []
     for projection in [*block.projections.values(), *_routers(block, decoder.config.hidden_size)]:
         role = projection.role
@@ -271,26 +208,28 @@ def _of_block(decoder: Decoder, block: Block, stream: bool) -> BlockParts:
         elif role is None or role in MLP_READERS:
             folds[mlp].append(projection)
         else:
-            raise ValueError(f"rotate: {projection.name} has the role {role!r}, which no rotation is known for.")
-    if not all(is_norm(norm) for norm in folds):
-        raise ValueError(
-            f"rotate: {block.name} has no RMS or layer norms in front of attention and MLP: expected names of "
-            f"{', '.join(ATTENTION_NORMS)}, and of {', '.join(MLP_NORMS)} if there are two."
-        )
+            raise _cannot_rotate(decoder)
     return BlockParts(block, list(folds.items()), writers, heads)
+
+
+def _find_norm(decoder: Decoder, module: nn.Module, names: Sequence[str]) -> nn.Module:
+    norm = next((own for name in names if (own := getattr(module, name, None)) is not None), None)
+    if "RMSNorm" not in type(norm).__name__:
+        raise _cannot_rotate(decoder)
+    return norm
 
 
 def _find_heads(decoder: Decoder, block: Block) -> Heads:
     by_role = {p.role: p for p in block.projections.values()}
     writer, reader = next((by_role[role] for role in VALUES if role in by_role), None), by_role.get("output")
     if writer is None or reader is None:
-        raise ValueError(f"rotate: {block.name} has no projections of values and of the attention's output.")
+        raise _cannot_rotate(decoder)
     rows = value_rows(str(writer.role), writer.shape[0], reader.shape[1], decoder.config)
     return Heads(writer, rows, reader, reader.shape[1] // decoder.config.num_attention_heads)
 
 
 def _routers(block: Block, hidden_size: int) -> Iterator[Projection]:
-    """Yield the matrices that choose experts: they read the stream behind the MLP's norm, and are not pruned."""
+    """Yield the matrices that choose experts. They read the stream behind the MLP's norm and are not pruned."""
     known = {projection.module for projection in block.projections.values()}
     for local, module in block.module.named_modules():
         weight = getattr(module, "weight", None)

@@ -1,6 +1,6 @@
-"""Fisher information: how much the model's loss feels an error in a projection's output.
+"""Fisher information: how much an error in a projection's output changes the model's loss.
 
-One backward pass, block by block with recomputation, on a few sequences with labels that the model itself draws.
+One backward pass over a few sequences, block by block with recomputation, with labels that the model itself draws.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,20 +10,20 @@ import torch
 from torch import nn
 
 from ..blocks.block_inputs import next_token_logits
-from ..blocks.calls import Call, Stream, Streams, first_output, restore_shared, to_device
+from ..blocks.calls import Call, Stream, Streams, first_output, to_device
 from ..blocks.runner import BlockRunner
 from ..model.projections import Block
 
 
 LABEL = "Rotation"  # of the progress bar
-BACKWARD = 2  # runs of a block that a run with gradients takes as long as
+BACKWARD = 2  # block forwards that take as long as one with gradients
 
 
 def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[str, float]:
-    """Return projection name -> the Fisher information of its output times the output's mean square.
+    """Return projection name -> Fisher information of its output y times the mean square of y.
 
-    That is `sum over tokens of |g|^2 * mean of y^2`, with the gradient g of the negative log-likelihood of drawn labels at
-    the output y. Experts of one mixture share what is measured at the mixture's output. Values are scaled to a mean of 1.
+    This is `sum over tokens of |g|^2 * mean of y^2`, g being the gradient of the drawn labels' negative log-likelihood at y.
+    All experts of an MoE layer get an equal share of the layer's value. Values are scaled to a mean of 1.
 
     Args:
         runner ([`BlockRunner`]): of the dense model.
@@ -39,12 +39,10 @@ def fisher_weights(runner: BlockRunner, ids: torch.Tensor, seed: int) -> dict[st
     (last,) = runner.run(inputs, 1, visit, LABEL, release=True)
     gradients, found = _loss_gradients(runner, ids, last, seed), {}
 
-    def back(index: int, block: Block) -> None:
-        nonlocal gradients
+    blocks = runner.decoder.blocks
+    for index in runner.shown_by_bar(range(len(blocks))[::-1], LABEL):
         with runner.counted(BACKWARD * len(ids)):
-            gradients = _through(block, entering.pop(), inputs.calls[index], gradients, found)
-
-    runner.for_each_block(back, LABEL, backward=True)
+            gradients = _through(blocks[index], entering.pop(), inputs.calls[index], gradients, found)
     mean = sum(found.values()) / len(found) or 1.0
     return {name: value / mean for name, value in found.items()}
 
@@ -70,11 +68,10 @@ def _loss_gradients(runner: BlockRunner, ids: torch.Tensor, last: Stream, seed: 
 def _through(
     block: Block, entering: Stream, calls: Sequence[Call], gradients: Sequence[torch.Tensor], found: dict[str, float]
 ) -> list[torch.Tensor]:
-    """Add the block's Fisher information to what was found, and return the gradients at its inputs."""
+    """Add the block's Fisher information to `found`, and return the gradients at its inputs."""
     sums: dict[str, list[float]] = {}
     device, before = next(block.module.parameters()).device, []
     for states, call, gradient in zip(entering, calls, gradients):
-        restore_shared(states, call)
         states = to_device(states, device).detach().requires_grad_()
         with torch.enable_grad(), _outputs(block) as outputs:
             output = first_output(block.module(states, *call.args, **call.kwargs))
@@ -97,7 +94,7 @@ def _through(
 
 @contextmanager
 def _outputs(block: Block) -> Iterator[dict[str, torch.Tensor]]:
-    """Collect the outputs of a block's pruned projections, and of its mixtures of experts, by name."""
+    """Collect the outputs of a block's pruned projections and MoE layers, by name."""
     outputs: dict[str, torch.Tensor] = {}
     watched: dict[str, nn.Module] = {p.name: p.module for p in block.pruned if p.expert is None}
     watched |= {experts.name: experts.module for experts in block.experts}

@@ -11,7 +11,6 @@ from optimum_neuronal.model.architectures import (
     experts_per_token,
     find_architecture,
     is_of_experts,
-    register_architecture,
 )
 from optimum_neuronal.model.find_blocks import find_decoder
 
@@ -49,8 +48,8 @@ def test_parallel_may_depend_on_the_config():
 def test_unknown_roles_are_refused():
     with pytest.raises(ValueError, match="'w1' has the role 'gatee'"):
         Architecture(roles={"w1": "gatee"})
-    with pytest.raises(TypeError, match="expects an Architecture, got dict"):
-        register_architecture("mine", {})
+    with pytest.raises(ValueError, match="rotates is 'all'"):
+        Architecture(rotates="all")
 
 
 def test_weights_of_experts_are_told_by_role_and_shape():

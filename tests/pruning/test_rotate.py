@@ -24,7 +24,6 @@ from optimum_neuronal.pruning.rotate import rotated
 from optimum_neuronal.rotation import learning, merging, turns
 from optimum_neuronal.rotation.merging import Originals, Rotations
 from optimum_neuronal.rotation.parts import find_parts
-from optimum_neuronal.rotation.turns import ProjectionTurn
 
 
 FIELDS = {"saliency": "wanda", "topup": "uniform", "num_samples": 12, "num_alignment_samples": 4, "rotate": True}
@@ -61,12 +60,12 @@ def fail_at(monkeypatch, owner, name, number, error):
 
 STAGES = {
     "untying": (merging.hf_private, "find_tied_again", 1),
-    "folding": (ProjectionTurn, "weight", 2),
+    "folding": (merging, "turn_weight", 2),
     "replay": (module.BlockRunner, "check_replay", 1),
     "gradients": (learning, "fisher_weights", 1),
     "inputs": (learning, "find_terms", 2),
     "learning": (learning, "block_loss", 5),
-    "merging": (ProjectionTurn, "weight", 30),
+    "merging": (merging, "turn_weight", 30),
     "checking": (module, "_token_losses", 2),
     "pruning": (prune_module.FinalPruning, "prune_block", 2),
     "head": (prune_module, "round_head", 1),
@@ -142,21 +141,6 @@ def test_always_undo(llama, ids, always_undo):
     assert equal(before, state(llama)) is always_undo
 
 
-@pytest.mark.parametrize("family, stream", [("llama", True), ("gemma", False), ("falcon_mamba", None)])
-def test_an_effort_rotates_as_far_as_a_model_stays_as_large(family, stream):
-    """Llama's head has weights of its own, Gemma's is tied to the embeddings. Mamba has no attention."""
-    model = make_model(family)
-    context = check(model, NeuronALConfig(0.6))
-    assert context.config.rotate is (stream is not None)
-    if stream is None:
-        assert context.methods.rotation is None
-    else:
-        parts = find_parts(context.decoder, context.methods.rotation.untie)
-        assert parts.rotates_stream is stream and not parts.unties
-    assert check(model, NeuronALConfig(0.6, effort="best")).methods == context.methods
-    assert check(model, NeuronALConfig(0.6, rotate=False)).methods.rotation is None
-
-
 def test_without_a_rotation_nothing_happens(llama, ids):
     before, forward = state(llama), llama.forward
     llama.forward = lambda *_args, **_kwargs: pytest.fail("work began")
@@ -166,28 +150,26 @@ def test_without_a_rotation_nothing_happens(llama, ids):
 
 
 WRONG = {
-    "values": (turns, "_turn_rows", lambda values, heads: values),
+    "values": (turns, "turn_rows", lambda values, heads: values),
     "outputs": (turns, "turn_columns", lambda weight, heads, layout: weight),
-    "norms": (turns, "_scale", lambda norm, read: torch.ones_like(norm.weight, dtype=torch.float64)),
+    "norms": (Originals, "_scale", lambda self, norm: torch.ones_like(norm.weight, dtype=torch.float64)),
     "NaN": (Rotations, "of_tensors", lambda tensors: Rotations(*(None, [tensors["heads-0"] * torch.nan] * 3))),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_rotation_that_is_merged_wrongly_is_found(what, ids, monkeypatch):
-    model = uneven(make_model("bloom" if what == "NaN" else "gemma"))
+    model = uneven(make_model("gemma2" if what == "NaN" else "gemma"))
     before, tied = state(model), ties(model)
     monkeypatch.setattr(*WRONG[what])
-    with pytest.raises(
-        RuntimeError, match="computes something else: .* changed by .* nats, where rounding explains 0.001"
-    ):
+    with pytest.raises(RuntimeError, match="computes something else: .* changed by .* nats, expected at most 0.001"):
         prune(model, ids)
     assert unchanged(model, before) and ties(model) == tied
 
 
 @pytest.mark.parametrize(
     "scale, message",
-    [(1e30, "own activations contain NaN or infinity"), (1e12, "are too large for float32: set rotate=False")],
+    [(1e30, "own activations contain NaN or infinity"), (1e12, "are too large for float32. Set rotate=False")],
 )
 def test_activations_that_overflow_are_told_as_such(llama, ids, scale, message):
     """And not as a rotation that is wrong."""
@@ -211,7 +193,7 @@ def test_weights_that_cannot_be_changed_are_refused_before_any_is(llama, ids):
 
 
 @pytest.mark.parametrize(
-    "family", by_day(["bloom", "gemma", "gpt2", "llama", "mixtral", "qwen2", "phi3"], "bloom", "gemma", "gpt2")
+    "family", by_day(["gemma", "gemma2", "llama", "mixtral", "qwen2", "phi3"], "gemma", "gemma2", "mixtral")
 )
 @pytest.mark.parametrize("format, fields", [("dense", {}), ("packed", {"embedding_bits": 8})])
 def test_an_ordinary_sparse_model_is_saved(family, format, fields, ids, tmp_path):
@@ -220,8 +202,8 @@ def test_an_ordinary_sparse_model_is_saved(family, format, fields, ids, tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Originals, "merge", lambda self, rotations: used.append(rotations) or merge(self, rotations))
         pruner = prune(model, ids, **fields)
-    unties, rotation = family in ("gemma", "gpt2"), pruner.report.rotation
-    assert rotation["unties_head"] is unties and rotation["stream"] is (family != "bloom")
+    unties, rotation = family == "gemma", pruner.report.rotation
+    assert rotation["unties_head"] is unties and rotation["stream"] is (family != "gemma2")
     assert rotation["objective"][1] < rotation["objective"][0] and rotation["nats_changed"] < 1e-5
     dense = make_model(family)
     Originals(find_parts(find_decoder(dense))).merge(used[-1])
@@ -232,11 +214,11 @@ def test_an_ordinary_sparse_model_is_saved(family, format, fields, ids, tmp_path
     pruner.save(model, tmp_path, format)
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(logits(reloaded, ids), logits(model, ids)) and type(reloaded) is type(model)
-    assert json.loads((tmp_path / "config.json").read_text()).get("tie_word_embeddings", True) == (family == "bloom")
-    assert ties(reloaded)[0] is (family == "bloom")
+    assert json.loads((tmp_path / "config.json").read_text()).get("tie_word_embeddings", True) == (family == "gemma2")
+    assert ties(reloaded)[0] is (family == "gemma2")
     if format == "dense":
         with safe_open(tmp_path / "model.safetensors", "pt") as file:
-            assert ("lm_head.weight" in file.keys()) == (family != "bloom")  # noqa: SIM118
+            assert ("lm_head.weight" in file.keys()) == (family != "gemma2")  # noqa: SIM118
     found = inspect_checkpoint(tmp_path)
     assert not found.problems and found.total.sparsity == pytest.approx(pruner.report.achieved_sparsity)
     card, table = (tmp_path / "README.md").read_text(), str(pruner.report)

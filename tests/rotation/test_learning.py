@@ -7,7 +7,6 @@ from turning import parts_of, uneven
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.runner import BlockRunner
-from optimum_neuronal.rotation import learning
 from optimum_neuronal.rotation.learning import Rotation, cayley
 from optimum_neuronal.rotation.merging import Originals, Rotations
 
@@ -31,16 +30,12 @@ def test_cayley_gives_rotations():
     assert torch.allclose(found @ found.mT, torch.eye(8, dtype=torch.float64).expand_as(found), atol=1e-12)
     assert torch.allclose(torch.linalg.det(found), torch.ones(5, 3, dtype=torch.float64))
     assert torch.equal(cayley(torch.zeros(4, 4)), torch.eye(4))
-    kept = cayley(torch.randn(9, 9, dtype=torch.float64), keeps_ones=True)
-    ones = torch.ones(9, dtype=torch.float64)
-    assert torch.allclose(kept @ kept.mT, torch.eye(9, dtype=torch.float64), atol=1e-12)
-    assert torch.allclose(kept @ ones, ones, atol=1e-12) and torch.allclose(ones @ kept, ones, atol=1e-12)
     angle = 2 * math.atan(0.3)
     turned = torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
     assert torch.allclose(cayley(torch.tensor([[0.0, 0.3], [0.0, 0.0]])), turned)
 
 
-@pytest.mark.parametrize("family", ["mistral", "mixtral", "gpt2", "bloom"])
+@pytest.mark.parametrize("family", ["mistral", "mixtral", "gemma2"])
 def test_learning_lowers_the_objective(family, ids):
     parts, found, losses, terms = learn(uneven(make_model(family)), ids, weights="energy")
     unrotated, learned = objective(terms, Rotations.identity(parts), 0.6), objective(terms, found, 0.6)
@@ -51,9 +46,6 @@ def test_learning_lowers_the_objective(family, ids):
         identity = torch.eye(rotation.shape[-1], dtype=torch.float64)
         assert torch.allclose(rotation @ rotation.mT, identity.expand_as(rotation), atol=1e-12)
         assert not torch.allclose(rotation, identity.expand_as(rotation), atol=1e-3)
-    if parts.keeps_ones:
-        ones = torch.ones(32, dtype=torch.float64)
-        assert torch.allclose(found.stream @ ones, ones, atol=1e-12)
 
 
 def test_the_batch_size_changes_rounding_alone(ids):
@@ -61,22 +53,6 @@ def test_the_batch_size_changes_rounding_alone(ids):
     for found in results[1:]:
         for name, rotation in found.tensors().items():
             assert torch.allclose(rotation, results[0].tensors()[name], atol=1e-3), name
-
-
-def test_energy_needs_no_gradients(llama, ids, monkeypatch):
-    monkeypatch.setattr(learning, "fisher_weights", lambda *_args: pytest.fail("gradients"))
-    assert learn(llama, ids, weights="energy", steps=1)[2]
-
-
-def test_gradients_are_of_the_first_sequences(llama, ids, monkeypatch):
-    asked, fisher_weights = [], learning.fisher_weights
-    monkeypatch.setattr(
-        learning,
-        "fisher_weights",
-        lambda runner, ids, seed: asked.append((ids.tolist(), seed)) or fisher_weights(runner, ids, seed),
-    )
-    learn(llama, ids, steps=1, seed=7, fisher_samples=5)
-    assert asked == [(ids[:5].tolist(), 7)]
 
 
 def test_without_terms_nothing_turns(llama, ids):

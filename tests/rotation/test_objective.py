@@ -58,10 +58,10 @@ def plain_objective(model, ids, fisher, share, names) -> float:
     return total
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "phi3", "gemma", "mixtral", "gpt2", "gpt_neox", "xglm"])
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "phi3", "gemma", "mixtral", "gemma2"])
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_it_is_what_a_threshold_cuts_in_the_rotated_model(family, share, ids):
-    """Grouped queries, biases, fused projections, norms of `1 + weight`, experts, layer norms, heads alone."""
+    """Grouped queries, biases, fused projections, norms of `1 + weight`, experts, heads alone."""
     model = uneven(make_model(family))
     fisher = {name: 1.0 + index for index, name in enumerate(find_decoder(model).projections)}
     with terms_of(model, ids, fisher) as (parts, originals, terms):
@@ -71,10 +71,10 @@ def test_it_is_what_a_threshold_cuts_in_the_rotated_model(family, share, ids):
             originals.merge(rotations)
             assert found == pytest.approx(plain_objective(model, ids, fisher, share, names), rel=1e-3)
             originals.merge(Rotations.identity(parts))
-    assert len(names) == (6 if family == "xglm" else len(fisher)), "all that a rotation changes"
+    assert len(names) == (6 if family == "gemma2" else len(fisher)), "all that a rotation changes"
 
 
-@pytest.mark.parametrize("family", ["mistral", "phi3", "mixtral", "gpt2", "xglm"])
+@pytest.mark.parametrize("family", ["phi3", "mixtral", "gemma2"])
 def test_its_gradient(family, ids, monkeypatch):
     """Against finite differences in float64, at fixed thresholds, along a direction at random."""
     with terms_of(uneven(make_model(family)), ids[:4]) as (parts, _originals, terms), torch.enable_grad():
@@ -84,7 +84,7 @@ def test_its_gradient(family, ids, monkeypatch):
         generators = [0.1 * torch.randn_like(rotation) for rotation in Rotations.identity(parts).tensors().values()]
 
         def loss(generators, look=False):
-            stream = cayley(generators[0], parts.keeps_ones) if parts.rotates_stream else None
+            stream = cayley(generators[0]) if parts.rotates_stream else None
             rotations = [cayley(generator) for generator in generators[parts.rotates_stream :]]
             return sum(
                 block_loss(own, stream, turned, 0.6, torch.Generator() if look else None)
@@ -120,18 +120,6 @@ def test_what_is_left_out_has_no_term(ids):
         assert not any("up_proj" in term.projection.name for own in terms for term in own)
 
 
-def test_what_writes_nothing_has_no_term(ids):
-    """Its inputs are zero, or its weights: neither has a Hessian or an energy to divide by."""
-    model = make_model("llama")
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight.zero_()
-    with terms_of(model, ids[:4]) as (_parts, _originals, terms):
-        without = {"up_proj", "down_proj"}
-        assert {term.projection.name.rpartition(".")[2] for term in terms[1]}.isdisjoint(without) and len(
-            terms[1]
-        ) == 5
-
-
 def test_experts_without_tokens_have_no_term(ids):
     """Routers of zeros send all tokens to the same two of four."""
     model = make_model("mixtral")
@@ -143,7 +131,7 @@ def test_experts_without_tokens_have_no_term(ids):
             assert len({term.projection.expert for term in own} - {None}) == 2 and len(own) == 4 + 2 * 2
 
 
-@pytest.mark.parametrize("family", ["mistral", "phi3", "mixtral", "gpt_neox", "xglm"])
+@pytest.mark.parametrize("family", ["phi3", "mixtral", "gemma2"])
 def test_what_is_drawn_are_rotated_rows(family, ids):
     """Of writers columns; of heads' values some when they are rotated. They stand for the whole."""
     with terms_of(uneven(make_model(family)), ids[:4]) as (parts, _originals, terms):
@@ -167,7 +155,7 @@ def test_what_is_drawn_are_rotated_rows(family, ids):
             assert len(set(distances.argmin(1).tolist())) == len(few), "each once"
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "xglm"])
+@pytest.mark.parametrize("family", ["mixtral", "gemma2"])
 def test_most_rows_are_drawn_where_most_is_lost(family, ids):
     with terms_of(uneven(make_model(family)), ids[:4]) as (parts, _originals, by_block):
         terms = [term for own in by_block for term in own]
@@ -181,11 +169,3 @@ def test_most_rows_are_drawn_where_most_is_lost(family, ids):
         between = [t for t in terms if 0.5 / LEAST_ROWS < t.rows < 1]
         densities = [lost[term] / term.projection.numel / term.rows**2 for term in between]
         assert len(between) > 1 and max(densities) == pytest.approx(min(densities), rel=1e-6)
-
-
-def test_all_rows_copy_nothing(llama, ids):
-    with terms_of(llama, ids[:4]) as (_parts, _originals, terms):
-        for term in (term for own in terms for term in own):
-            term.draw(torch.Generator())
-            assert term.matrix.data_ptr() == term.projection.weight.data_ptr()
-            assert term.columns is None and term.values is None

@@ -46,7 +46,7 @@ def plain(model, ids, seed=0) -> dict[str, float]:
     return {name: value / mean for name, value in shares.items()}
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma", "phi3", "gpt2", "mixtral", "qwen2_moe", "llama4_text"])
+@pytest.mark.parametrize("family", ["gemma", "phi3", "qwen2_moe", "llama4_text"])
 def test_it_is_what_autograd_finds(family, ids):
     model = uneven(make_model(family))
     found, expected = found_by(model, ids, seed=3), plain(model, ids, seed=3)
@@ -62,11 +62,6 @@ def test_the_batch_size_changes_rounding_alone(ids):
     for batch_size in (1, 5):
         assert found_by(model, ids, batch_size=batch_size) == pytest.approx(expected, rel=1e-3)
     assert found_by(model, ids, seed=1) != pytest.approx(expected, rel=1e-3), "labels are drawn"
-
-
-def test_what_is_left_out_is_not_weighed(llama, ids):
-    found = found_by(llama, ids[:2], targets=["q_proj", "down_proj"])
-    assert len(found) == 6 and sum(found.values()) / 6 == pytest.approx(1)
 
 
 def test_nothing_is_left_behind(llama, ids):
