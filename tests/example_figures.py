@@ -9,8 +9,6 @@ import numpy as np
 from optimum_neuronal.common.figure_style import make_styles
 from optimum_neuronal.comparing import figures
 from optimum_neuronal.comparing.results import Result
-from optimum_neuronal.evaluation.speed import SpeedReport, Timing
-from optimum_neuronal.evaluation.speed_figure import plot_speed
 
 
 METHODS = list(itertools.product(("magnitude", "wanda", "multiflow"), ("uniform", "owl", "neuronal")))
@@ -62,11 +60,6 @@ def by_row(rows, low, high, title="llama"):
     return figures.plot_by_row(title, {name: [share] * 64 for name, share in rows.items()}, low, high)
 
 
-def speed(model, works, **beside):
-    timings = [Timing(work, 31.0, 35.0, 1.13, 1.1, 1.2, **beside) for work in works]
-    return plot_speed(SpeedReport(model, "bfloat16", "cpu", 2, timings, 100, 40, {}))
-
-
 LAYER = {
     f"model.layers.{block}.{name}": 0.5 + 0.01 * block
     for block in range(4)
@@ -78,7 +71,6 @@ DRAWN = {
     "lambda": lambda: figures.plot_by_lambda("llama", {0.1: 15.1, 0.05: 20.0, 0.2: 17}, 0.1),
     "blocks": lambda: by_block({"uniform": [0.7] * 40, "neuronal": np.linspace(0.6, 0.8, 40)}),
     "rows": lambda: by_row(LAYER, 0.5, 0.53),
-    "speed": lambda: speed("llama", ["decode, batch 1", "prefill, 512 tokens"]),
 }
 
 LONG = "owner/a-model-with-a-name-that-goes-on-for-ever-and-beyond-the-width-of-any-figure-2025-01-22-bf16"
@@ -106,7 +98,6 @@ HARD = {
     ),
     "rows alike": lambda: by_row({f"lm.layers.{block}.mlp.up_proj": 0.7 for block in range(3)}, 0.7, 0.7),
     "many rows": lambda: by_row({f"model.layers.{block}.q": 0.01 * block for block in range(80)}, 0.0, 0.9),
-    "speed": lambda: speed(LONG, [f"decode, batch {2**index}" for index in range(10)]),
 }
 
 

@@ -22,7 +22,6 @@ from optimum_neuronal import (
     inspect_checkpoint,
 )
 from optimum_neuronal.checkpoint.hub import check_push
-from optimum_neuronal.data.documents import check_dataset
 
 
 outcome, TEXT = {}, "w1 w2 w3 w4 w5 w6 w7 w8 " * 80
@@ -126,7 +125,6 @@ refused = [
     ("me/x", "hf_unknown"),
 ]
 outcome["may not push"] = [error(check_push, name, token) for name, token in refused]
-outcome["datasets"] = [error(check_dataset, name) for name in ("me/text", "me/absent:train")]
 
 pruner.push_to_hub(model, "me/secret", private=True)
 del os.environ["HF_TOKEN"]

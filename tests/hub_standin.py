@@ -117,9 +117,6 @@ class Handler(BaseHTTPRequestHandler):
             return self._missing("RepoNotFound")
         return self._json({}) if repo_id.startswith(("me/", "lab/")) else self._send(403, b"{}")
 
-    def dataset_access(self, body, name):
-        return self._json({}) if name == "me/text" else self._missing("RepoNotFound")
-
     def create(self, body):
         request = json.loads(body)
         repo_id = f"{request.get('organization') or 'me'}/{request['name']}"
@@ -283,7 +280,6 @@ ROUTES = [
     (r"/api/repos/create", Handler.create),
     (r"/api/validate-yaml", Handler.validate),
     (rf"/api/models/{ID}/auth-check/write", Handler.may_write),
-    (rf"/api/datasets/{ID}/auth-check", Handler.dataset_access),
     (rf"/api/models/{ID}/preupload/(.+)", Handler.preupload),
     (rf"/api/models/{ID}/commit/(.+)", Handler.commit),
     (rf"/api/models/{ID}/branch/(.+)", Handler.branch),

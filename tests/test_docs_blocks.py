@@ -19,7 +19,6 @@ from markdown_files import DOCS, PAGES, ROOT, blocks, commands, name_of
 from optimum.commands import optimum_cli
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, convert_checkpoint
 from optimum_neuronal.config.config_fields import EFFORTS
-from optimum_neuronal.data import hub_datasets
 from optimum_neuronal.saliency import SALIENCIES
 from optimum_neuronal.topup import TOPUPS
 
@@ -87,8 +86,6 @@ def no_hub(monkeypatch):
         return datasets.Dataset.from_dict({name: [TEXT] for name in ("text", "sentence")})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(hub_datasets, "connection_error", lambda _: None)
-    monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", lambda *_, **__: None)
     signature = inspect.signature(NeuronALPruner.push_to_hub)
     monkeypatch.setattr(NeuronALPruner, "push_to_hub", lambda *args, **kwargs: signature.bind(*args, **kwargs))
 

@@ -11,7 +11,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import PreTrainedModel
 
 from ..common.notes import get_logger
-from ..data.hub_datasets import CALIBRATION_DATASETS
+from ..data.documents import CALIBRATION_DATASETS
 from ..report import PruningReport
 from .hub import hub_id
 from .names import MODEL_CARD
@@ -66,7 +66,7 @@ def perplexity_result(dataset: str, perplexity: float) -> EvalResult:
     """
     known, place = CALIBRATION_DATASETS.get(dataset), "custom"
     if known is not None:
-        place = known.hub_id
+        place = known.path
     elif "/" in dataset and not Path(dataset).suffix:
         with suppress(HFValidationError):
             validate_repo_id(dataset.partition(":")[0])
@@ -76,7 +76,7 @@ def perplexity_result(dataset: str, perplexity: float) -> EvalResult:
         dataset_type=place,
         dataset_name=dataset,
         dataset_config=known.config if known else None,
-        dataset_split=known.test_split if known else None,
+        dataset_split=known.splits[1] if known else None,
         metric_type="perplexity",
         metric_name="perplexity",
         metric_value=round(float(perplexity), 4),

@@ -11,7 +11,6 @@ from ..common.registry import parse_method
 from ..common.validation import did_you_mean
 from ..config.config_fields import find_recipe
 from ..data.documents import find_dataset
-from ..evaluation.task_names import check_task_names
 from ..files.directories import check_writable
 from .flags import methods
 
@@ -36,8 +35,6 @@ def check_arguments(args: argparse.Namespace) -> None:
         find_recipe(args.config)
     if getattr(args, "include_path", None) is not None and not os.path.isdir(args.include_path):
         raise FileNotFoundError(f"--include-path {args.include_path} is not a folder of task files: check its path.")
-    if getattr(args, "tasks", None):
-        check_task_names(args.tasks, args.include_path)
     if getattr(args, "output", None) is not None:
         check_writable(args.output, "save to")
     if getattr(args, "plots", None):

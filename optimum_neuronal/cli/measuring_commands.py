@@ -1,10 +1,9 @@
-"""`optimum-cli neuronal evaluate` and `compare`, which measure the loss of models."""
+"""`optimum-cli neuronal compare`, which measures the loss of many prunes."""
 
 import argparse
 import sys
-from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optimum.commands.base import CommandInfo
 
@@ -17,7 +16,6 @@ from .flags import (
     add_model_flags,
     add_switch,
     add_test_flags,
-    count,
     device_of,
     given_fields,
     load,
@@ -26,66 +24,6 @@ from .flags import (
 
 if TYPE_CHECKING:
     from ..comparing.settings import ComparisonSettings
-
-
-class EvaluateCommand(Command):
-    """Command that measures perplexity, and accuracy on zero-shot tasks."""
-
-    COMMAND = CommandInfo(name="evaluate", help="Measure a model's perplexity.")
-    USAGE = "--model MODEL [flags]"
-    EXAMPLES = (
-        "--model qwen-sparse --dataset wikitext2",
-        "--model qwen-sparse --dataset my-text.txt --tasks paper --limit 100",
-    )
-
-    @staticmethod
-    def parse_args(parser: argparse.ArgumentParser) -> None:
-        add_model_flags(parser)
-        parser.add_argument(
-            "--dataset", nargs="+", help=f"test text: {DATASETS} (default: wikitext2; with --tasks none)"
-        )
-        parser.add_argument(
-            "--seq-length",
-            type=count,
-            help="tokens per window (default: the smaller of 2048 and what the model admits)",
-        )
-        parser.add_argument("--batch-size", type=count, default=1, help="windows per forward (default: 1)")
-        add_test_flags(parser)
-
-    def work(self) -> None:
-        from ..common.display import format_table
-        from ..data.documents import check_dataset
-        from ..evaluation.perplexity import evaluate_perplexity
-        from ..evaluation.tasks import check_tasks, evaluate_tasks
-
-        args, device = self.args, device_of(self.args)
-        datasets = args.dataset or ([] if args.tasks else ["wikitext2"])
-        for dataset in datasets:
-            check_dataset(dataset, "test")
-        if args.tasks:
-            check_tasks(args.tasks, args.include_path, args.limit)
-        model, tokenizer = load(args, device)
-        options = {"max_windows": args.max_windows, "batch_size": args.batch_size}
-        rows = []
-        for dataset in datasets:
-            perplexity = evaluate_perplexity(model, tokenizer, dataset, args.seq_length, **options)
-            rows.append([dataset, f"{perplexity:.2f}"])
-        if rows:
-            write("\n" + format_table(["dataset", "perplexity"], rows))
-        if args.tasks:
-            options = {"limit": args.limit, "batch_size": args.batch_size, "include_path": args.include_path}
-            results = evaluate_tasks(model, tokenizer, args.tasks, **options)
-            write("\n" + format_table(["task", "accuracy", "standard error"], task_rows(results)))
-
-
-def task_rows(results: Mapping[str, Any]) -> list[list[str]]:
-    """Return rows of a table: task, accuracy, standard error; the mean last."""
-    rows = [
-        [name, f"{result.accuracy:.2%}", "-" if result.stderr is None else f"{result.stderr:.2%}"]
-        for name, result in results.items()
-    ]
-    mean = sum(result.accuracy for result in results.values()) / len(results)
-    return [*rows, ["mean", f"{mean:.2%}", ""]]
 
 
 class CompareCommand(Command):

@@ -8,15 +8,16 @@ from ..version import __version__
 from .checkpoint_commands import ConvertCommand, InspectCommand
 from .command import CommandParser, describe
 from .demo_command import DemoCommand
-from .measuring_commands import CompareCommand, EvaluateCommand
+from .env_command import EnvCommand
+from .evaluate_command import EvaluateCommand
+from .measuring_commands import CompareCommand
 from .prune_command import PruneCommand
-from .serve_command import ChatCommand, RegisterCommand, ServeCommand
-from .speed_command import EnvCommand, SpeedCommand
+from .speed_command import SpeedCommand
 
 
 COMMANDS = (
-    PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand, ServeCommand, ChatCommand,
-    RegisterCommand, EnvCommand, DemoCommand,
+    PruneCommand, EvaluateCommand, CompareCommand, InspectCommand, ConvertCommand, SpeedCommand,
+    EnvCommand, DemoCommand,
 )  # fmt: skip
 EXAMPLES = ("demo", "prune --model Qwen/Qwen3-0.6B --sparsity 0.7 --output qwen-sparse", "prune --help")
 

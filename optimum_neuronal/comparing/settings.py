@@ -12,7 +12,7 @@ from ..common.validation import check_choice, check_number, check_several, check
 from ..config.config_fields import EFFORTS, as_json
 from ..config.neuronal_config import LEAST_BITS, MOST_BITS, OF_ZEROS, NeuronALConfig
 from ..evaluation.perplexity import name_test_sets
-from ..evaluation.tasks import check_tasks
+from ..evaluation.tasks import load_tasks
 from ..pruning.context import check_memory
 from ..pruning.context import check_texts as check_data
 from ..saliency import SALIENCIES
@@ -79,7 +79,7 @@ class ComparisonSettings:
         self.tasks = check_texts("tasks", self.tasks, "['boolq']")
         check_data(self.calibrated, [test for test in self.tests.values() if isinstance(test, str)])
         if self.tasks:
-            check_tasks(self.tasks, self.include_path, self.limit)
+            load_tasks(self.tasks, self.include_path)
 
     def _wanted(self) -> list[Result]:
         """Return all combinations asked for, each once. Raise `ValueError` or `TypeError` for what is unknown, or for none."""

@@ -1,178 +1,220 @@
 """Opens text datasets of any kind as documents.
 
-A dataset is a name in `CALIBRATION_DATASETS`; a Hub dataset, `"id"`, `"id:split"`, `"id:split:column"` or
-`"id:config:split:column"`; a .txt, .csv, .jsonl (one object per line) or .parquet file, a folder of such files, or a
-folder of `save_to_disk`, `"PATH"` or `"PATH:column"`; a list of strings; a `datasets.Dataset`. If no column is named it
-is `text`, else `messages`, else the only column of strings. Entries may be conversations instead of texts.
+A dataset is one of:
+
+- a name in `CALIBRATION_DATASETS`;
+- a Hub dataset: `"id"`, `"id:split"`, `"id:split:column"` or `"id:config:split:column"`;
+- a .txt, .csv, .json, .jsonl or .parquet file, or a folder of such files: `"PATH"` or `"PATH:column"`;
+- a list of strings, or one split of a `datasets.Dataset`.
+
+If no column is named it is `text`, else `messages`, else the only column of strings. Entries may be conversations,
+which the tokenizer's chat template turns into text.
 """
 
 import glob
 import os
-import tempfile
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .hub_datasets import CALIBRATION_DATASETS, HubDataset, from_hub, parse_hub_name
-from .texts import Documents, from_dataset, is_conversation
+from ..common.validation import did_you_mean
 
 
-# Ending -> builder of `datasets`, and its options. With index_col=None a row with too many fields would lose its first.
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".txt": ("text", {"sample_by": "document", "encoding": "utf-8-sig"}),
-    ".csv": ("csv", {"keep_default_na": False, "index_col": False}),
-    ".jsonl": ("json", {}),
-    ".parquet": ("parquet", {}),
+BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # suffix -> loader of `datasets`
+FILE_SUFFIXES = (".txt", *BUILDERS)
+ALTERNATIVES = f"a local {', '.join(FILE_SUFFIXES)} file, a list of strings, or token ids of shape (N, L)"
+
+
+@dataclass(frozen=True)
+class TextDataset:
+    """Arguments of `datasets.load_dataset` for a text dataset, and how the literature uses it.
+
+    `splits` and `files` are those for calibration and for evaluation. Documents such as lines make sense only when
+    `joined`, with the `separator` between them. An evaluation takes at most `test_documents` and `test_windows`.
+    """
+
+    path: str
+    config: str | None = None
+    splits: tuple[str, str] = ("train", "test")
+    files: tuple[str | None, str | None] = (None, None)
+    revision: str | None = None
+    column: str | None = None
+    separator: str = "\n\n"
+    joined: bool = False
+    test_documents: int | None = None
+    test_windows: int | None = None
+
+
+CALIBRATION_DATASETS = {
+    "c4": TextDataset(
+        "allenai/c4",
+        splits=("train", "validation"),
+        files=("en/c4-train.00000-of-01024.json.gz", "en/c4-validation.00000-of-00008.json.gz"),
+        separator=" ",
+        test_documents=1100,
+        test_windows=256,
+    ),
+    "wikitext2": TextDataset("Salesforce/wikitext", "wikitext-2-raw-v1", joined=True),
+    # Its repository holds a loading script, which datasets no longer runs. The Hub's conversion holds the data.
+    "ptb": TextDataset(
+        "ptb-text-only/ptb_text_only",
+        files=("penn_treebank/train/0000.parquet", "penn_treebank/test/0000.parquet"),
+        revision="refs/convert/parquet",
+        column="sentence",
+        separator=" ",
+        joined=True,
+    ),
 }
-FILE_SUFFIXES = tuple(KINDS)
-SAVED = ("state.json", "dataset_dict.json")  # files of a folder of `save_to_disk`
+
+
+@dataclass(frozen=True)
+class Documents(Sequence):
+    """Texts that are read on demand. An entry that is not a string raises `TypeError` with its index."""
+
+    entries: Sequence
+    source: str  # for reports and errors; of a file, its name without the folder
+    separator: str = "\n\n"
+    joined: bool = False
+    max_windows: int | None = None
+    tokenizer: Any = None  # its chat template turns conversations into text; None: the entries are texts
+
+    @property
+    def templated(self) -> bool:
+        """True if a chat template makes the texts, which then hold all special tokens."""
+        return self.tokenizer is not None
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: int) -> str:
+        return self._text(index, self.entries[index])
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._text(index, entry) for index, entry in enumerate(self.entries))
+
+    def join(self) -> str:
+        """Return all documents as one text, with the separator between them."""
+        return self.separator.join(self)
+
+    def _text(self, index: int, entry: Any) -> str:
+        if self.templated and is_conversation(entry):
+            return self.tokenizer.apply_chat_template(entry, tokenize=False)
+        if self.templated or not isinstance(entry, str):
+            expected = "a conversation" if self.templated else "a string"
+            raise TypeError(f"Document {index} of {self.source} is a {type(entry).__name__}: expected {expected}.")
+        return entry
+
+
+def is_conversation(entry: Any) -> bool:
+    """Return True if an entry is a list of messages, each with a role and a content."""
+    return isinstance(entry, (list, tuple)) and len(entry) > 0 and isinstance(entry[0], Mapping) and "role" in entry[0]
 
 
 def load_documents(dataset: Any, split: str = "train", tokenizer: Any = None) -> Documents:
-    """Open a text dataset.
+    """Open a text dataset of any kind that this module's docstring lists; at least one document is not blank.
 
-    Args:
-        dataset: any kind of text that this module's docstring lists.
-        split (`"train"` or `"test"`): the split to load if the name does not say.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): its chat template makes text of conversations.
-
-    Returns:
-        [`Documents`]: at least one, at least one of them not blank.
+    `split` is `"train"` or `"test"`, for datasets that do not name one. `tokenizer` is for its chat template.
 
     Raises:
-        `RuntimeError`: a Hub dataset could not be loaded, e.g. without network.
-        `FileNotFoundError`, `ValueError`, `TypeError`: no such file, name or column; no text; not text; conversations
-            without a chat template.
+        `RuntimeError`: a dataset could not be loaded, for example without a network.
+        `FileNotFoundError`, `ValueError`, `TypeError`: no such file, name or column; no text; or conversations without
+            a chat template.
     """
     if isinstance(dataset, (str, os.PathLike)):
-        documents = _from_name(os.fspath(dataset), split)
-        assert documents is not None  # it was downloaded
+        documents = _load(os.fspath(dataset), split == "test")
     elif isinstance(dataset, (list, tuple)):
         kind = "conversations" if dataset and is_conversation(dataset[0]) else "strings"
         documents = Documents(list(dataset), f"a list of {len(dataset)} {kind}", joined=len(dataset) == 1)
     else:
-        documents = from_dataset(dataset, None, "a datasets.Dataset")
-    if documents.holds_conversations:
+        documents = _column(dataset, None, "a datasets.Dataset")
+    if len(documents) and is_conversation(documents.entries[0]):
         if getattr(tokenizer, "chat_template", None) is None:
-            lacking = "no tokenizer was given" if tokenizer is None else "the tokenizer has none"
             raise ValueError(
-                f"The dataset ({documents.source}) holds conversations, which need a chat template, and {lacking}: set "
+                f"The dataset ({documents.source}) holds conversations, but there is no chat template: set "
                 "tokenizer.chat_template, or pass text."
             )
         documents = replace(documents, tokenizer=tokenizer)
-    documents.check()
+    if not any(text.strip() for text in documents):
+        raise ValueError(f"The dataset ({documents.source}) holds no text.")
     return documents
 
 
-def check_dataset(name: str, split: str = "train") -> None:
-    """Raise what [`load_documents`] would, as far as that is known without a download and a tokenizer.
-
-    A file is read. The Hub is asked if the dataset exists and may be read; without a connection the cache is read.
-
-    Args:
-        name (`str`), split (`"train"` or `"test"`): see [`load_documents`].
-    """
-    documents = _from_name(name, split, download=False)
-    if documents is not None and not documents.holds_conversations:
-        documents.check()
-
-
-def find_dataset(name: str) -> tuple[str, str | None] | HubDataset:
-    """Return path and column of a dataset on this machine, or the address of one on the Hub; open nothing.
-
-    Raises:
-        `FileNotFoundError`, `ValueError`: no such file or folder, or a name that is no dataset's.
-    """
-    """Return the documents of a local path, or the result of `on_hub` for a dataset of the Hub."""
+def find_dataset(name: str) -> TextDataset:
+    """Return how to load a named dataset, or raise `FileNotFoundError` or `ValueError`. Open nothing."""
     if name in CALIBRATION_DATASETS:
         return CALIBRATION_DATASETS[name]
     path, column = os.path.expanduser(name), None
     head, _, tail = path.rpartition(":")
-    if not os.path.exists(path) and (Path(head).suffix.lower() in KINDS or os.path.isdir(head)):
+    if not os.path.exists(path) and (head.lower().endswith(FILE_SUFFIXES) or os.path.isdir(head)):
         path, column = head, tail
-    if os.path.exists(path):
-        return path, column
-    if Path(path).suffix.lower() in KINDS or path.startswith((".", os.sep)):
-        kind = "file" if Path(path).suffix.lower() in KINDS else "folder"
-        raise FileNotFoundError(f"The dataset {kind} {path!r} does not exist: check its path.")
-    return parse_hub_name(name)
-
-
-def _from_name(name: str, split: str, download: bool = True) -> Documents | None:
-    """Open a named dataset. Without `download` one on the Hub is None, if it could be loaded."""
-    found = find_dataset(name)
-    return from_hub(found, name, split, download) if isinstance(found, HubDataset) else _from_path(*found, split)
-
-
-def _from_path(path: str, column: str | None, split: str) -> Documents:
-    """Read a file, a folder of files of one kind (each .txt file is a document), or a folder of `save_to_disk`."""
-    is_saved = any(os.path.isfile(os.path.join(path, name)) for name in SAVED)
-    kind, source = "dataset" if is_saved else _kind_of(path), Path(path).name
-    if kind == ".txt" and column is not None:
-        raise ValueError(f"The text in {path!r} has no column {column!r}: leave {':' + column!r} away.")
-    if kind == ".txt" and os.path.isfile(path):  # without `datasets`, which takes seconds to import
-        try:
-            return Documents([Path(path).read_text(encoding="utf-8-sig")], source, joined=True)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"The file {path!r} is not UTF-8 text ({error.reason}): convert it.") from error
-    try:
-        data = _load(path, kind, split)
-    except Exception as error:  # of datasets, pyarrow and pandas, and OSError
-        reason = str(error.__cause__ or error).strip().rstrip(".") or "it is empty"
-        raise ValueError(f"{path!r} could not be read as {kind}: {reason}.") from error
-    documents = from_dataset(data, column, source, f"{path}:COLUMN")
-    return documents if is_saved else replace(documents, entries=list(documents.entries))  # the whole file is checked
-
-
-def _kind_of(path: str) -> str:
-    """Return the ending of a file, or of the files in a folder that can be read."""
-    is_file = os.path.isfile(path)
-    endings = {file.suffix.lower() for file in ([Path(path)] if is_file else Path(path).rglob("*"))}
-    kinds = sorted(endings & KINDS.keys())
-    if len(kinds) != 1:
-        found = "a file of an unknown kind" if is_file else f"a folder with {' and '.join(kinds) or 'no such'} files"
+    suffix = Path(path).suffix.lower()
+    if os.path.isdir(path):
+        texts = next(Path(path).rglob("*.txt"), None) is not None
+        return TextDataset("txt", files=(path, path)) if texts else TextDataset(os.path.abspath(path), column=column)
+    if os.path.isfile(path) and suffix in FILE_SUFFIXES:
+        return TextDataset(BUILDERS.get(suffix, "txt"), files=(path, path), column=column)
+    if suffix in FILE_SUFFIXES or path.startswith((".", os.sep)):
+        raise FileNotFoundError(f"The dataset {path!r} does not exist, or does not end in {', '.join(FILE_SUFFIXES)}.")
+    hub_id, *parts = name.split(":")
+    hint = "" if "/" in hub_id else did_you_mean(hub_id.lower(), CALIBRATION_DATASETS)
+    if hint or len(parts) > 3 or not all(parts) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", hub_id):
         raise ValueError(
-            f"The dataset {path!r} is {found}: pass a file that ends in {', '.join(KINDS)}, or a folder of one kind of them."
+            f"The dataset {name[:80]!r} is not a known name ({', '.join(CALIBRATION_DATASETS)}), a file, or a Hub dataset "
+            f"(OWNER/ID, with :SPLIT, :SPLIT:COLUMN or :CONFIG:SPLIT:COLUMN).{hint} To use a text itself, put it in a list."
         )
-    return kinds[0]
+    config = parts.pop(0) if len(parts) == 3 else None
+    splits = (parts[0], parts[0]) if parts else ("train", "test")
+    return TextDataset(hub_id, config, splits, column=parts[1] if len(parts) == 2 else None)
 
 
-def _load(path: str, kind: str, split: str) -> Any:
-    """Return a `datasets.Dataset`; nothing stays in the user's cache."""
+def _load(name: str, test: bool) -> Documents:
+    """Load a named dataset, for evaluation (`test`) or calibration."""
+    found = find_dataset(name)
+    split, file, is_folder = found.splits[test], found.files[test], os.path.isabs(found.path)
+    source = f"{name} ({found.path}, split {split})"
+    if is_folder or found.path in ("txt", *BUILDERS.values()):
+        source = Path(file or found.path).name
+    if found.path == "txt":  # without `datasets`, which takes seconds to import
+        files = sorted(Path(file).rglob("*.txt")) if os.path.isdir(file) else [Path(file)]
+        return Documents([file.read_text(encoding="utf-8-sig") for file in files], source, joined=len(files) == 1)
     import datasets
 
-    if kind not in KINDS:
-        data = datasets.load_from_disk(path)
-    else:
-        builder, options = KINDS[kind]
-        files = glob.escape(path) if os.path.isfile(path) else None
-        with _quiet(), tempfile.TemporaryDirectory() as cache:
-            name = os.path.abspath(path) if files is None else builder
-            data = datasets.load_dataset(name, data_files=files, cache_dir=cache, keep_in_memory=True, **options)
-    if isinstance(data, datasets.Dataset):
-        return data
-    if split not in data and len(data) > 1:
-        raise ValueError(f"it has no split {split!r}, but {', '.join(data)}")
-    return data[split] if split in data else next(iter(data.values()))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the log and the bars of `datasets`, and make an error of pandas' warning that it drops fields of a row."""
-    import datasets
-    from datasets.utils import logging
-
-    before, had_bars = logging.get_verbosity(), not datasets.are_progress_bars_disabled()
-    logging.set_verbosity(logging.CRITICAL)
-    datasets.disable_progress_bars()
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", "Length of header or names does not match")
-            yield
-    finally:
-        logging.set_verbosity(before)
-        if had_bars:
-            datasets.enable_progress_bars()
+        options = {"keep_default_na": False} if found.path == "csv" else {}  # "NA" is a text
+        options |= {"data_files": {split: glob.escape(file)} if file else None, "split": None if is_folder else split}
+        data = datasets.load_dataset(found.path, found.config, revision=found.revision, **options)
+        if is_folder:
+            data = data[split] if split in data else data["train"]
+    except Exception as error:  # no network, no such id or split, a gated dataset, a damaged file
+        reason = " ".join(str(error.__cause__ or error).split())[:300].rstrip(".") or type(error).__name__
+        raise RuntimeError(f"Could not load the dataset {source}: {reason}. Pass {ALTERNATIVES}.") from error
+    if test and found.test_documents:
+        data = data.select(range(min(found.test_documents, len(data))))
+    documents = _column(data, found.column, source)
+    windows = found.test_windows if test else None
+    return replace(documents, separator=found.separator, joined=found.joined, max_windows=windows)
+
+
+def _column(data: Any, column: str | None, source: str) -> Documents:
+    """Return one column of a `datasets.Dataset`: the named one, else `text`, `messages` or the only one of strings."""
+    import datasets
+
+    if not isinstance(data, datasets.Dataset):
+        raise TypeError(
+            f"A dataset of type {type(data).__name__} is not supported. Pass a name, {ALTERNATIVES}, or one split of a "
+            "datasets.Dataset."
+        )
+    names = data.column_names
+    if column is None:
+        strings = [name for name in names if str(getattr(data.features[name], "dtype", "")).endswith("string")]
+        column = next(
+            (name for name in ("text", "messages") if name in names), strings[0] if len(strings) == 1 else "text"
+        )
+    if column not in names:
+        known = ", ".join(names)
+        raise ValueError(
+            f"The dataset ({source}) has no column {column!r}, only {known}. Name one after a colon: NAME:COLUMN."
+        )
+    return Documents(data[column], source)

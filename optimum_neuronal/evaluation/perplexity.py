@@ -32,37 +32,32 @@ def evaluate_perplexity(
     """Return the perplexity on the test text of a dataset: `exp(mean NLL)`, at least 1, lower is better.
 
     The test documents are joined, tokenized once and cut into windows of `seq_length` tokens without overlap. The rest
-    at the end is dropped. Every token of a window except the first is predicted from the window alone, and the mean is
-    over all predicted tokens. wikitext2 joins its test split by blank lines, ptb by spaces; c4 takes the first 1100
-    validation documents and at most 256 windows (as GPTQ, SparseGPT and Wanda do).
+    at the end is dropped. Every token of a window except the first is predicted from the window alone. The mean is over
+    all predicted tokens. wikitext2 joins its test split by blank lines, ptb by spaces. c4 takes the first 1100
+    validation documents and at most 256 windows, as GPTQ, SparseGPT and Wanda do.
 
     Args:
         model (`PreTrainedModel`, `str` or `Path`): a causal language model, or where to load it from, in its own dtype. It
-            computes on its device and in its dtype, in evaluation mode; afterwards every module has its former mode.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): None: not needed for token ids; a model that is loaded here
-            has its own.
-        dataset: any kind that [`load_documents`] takes, or token ids. A Hub dataset without a split gives its test
-            split; token ids of shape (N, L) are the windows themselves.
-        seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and the model's limit; of token
-            ids, L.
-        max_windows (`int`): evaluate on this number of first windows. None: all of them (c4: 256).
-        batch_size (`int`): windows per forward. The result does not depend on it, except for rounding.
+            computes on its device, in its dtype, in evaluation mode.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): not needed for token ids, or if `model` names a checkpoint.
+        dataset: any kind that [`load_documents`] takes, or token ids of shape (N, L), which are the windows. A Hub dataset
+            without a split gives its test split.
+        seq_length (`int`): tokens per window, at least 2. None: the smaller of 2048 and the model's limit.
+        max_windows (`int`): evaluate on the first so many windows. None: all (c4: 256).
+        batch_size (`int`): windows per forward. Changes the result by rounding at most.
 
     Raises:
-        `ValueError`: less text than one window, ids outside the vocabulary, a length that the model does not admit, a
-            model without a causal language-model head or with weights on the meta device; a loss that is NaN or infinite;
-            and the errors of [`load_documents`].
-        `TypeError`: no model, or a count that is no whole number.
+        `ValueError`, `TypeError`: too little text, ids outside the vocabulary, a model that cannot be evaluated, or a
+            loss that is not finite.
     """
     check_count("batch_size", batch_size, 1)
     model, tokenizer = as_model(model, tokenizer)
-    check_language_model(model, "which perplexity needs")
+    check_language_model(model)
     embeddings = model.get_input_embeddings().weight
     windows = load_windows(model.config, tokenizer, dataset, seq_length, max_windows)
     check_vocabulary(windows, len(embeddings))
-    # Offloaded embeddings are on the meta device; accelerate's hooks bring the ids to the right one.
+    # Offloaded embeddings are on the meta device. Accelerate's hooks move the ids to the right one.
     device = "cpu" if embeddings.is_meta else embeddings.device
-
     with inference(model):
         mean = _mean_nll(model, windows, batch_size, device)
     return math.exp(mean) if mean < 700 else math.inf  # exp(710) is beyond a float
@@ -75,14 +70,12 @@ def load_windows(
     seq_length: int | None = None,
     max_windows: int | None = None,
 ) -> torch.Tensor:
-    """Return the windows: int64 of shape (windows, seq_length), on the CPU. Arguments: [`evaluate_perplexity`]."""
+    """Return the windows of [`evaluate_perplexity`]: int64 of shape (windows, seq_length), on the CPU."""
     for name, value, least in (("seq_length", seq_length, 2), ("max_windows", max_windows, 1)):
         if value is not None:
             check_count(name, value, least)
     ids = as_token_ids(dataset, seq_length)
     if ids is not None:
-        if ids.shape[1] < 2:
-            raise ValueError("The token ids are sequences of 1 token, but a loss needs at least 2 to predict one.")
         resolve_seq_length(model_config, ids.shape[1])
         return ids[:max_windows]
     seq_length = resolve_seq_length(model_config, seq_length)
@@ -93,24 +86,17 @@ def load_windows(
     count = len(stream) // seq_length
     if count == 0:
         raise ValueError(
-            f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}: "
-            "give more text, or a smaller seq_length."
+            f"The dataset ({documents.source}) holds {len(stream)} tokens, fewer than one window of {seq_length}: give more "
+            "text, or a smaller seq_length."
         )
     windows = stream[: count * seq_length].view(count, seq_length)
     return windows[: documents.max_windows if max_windows is None else max_windows]
 
 
 def name_test_sets(evaluate: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return name -> test set, in their order.
+    """Return name -> test set. A file is named without its folder, data in memory `"test 1"` by its place.
 
-    A file is called by its name without its folder, data in memory `"test 1"` by its place. A second test set of the
-    same name is called `"NAME (2)"`.
-
-    Args:
-        evaluate (`Iterable` or `Mapping`): test sets, each as for [`evaluate_perplexity`]; or name -> test set.
-
-    Raises:
-        `TypeError`: a text, or an object that is not iterable.
+    A second test set of the same name is named `"NAME (2)"`.
     """
     if isinstance(evaluate, Mapping):
         return dict(evaluate)
@@ -138,8 +124,8 @@ def _mean_nll(model: PreTrainedModel, windows: torch.Tensor, batch_size: int, de
         loss = _summed_nll(model, batch.to(device))
         if not math.isfinite(loss):
             raise ValueError(
-                f"The loss is {loss} in windows {start} to {start + len(batch) - 1}: the model's weights or "
-                "activations hold NaN or inf, or its dtype overflows (try bfloat16 or float32)."
+                f"The loss is {loss} in windows {start} to {start + len(batch) - 1}: the weights hold NaN or inf, or the "
+                "dtype overflows (try bfloat16 or float32)."
             )
         total += loss
     return total / (len(windows) * (windows.shape[1] - 1))

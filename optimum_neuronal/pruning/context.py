@@ -23,7 +23,7 @@ from ..compat.accelerate import execution_device, is_offloaded
 from ..config.methods import Methods
 from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, resolve_seq_length
-from ..data.documents import check_dataset
+from ..data.documents import find_dataset
 from ..files.records import Records, WorkDirectory
 from ..model.check_model import check_changeable, check_model, check_pattern, check_weights
 from ..model.find_blocks import find_decoder
@@ -226,12 +226,12 @@ def check_texts(config: NeuronALConfig, evaluate: Iterable[str] = ()) -> None:
         evaluate (`Iterable[str]`): test texts, as for [`evaluate_perplexity`].
 
     Raises:
-        `RuntimeError`, `OSError`, `ValueError`: as [`check_dataset`].
+        `RuntimeError`, `OSError`, `ValueError`: as [`find_dataset`].
     """
     if config.dataset is not None and config.make_methods().needs_calibration:
-        check_dataset(config.dataset)
+        find_dataset(config.dataset)
     for dataset in evaluate:
-        check_dataset(dataset, "test")
+        find_dataset(dataset)
 
 
 def open_records(folder: WorkDirectory, decoder: Decoder, config: NeuronALConfig, ids: torch.Tensor) -> Records:

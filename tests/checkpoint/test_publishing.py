@@ -123,12 +123,6 @@ def test_whether_a_model_can_be_published_is_known_before_it_is_made(session):
     assert "(there is no token)" in outcome["check without token"]
 
 
-def test_whether_a_dataset_can_be_had_is_known_without_a_download(session):
-    found, absent = session[0]["datasets"]
-    assert found is None
-    assert absent.startswith("RuntimeError: Could not load the dataset 'me/absent:train' (me/absent, split 'train')")
-
-
 def test_without_a_token(session):
     outcome, _ = session
     told = outcome["push without token"]

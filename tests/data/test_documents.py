@@ -1,22 +1,28 @@
-import os
+import json
 
 import datasets
 import pytest
 import torch
+from conftest import make_tokenizer
 from texts import MIXED, document, draw
 
-from optimum_neuronal.data.documents import check_dataset, load_documents
+from optimum_neuronal.data.calibration import as_token_ids, draw_windows
+from optimum_neuronal.data.documents import CALIBRATION_DATASETS, find_dataset, load_documents
+from optimum_neuronal.evaluation.perplexity import load_windows
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def test_column_of_a_dataset(tokenizer):
     for columns in ({"text": ["a"], "other": ["b"]}, {"body": ["a"], "year": [1]}):
         assert list(load_documents(datasets.Dataset.from_dict(columns))) == ["a"]
-    for columns, usual in ({"one": ["a"], "two": ["b"]}, "one"), ({"id": ["a"], "content": ["b"]}, "content"):
-        dataset = datasets.Dataset.from_dict(columns)
-        message = f"no column 'text', it has: {', '.join(columns)}. Name the one of the text: dataset.(.*)$"
-        with pytest.raises(ValueError, match=message) as caught:
-            load_documents(dataset)
-        assert list(load_documents(eval(str(caught.value).rpartition(": ")[2]))) == columns[usual]
+    with pytest.raises(ValueError, match="no column 'text', only one, two"):
+        load_documents(datasets.Dataset.from_dict({"one": ["a"], "two": ["b"]}))
+    with pytest.raises(TypeError, match="type DatasetDict is not supported.*one split"):
+        load_documents(datasets.DatasetDict())
     dataset = datasets.Dataset.from_dict({"text": MIXED})
     assert torch.equal(draw(dataset, tokenizer).ids, draw(MIXED, tokenizer).ids)
 
@@ -29,136 +35,159 @@ def test_txt_is_one_stream(tmp_path, tokenizer):
     assert load_documents(str(path)).joined and list(load_documents(path)) == [text]
 
 
-def test_jsonl(tmp_path):
-    path = tmp_path / "data.jsonl"
-    path.write_text('{"text": "a\u2028b", "code": "c"}\n\n{"text": "d", "code": "e"}\n', encoding="utf-8")
-    assert list(load_documents(path)) == ["a\u2028b", "d"]
-    assert list(load_documents(f"{path}:code")) == ["c", "e"]
-    assert load_documents(path).source == "data.jsonl, column text"
-    path.write_text('{"text": "a", "n": 1}\n{"text": "b", "n": "x"}\n')  # of another column of several types
-    assert list(load_documents(path)) == ["a", "b"]
-
-
-def test_csv(tmp_path):
-    path, long = tmp_path / "data.csv", "word " * 40_000
-    path.write_text(f'\ufeffid,text\r\n1,"a, ""b""\nc"\r\n\r\n2,NA\r\n3,{long}\r\n', encoding="utf-8", newline="")
-    assert list(load_documents(path)) == ['a, "b"\nc', "NA", long]
-    assert load_documents(path).source == "data.csv, column text"
-    path.write_text("body\nonly one column\n")
-    assert list(load_documents(path)) == ["only one column"]
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"text": "a\u2028b", "code": "c"}\n\n{"text": "NA", "code": "d"}\n'),
+        ("a.json", '[{"text": "a\u2028b", "code": "c"}, {"text": "NA", "code": "d"}]'),
+        ("a[1].csv", "text,code\na\u2028b,c\nNA,d\n"),
+    ],
+)
+def test_files_with_columns(tmp_path, name, content):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert list(load_documents(tmp_path / name)) == ["a\u2028b", "NA"]
+    assert list(load_documents(f"{tmp_path / name}:code")) == ["c", "d"]
+    assert load_documents(tmp_path / name).source == name
 
 
 def test_parquet(tmp_path):
-    path = str(tmp_path / "data.parquet")
-    datasets.Dataset.from_dict({"text": ["a", "b"], "code": ["c", "d"]}).to_parquet(path)
-    assert list(load_documents(path)) == ["a", "b"]
-    assert list(load_documents(path + ":code")) == ["c", "d"]
+    datasets.Dataset.from_dict({"text": ["a", "b"], "code": ["c", "d"]}).to_parquet(tmp_path / "data.parquet")
+    assert list(load_documents(str(tmp_path / "data.parquet"))) == ["a", "b"]
+
+
+def test_folders(tmp_path):
+    for folder in ("texts/more", "splits"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "texts" / "a.txt").write_text("one\ntwo")
+    (tmp_path / "texts" / "more" / "b.txt").write_text("three\n\nfour")
+    documents = load_documents(tmp_path / "texts")
+    assert list(documents) == ["one\ntwo", "three\n\nfour"] and not documents.joined
+    (tmp_path / "splits" / "train.jsonl").write_text('{"text": "a", "code": "c"}\n')
+    assert list(load_documents(tmp_path / "splits", "test")) == ["a"], "the only split"
+    (tmp_path / "splits" / "test.jsonl").write_text('{"text": "b", "code": "d"}\n')
+    assert list(load_documents(tmp_path / "splits", "test")) == ["b"]
+    assert list(load_documents(f"{tmp_path / 'splits'}:code")) == ["c"]
 
 
 @pytest.mark.parametrize(
-    "name, content, message",
+    ("name", "content", "message"),
     [
-        ("a.jsonl", '{"text": "a"}\n{', "a.jsonl' could not be read as .jsonl: JSON parse error"),
-        ("a.jsonl", '{"text": "a"}\n' + "[" * 100_000, "a.jsonl' could not be read as .jsonl: JSON parse error"),
-        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}', "could not be read as .jsonl: .*surrogate"),
-        ("a.jsonl", '{"text": "a"}\n{"x": "1"}', "Document 1 of a.jsonl, column text is of type NoneType"),
-        ("a.jsonl", "", "a.jsonl' could not be read as .jsonl: it is empty"),
-        (
-            "a.jsonl",
-            '{"id": "1", "content": "2"}',
-            "a.jsonl. has no column 'text', it has: id, content. .*a.jsonl:content$",
-        ),
-        ("a.csv", "one,two\na,b\n", "a.csv. has no column 'text', it has: one, two"),
-        ("a.csv", "text,n\na, b,c\n", "a.csv' could not be read as .csv: .*loss of data"),
-        ("a.csv", "text,n\na,b\na, b,c\n", "a.csv' could not be read as .csv: .*Expected 2 fields in line 3, saw 3"),
-        ("a.csv", "", "a.csv' could not be read as .csv: No columns"),
-        ("a.csv", 'text\n"a', "a.csv' could not be read as .csv: .*EOF inside string"),
-        ("a.csv", "text\n1\n2\n", "Document 0 of a.csv, column text is of type int"),
-        ("a.parquet", "no parquet", "a.parquet' could not be read as .parquet"),
-        ("a.txt", b"\xe9", "a.txt' is not UTF-8 text"),
-        ("a.txt", " ", "a.txt. holds only blank documents"),
-        ("a.docx", "a", "a.docx' is a file of an unknown kind: pass a file that ends in .txt, .csv"),
+        ("a.jsonl", '{"text": "a"}\n{', "Could not load the dataset a.jsonl: JSON parse error"),
+        ("a.jsonl", '{"text": "a"}\n{"x": "1"}', "Document 1 of a.jsonl is a NoneType: expected a string"),
+        ("a.jsonl", '{"id": "1", "content": "2"}', "a.jsonl. has no column 'text', only id, content"),
+        ("a.csv", "text\n1\n2\n", "Document 0 of a.csv is a int"),
+        ("a.parquet", "no parquet", "Could not load the dataset a.parquet"),
+        ("a.txt", " ", "a.txt. holds no text"),
+        ("a.docx", "a", "does not exist, or does not end in .txt, .csv"),
     ],
 )
 def test_bad_files(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    for check in (load_documents, check_dataset):  # a file is checked whole, before long work
-        with pytest.raises((ValueError, TypeError), match=message):
-            check(str(tmp_path / name))
+    (tmp_path / name).write_text(content)
+    with pytest.raises((ValueError, TypeError, RuntimeError, OSError), match=message):
+        load_documents(str(tmp_path / name)).join()
 
 
-def test_wrong_paths(tmp_path):
-    for name in (str(tmp_path / "gone.txt"), "gone.jsonl:code"):
-        with pytest.raises(FileNotFoundError, match="gone.(txt|jsonl)' does not exist"):
-            load_documents(name)
-    with pytest.raises(FileNotFoundError, match="folder .*gone' does not exist"):
-        load_documents(str(tmp_path / "gone"))
-    (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(ValueError, match="has no column 'code'"):
-        load_documents(f"{tmp_path / 'a.txt'}:code")
-    with pytest.raises(ValueError, match="Did you mean 'wikitext2'"):
-        check_dataset("wikitext-2")
+def test_names_that_mean_nothing(tmp_path):
+    for name in (str(tmp_path / "gone.txt"), "gone.jsonl:code", "./gone"):
+        with pytest.raises(FileNotFoundError, match="does not exist"):
+            find_dataset(name)
+    for name in ("wikitext", "WikiText2", "C4", "wikitxt2:train"):
+        with pytest.raises(ValueError, match=r"Did you mean '(wikitext2|c4)'\?"):
+            find_dataset(name)
+    for name in ("", "some text to use", "a/b/c", "me/data:", "me/data:a:b:c:d", "me/data::text"):
+        with pytest.raises(ValueError, match="is not a known name .*put it in a list"):
+            find_dataset(name)
 
 
-def test_an_entry_with_a_lone_surrogate():
-    message = "Document 1 of a list of 2 strings has a lone surrogate, '.ud800', at character 2"
-    with pytest.raises(ValueError, match=message):
-        load_documents(["a", "b \ud800"])
+C4 = {"train": "en/c4-train.00000-of-01024.json.gz", "validation": "en/c4-validation.00000-of-00008.json.gz"}
+PTB = {split: f"penn_treebank/{split}/0000.parquet" for split in ("train", "test")}
+HUB = [
+    ("c4", "train", ("allenai/c4", None), "train", C4),
+    ("c4", "test", ("allenai/c4", None), "validation", C4),
+    ("wikitext2", "test", ("Salesforce/wikitext", "wikitext-2-raw-v1"), "test", {}),
+    ("ptb", "train", ("ptb-text-only/ptb_text_only", None), "train", PTB),
+    ("me/data", "test", ("me/data", None), "test", {}),
+    ("me/data:dev", "test", ("me/data", None), "dev", {}),
+    ("me/data:dev:sentence", "train", ("me/data", None), "dev", {}),
+    ("me/data:en:dev:sentence", "train", ("me/data", "en"), "dev", {}),
+]
 
 
-def test_a_file_is_the_one_named_and_read_anew(tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
-    for name in ("a[1].parquet", "b*.parquet", "b?.parquet", "**.parquet", "{a,b}.parquet"):
-        for other in ("a1.parquet", "b1.parquet", "b2.parquet", name):
-            datasets.Dataset.from_dict({"text": [f"of {other}"]}).to_parquet(tmp_path / other)
-        assert list(load_documents(tmp_path / name)) == [f"of {name}"]
-        assert load_documents(tmp_path / name).source == f"{name}, column text"
-    path, times = tmp_path / "data.parquet", []
-    for text in ("old", "new"):
-        datasets.Dataset.from_dict({"text": [text], "more": [1]}).to_parquet(path)
-        times = times or [path.stat().st_atime_ns, path.stat().st_mtime_ns]
-        os.utime(path, ns=tuple(times))
-        assert list(load_documents(path)) == [text]
-    assert not cache.exists(), "the user's cache holds no copies"
+class TestHub:
+    @pytest.fixture
+    def calls(self, monkeypatch):
+        calls = []
+
+        def load_dataset(*args, **kwargs):
+            calls.append((args, kwargs))
+            texts = [f"document {i}" for i in range(1200)]
+            return datasets.Dataset.from_dict({"text": texts, "sentence": texts[::-1]})
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        return calls
+
+    @pytest.mark.parametrize(("name", "role", "args", "split", "files"), HUB)
+    def test_what_is_loaded(self, calls, name, role, args, split, files):
+        documents = load_documents(name, role)
+        data_files = {split: files[split]} if files else None
+        revision = "refs/convert/parquet" if name == "ptb" else None
+        assert calls == [(args, {"data_files": data_files, "revision": revision, "split": split})]
+        assert documents[0] == ("document 1199" if "sentence" in name or name == "ptb" else "document 0")
+        assert name in documents.source and f"split {split}" in documents.source
+
+    def test_how_it_is_used(self, calls):
+        c4, wikitext2, ptb = (load_documents(name, "test") for name in CALIBRATION_DATASETS)
+        assert (len(c4), c4.max_windows, c4.separator, c4.joined) == (1100, 256, " ", False)
+        assert (len(wikitext2), wikitext2.max_windows, wikitext2.separator, wikitext2.joined) == (1200, None, "\n\n", True)
+        assert (len(ptb), ptb.max_windows, ptb.separator, ptb.joined) == (1200, None, " ", True)
+        assert len(load_documents("c4")) == 1200 and load_documents("c4").max_windows is None
+
+    def test_refused_by_the_hub(self, monkeypatch):
+        def load_dataset(*args, **kwargs):
+            raise ValueError('Unknown split "dev". Should be one of\n["train"].')
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        with pytest.raises(RuntimeError, match=r"me/data:dev .*Unknown split.*\. Pass a local \.txt") as caught:
+            load_documents("me/data:dev")
+        assert isinstance(caught.value.__cause__, ValueError) and "\n" not in str(caught.value)
 
 
-class TestFolders:
-    def test_of_txt(self, tmp_path):
-        (tmp_path / "more").mkdir()
-        (tmp_path / "a.txt").write_text("one\ntwo")
-        (tmp_path / "more" / "b.txt").write_text("three\n\nfour")
-        (tmp_path / "README.md").write_text("no text")
-        documents = load_documents(tmp_path)
-        assert list(documents) == ["one\ntwo", "three\n\nfour"] and not documents.joined
-        assert documents.source == f"{tmp_path.name}, column text"
+# Begins with a token of its own, as chat templates do, which the tokenizer must not add again.
+TEMPLATE = "w100 {% for m in messages %}{{ m.role }} {{ m.content }} w101 {% endfor %}"
+CHATS = [[{"role": "w1", "content": "w2 w3"}, {"role": "w4", "content": "w5"}], [{"role": "w1", "content": "w6"}]]
 
-    def test_of_splits(self, tmp_path):
-        (tmp_path / "train.jsonl").write_text('{"text": "a", "code": "c"}\n')
-        assert list(load_documents(tmp_path, "test")) == ["a"], "the only split"
-        (tmp_path / "test.jsonl").write_text('{"text": "b", "code": "d"}\n')
-        assert list(load_documents(tmp_path)) == ["a"] and list(load_documents(tmp_path, "test")) == ["b"]
-        assert list(load_documents(f"{tmp_path}:code")) == ["c"]
-        check_dataset(str(tmp_path), "test")
 
-    def test_that_datasets_saved(self, tmp_path):
-        dataset = datasets.Dataset.from_dict({"text": ["a"], "code": ["c"]})
-        dataset.save_to_disk(tmp_path / "one")
-        datasets.DatasetDict(train=dataset, other=dataset).save_to_disk(tmp_path / "two")
-        assert list(load_documents(tmp_path / "one")) == list(load_documents(tmp_path / "two")) == ["a"]
-        assert list(load_documents(f"{tmp_path / 'two'}:code")) == ["c"]
-        message = "two' could not be read as dataset: it has no split 'test', but train, other"
-        with pytest.raises(ValueError, match=message):
-            load_documents(tmp_path / "two", "test")
+class TestConversations:
+    @pytest.fixture
+    def chatting(self):
+        tokenizer = make_tokenizer()
+        tokenizer.chat_template = TEMPLATE
+        return tokenizer
 
-    def test_refused(self, tmp_path):
-        with pytest.raises(ValueError, match="is a folder with no such files: pass a file that ends in .txt"):
-            load_documents(tmp_path)
-        (tmp_path / "a.txt").write_text("text")
-        (tmp_path / "a.csv").write_text("text\na\n")
-        with pytest.raises(ValueError, match="is a folder with .csv and .txt files"):
-            load_documents(tmp_path)
-        (tmp_path / "a.txt").unlink()
-        (tmp_path / f"{tmp_path.name}.py").write_text("raise SystemExit")
-        with pytest.raises(ValueError, match="Dataset scripts are no longer supported"):
-            load_documents(tmp_path)
+    def test_wherever_they_come_from(self, chatting, llama, tmp_path):
+        path = tmp_path / "chats.jsonl"
+        path.write_text("\n".join(json.dumps({"messages": chat, "id": "x"}) for chat in CHATS))
+        for source in (CHATS, datasets.Dataset.from_dict({"messages": CHATS, "id": ["a", "b"]}), path):
+            documents = load_documents(source, tokenizer=chatting)
+            assert list(documents) == ["w100 w1 w2 w3 w101 w4 w5 w101 ", "w100 w1 w6 w101 "] and documents.templated
+        assert as_token_ids(CHATS) is None
+        windows = load_windows(llama.config, chatting, CHATS, 4, None)
+        assert windows.tolist() == [[100, 1, 2, 3], [101, 4, 5, 101], [100, 1, 6, 101]]
+
+    def test_special_tokens_are_the_templates(self, chatting):
+        seen = []
+
+        def tokenize(text, **options):
+            seen.append(options)
+            return {"input_ids": [int(word[1:]) for word in text.split()]}
+
+        tokenize.chat_template, tokenize.apply_chat_template = TEMPLATE, chatting.apply_chat_template
+        drawn = draw_windows([CHATS[0]] * 3, tokenize, num_samples=2, seq_length=8, seed=0, vocab_size=256)
+        assert drawn.ids.tolist() == [[100, 1, 2, 3, 101, 4, 5, 101]] * 2
+        assert all(options["add_special_tokens"] is False for options in seen)
+
+    def test_mistakes(self, chatting):
+        with pytest.raises(ValueError, match="a list of 2 conversations.* holds conversations, but there is no chat temp"):
+            load_documents(CHATS, tokenizer=make_tokenizer())
+        with pytest.raises(TypeError, match="Document 2 of .* is a str: expected a conversation"):
+            load_documents([*CHATS, "text"], tokenizer=chatting).join()

@@ -8,9 +8,9 @@ from texts import VOCAB
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from optimum_neuronal import densify, save_pretrained
-from optimum_neuronal.data.texts import Documents
+from optimum_neuronal.data.documents import Documents
 from optimum_neuronal.evaluation import perplexity as evaluation
-from optimum_neuronal.evaluation.evaluated_model import as_model, check_language_model
+from optimum_neuronal.evaluation.evaluated_model import as_model
 from optimum_neuronal.evaluation.perplexity import evaluate_perplexity, name_test_sets
 
 
@@ -109,37 +109,26 @@ def test_the_model_is_left_as_it_was(model):
     assert [module.training for module in model.modules()] == before and set(seen) == {False}
 
 
-def test_nothing_is_written_where_there_is_no_terminal(model, capfd):
-    evaluate_perplexity(model, None, random_ids(3, 8))
-    assert capfd.readouterr() == ("", "")
-
-
 def test_mistakes(model, tokenizer):
     ids = random_ids(2, 8)
     for dataset, fields, message in (
         ([text(range(9))], {"seq_length": 10}, "holds 9 tokens, fewer than one window of 10"),
         ([[0, -1]], {}, f"vocabulary has {VOCAB} entries"),
         ([[0, VOCAB]], {}, f"vocabulary has {VOCAB} entries"),
-        (["text"], {"seq_length": 33}, "seq_length=33, but this model admits 1 to 32"),
-        (random_ids(2, 33), {}, "seq_length=33, but this model admits 1 to 32"),
-        (ids, {"seq_length": 16}, "sequences of 8, but seq_length=16"),
-        (ids[:, :1], {}, "sequences of 1 token"),
+        (["text"], {"seq_length": 33}, "seq_length=33, but this model allows 1 to 32"),
+        (random_ids(2, 33), {}, "seq_length=33, but this model allows 1 to 32"),
         (["text"], {"tokenizer": None}, "needs a tokenizer"),
-        (ids, {"seq_length": 1}, "seq_length is 1: expected a whole number of at least"),
-        (ids, {"max_windows": 0}, "max_windows is 0: expected a whole number of at least"),
         (ids, {"batch_size": 0}, "batch_size is 0: expected a whole number of at least"),
     ):
         with pytest.raises(ValueError, match=message):
             evaluate_perplexity(model, **{"tokenizer": tokenizer, "dataset": dataset, **fields})
     for bad, error, message in (
-        (model.model, ValueError, "LlamaModel has no causal language-model head"),
+        (model.model, ValueError, "LlamaModel has no language-model head"),
         (make_model("llama").to("meta"), ValueError, "on the meta device"),
-        (None, TypeError, "model is None: expected a causal language model"),
         (5, TypeError, "model is 5: expected a causal language model"),
     ):
-        for refuse in (lambda bad: evaluate_perplexity(bad, None, ids), lambda bad: check_language_model(bad, "so")):
-            with pytest.raises(error, match=message):
-                refuse(bad)
+        with pytest.raises(error, match=message):
+            evaluate_perplexity(bad, None, ids)
 
 
 def test_a_model_may_be_named(model, tokenizer, tmp_path):

@@ -1,5 +1,4 @@
 import json
-import logging
 import sys
 from pathlib import Path
 
@@ -9,12 +8,10 @@ import pytest
 import torch
 from conftest import make_model
 from few_bits import make_few_bits
-from profiles import at_night
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from optimum_neuronal.evaluation import tasks
-from optimum_neuronal.evaluation.tasks import GROUPS, TaskResult, evaluate_tasks
+from optimum_neuronal.evaluation.tasks import TaskResult, evaluate_tasks
 
 
 TASKS = Path(__file__).parents[1] / "fixtures" / "tasks"
@@ -112,95 +109,29 @@ class TestResult:
         )
         assert offloaded.device.type == "meta" and evaluate(offloaded, tokenizer, limit=4) == expected
 
-    def test_the_papers_tasks_are_the_harness_s(self, llama, tokenizer, monkeypatch):
-        loaded = []
-        monkeypatch.setattr(tasks, "_load_tasks", lambda names, path: loaded.extend(names) or {"tasks": {}})
-        monkeypatch.setattr(tasks, "_run", lambda *_: {})
-        assert evaluate_tasks(llama, tokenizer, ["boolq", "paper"]) == {}
-        assert loaded == ["boolq", *(name for name in GROUPS["paper"] if name != "boolq")]
-
-    def test_modes_generators_tokenizer_and_log_are_left_alone(self, llama, tokenizer):
+    def test_modes_generators_and_tokenizer_are_left_alone(self, llama, tokenizer):
         llama.train()
         llama.model.layers[0].eval()
-        before, level = [module.training for module in llama.modules()], logging.getLogger("lm_eval").level
+        before = [module.training for module in llama.modules()]
         seen, state = [], torch.get_rng_state()
         llama.register_forward_pre_hook(lambda *_: seen.append(any(module.training for module in llama.modules())))
         evaluate(llama, tokenizer, limit=2)
-        with pytest.raises(ValueError):
-            evaluate(llama, tokenizer, ["neuronal_prose"])
         assert [module.training for module in llama.modules()] == before and set(seen) == {False}
         assert torch.equal(torch.get_rng_state(), state) and tokenizer.pad_token is None
-        assert logging.getLogger("lm_eval").level == level
 
 
-class TestErrors:
-    def test_arguments(self, llama, tokenizer, tmp_path):
-        def refused(message, model=llama, given=tokenizer, names=("neuronal_words",), **options):
-            with pytest.raises(ValueError, match=message):
-                evaluate_tasks(model, given, names, **{"include_path": TASKS, **options})
-
-        for name in ("limit", "batch_size"):
-            refused(f"{name} is 0: expected a whole number of at least 1", **{name: 0})
-        refused("tasks is empty", names=[])
-        refused("absent' is not a folder", include_path=tmp_path / "absent")
-        refused("need a tokenizer", given=None)
-        refused("LlamaModel has no causal language-model head", llama.model)
-        refused("on the meta device", make_model("llama").to("meta"))
-        tokenizer.eos_token = None
-        refused("no bos_token and no eos_token")
-
-    @needs_harness
-    def test_unknown_task(self, llama, tokenizer):
-        llama.forward = None  # it must not run
-        for known in ("neuronal_words", "paper"):
-            with pytest.raises(ValueError, match="Unknown task 'neuronal_word'. Did you mean 'neuronal_words'"):
-                evaluate(llama, tokenizer, [known, "neuronal_word"])
-
-    @needs_harness
-    @pytest.mark.parametrize("connected", [True, False])
-    def test_data_that_cannot_be_fetched(self, llama, tokenizer, monkeypatch, connected):
-        """The task is named. Without a connection the cache alone is asked, which answers at once."""
-        from lm_eval.tasks import TaskManager
-
-        load, offline = TaskManager.load, []
-
-        def fail_for_rte(self, names):
-            offline.append(datasets.config.HF_HUB_OFFLINE)
-            if "rte" in str(names):
-                raise ConnectionError("Couldn't reach 'nyu-mll/glue' on the Hub.")
-            return load(self, names)
-
-        monkeypatch.setattr(TaskManager, "load", fail_for_rte)
-        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(tasks, "connection_error", lambda _: None if connected else OSError("no route to host"))
-        monkeypatch.setattr(tasks, "_stock_tasks", None)  # no index of all tasks is needed
-        llama.forward = None  # it must not run
-        expected = r"task 'rte' cannot be read: Couldn't reach 'nyu-mll/glue' on the Hub\.$"
-        if not connected:
-            expected = "task 'rte' is not in the cache .* no connection to the Hub .no route to host.: .* include_path"
-        with pytest.raises(OSError, match=expected):
-            evaluate(llama, tokenizer, ["neuronal_words", "rte", "boolq"])
-        assert offline == [not connected] * 2 and not datasets.config.HF_HUB_OFFLINE
-
-    @needs_harness
-    @at_night
-    def test_a_tag_of_the_harness_and_a_task_of_ones_own(self, llama, tokenizer, monkeypatch):
-        """All is indexed for a tag, whose tasks stand in other files; without their data the first one is missing."""
-        with pytest.raises(OSError, match="The data of the task 'ai2_arc' is not in the cache"):
-            evaluate(llama, tokenizer, ["neuronal_words", "ai2_arc"])
-
-    @needs_harness
-    def test_no_accuracy(self, llama, tokenizer):
-        llama.lm_head.weight.data[3] = torch.nan
-        with pytest.raises(ValueError, match="is nan in question 0 of the task 'neuronal_words'"):
-            evaluate(llama, tokenizer)
-        llama.forward = None
-        with pytest.raises(ValueError, match="'neuronal_prose' has no metric 'acc' but word_perplexity"):
-            evaluate(llama, tokenizer, ["neuronal_words", "neuronal_prose"])
-
-    @needs_harness
-    def test_the_harness_or_what_its_models_need_is_not_installed(self, llama, tokenizer, monkeypatch):
-        for module in ("lm_eval.models.huggingface", "lm_eval.tasks"):
-            monkeypatch.setitem(sys.modules, module, None)
-            with pytest.raises(ImportError, match=r"pip install optimum-neuronal\[eval\]"):
-                evaluate(llama, tokenizer)
+@needs_harness
+def test_mistakes(llama, tokenizer, monkeypatch):
+    with pytest.raises(ValueError, match="LlamaModel has no language-model head"):
+        evaluate(llama.model, tokenizer)
+    llama.lm_head.weight.data[3] = torch.nan
+    with pytest.raises(ValueError, match="A log-likelihood is nan in the task 'neuronal_words'"):
+        evaluate(llama, tokenizer)
+    llama.forward = None  # it must not run
+    with pytest.raises(ValueError, match="'neuronal_prose' has no metric 'acc'"):
+        evaluate(llama, tokenizer, ["neuronal_words", "neuronal_prose"])
+    with pytest.raises(ValueError, match="Unknown task 'neuronal_word'. Did you mean 'neuronal_words'"):
+        evaluate(llama, tokenizer, ["neuronal_words", "neuronal_word"])
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    with pytest.raises(ImportError, match=r"pip install optimum-neuronal\[eval\]"):
+        evaluate(llama, tokenizer)
