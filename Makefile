@@ -1,20 +1,13 @@
-# make demo   prune the model that comes with the package, and show what was gained
-# make test   run the tests
-# make style  format the code          make check  verify format, lint, import directions, private names and public types
-# make test-lowest  run the tests of what touches transformers with the lowest of it and of optimum that setup.cfg admits
-# make test-vllm  run the tests of serving with vLLM, on Linux and x86-64
-# make dist   make the sdist and the wheel, for all platforms, in dist/; install the wheel into an empty environment, run its demo, read its types
-# make docs   build the documentation's site in site/, strictly
-# Each first makes .venv (.venv-lowest, .venv-vllm, .venv-wheel); another interpreter: make demo PYTHON=python3.12
+# make demo, test, test-lowest, test-vllm, style, check, dist or docs: CONTRIBUTING.md explains each.
+# Each first creates its environment (.venv, ...). Another interpreter: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 BIN := .venv/bin
 C_FILES := $(wildcard $(addsuffix /*.[ch],optimum_neuronal/native optimum_neuronal/native/isa tests/native))
 PYTEST := -m pytest -n 2 --dist worksteal
 
-# The tests of the rooms that touch transformers and optimum.
-LOWEST := $(addprefix tests/,model engine checkpoint transformers_plugin training compat cli/test_command.py \
-	cli/test_prune_command.py rotation/test_merging.py test_families.py test_pruner.py)
+# The tests that touch transformers and optimum.
+LOWEST := $(addprefix tests/,model blocks checkpoint transformers_plugin training compat test_families.py test_pruner.py)
 
 # On Linux the public package index offers only torch's CUDA build, several gigabytes. Without an NVIDIA device torch is
 # therefore taken from its own index of CPU builds, if that answers (pip alone would retry for minutes), and unless
@@ -60,7 +53,6 @@ check: .venv/.installed
 	@$(BIN)/ruff check
 	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@$(BIN)/lint-imports
-	@$(BIN)/python tests/lint_sources.py
 	@$(BIN)/mypy
 
 # From an empty folder, so that nothing but the wheel is found. Another command of it: make dist TRIED=env

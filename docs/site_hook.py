@@ -16,13 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 FURTHER = (
     "examples/*.ipynb",
-    "benchmarks/*.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
     "CODE_OF_CONDUCT.md",
 )
-NO_PAGES = {"benchmarks/methods.head.md"}  # a part of another
 LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])+)\]\((?!\w+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
 NAME = re.compile(r"\[(<code>[\w.~]+</code>)\]")  # as docstrings in transformers' style refer to something
 TYPE = re.compile(r"<code>[^<]*`[^<]*")  # a docstring's type in Markdown, which mkdocstrings takes for code
@@ -36,7 +34,7 @@ def page_name(path: Path) -> str:
 def further_pages() -> dict[str, Path]:
     """Return the files of all pages that lie outside of docs/, by their names on the site."""
     found = (path for pattern in FURTHER for path in sorted(ROOT.glob(pattern)))
-    return {name: path for path in found if (name := page_name(path)) not in NO_PAGES}
+    return {page_name(path): path for path in found}
 
 
 def read_page(path: Path) -> str:
