@@ -26,9 +26,9 @@ from .files.records import WorkDirectory, work_directory
 from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
 from .model.packed_size import PackedSize
-from .packed.sparsify import check_quantizable, put_quantized
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
 from .pruning.context import PruneContext, alone_with, check, open_records
+from .pruning.packing import check_quantizable, put_quantized
 from .pruning.prune import prune_model
 from .pruning.reporting import PrunedModels, expected_size, untied_bytes
 from .report import PruningReport, method_text

@@ -156,15 +156,9 @@ class _PackedLora(_Pickled):
         config.fan_in_fan_out = base.transposed  # as PEFT does it for dense layers
         kwargs["is_target_conv_1d_layer"] = base.transposed
         super().__init__(base_layer, adapter_name, config=config, **kwargs)
-        base.adapters.add(self)
-
-    def __setstate__(self, state: Any) -> None:
-        super().__setstate__(state)
-        if self._is_packed():
-            self.get_base_layer().adapters.add(self)
 
     def _is_packed(self) -> bool:
-        return hasattr(self.get_base_layer(), "adapters")
+        return hasattr(self.get_base_layer(), "passes_gradients")
 
     def _get_in_out_features(self, module: Any) -> tuple[int, int]:
         return module.in_features, module.out_features

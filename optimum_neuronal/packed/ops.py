@@ -1,8 +1,6 @@
-"""The operations on packed matrices, as torch knows them: `torch.ops.optimum_neuronal.packed_linear` and others.
+"""Operations on packed matrices, for torch.compile and autograd: `torch.ops.optimum_neuronal.packed_linear` and others.
 
-Graphs of `torch.compile` call these, and stay whole. All else calls [`linear`], which spares torch's dispatch: half of a
-call; or [`product`], where something may be differentiated. A matrix comes as the name of its format and its tensors, in
-the format's order.
+An operation takes a matrix as the name of its format and its tensors, in the format's order.
 """
 
 import math
@@ -13,26 +11,26 @@ import torch
 
 from . import accelerator
 from .formats.packed_matrix import DTYPES, FORMATS, SCRATCH_ROWS, PackedMatrix, check_places, headers_of, row_blocks
-from .inference_only import is_differentiated
 
+
+ADVICE = "call optimum_neuronal.densify(model) first"
+REFUSAL = (
+    f"The model's weights are packed and cannot be trained: to train them, {ADVICE}. To train LoRA beside packed weights, "
+    "call peft.get_peft_model(model, optimum_neuronal.lora_for_packed(model, config))."
+)
 
 LIBRARY = torch.library.Library("optimum_neuronal", "DEF")
-LIBRARY.define(
+for _schema in (
     "packed_linear(Tensor x, str format, Tensor[] tensors, int rows, Tensor? bias) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-LIBRARY.define(
     "packed_gradient(Tensor gradient, str format, Tensor[] tensors, int columns) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-LIBRARY.define(
-    "unpack(str format, Tensor[] tensors, int rows, int columns, ScalarType dtype) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+    "block_gradient(Tensor x) -> Tensor",
+    "refuse_gradient(Tensor gradient) -> Tensor",
+):
+    LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `x @ W.T + bias` for a matrix that was checked; sums are taken in a fixed order.
+    """Return `x @ W.T + bias` for a checked matrix. W and the bias are constants for autograd.
 
     Args:
         matrix ([`PackedMatrix`]): W, shape (out, in).
@@ -43,52 +41,17 @@ def linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = No
         `Tensor`: shape (..., out), of the dtype of `x`.
 
     Raises:
-        `ValueError`: shapes, dtypes or devices do not fit.
+        `ValueError`: shapes, dtypes or devices don't fit.
     """
-    # Torch knows the operation of traces, and what subclasses of tensors make of it.
-    if type(x) is not torch.Tensor or torch.jit.is_tracing():
+    differentiated = x.requires_grad and torch.is_grad_enabled()
+    if differentiated or type(x) is not torch.Tensor or torch.jit.is_tracing():
         tensors = list(matrix.tensors().values())
         return torch.ops.optimum_neuronal.packed_linear(x, matrix.name, tensors, matrix.row_count, bias)
-    return _linear(matrix, x, bias)
-
-
-def product(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return what [`linear`] does, followed by autograd, forward-mode AD and torch.func; W and the bias are constants."""
-    return Product.apply(x, matrix, bias, False) if is_differentiated(x) else linear(matrix, x, bias)
-
-
-class Product(torch.autograd.Function):
-    """`x @ W.T + bias`, or if `turned` `x @ W`: linear in x, so that each is the other's gradient."""
-
-    @staticmethod
-    def forward(x, matrix, bias, turned):
-        if type(x) is torch.Tensor:
-            return input_gradient(matrix, x) if turned else _linear(matrix, x, bias)
-        tensors = list(matrix.tensors().values())  # of a graph that is traced
-        with torch._C._AutoDispatchBelowAutograd():
-            if turned:
-                return torch.ops.optimum_neuronal.packed_gradient(x, matrix.name, tensors, matrix.shape[-1])
-            return torch.ops.optimum_neuronal.packed_linear(x, matrix.name, tensors, matrix.row_count, bias)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, ctx.matrix, _, ctx.turned = inputs
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return Product.apply(gradient, ctx.matrix, None, not ctx.turned), None, None, None
-
-    @staticmethod
-    def jvp(ctx, tangent, *_):
-        return Product.apply(tangent, ctx.matrix, None, ctx.turned)
-
-    @staticmethod
-    def vmap(info, dims, x, matrix, bias, turned):
-        return Product.apply(x.movedim(dims[0], 0), matrix, bias, turned), 0
+    return _linear(matrix, x, bias)  # without torch's dispatch, which takes as long as the rest of a small product
 
 
 def input_gradient(matrix: PackedMatrix, gradient: torch.Tensor) -> torch.Tensor:
-    """Return `gradient @ W`, W unpacked some rows at a time; sums over these are taken in float32.
+    """Return `gradient @ W`. W is unpacked some rows at a time, and sums over these are taken in float32.
 
     Args:
         matrix ([`PackedMatrix`]): W, shape (out, in), checked.
@@ -108,21 +71,27 @@ def input_gradient(matrix: PackedMatrix, gradient: torch.Tensor) -> torch.Tensor
 
 
 def unpack(matrix: PackedMatrix) -> torch.Tensor:
-    """Return the dense weight of a matrix that was checked, of its shape and dtype, on its device."""
-    if matrix.device.type != "cpu":
-        return accelerator.unpack(matrix)
-    return matrix.unpack()
+    """Return the dense weight of a checked matrix, of its shape and dtype, on its device."""
+    return matrix.unpack() if matrix.device.type == "cpu" else accelerator.unpack(matrix)
+
+
+def block_gradient(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of x through which a backward raises `RuntimeError`: packed weights would silently stay untrained."""
+    return torch.ops.optimum_neuronal.block_gradient(x)
 
 
 def _linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    # A token's products take as long as this function, so it asks nothing twice.
     shape, columns, rows = x.shape, matrix.shape[-1], matrix.row_count
     if not shape or shape[-1] != columns:
         raise ValueError(f"x has shape {list(shape)}: expected (..., {columns})")
     if x.dtype != matrix.dtype or x.device != matrix.device:
         raise ValueError(f"x is {x.dtype} on {x.device}, but the weight {matrix.dtype} on {matrix.device}")
     if bias is not None:
-        _check_bias(bias, x, rows)
+        if bias.dtype != x.dtype or bias.device != x.device or bias.shape != (rows,):
+            raise ValueError(
+                f"the bias is {bias.dtype} of shape {list(bias.shape)} on {bias.device}: expected {x.dtype}, [{rows}] on "
+                f"{x.device}"
+            )
         bias = bias.contiguous()
     flat = x if len(shape) == 2 else x.reshape(math.prod(shape[:-1]), columns)
     multiply = matrix.linear if x.device.type == "cpu" else partial(accelerator.linear, matrix)
@@ -130,27 +99,17 @@ def _linear(matrix: PackedMatrix, x: torch.Tensor, bias: torch.Tensor | None) ->
     return y if len(shape) == 2 else y.view(*shape[:-1], rows)
 
 
-def _check_bias(bias: torch.Tensor, x: torch.Tensor, rows: int) -> None:
-    """Raise `ValueError` unless a bias goes with a product."""
-    if bias.dtype != x.dtype or bias.device != x.device or bias.shape != (rows,):
-        raise ValueError(
-            f"the bias is {bias.dtype} of shape {list(bias.shape)} on {bias.device}: expected {x.dtype}, [{rows}] on {x.device}"
-        )
-
-
 def matrix_of(
     format: str, tensors: Sequence[torch.Tensor], rows: int, columns: int, dtype: torch.dtype
 ) -> PackedMatrix:
-    """Return the matrix of tensors that may come from anywhere; costs no look at their contents.
+    """Return the matrix of the tensors of an operation, whose shapes and dtypes are checked, but not their contents.
 
     Raises:
-        `ValueError`: they cannot be those of a matrix of this shape and dtype.
+        `ValueError`: they cannot be the tensors of a matrix of this shape and dtype.
     """
     kind = FORMATS.get(format)
     if dtype not in DTYPES:
-        raise ValueError(
-            f"packed weights cannot be computed in {dtype}: expected one of {', '.join(map(str, DTYPES))}"
-        )
+        raise ValueError(f"packed weights cannot compute in {dtype}: expected one of {', '.join(map(str, DTYPES))}")
     least = len(kind.names) - len(kind.optional)
     if not least <= len(tensors) <= len(kind.names):
         raise ValueError(f"{len(tensors)} tensors of a {format} weight are given: expected {', '.join(kind.names)}")
@@ -160,48 +119,60 @@ def matrix_of(
     return kind.of_tensors(named, (rows, columns), dtype)
 
 
-@torch.library.register_fake("optimum_neuronal::packed_linear", lib=LIBRARY)
-def _fake_packed_linear(x, format, tensors, rows, bias):
-    return x.new_empty(*x.shape[:-1], rows)
-
-
-@torch.library.register_fake("optimum_neuronal::unpack", lib=LIBRARY)
-def _fake_unpack(format, tensors, rows, columns, dtype):
-    return tensors[0].new_empty(rows, columns, dtype=dtype)
-
-
-@torch.library.register_fake("optimum_neuronal::packed_gradient", lib=LIBRARY)
-def _fake_packed_gradient(gradient, format, tensors, columns):
-    return gradient.new_empty(*gradient.shape[:-1], columns)
-
-
 def _packed_linear(x, format, tensors, rows, bias):
-    return _linear(_matrix_for(x, format, tensors, rows), x, bias)
-
-
-def _differentiable_linear(x, format, tensors, rows, bias):
-    if is_differentiated(x):
-        return Product.apply(x, _matrix_for(x, format, tensors, rows), bias, False)
-    with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.optimum_neuronal.packed_linear(x, format, tensors, rows, bias)
-
-
-def _matrix_for(x: torch.Tensor, format: str, tensors: Sequence[torch.Tensor], rows: int) -> PackedMatrix:
     if x.ndim == 0:
         raise ValueError("x has no dimension: expected shape (..., in)")
-    return matrix_of(format, tensors, rows, x.shape[-1], x.dtype)
+    return _linear(matrix_of(format, tensors, rows, x.shape[-1], x.dtype), x, bias)
 
 
 def _packed_gradient(gradient, format, tensors, columns):
     return input_gradient(matrix_of(format, tensors, gradient.shape[-1], columns, gradient.dtype), gradient)
 
 
-def _unpack(format, tensors, rows, columns, dtype):
-    return unpack(matrix_of(format, tensors, rows, columns, dtype))
+def _refuse_gradient(gradient):
+    raise RuntimeError(REFUSAL)
+
+
+def _setup_linear(ctx, inputs, output) -> None:
+    x, ctx.format, tensors, _, _ = inputs
+    ctx.columns = x.shape[-1]
+    ctx.save_for_backward(*tensors)
+
+
+def _linear_backward(ctx, gradient):
+    found = torch.ops.optimum_neuronal.packed_gradient(gradient, ctx.format, list(ctx.saved_tensors), ctx.columns)
+    return found, None, [None] * len(ctx.saved_tensors), None, None
+
+
+def _no_second_gradient(ctx, *gradients):
+    raise RuntimeError("Packed weights have no second derivatives.")
 
 
 # This key stands for every device.
 LIBRARY.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
-LIBRARY.impl("packed_linear", _differentiable_linear, "Autograd")
 LIBRARY.impl("packed_gradient", _packed_gradient, "CompositeExplicitAutograd")
-LIBRARY.impl("unpack", _unpack, "CompositeExplicitAutograd")
+LIBRARY.impl("block_gradient", torch.clone, "CompositeExplicitAutograd")
+LIBRARY.impl("refuse_gradient", _refuse_gradient, "CompositeExplicitAutograd")
+
+_fake = torch.library.register_fake
+_fake(
+    "optimum_neuronal::packed_linear",
+    lambda x, format, tensors, rows, bias: x.new_empty(*x.shape[:-1], rows),
+    lib=LIBRARY,
+)
+_fake(
+    "optimum_neuronal::packed_gradient",
+    lambda gradient, format, tensors, columns: gradient.new_empty(*gradient.shape[:-1], columns),
+    lib=LIBRARY,
+)
+_fake("optimum_neuronal::block_gradient", torch.empty_like, lib=LIBRARY)
+_fake("optimum_neuronal::refuse_gradient", torch.empty_like, lib=LIBRARY)
+
+_differentiate = torch.library.register_autograd
+_differentiate("optimum_neuronal::packed_linear", _linear_backward, setup_context=_setup_linear, lib=LIBRARY)
+_differentiate("optimum_neuronal::packed_gradient", _no_second_gradient, lib=LIBRARY)
+_differentiate(
+    "optimum_neuronal::block_gradient",
+    lambda ctx, gradient: torch.ops.optimum_neuronal.refuse_gradient(gradient),
+    lib=LIBRARY,
+)

@@ -1,4 +1,4 @@
-"""Token embeddings that are held in 8 bits and unpacked row by row as they are asked for, and a head that shares them."""
+"""Token embeddings held in 8 bits, whose rows are unpacked when they are looked up, and a head that shares them."""
 
 import copy
 
@@ -6,64 +6,55 @@ import torch
 from torch import nn
 
 from .formats.quantized import QuantizedWeight
-from .inference_only import ADVICE, REFUSAL, Adapters, mark, watched
-from .packed_linear import is_linear
-from .packed_module import PackedBuffers, WeightFacts, take_place
+from .ops import ADVICE, REFUSAL
+from .packed_linear import autocast, is_linear
+from .packed_module import PackedModule, WeightInfo, take_place
 
 
-SCALED = "ScaledWordEmbedding"  # how classes end whose forward multiplies with their `embed_scale`, and else looks up
+SCALED = "ScaledWordEmbedding"  # ending of the classes that look up and then multiply by their `embed_scale`
 
 
 def is_embedding(module: nn.Module | None) -> bool:
-    """Return True if a module looks rows of its weight up, multiplies them with a number at most, and does nothing else."""
+    """Return True if a module looks up rows of its weight and at most multiplies them by a number."""
     if not isinstance(module, nn.Embedding) or module.max_norm is not None:
         return False
-    scaled = type(module).__name__.endswith(SCALED) and hasattr(module, "embed_scale")
-    return type(module).forward is nn.Embedding.forward or scaled
+    return type(module).forward is nn.Embedding.forward or _is_scaled(module)
 
 
-class _Told(type):
-    """Classes that say what to do: `resize_token_embeddings`, which refuses them, quotes no more of a module."""
-
-    def __repr__(cls) -> str:
-        return f"<class '{cls.__module__}.{cls.__name__}', for inference only: {ADVICE}>"
+def is_head(module: nn.Module | None) -> bool:
+    """Return True if a module is a linear layer with a weight of shape (out, in)."""
+    return isinstance(module, nn.Linear) and is_linear(type(module))
 
 
-class PackedEmbedding(PackedBuffers, metaclass=_Told):
-    """Computes what the `nn.Embedding` did that it was made of; only for inference.
+class PackedEmbedding(PackedModule):
+    """Computes what an `nn.Embedding` does, with a packed weight.
 
     Args:
         matrix ([`QuantizedWeight`]): the weight, shape (tokens, features).
-        embedding (`nn.Embedding`): in whose place it is; its weight is not looked at.
+        embedding (`nn.Embedding`): which it replaces; its weight is not read.
 
     Attributes:
-        levels, ... (`Tensor`): buffers, those of the matrix.
-        weight ([`WeightFacts`]): shape, dtype and device of the weight, for models that ask for these.
-        padding_idx (`int`, *optional*): as the embedding had it.
+        padding_idx (`int`, *optional*): the embedding's.
     """
 
-    suffix = ".weight"
-
     def __init__(self, matrix: QuantizedWeight, embedding: nn.Embedding):
-        super().__init__(matrix, transposed=False)
+        super().__init__(matrix)
         self.padding_idx = embedding.padding_idx
-        scale = (
-            getattr(embedding, "embed_scale", None) if type(embedding).forward is not nn.Embedding.forward else None
-        )
-        if isinstance(scale, torch.Tensor):
-            self.register_buffer(
-                "embed_scale", scale, persistent="embed_scale" not in embedding._non_persistent_buffers_set
+        self.embed_scale, self.rounds_scale = None, False
+        if type(embedding).forward is not nn.Embedding.forward:
+            scale = embedding.embed_scale
+            self.rounds_scale = isinstance(scale, torch.Tensor)  # to the weight's dtype
+            self.embed_scale = float(
+                embedding.scalar_embed_scale if hasattr(embedding, "scalar_embed_scale") else scale
             )
-        else:
-            self.embed_scale = scale
-        self.__dict__["_shell"] = _without_weight(embedding)
+        self.__dict__["shell"] = _without_weight(embedding)
         take_place(self, embedding)
 
-    def to_embedding(self) -> nn.Embedding:
-        """Return the embedding that it was made of, with the weight that its rows stand for."""
-        embedding = _without_weight(self.__dict__["_shell"])
-        if "embed_scale" in embedding._buffers:
-            embedding._buffers["embed_scale"] = self.embed_scale
+    def to_dense_module(self) -> nn.Embedding:
+        """Return the embedding that it was made of, with the unpacked weight."""
+        embedding = _without_weight(self.shell)
+        if self.rounds_scale:
+            embedding._buffers["embed_scale"] = torch.tensor(self.embed_scale, device=self.device)
         embedding.weight = nn.Parameter(self.dense())
         return take_place(embedding, self)
 
@@ -81,12 +72,8 @@ class PackedEmbedding(PackedBuffers, metaclass=_Told):
     def dense_shape(self) -> tuple[int, int]:
         return self.row_count, self.columns
 
-    @property
-    def weight(self) -> WeightFacts:
-        return WeightFacts(self.dense_shape, self.held)
-
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of these numbers.
+        """Return the rows of these token ids.
 
         Args:
             ids (`Tensor` of int): any shape.
@@ -95,18 +82,16 @@ class PackedEmbedding(PackedBuffers, metaclass=_Told):
             `Tensor`: shape (*ids.shape, features), of the weight's dtype.
 
         Raises:
-            `RuntimeError`: in training mode, if gradients are wanted and there are no adapters: the table would get none.
+            `RuntimeError`: the model is being trained without adapters, and this table would silently stay as it is.
         """
-        if self.training and torch.is_grad_enabled() and not self.adapters:
+        if self.training and torch.is_grad_enabled() and not self.passes_gradients:
             raise RuntimeError(REFUSAL)
         found = self.matrix.look_up(ids)
         if self.embed_scale is None:
             return found
-        scale = self.embed_scale
-        return found * (scale.to(found.dtype) if isinstance(scale, torch.Tensor) else scale)
+        return found * (found.new_tensor(self.embed_scale) if self.rounds_scale else self.embed_scale)
 
     def extra_repr(self) -> str:
-        """End with what to do, as that of packed linear layers."""
         return (
             f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}, {super().extra_repr()}, for "
             f"inference only: to train it, {ADVICE}"
@@ -114,11 +99,11 @@ class PackedEmbedding(PackedBuffers, metaclass=_Told):
 
 
 class TiedLinear(nn.Module):
-    """A head that multiplies with the rows of the token embeddings, and holds none of its own; only for inference.
+    """A head that multiplies with the rows of packed token embeddings, and holds no weight of its own.
 
     Args:
-        embedding ([`PackedEmbedding`]): which has them; not a child, so that a state dict has them once.
-        linear (`nn.Linear`): in whose place it is; its weight is not looked at.
+        embedding ([`PackedEmbedding`]): the embeddings; not a child, so that a state dict has them once.
+        linear (`nn.Linear`): which it replaces; its weight is not read.
     """
 
     def __init__(self, embedding: PackedEmbedding, linear: nn.Linear):
@@ -148,21 +133,13 @@ class TiedLinear(nn.Module):
         return self.embedding.row_count
 
     @property
-    def weight(self) -> WeightFacts:
+    def weight(self) -> WeightInfo:
+        """Shape, dtype and device of the shared weight."""
         return self.embedding.weight
 
-    @property
-    def adapters(self) -> Adapters:
-        """The adapters of the embedding."""
-        return self.embedding.adapters
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x @ W.T + bias`, as [`PackedLinear`] computes it."""
-        inner = x.detach() if watched(self, x) else x
-        output = self.embedding.linear(inner, self.bias)
-        if torch.is_autocast_enabled(x.device.type):
-            output = output.to(torch.get_autocast_dtype(x.device.type))
-        return output if inner is x else mark(output, x)
+        """Return `x @ W.T + bias`, as [`PackedLinear`] does."""
+        return autocast(self.embedding.linear(x, self.bias))
 
     def extra_repr(self) -> str:
         return (
@@ -171,13 +148,12 @@ class TiedLinear(nn.Module):
         )
 
 
-def is_head(module: nn.Module | None) -> bool:
-    """Return True if a module is a head that can be held in 8 bits: a linear layer that keeps its weight as (out, in)."""
-    return isinstance(module, nn.Linear) and is_linear(type(module))
+def _is_scaled(module: nn.Embedding) -> bool:
+    return type(module).__name__.endswith(SCALED) and hasattr(module, "embed_scale")
 
 
 def _without_weight(embedding: nn.Embedding) -> nn.Embedding:
-    """Return a shallow copy that has no weight, and dictionaries of its own."""
+    """Return a shallow copy without the weight."""
     shell = copy.copy(embedding)
     shell.__dict__ = {key: value.copy() if isinstance(value, dict) else value for key, value in vars(shell).items()}
     shell._parameters["weight"] = None

@@ -1,14 +1,18 @@
-"""A linear layer whose weight is held and multiplied packed."""
+"""A linear layer that holds and multiplies its weight packed."""
 
 import torch
 from torch import nn
 from transformers import Conv1D
 
-from ..model.architectures import AS_LINEAR
-from .formats.packed_matrix import DTYPES, PackedMatrix
+from .formats.packed_matrix import PackedMatrix
 from .formats.sparse import SparseWeight
-from .inference_only import ADVICE, mark, watched
-from .packed_module import PackedBuffers, WeightFacts, take_place
+from .ops import ADVICE
+from .packed_module import PackedModule, take_place
+
+
+AS_LINEAR = (
+    "FalconLinear",
+)  # subclasses of nn.Linear with a forward of their own that computes what nn.Linear's does
 
 
 def is_linear(kind: type) -> bool:
@@ -17,20 +21,14 @@ def is_linear(kind: type) -> bool:
     return same or kind is Conv1D
 
 
-class PackedLinear(PackedBuffers):
-    """Computes what the `nn.Linear` or `Conv1D` did that it was made of; only for inference.
+class PackedLinear(PackedModule):
+    """Computes what an `nn.Linear` or `Conv1D` does, with a packed weight.
 
     Args:
         matrix ([`PackedMatrix`]): the weight, shape (out, in).
         bias (`Tensor`, *optional*): shape (out,), of the weight's dtype and on its device.
-        kind (`type`): the class of the layer that it stands for; a `Conv1D` keeps its weight as (in, out).
-
-    Attributes:
-        bits, ... (`Tensor`): buffers, those of the matrix.
-        weight ([`WeightFacts`]): shape, dtype and device of the weight, for models that ask for these.
+        kind (`type`): class of the layer that it replaces. A `Conv1D` has a weight of shape (in, out).
     """
-
-    suffix = ".weight"
 
     def __init__(self, matrix: PackedMatrix, bias: torch.Tensor | None = None, kind: type[nn.Module] = nn.Linear):
         super().__init__(matrix, transposed=kind is Conv1D)
@@ -39,21 +37,14 @@ class PackedLinear(PackedBuffers):
 
     @classmethod
     def from_linear(cls, linear: nn.Module) -> "PackedLinear":
-        """Pack the weight of an `nn.Linear` or a `Conv1D`, which is not changed, and share its bias.
-
-        Raises:
-            `TypeError`: it is neither.
-            `ValueError`: its weight is not bfloat16, float16 or float32.
-        """
+        """Pack the weight of an `nn.Linear` or `Conv1D`, which stays unchanged, and share its bias."""
         if not is_linear(type(linear)):
-            raise TypeError(f"PackedLinear.from_linear takes an nn.Linear or a Conv1D, not a {type(linear).__name__}.")
+            raise TypeError(f"Expected an nn.Linear or a Conv1D, got a {type(linear).__name__}.")
         weight = linear.weight.detach()
-        if weight.dtype not in DTYPES:
-            raise ValueError(f"The weight is {weight.dtype}: expected one of {', '.join(map(str, DTYPES))}.")
         matrix = SparseWeight.pack(weight.T if isinstance(linear, Conv1D) else weight)
         return take_place(cls(matrix, linear.bias, type(linear)), linear)
 
-    def to_linear(self) -> nn.Module:
+    def to_dense_module(self) -> nn.Module:
         """Return the `nn.Linear` or `Conv1D` that it was made of, with the same weight to the bit and the same bias."""
         with torch.device("meta"):
             if self.transposed:
@@ -75,44 +66,34 @@ class PackedLinear(PackedBuffers):
         """Number of output features."""
         return self.row_count
 
-    @property
-    def nf(self) -> int:
-        """The number of output features, as `Conv1D` calls it."""
-        return self.out_features
-
-    nx = in_features
+    nx, nf = in_features, out_features  # as Conv1D calls them
 
     @property
     def dense_shape(self) -> tuple[int, int]:
         shape = (self.out_features, self.in_features)
         return shape[::-1] if self.transposed else shape
 
-    @property
-    def weight(self) -> WeightFacts:
-        return WeightFacts(self.dense_shape, self.held)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x @ W.T + bias`.
 
         Args:
-            x (`Tensor`): shape (..., in); of another dtype than the weight's, it is converted first.
+            x (`Tensor`): shape (..., in). It is converted to the weight's dtype.
 
         Returns:
-            `Tensor`: shape (..., out), of the weight's dtype; under autocast, of autocast's.
-
-        Raises:
-            `RuntimeError`: in training mode, if gradients are wanted and there are no adapters; else a backward raises it.
+            `Tensor`: shape (..., out), of the weight's dtype; under autocast, of autocast's. A backward through it raises
+                `RuntimeError` unless adapters are trained.
         """
-        inner = x.detach() if watched(self, x) else x
-        output = self.linear(inner, self._buffers["bias"])
-        if torch.is_autocast_enabled(x.device.type):
-            output = output.to(torch.get_autocast_dtype(x.device.type))
-        return output if inner is x else mark(output, x)
+        return autocast(self.linear(x, self.bias))
 
     def extra_repr(self) -> str:
-        """End with what to do: PEFT, which asks no module whether it takes adapters, quotes it in its refusal."""
-        return (
+        return (  # PEFT quotes it when it refuses the module
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"{super().extra_repr()}, for inference only: to train it, {ADVICE}; for LoRA beside it, see "
             "optimum_neuronal.lora_for_packed"
         )
+
+
+def autocast(output: torch.Tensor) -> torch.Tensor:
+    """Convert an output to the dtype of autocast, if it is enabled."""
+    device = output.device.type
+    return output.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else output

@@ -1,123 +1,115 @@
-"""The base of modules with packed weights: buffers, conversion, what a state dict may hold, and refusals.
-
-Kernels believe what offsets and masks say. So parts that came in any other way than from a packed weight, or from a state
-dict that was checked, are checked before they are computed with.
-"""
+"""The base of modules with packed weights, whose buffers are named as the tensors in a packed file."""
 
 import operator
-import os
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..model.packed_modules import PackedModule
-from .formats.packed_matrix import DTYPES, PackedMatrix
-from .inference_only import ADVICE, Adapters, is_transformed
-from .ops import linear, product
-from .packed_tensor import PackedTensor
+from .formats.packed_matrix import DTYPES, STORED, PackedMatrix, swapped
+from .ops import block_gradient, linear, unpack
 
 
-class PackedBuffers(PackedModule):
-    """Holds a matrix in buffers, so that no optimizer sees them, and that `.to` moves all and converts the values.
+class PackedModule(nn.Module):
+    """A module that holds a packed matrix in its buffers `packed_mask`, `packed_values`, ...
+
+    `.to` moves and converts them, optimizers ignore them, and the state dict of a packed model is the content of its file.
 
     Args:
-        matrix ([`PackedMatrix`]): to hold.
-        transposed (`bool`): True if the dense parameter is kept as (in, out).
+        matrix ([`PackedMatrix`]): shape (rows, columns); on the meta device for a module that is yet to be loaded.
+        transposed (`bool`): True if the dense parameter has its last two dimensions swapped.
 
     Attributes:
-        kind (`type`), format (`str`): class and format of the matrix.
-        row_count, columns (`int`): of the matrix: rows of all experts.
-        dtype_from (`str`): the buffer whose dtype and device are the weight's, since `.to` converts it: the values, or one
-            without elements.
-        adapters ([`Adapters`]): around packed weights of the model; while there are any, gradients pass through this one.
+        suffix (`str`): follows the module's name in the name of the dense parameter: `".weight"` or nothing.
+        format (`str`): of the matrix.
+        row_count, columns (`int`): shape of the matrix.
+        passes_gradients (`bool`): True if gradients may flow through to the input, for adapters. See [`allow_gradients`].
     """
 
-    def __init__(self, matrix: PackedMatrix, transposed: bool):
+    suffix = ".weight"
+
+    def __init__(self, matrix: PackedMatrix, transposed: bool = False):
         super().__init__()
-        self.kind, self.format = type(matrix), matrix.name
-        self.row_count, self.columns, self.transposed = matrix.row_count, matrix.shape[-1], transposed
-        tensors = {name: tensor.detach() for name, tensor in matrix.tensors().items()}
-        for name in matrix.fixed.keys() & tensors.keys():
-            tensors[name] = tensors[name].contiguous().view(torch.uint8)  # which nothing converts
-        converted = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
-        if not converted:
-            tensors["like"] = torch.empty(0, dtype=matrix.dtype, device=matrix.device)
-        self.dtype_from = converted[0] if converted else "like"
-        self.owned = tuple(tensors)
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
-        self.checked, self._seen = True, None
-        self.adapters = Adapters()
+        self.kind, self.format, self.transposed = type(matrix), matrix.name, transposed
+        self.row_count, self.columns = matrix.row_count, matrix.shape[-1]
+        self.passes_gradients = False
+        stored = matrix.stored()
+        self.stored_names = tuple(stored)
+        for name, tensor in stored.items():
+            self.register_buffer(name, tensor.detach())
+        for name in matrix.derived:
+            self.register_buffer(STORED + name, getattr(matrix, name), persistent=False)
+        self.register_buffer("like", torch.empty(0, dtype=matrix.dtype, device=matrix.device), persistent=False)
+        self._checked: tuple[list[torch.Tensor], PackedMatrix] | None = None
 
     @property
     def matrix(self) -> PackedMatrix:
-        """The matrix, which shares the buffers. Raise `RuntimeError` if parts were set since and do not agree."""
-        parts = [self._buffers[name] for name in self.owned]
-        if self._seen is not None and all(map(operator.is_, parts, self._seen[0])):
-            return self._seen[1]
-        if any(part is None for part in parts):
-            raise RuntimeError(
-                f"A packed weight has lost its buffers: load the model again, or {ADVICE} before you remove them."
-            )
-        matrix = self._matrix_of(dict(zip(self.owned, parts)))
-        if not self.checked and not self.held.is_meta:
-            try:
+        """The matrix, which shares the buffers. They are checked first if they were replaced."""
+        seen = self._checked
+        if seen is None or not all(map(operator.is_, map(self._buffers.get, self.stored_names), seen[0])):
+            return self.check()
+        return seen[1]
+
+    @torch.compiler.disable
+    def check(self) -> PackedMatrix:
+        """Check everything that kernels rely on, and return the matrix.
+
+        Raises:
+            `ValueError`: the buffers disagree in dtype, shape or device, or hold values that no packed weight has.
+        """
+        tensors = {name: self._buffers[name] for name in self.stored_names}
+        try:
+            if self.dtype not in DTYPES:
+                raise ValueError(f"its dtype is {self.dtype}: expected one of {', '.join(map(str, DTYPES))}")
+            matrix = self.kind.of_stored(tensors, (self.row_count, self.columns), self.dtype)
+            if not self.like.is_meta:
                 matrix.check()
-            except ValueError as error:
-                raise RuntimeError(
-                    f"A packed weight is damaged: {error}. Its buffers were set or emptied: load_state_dict() with those "
-                    "of a packed model, or load the model again."
-                ) from error
-            self.checked = True
-        self.__dict__["_seen"] = parts, matrix
+        except ValueError as error:
+            raise ValueError(f"A packed weight cannot be used: {error}. Load the model again.") from error
+        for name in matrix.derived:
+            self._buffers[STORED + name] = getattr(matrix, name)
+        self.__dict__["_checked"] = list(tensors.values()), matrix
         return matrix
 
-    def _matrix_of(self, parts: Mapping[str, torch.Tensor]) -> PackedMatrix:
-        """Return the matrix of parts by their buffers' names. Raise `ValueError` if some cannot be read."""
-        kind, tensors = self.kind, {name: part for name, part in parts.items() if name != "like"}
-        for name in kind.fixed.keys() & tensors.keys():
-            part = tensors[name]
-            size = kind.fixed[name].itemsize
-            if part.dtype != torch.uint8 or not part.ndim or part.shape[-1] % size:
-                raise ValueError(
-                    f"its {name} are {part.dtype} of shape {list(part.shape)}: expected torch.uint8, {size} for each number"
-                )
-            tensors[name] = part.contiguous().view(kind.fixed[name])
-        return kind.of_tensors(tensors, (self.row_count, self.columns), parts[self.dtype_from].dtype)
-
-    def _forget(self) -> None:
-        self.__dict__["_seen"] = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seen": None}
-
-    def __setattr__(self, name: str, value) -> None:
-        if name in self.__dict__.get("owned", ()):
-            self.checked = False
-            self._forget()
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("stored_names", ()):
+            self.__dict__["_checked"] = None
         super().__setattr__(name, value)
 
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        if any(prefix + name in state_dict for name in self.stored_names):
+            try:
+                self.check()
+            except ValueError as error:
+                self.__dict__["_checked"] = None
+                errors.append(f"{prefix.removesuffix('.')}: {error}")
+
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return `x @ W.T + bias`, x converted to the weight's dtype; in a graph of torch.compile by the operation that it knows."""
+        """Return `x @ W.T + bias` in the weight's dtype, to which x is converted."""
+        x = self.watched(x.to(self.dtype))
         if torch.compiler.is_compiling():
-            tensors, x = self._graph_tensors(), x.to(self.held.dtype)
-            return torch.ops.optimum_neuronal.packed_linear(x, self.format, tensors, self.row_count, bias)
-        matrix = self.matrix
-        compute = product if self.adapters or is_transformed() else linear
-        return compute(matrix, x if x.dtype == matrix.dtype else x.to(matrix.dtype), bias)
+            return torch.ops.optimum_neuronal.packed_linear(x, self.format, self.tensors(), self.row_count, bias)
+        return linear(self.matrix, x, bias)
 
-    def _graph_tensors(self) -> list[torch.Tensor]:
-        fixed = self.kind.fixed
-        named = [(name, getattr(self, name)) for name in self.owned if name != "like"]
-        return [part.view(fixed[name]) if name in fixed else part for name, part in named]
+    def watched(self, x: torch.Tensor) -> torch.Tensor:
+        """Return an input of which a backward raises an error, unless adapters are trained."""
+        if torch.is_grad_enabled() and x.requires_grad and not self.passes_gradients:
+            return block_gradient(x)
+        return x
 
-    @property
-    def held(self) -> torch.Tensor:
-        """The buffer whose dtype and device are the weight's."""
-        return getattr(self, self.dtype_from)
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors of the matrix in the order of its format, for a graph of torch.compile."""
+        if self._checked is None:
+            self.check()
+        kind, found = self.kind, []
+        for name in kind.names:
+            if (tensor := self._buffers.get(STORED + name)) is not None:
+                found.append(tensor.view(kind.fixed[name]) if name in kind.fixed else tensor)
+        return found
 
     @property
     @abstractmethod
@@ -125,154 +117,91 @@ class PackedBuffers(PackedModule):
         """Shape of the dense parameter."""
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weight."""
+        return self.like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weight."""
+        return self.like.device
+
+    @property
+    def weight(self) -> "WeightInfo":
+        """Shape, dtype and device of the dense weight, which models ask for."""
+        return WeightInfo(torch.Size(self.dense_shape), self.dtype, self.device)
+
+    @property
     def dense_bytes(self) -> int:
-        return self.row_count * self.columns * self.held.element_size()
+        """Bytes of the dense parameter."""
+        return self.row_count * self.columns * self.dtype.itemsize
 
     @property
     def packed_bytes(self) -> int:
-        return sum(getattr(self, name).nbytes for name in self.owned)
+        """Bytes of the packed parameter in memory."""
+        return sum(buffer.nbytes for name, buffer in self._buffers.items() if name.startswith(STORED))
 
     @property
     def sparsity(self) -> float:
         """Share of the elements that are not kept, in [0, 1]."""
         return 1 - self.matrix.kept / max(1, self.row_count * self.columns)
 
-    def stand_in(self) -> PackedTensor:
-        return PackedTensor(self.matrix, self.dense_shape, self.transposed)
-
     def dense(self) -> torch.Tensor:
         """Return the dense parameter, bit-equal, in its own layout."""
-        return self.stand_in().unpack()
+        dense = unpack(self.matrix).view(swapped(self.dense_shape, self.transposed))
+        return dense.mT.contiguous() if self.transposed else dense
 
-    def check_conversion(self, function) -> None:
-        """Raise `TypeError` if a function that modules apply to their tensors converts to a dtype without kernels."""
-        dtype = function(self.held[:0]).dtype
-        if dtype not in DTYPES:
-            raise TypeError(f"Packed weights cannot be {dtype}: expected one of {', '.join(map(str, DTYPES))}.")
-
-    def _apply(self, function, recurse: bool = True):
-        self.check_conversion(function)
-        checked = self.checked and _keeps_content(function, self.held.device)
-        super()._apply(function, recurse)
-        self._forget()
-        self.checked = checked
-        return self
-
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors):
-        """Take packed weights with any number of values or bits. Refuse damaged ones before any buffer is set."""
-        given = {name: state_dict[f"{prefix}{name}"] for name in self.owned if f"{prefix}{name}" in state_dict}
-        if f"{prefix}weight" in state_dict:
-            errors.append(f"{prefix}weight is dense, but the model's is packed: {ADVICE}.")
-            return
-        if given:
-            try:
-                self._check_parts(given, converted=not local_metadata.get("assign_to_params_buffers", False))
-            except ValueError as error:
-                errors.append(f"{prefix}{self.owned[0]} is damaged: {error}.")
-                return
-        for name in given:
-            own = getattr(self, name)
-            if given[name].shape != own.shape:
-                setattr(self, name, own.new_empty(given[name].shape))
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, errors
-        )
-        if given:
-            self._forget()
-            self.checked = not self.held.is_meta
-
-    def _check_parts(self, parts: dict[str, torch.Tensor], converted: bool) -> None:
-        """Raise `ValueError` unless parts, by their buffers' names, make a packed weight of this shape.
-
-        `converted`: they will take this weight's dtype.
-        """
-        missing = [name for name in self.owned if name not in parts]
-        if missing:
-            raise ValueError(
-                f"it comes without {', '.join(missing)}, and parts of a packed weight are loaded together"
-            )
-        if any(part.is_meta for part in parts.values()):
-            return
-        for name, part in parts.items():
-            if name != self.dtype_from and part.dtype != getattr(self, name).dtype:
-                raise ValueError(f"its {name} have dtype {part.dtype}: expected {getattr(self, name).dtype}")
-        held = parts[self.dtype_from]
-        if held.dtype not in DTYPES and not (converted and held.is_floating_point()):
-            raise ValueError(f"its {self.dtype_from} have dtype {held.dtype}: expected {', '.join(map(str, DTYPES))}")
-        if "like" in parts and parts["like"].shape != (0,):
-            raise ValueError(f"its like has shape {list(parts['like'].shape)}: expected [0]")
-        taken = {**parts, self.dtype_from: held.to(self.held.dtype)} if converted else parts
-        self._matrix_of(taken).check()
+    def describe(self) -> dict[str, Any]:
+        """Return what a file says of this weight: format, dense shape, dtype, and `transposed` if it is."""
+        facts = {
+            "format": self.format,
+            "shape": list(self.dense_shape),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+        return {**facts, "transposed": True} if self.transposed else facts
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.matrix.describe()}, dtype={self.held.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
-        )
+        facts = "" if self.like.is_meta else f"{self.matrix.describe()}, "
+        return f"{facts}dtype={self.dtype}, bytes={self.packed_bytes:,} of {self.dense_bytes:,}"
 
 
-class WeightFacts:
-    """Shape, dtype and device of a weight that is packed. It is no tensor.
+@dataclass(frozen=True)
+class WeightInfo:
+    """What models ask a weight for. It holds no elements."""
 
-    Models ask their projections' weights for these, to convert or to move what they compute; whoever wants the elements
-    is told to densify.
-    """
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
 
-    def __init__(self, shape: tuple[int, ...], values: torch.Tensor):
-        self.shape, self.dtype, self.device = torch.Size(shape), values.dtype, values.device
 
-    ndim = property(lambda self: len(self.shape))
-    is_cuda = property(lambda self: self.device.type == "cuda")
-    is_meta = property(lambda self: self.device.type == "meta")
-    requires_grad = False
+def packed_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:
+    """Yield all packed modules of a model with their names."""
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, PackedModule))
 
-    def __len__(self) -> int:
-        return self.shape[0]
 
-    def dim(self) -> int:
-        return self.ndim
+def dense_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state dict of the dense model. Packed weights are unpacked, one after the other."""
+    state = model.state_dict()
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, PackedModule):
+            for buffer in module.stored_names:
+                del state[f"{name}.{buffer}"]
+            state[name + module.suffix] = module.dense()
+    return state
 
-    def numel(self) -> int:
-        return self.shape.numel()
 
-    def size(self, dim: int | None = None):
-        return self.shape if dim is None else self.shape[dim]
-
-    def element_size(self) -> int:
-        return self.dtype.itemsize
-
-    def is_floating_point(self) -> bool:
-        return True
-
-    def __repr__(self) -> str:
-        return f"packed weight(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"A packed weight has no {name!r}: {ADVICE}, or take dense() of its module.")
-
-    def __getitem__(self, index) -> NoReturn:
-        raise TypeError(f"A packed weight cannot be indexed: {ADVICE}, or take dense() of its module.")
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None) -> NoReturn:
-        name = getattr(function, "__name__", function)
-        raise TypeError(f"{name} cannot take a packed weight: {ADVICE}, or take dense() of its module.")
+def allow_gradients(model: nn.Module) -> None:
+    """Let gradients flow through packed weights to their inputs, so that adapters can be trained."""
+    for _, module in packed_modules(model):
+        module.passes_gradients = True
 
 
 HOOKS = [name for name in vars(nn.Module()) if "hook" in name]
 
 
 def take_place(new: nn.Module, old: nn.Module) -> nn.Module:
-    """Gives a module the mode and the hooks of the one whose place it takes, handles of hooks included; returns it."""
+    """Give a module the mode and the hooks of the module that it replaces, and return it."""
     new.train(old.training)
     for name in HOOKS:
         setattr(new, name, getattr(old, name))
     return new
-
-
-def _keeps_content(function, device: torch.device) -> bool:
-    """Return True unless a function that modules apply to their tensors leaves them empty, as `to_empty` does."""
-    if device.type == "meta":
-        return False
-    probe = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8).to(device)
-    result = function(probe)
-    return not result.is_meta and result.dtype == probe.dtype and torch.equal(result.to(device), probe)

@@ -1,16 +1,195 @@
-"""Puts modules in the place of others."""
+"""Put packed modules in the place of dense ones: of a model in memory, or of a model on meta that is about to be loaded."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
 from torch import nn
+from transformers import Conv1D, PreTrainedModel
+
+from ..compat import hf_private
+from .formats.packed_matrix import FORMATS, Header, PackedMatrix, check_shape, swapped
+from .packed_embedding import PackedEmbedding, TiedLinear, is_embedding, is_head
+from .packed_experts import is_packable, put_stack, stack_names, take_stack
+from .packed_linear import PackedLinear, is_linear
+from .packed_module import PackedModule, take_place
+
+
+@dataclass(frozen=True)
+class PackedHeader:
+    """What the headers of a packed file say of one weight.
+
+    Args:
+        format (`str`): name of its format.
+        shape (`Sequence[int]`): of the dense parameter.
+        dtype (`torch.dtype`): of the dense parameter.
+        tensors (`Mapping[str, tuple]`): `"packed_mask"`, ... -> dtype and shape of the stored tensor.
+        transposed (`bool`): True if the dense parameter has its last two dimensions swapped.
+    """
+
+    format: str
+    shape: Sequence[int]
+    dtype: torch.dtype
+    tensors: Mapping[str, Header]
+    transposed: bool = False
+
+    def empty(self, dtype: torch.dtype | None = None) -> PackedMatrix:
+        """Return a matrix on the meta device, shape (rows, columns), optionally of another dtype.
+
+        Raises:
+            `ValueError`: the format is unknown, or the tensors don't fit the shape.
+        """
+        check_shape(self.shape, self.dtype)
+        *lead, columns = swapped(self.shape, self.transposed)
+        tensors = {name: torch.empty(size, dtype=kind, device="meta") for name, (kind, size) in self.tensors.items()}
+        shape = (torch.Size(lead).numel(), columns)
+        matrix = FORMATS.get(self.format).of_stored(tensors, shape, self.dtype)
+        return matrix if dtype is None else matrix.to(dtype=dtype)
+
+
+def put_empty(model: PreTrainedModel, headers: Mapping[str, PackedHeader], dtype: torch.dtype | None = None) -> None:
+    """Replace modules of a model on the meta device by empty packed ones, which are about to be loaded.
+
+    Args:
+        model (`PreTrainedModel`): changed in place.
+        headers (`Mapping[str, PackedHeader]`):
+            Path of a module, or of a parameter of an experts module -> what the file has for it.
+        dtype (`torch.dtype`, *optional*): of the loaded weights. None: as in the file.
+
+    Raises:
+        `ValueError`: headers are damaged, or don't fit the model.
+    """
+    for path, header in headers.items():
+        try:
+            parameter = packable_parameter(model, path)
+            if tuple(parameter.shape) != tuple(header.shape):
+                raise ValueError(
+                    f"its shape is {list(header.shape)}: expected {list(parameter.shape)}, as in the model"
+                )
+            if header.transposed != keeps_transposed(model, path):
+                raise ValueError(
+                    f"'transposed' is {header.transposed}: expected {not header.transposed} for the model"
+                )
+            matrix = header.empty(dtype)
+        except ValueError as error:
+            raise ValueError(f"The packed weight of {path} cannot be loaded: {error}.") from error
+        put_packed(model, path, matrix)
+
+
+def put_packed(model: PreTrainedModel, path: str, matrix: PackedMatrix) -> None:
+    """Replace a module, or a parameter of an experts module, by a packed one. Modules that are tied to it are replaced too.
+
+    Args:
+        model (`PreTrainedModel`): changed in place.
+        path (`str`): from [`packable_paths`].
+        matrix ([`PackedMatrix`]): its weight, shape (rows, columns).
+    """
+    parent, name = _parent(model, path)
+    module = getattr(parent, name)
+    if isinstance(module, nn.Parameter):
+        put_stack(parent, name, matrix)
+    elif isinstance(module, nn.Embedding):
+        table = PackedEmbedding(matrix, module)
+        for other in _tied_heads(model, module):
+            replace_module(model, other, TiedLinear(table, other))
+        replace_module(model, module, table)
+        _tie_again(model)
+    else:
+        packed = PackedLinear(matrix, module.bias, type(module))
+        replace_module(model, module, take_place(packed, module))
+
+
+def take_packed(model: PreTrainedModel, path: str) -> None:
+    """Replace a packed module, and heads that are tied to it, by the dense ones, the same to the bit."""
+    parent, name = _parent(model, path)
+    module = getattr(parent, name)
+    if isinstance(module, (PackedLinear, PackedEmbedding)):
+        dense = module.to_dense_module()
+        for other in [m for m in model.modules() if isinstance(m, TiedLinear) and m.embedding is module]:
+            replace_module(model, other, other.to_linear(dense.weight))
+        replace_module(model, module, dense)
+        if isinstance(module, PackedEmbedding):
+            _tie_again(model)
+    else:
+        take_stack(parent, name)
+
+
+def packable_paths(module: nn.Module, name: str) -> list[str]:
+    """Return the paths of the weights of a module that can be packed, except embeddings; `name` is the module's."""
+    if is_linear(type(module)):
+        return [name]
+    return [f"{name}.{weight}" for weight in stack_names(module)] if is_packable(module) else []
+
+
+def packable_parameter(model: nn.Module, path: str) -> torch.Tensor:
+    """Return the parameter that a path from [`packable_paths`], or of embeddings, stands for.
+
+    Raises:
+        `ValueError`: the model has no such module, or it has no packed form.
+    """
+    try:
+        parent, name = _parent(model, path)
+        module = getattr(parent, name)
+    except AttributeError as error:
+        raise ValueError("the model has no such module") from error
+    if isinstance(module, nn.Parameter) and is_packable_stack(parent):
+        return module
+    if isinstance(module, nn.Module) and (is_linear(type(module)) or is_embedding(module)):
+        return module.weight
+    raise ValueError(f"a {type(module).__name__} has no packed form")
+
+
+def is_packable_stack(experts: nn.Module) -> bool:
+    """Return True if the parameters of an experts module can be packed, also if some are already."""
+    return is_packable(experts) or any(isinstance(child, PackedModule) for child in experts.children())
+
+
+def keeps_transposed(model: nn.Module, path: str) -> bool:
+    """Return True if the parameter at a path has the layout (in, out)."""
+    parent, name = _parent(model, path)
+    module = getattr(parent, name)
+    if isinstance(module, nn.Parameter):
+        return hf_private.is_transposed(parent, default=False)
+    return isinstance(module, Conv1D)
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Return True if this module's forward was replaced, as accelerate does to move inputs between devices."""
+    return "forward" in vars(module)
 
 
 def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Puts a module in the place of another, wherever the model holds that one."""
+    """Put a module in the place of another wherever the model holds that one."""
     for parent in model.modules():
         for key, child in parent._modules.items():
             if child is old:
                 parent._modules[key] = new
 
 
-def has_own_forward(module: nn.Module) -> bool:
-    """Return True if somebody has given this very module another forward, as accelerate does to move inputs between devices."""
-    return "forward" in vars(module)
+def _parent(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+    parent, _, name = path.rpartition(".")
+    return model.get_submodule(parent), name
+
+
+def _tied_heads(model: PreTrainedModel, embedding: nn.Embedding) -> list[nn.Module]:
+    """Return the heads that share the weight of embeddings, or will share it when the model is loaded."""
+    names = {id(module): name for name, module in model.named_modules()}
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    source = f"{names[id(embedding)]}.weight"
+    return [
+        module
+        for name, module in model.named_modules()
+        if is_head(module) and (module.weight is embedding.weight or tied.get(f"{name}.weight") == source)
+    ]
+
+
+def _tie_again(model: PreTrainedModel) -> None:
+    """Keep the model's list of tied weights to those that it holds as parameters."""
+    if any(isinstance(module, TiedLinear) for module in model.modules()):
+        packed = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, (TiedLinear, PackedModule))}
+        tied = model.all_tied_weights_keys
+        model.all_tied_weights_keys = {
+            target: s for target, s in tied.items() if target not in packed and s not in packed
+        }
+    else:
+        hf_private.find_tied_again(model)

@@ -1,4 +1,4 @@
-"""Sums up what packing a model has done, for the log and for the model."""
+"""A summary of what was packed, for the log and for the model."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ from torch import nn
 
 from ..common.display import format_bytes, format_html
 from ..common.notes import get_logger
-from ..model.packed_modules import packed_modules
+from .packed_module import packed_modules
 
 
 logger = get_logger(__name__)
@@ -14,20 +14,18 @@ logger = get_logger(__name__)
 
 @dataclass
 class PackingSummary:
-    """Summary of what `sparsify` did, as `model.packing`. `print(model.packing)` shows it as a sentence, a notebook as a table.
+    """What a model holds packed: `model.packing`. It prints as a sentence, and shows as a table in a notebook.
 
     Args:
-        packed (`int`): packed weights, of which a mixture of experts has two.
-        packed_bytes, dense_bytes (`int`): what they take, and what they would take dense, when they were packed.
-        left_dense (`dict[str, str]`): projections that were left dense -> why.
-        saved_packed (`bool`): whether `save_pretrained` wrote the packed format before, too.
+        packed (`int`): number of packed weights; a layer of experts has two.
+        packed_bytes, dense_bytes (`int`): bytes that they take packed, and would take dense.
+        left_dense (`dict[str, str]`): modules that stay dense -> why.
     """
 
     packed: int = 0
     packed_bytes: int = 0
     dense_bytes: int = 0
     left_dense: dict[str, str] = field(default_factory=dict)
-    saved_packed: bool = False
 
     def __str__(self) -> str:
         text = f"{self.packed} weights packed into {self.packed_bytes / 1e6:,.1f} MB instead of {self.dense_bytes / 1e6:,.1f} MB"
@@ -45,14 +43,13 @@ class PackingSummary:
         return format_html(["", "packed model"], rows)
 
 
-def summarize(model: nn.Module, left_dense: dict[str, str], saved_packed: bool) -> None:
-    """Counts what a model holds packed, puts the summary on it and into the log."""
+def summarize(model: nn.Module, left_dense: dict[str, str]) -> None:
+    """Set `model.packing`, and log it."""
     modules = [module for _, module in packed_modules(model)]
     model.packing = PackingSummary(
         len(modules),
         sum(module.packed_bytes for module in modules),
         sum(module.dense_bytes for module in modules),
         left_dense,
-        saved_packed,
     )
     logger.info(f"{type(model).__name__}: {model.packing}.")

@@ -23,10 +23,10 @@ def multiply(weight: SparseWeight, x: torch.Tensor, bias: torch.Tensor | None) -
     if y.numel():
         count = triton.next_power_of_2(len(x))
         together = max(1, 4 // count)  # rows of the weight that share what is read of x
-        packed = _words(weight.bits), weight.values, weight.offsets
-        sizes = *x.shape, len(weight.bits), weight.bits.shape[1] // 4
+        packed = _words(weight.mask), weight.values, weight.offsets
+        sizes = *x.shape, len(weight.mask), weight.mask.shape[1] // 4
         with torch.accelerator.device_index(x.device.index):
-            _multiply[(triton.cdiv(len(weight.bits), together),)](x, *packed, bias, y, *sizes, count, together, WORDS)
+            _multiply[(triton.cdiv(len(weight.mask), together),)](x, *packed, bias, y, *sizes, count, together, WORDS)
     return y
 
 
@@ -34,8 +34,8 @@ def fill(weight: SparseWeight, dense: torch.Tensor) -> None:
     """Unpack a weight, or a window of one, into a tensor of its shape."""
     integers = INTEGERS[dense.element_size()]  # moved as numbers, so that no bit of a NaN is touched
     if dense.numel():
-        packed = _words(weight.bits), weight.values.view(integers), weight.offsets
-        sizes = len(dense), dense.shape[1], weight.bits.shape[1] // 4
+        packed = _words(weight.mask), weight.values.view(integers), weight.offsets
+        sizes = len(dense), dense.shape[1], weight.mask.shape[1] // 4
         with torch.accelerator.device_index(dense.device.index):
             _unpack[(triton.cdiv(len(dense), UNPACKED),)](*packed, dense.view(integers), *sizes, UNPACKED, WORDS)
 

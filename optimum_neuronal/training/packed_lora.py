@@ -5,8 +5,8 @@ from typing import Any
 from torch import nn
 
 from ..compat import peft
-from ..model.packed_modules import packed_modules
 from ..packed.packed_linear import PackedLinear, is_linear
+from ..packed.packed_module import allow_gradients, packed_modules
 from .lora import check_peft
 from .sparse_weights import unwrap
 
@@ -48,6 +48,7 @@ def lora_for_packed(model: nn.Module, config: Any) -> Any:
         with peft.without_adapters(model):
             modules = [(name, module) for name, module in model.named_modules() if module is not head]
         config.target_modules = {name for name, module in modules if _is_linear(module)}
+    allow_gradients(model)
     peft.adapt_packed(config, PackedLinear)
     return config
 

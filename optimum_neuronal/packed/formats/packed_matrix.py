@@ -13,6 +13,7 @@ from ..change import Change
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that are computed with
 PREFIX = ".packed_"  # between a weight's name and a tensor's, in files
+STORED = "packed_"  # precedes the name of a tensor in files and modules
 MOST_DIMENSIONS = 8
 BLOCK = 2**22  # elements of a weight that are looked at together, so that temporaries stay small
 SCRATCH_ROWS = 1024  # unpacked at a time: so many that torch.mm is as fast as on all of them
@@ -109,6 +110,41 @@ class PackedMatrix(Change):
         """Return its tensors by name."""
         found = {name: getattr(self, name) for name in self.names}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def stored(self) -> dict[str, torch.Tensor]:
+        """Return the tensors as files and modules hold them: `"packed_" + name` -> tensor.
+
+        Derived tensors are left out. Tensors of a fixed dtype are viewed as uint8, which no loader and no `.to` casts.
+        """
+        found = {name: tensor for name, tensor in self.tensors().items() if name not in self.derived}
+        return {
+            STORED + name: tensor.contiguous().view(torch.uint8) if name in self.fixed else tensor
+            for name, tensor in found.items()
+        }
+
+    @classmethod
+    def of_stored(
+        cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
+    ) -> "PackedMatrix":
+        """Return the weight of the tensors that [`PackedMatrix.stored`] gave.
+
+        Raises:
+            `ValueError`: dtypes or shapes don't fit. [`PackedMatrix.check`] checks the contents.
+        """
+        found = {name: tensors[STORED + name] for name in cls.names if tensors.get(STORED + name) is not None}
+        missing = [name for name in cls.names if name not in (*found, *cls.optional, *cls.derived)]
+        if missing:
+            raise ValueError(f"it has no {STORED}{missing[0]}")
+        for name in cls.fixed.keys() & found.keys():
+            part, size = found[name], cls.fixed[name].itemsize
+            if part.dtype != torch.uint8 or not part.ndim or part.shape[-1] % size:
+                raise ValueError(
+                    f"its {name} have dtype {part.dtype} and shape {list(part.shape)}: expected torch.uint8, {size} bytes "
+                    "per number"
+                )
+            found[name] = part.contiguous().view(cls.fixed[name])
+        cls.check_headers(shape, dtype, headers_of(found))
+        return cls.of_tensors(found, shape, dtype)
 
     def parts(self, name: str) -> dict[str, torch.Tensor]:
         """Return the tensors as a file stores them under a weight's name."""

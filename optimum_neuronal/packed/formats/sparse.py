@@ -40,17 +40,17 @@ class SparseWeight(PackedMatrix):
     """A sparse weight.
 
     Args:
-        bits (`Tensor`): uint8, shape (rows, stride), stride = 8 * ceil(in / 64). Element j of a row is bit j % 8, from
+        mask (`Tensor`): uint8, shape (rows, stride), stride = 8 * ceil(in / 64). Element j of a row is bit j % 8, from
             the lowest, of byte j // 8; 1 where kept, 0 behind `in`.
         values (`Tensor`): the kept values, row by row, shape (kept,), of the weight's dtype.
         offsets (`Tensor`): int64, shape (rows + 1,), rising from 0 to kept: where in `values` every row begins.
         shape (`tuple[int, ...]`): (..., in).
     """
 
-    names: ClassVar[tuple[str, ...]] = ("bits", "values", "offsets")
+    names: ClassVar[tuple[str, ...]] = ("mask", "values", "offsets")
     derived: ClassVar[tuple[str, ...]] = ("offsets",)
 
-    bits: torch.Tensor
+    mask: torch.Tensor
     values: torch.Tensor
     offsets: torch.Tensor
     shape: tuple[int, ...]
@@ -71,13 +71,13 @@ class SparseWeight(PackedMatrix):
             bits[block] = PackedMask.pack(padded).bits.view(len(part), stride)
             values.append(_taken(part, kept))
         found = torch.cat(values) if values else numbers.new_empty(0)
-        return cls.of_tensors({"bits": bits, "values": found.view(weight.dtype)}, weight.shape, weight.dtype)
+        return cls.of_tensors({"mask": bits, "values": found.view(weight.dtype)}, weight.shape, weight.dtype)
 
     @classmethod
     def of_tensors(
         cls, tensors: Mapping[str, torch.Tensor], shape: Sequence[int], dtype: torch.dtype
     ) -> "SparseWeight":
-        bits, offsets = tensors["bits"], tensors.get("offsets")
+        bits, offsets = tensors["mask"], tensors.get("offsets")
         if offsets is None:
             offsets = torch.nn.functional.pad(_row_counts(bits).cumsum(0), (1, 0))
         return cls(bits, tensors["values"], offsets, tuple(shape))
@@ -87,7 +87,7 @@ class SparseWeight(PackedMatrix):
         check_shape(shape, dtype)
         rows, columns = math.prod(shape[:-1]), shape[-1]
         kept = headers["values"][1] or (0,)
-        expected = {"bits": (torch.uint8, (rows, row_stride(columns))), "values": (dtype, kept[:1])}
+        expected = {"mask": (torch.uint8, (rows, row_stride(columns))), "values": (dtype, kept[:1])}
         if "offsets" in headers:
             expected["offsets"] = (torch.int64, (rows + 1,))
         check_tensors(headers, expected, shape)
@@ -98,12 +98,12 @@ class SparseWeight(PackedMatrix):
         tensors, rows, columns = self.tensors(), self.row_count, self.shape[-1]
         self.check_headers(self.shape, self.dtype, headers_of(tensors))
         check_places(tensors)
-        if rows and _has_bits_behind(self.bits, columns):
+        if rows and _has_bits_behind(self.mask, columns):
             raise ValueError(f"its bitmask has bits set behind a row's {columns} elements")
         first, last = int(self.offsets[0]), int(self.offsets[-1])
         if (first, last) != (0, len(self.values)):
             raise ValueError(f"its bitmask keeps {last - first} values, but {len(self.values)} are stored")
-        wrong = torch.nonzero(self.offsets.diff() != _row_counts(self.bits))
+        wrong = torch.nonzero(self.offsets.diff() != _row_counts(self.mask))
         if len(wrong):
             row = int(wrong[0])
             raise ValueError(
@@ -122,11 +122,6 @@ class SparseWeight(PackedMatrix):
 
     def describe(self) -> str:
         return f"sparsity={1 - self.kept / max(1, math.prod(self.shape)):.4f}"
-
-    @property
-    def mask(self) -> torch.Tensor:
-        """The mask, True where an element is kept: boolean, of the weight's shape."""
-        return unpack_bits(self.bits, self.shape[-1]).view(self.shape)
 
     def unpack(self) -> torch.Tensor:
         columns = self.shape[-1]
@@ -147,7 +142,7 @@ class SparseWeight(PackedMatrix):
                 x, self.row_count, bias, self._fill, *([] if kernel else [2**20 // max(1, x.shape[1])])
             )
         if len(x) <= MAX_ROWS:
-            return kernel.linear(x, self.bits, self.values, self.offsets, bias)
+            return kernel.linear(x, self.mask, self.values, self.offsets, bias)
         return torch.cat([self.linear(part, bias) for part in x.split(MAX_ROWS)])
 
     def _fill(self, block: slice, dense: torch.Tensor) -> None:
@@ -155,11 +150,11 @@ class SparseWeight(PackedMatrix):
         offsets = self.offsets[block.start : block.stop + 1]
         kernel = find_kernel() if dense.device.type == "cpu" and self.dtype in DTYPES else None
         if kernel is not None:
-            kernel.unpack(self.bits[block], self.values, offsets, dense)
+            kernel.unpack(self.mask[block], self.values, offsets, dense)
             return
         integers = INTEGERS[dense.element_size()]  # moved as numbers: no bit of a NaN is touched
         source, target = self.values.view(integers), dense.view(integers)
-        kept = unpack_bits(self.bits[block], dense.shape[1])
+        kept = unpack_bits(self.mask[block], dense.shape[1])
         if not len(source):
             target.zero_()
         elif dense.device.type == "cpu":
@@ -170,13 +165,13 @@ class SparseWeight(PackedMatrix):
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> "SparseWeight":
         values = self.values.to(device=device, dtype=dtype)
-        return replace(self, bits=self.bits.to(device=device), values=values, offsets=self.offsets.to(device=device))
+        return replace(self, mask=self.mask.to(device=device), values=values, offsets=self.offsets.to(device=device))
 
     def window(self, first: int, last: int) -> "SparseWeight":
         """Return some rows beside all values: offsets are not looked at, which a device would have to be waited for."""
         return replace(
             self,
-            bits=self.bits[first:last],
+            mask=self.mask[first:last],
             offsets=self.offsets[first : last + 1],
             shape=(last - first, self.shape[-1]),
         )
@@ -193,8 +188,8 @@ class SparseWeight(PackedMatrix):
     def joined(cls, parts: Sequence["SparseWeight"]) -> "SparseWeight":
         if len(parts) == 1:
             return parts[0]
-        bits, values = torch.cat([part.bits for part in parts]), torch.cat([part.values for part in parts])
-        return cls.of_tensors({"bits": bits, "values": values}, (len(bits), parts[0].shape[-1]), values.dtype)
+        bits, values = torch.cat([part.mask for part in parts]), torch.cat([part.values for part in parts])
+        return cls.of_tensors({"mask": bits, "values": values}, (len(bits), parts[0].shape[-1]), values.dtype)
 
 
 def sparse_bytes(shape: Sequence[int], kept: int, itemsize: int) -> int:
