@@ -20,6 +20,3 @@
 #include "threads.h"
 #include "sparse.h"
 #include "quantized.h"
-
-/* The version of the functions that Python calls: ABI in library.py. */
-EXPORT int neuronal_abi(void) { return 4; }

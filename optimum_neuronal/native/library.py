@@ -1,4 +1,4 @@
-"""Loads the compiled kernels, chooses the fastest that the processor can run, and calls them.
+"""Load the compiled kernels, choose the fastest that the processor can run, and call them.
 
 The environment variable OPTIMUM_NEURONAL_KERNEL forces one: a name of `KERNELS`, or "torch" for none.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ..common.notes import get_logger
-from .build import BuildError, cached_library, installed_library, is_cut_off
+from .build import BuildError, cached_library, installed_library
 
 
 logger = get_logger(__name__)
@@ -22,14 +22,11 @@ VARIABLE = "OPTIMUM_NEURONAL_KERNEL"
 # As in processors.h, the slowest first.
 KERNELS = {"portable": 0, "neon": 1, "avx2": 2, "avx512": 3, "avx512_vbmi2": 4, "avx512_bf16": 5}
 TORCH = "torch"
-ABI = 4
 MAX_ROWS = 8  # of x that the kernels take in one call
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-OK = 0
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 FUNCTIONS = {
-    "neuronal_abi": [],
     "neuronal_has_threads": [],
     "neuronal_supports": [_INT],
     "neuronal_linear": [
@@ -46,7 +43,7 @@ FUNCTIONS = {
 
 
 class Library:
-    """The compiled kernels in a file. Its functions believe what tensors say of each other: callers check.
+    """The compiled kernels in a file. They do not check what tensors say about each other: callers do.
 
     Args:
         path (`Path`): of the library.
@@ -56,40 +53,33 @@ class Library:
     """
 
     def __init__(self, path: Path):
-        self.path = path
-        if is_cut_off(path):
-            raise OSError(f"{path} is cut off")
-        self._library = ctypes.CDLL(str(path))
+        self.path, self.functions = path, ctypes.CDLL(str(path))
         for name, arguments in FUNCTIONS.items():
-            function = getattr(self._library, name, None)
-            if function is None:
-                raise OSError(f"{path} has no {name}")
+            function = getattr(self.functions, name)
             function.argtypes, function.restype = arguments, _INT
-        if self._library.neuronal_abi() != ABI:
-            raise OSError(f"{path} is of another version")
-        self.kernels = [name for name, code in KERNELS.items() if self._library.neuronal_supports(code)]
+        self.kernels = [name for name, code in KERNELS.items() if self.functions.neuronal_supports(code)]
 
     @property
     def has_threads(self) -> bool:
-        """True if it was compiled with OpenMP; otherwise it computes in one thread."""
-        return bool(self._library.neuronal_has_threads())
+        """True if it was compiled with OpenMP. Otherwise it computes in one thread."""
+        return bool(self.functions.neuronal_has_threads())
 
 
 class Kernel:
-    """One instruction set's kernels for tensors on the CPU. Threads are as many as torch's.
+    """The kernels of one instruction set, for tensors on the CPU. They use as many threads as torch.
 
     Args:
         library ([`Library`]): where they are.
-        name (`str`): of `KERNELS`; one that the processor can run.
+        name (`str`): a name in `KERNELS` that the processor can run.
     """
 
     def __init__(self, library: Library, name: str):
         self.library, self.name = library, name
         self._code = KERNELS[name]
-        self._linear = library._library.neuronal_linear
-        self._unpack = library._library.neuronal_unpack
-        self._quantized_linear = library._library.neuronal_quantized_linear
-        self._quantized_unpack = library._library.neuronal_quantized_unpack
+        self._linear = library.functions.neuronal_linear
+        self._unpack = library.functions.neuronal_unpack
+        self._quantized_linear = library.functions.neuronal_quantized_linear
+        self._quantized_unpack = library.functions.neuronal_quantized_unpack
 
     def linear(
         self,
@@ -99,7 +89,7 @@ class Kernel:
         offsets: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """`x @ W.T + bias` for at most `MAX_ROWS` rows: x (rows, in) -> (rows, out). All contiguous, on the CPU."""
+        """Return `x @ W.T + bias` for at most `MAX_ROWS` rows, x (rows, in) -> (rows, out). All contiguous, on the CPU."""
         y = x.new_empty(x.shape[0], bits.shape[0])
         _check(
             self._linear(
@@ -111,7 +101,7 @@ class Kernel:
         return y
 
     def unpack(self, bits: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, dense: torch.Tensor) -> None:
-        """Fills `dense`, (rows, columns), with rows whose bits and offsets (rows + 1) are given, of all `values`."""
+        """Fill `dense`, shape (rows, columns), from the bits of these rows, their offsets (rows + 1) and all `values`."""
         _check(
             self._unpack(
                 self._code, values.element_size(), bits.data_ptr(), values.data_ptr(), values.shape[0],
@@ -129,10 +119,10 @@ class Kernel:
         bias: torch.Tensor | None,
         y: torch.Tensor,
     ) -> None:
-        """Fills `y`, (count, rows), with `x @ W.T + bias` for at most `MAX_ROWS` rows of x, (count, columns).
+        """Fill `y`, shape (count, rows), with `x @ W.T + bias` for at most `MAX_ROWS` rows of x, shape (count, columns).
 
-        Codes, scales and steps are a [`QuantizedWeight`]'s; x, y and bias, (rows,), of any dtype of `DTYPES`. All are
-        contiguous, on the CPU.
+        Codes, scales and steps are those of a [`QuantizedWeight`]. x, y and bias, shape (rows,), have a dtype of
+        `DTYPES`. All are contiguous, on the CPU.
         """
         _check(
             self._quantized_linear(
@@ -149,7 +139,7 @@ class Kernel:
         steps: torch.Tensor | None,
         dense: torch.Tensor,
     ) -> None:
-        """Fills `dense`, (rows, columns) of any dtype of `DTYPES`, with levels times scales and steps."""
+        """Fill `dense`, shape (rows, columns), of a dtype of `DTYPES`, with levels times scales and steps."""
         _check(
             self._quantized_unpack(
                 self._code, DTYPES[dense.dtype], codes.data_ptr(), bits, scales.data_ptr(), _pointer(steps),
@@ -163,27 +153,21 @@ def _pointer(tensor: torch.Tensor | None) -> int | None:
 
 
 def _check(result: int) -> None:
-    if result != OK:
+    if result != 0:
         raise MemoryError("no memory for the activations") if result == 2 else RuntimeError(f"kernel error {result}")
 
 
 @lru_cache(maxsize=1)
 def find_library() -> Library | BuildError:
-    """The compiled kernels: those of the installation, else of the user's cache; or why there are none."""
+    """Return the compiled kernels of the installation, else of the user's cache; or the error that says why there are none."""
     installed = installed_library()
     if installed.exists():
         try:
             return Library(installed)
-        except OSError as error:  # made for another system
+        except OSError as error:  # compiled for another system
             logger.debug("%s cannot be loaded: %s", installed, error)
     try:
-        cached = cached_library()
-        try:
-            return Library(cached)
-        except OSError as error:  # cut off when a disk was full or the power failed: made anew, once
-            logger.debug("%s cannot be loaded: %s", cached, error)
-            cached.unlink(missing_ok=True)
-            return Library(cached_library())
+        return Library(cached_library())
     except BuildError as error:
         return error
     except OSError as error:
@@ -192,10 +176,11 @@ def find_library() -> Library | BuildError:
 
 @lru_cache(maxsize=1)
 def find_kernel() -> Kernel | None:
-    """The kernels to compute with, or None for torch. Chosen once.
+    """Return the kernels to compute with, or None for torch. They are chosen once.
 
     Raises:
-        `ValueError`: OPTIMUM_NEURONAL_KERNEL names what does not exist. `RuntimeError`: or what cannot run here.
+        `ValueError`: OPTIMUM_NEURONAL_KERNEL is not a name in `KERNELS`, or "torch".
+        `RuntimeError`: it names kernels that cannot run here.
     """
     forced = os.environ.get(VARIABLE)
     if forced == TORCH:
@@ -217,19 +202,10 @@ def find_kernel() -> Kernel | None:
 
 @lru_cache(maxsize=1)
 def warn_without_kernel() -> None:
-    """Tells the user, once, if torch computes with packed weights because there are no compiled kernels."""
+    """Warn once if torch computes with packed weights because there are no compiled kernels."""
     if find_kernel() is None and os.environ.get(VARIABLE) != TORCH:
-        logger.warning(WITHOUT.format(reason=str(find_library())))
-
-
-WITHOUT = (
-    "There are no compiled kernels for packed weights: {reason}. Torch computes with them instead, which takes about 30 "
-    "times as long as with a dense model for each token. Mend that, with a C compiler (such as gcc) if there is none, to make "
-    "them fast; or use the model dense."
-)
-
-
-def kernel_name() -> str:
-    """Return what computes with packed weights on the CPU: a name of `KERNELS`, or "torch"."""
-    kernel = find_kernel()
-    return TORCH if kernel is None else kernel.name
+        logger.warning(
+            f"There are no compiled kernels for packed weights: {find_library()}. Torch computes with them instead, which "
+            "takes about 30 times as long for each token as a dense model. Install a C compiler, such as gcc, or densify "
+            "the model."
+        )
