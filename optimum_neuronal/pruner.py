@@ -23,10 +23,10 @@ from .data.calibration import CalibrationSet
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_apart
 from .files.records import WorkDirectory, work_directory
-from .model.check_model import check_model
 from .model.load_model import OF_TOKENIZERS, load_streamed
 from .model.packed_size import PackedSize
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
+from .pruning.check_model import check_model
 from .pruning.context import PruneContext, alone_with, check, open_records
 from .pruning.packing import check_quantizable, put_quantized
 from .pruning.prune import prune_model

@@ -15,7 +15,8 @@ from ..common.notes import get_logger
 from ..common.validation import check_choice, check_embedding_bits
 from ..compat import hf_private
 from ..files.directories import nearest_existing
-from ..model.architectures import find_architecture, is_of_experts
+from ..model.architectures import find_architecture
+from ..model.experts import is_of_experts
 from ..model.packed_modules import packed_modules
 from ..model.packed_size import PackedSize
 from ..report import PruningReport

@@ -47,7 +47,6 @@ ATTENTION = ("query", "gated_query", "qkv", "interleaved_qkv", "partitioned_qvk"
 AS_LINEAR = ("FalconLinear",)
 
 STREAM, HEADS = "stream", "heads"  # values of `Architecture.rotates`
-EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k")  # what configs call it
 
 # Role -> names of projections inside their block, or the last components of them. None: what is never pruned.
 _NAMES: dict[str | None, tuple[str, ...]] = {
@@ -70,7 +69,7 @@ _NAMES: dict[str | None, tuple[str, ...]] = {
     "down": ("down_proj", "fc2", "fc_out", "mlp.c_proj", "dense_4h_to_h", "w2", "shared_mlp.output_linear",
              "output.dense", "lin2", "mlp.Wo"),
     None: (
-        "router", "gate", "gate.wg", "shared_expert_gate",  # routers and gates of experts
+        "router", "gate", "gate.wg", "shared_expert_gate",  # routers of experts, see `experts`
         "per_layer_input_gate", "per_layer_projection",  # embeddings that every block adds
         "A_log", "x_proj", "dt_proj", "in_proj_a", "in_proj_b", "in_proj_ba",  # parameters of a state space
     ),
@@ -153,17 +152,6 @@ _ARCHITECTURES = {
     # RMS norms behind attention and MLP, or experts with biases.
     **dict.fromkeys(("exaone4", "gemma2", "gemma3_text", "glm4", "gpt_oss", "olmo2"), Architecture(rotates=HEADS)),
 }  # fmt: skip
-
-
-def is_of_experts(role: str | None, ndim: int) -> bool:
-    """Return True if a weight of this role and number of dimensions holds all experts of a layer: (experts, ., .)."""
-    return ndim == 3 and (role == "down" or role in MLP_ENTRIES)
-
-
-def experts_per_token(config: Any) -> int | None:
-    """Return the number of experts for each token, the largest of all layers; None if the text config does not say."""
-    found = next((value for name in EXPERTS_PER_TOKEN if (value := getattr(config, name, None))), None)
-    return max(found) if isinstance(found, list) else found
 
 
 def register_architecture(model_type: str, architecture: Architecture) -> None:

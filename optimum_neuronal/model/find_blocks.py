@@ -8,7 +8,8 @@ from torch import nn
 from transformers import Conv1D, PreTrainedModel
 
 from ..compat import hf_private
-from .architectures import Architecture, find_architecture, is_of_experts
+from .architectures import Architecture, find_architecture
+from .experts import expert_projections, is_of_experts
 from .projections import Block, Decoder, Experts, Projection
 from .weight_names import with_stars
 
@@ -218,13 +219,7 @@ def _find_projections(
     if isinstance(module, (nn.Linear, Conv1D)) and (role or (not known and wanted.targets_it(named))):
         return [Projection(full, role, module, wanted.takes(full), transposed=isinstance(module, Conv1D))]
     if is_of_experts(role, weight.ndim):
-        role = "interleaved_gate_up" if role == "gate_up" and hf_private.gates_in_turns(module) else role
-        transposed = hf_private.is_transposed(module, default=architecture.stacked_experts)
-        names = [f"{full}.{index}.{key}" for index in range(len(weight))]
-        return [
-            Projection(name, role, module, wanted.takes(name), key, index, transposed)
-            for index, name in enumerate(names)
-        ]
+        return expert_projections(full, module, key, role, architecture, wanted.takes)
     if not wanted.ignores(named) and (role or not known):
         raise ValueError(
             f"{named} ({type(module).__name__}, shape {tuple(weight.shape)}) is not understood. Leave it out with "

@@ -1,6 +1,6 @@
 """Loads the model of a checkpoint: whole, as a skeleton without weights, or with its blocks left on disk.
 
-The model is of the class that the checkpoint's config names, so that no head is lost.
+The model has the class that the checkpoint's config names, with its head.
 """
 
 import json
@@ -15,11 +15,10 @@ from huggingface_hub.constants import CONFIG_NAME
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..compat import hf_private
-from .check_model import check_kind
 from .find_blocks import find_decoder
 
 
-# Arguments of `from_pretrained` that locate a checkpoint's files: of a tokenizer's, and of a model's config.
+# Arguments of `from_pretrained` that locate files: a tokenizer's, and a model's config.
 OF_TOKENIZERS = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "token", "trust_remote_code",
 )  # fmt: skip
@@ -28,14 +27,14 @@ OF_CONFIGS = (*OF_TOKENIZERS, "code_revision", "gguf_file", "subfolder")
 
 
 def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> PreTrainedModel:
-    """Load a model as the class that its config names: with its own head, of a multimodal model all parts.
+    """Load a model as the class that its config names.
 
     Args:
         model_or_path (`str` or `Path`): Hub id or directory of the model.
         model_kwargs: for `from_pretrained`: `dtype`, `device_map`, `revision`, ...
 
     Raises:
-        `ValueError`: a kind of model that cannot be pruned, or a class that transformers does not have; no weight is read.
+        `ValueError`: the model cannot be pruned, or transformers does not have its class. No weight has been read.
         `FileNotFoundError`: a directory without a config.
     """
     loader, _ = _checked_loader(model_or_path, model_kwargs)
@@ -43,7 +42,7 @@ def load_model(model_or_path: str | os.PathLike[str], **model_kwargs: Any) -> Pr
 
 
 def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tuple[type, PreTrainedConfig]:
-    """Return the class that loads a checkpoint's model, and its config. Raise `ValueError` if it cannot be pruned."""
+    """Return the class that loads a checkpoint's model, and its config."""
     config = kwargs.get("config")
     if config is None:
         check_has_config(model_or_path, kwargs)
@@ -56,46 +55,62 @@ def _checked_loader(model_or_path: str | os.PathLike[str], kwargs: dict) -> tupl
     return loader, config
 
 
+def check_kind(model_class: type[PreTrainedModel] | None, config: PreTrainedConfig) -> None:
+    """Raise `ValueError` unless a model is a decoder or encoder of text, or has one among its parts.
+
+    Args:
+        model_class (`type`, *optional*): None passes: the class of a model with its own code is not known yet.
+        config (`PreTrainedConfig`): of the model.
+    """
+    name = config.model_type if model_class is None else model_class.__name__
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"{name} is an encoder-decoder ({config.model_type}): only decoders, and encoders such as BERT, can be pruned."
+        )
+    read = getattr(model_class, "main_input_name", "input_ids")
+    if read != "input_ids" and config.get_text_config(decoder=True) is config:
+        raise ValueError(f"{name} reads {read!r}: only models that read token ids can be pruned.")
+
+
 def check_has_config(model_or_path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> None:
-    """Raise `FileNotFoundError` for a directory without a config, unless the arguments of `from_pretrained` bring one."""
+    """Raise `FileNotFoundError` for a directory without a config, unless the arguments of `from_pretrained` hold one."""
     folder = Path(model_or_path, kwargs.get("subfolder") or "")
     brought = kwargs.get("config") is not None or kwargs.get("gguf_file") is not None
     if folder.is_dir() and not brought and not (folder / CONFIG_NAME).is_file():
-        raise FileNotFoundError(f"There is no {CONFIG_NAME} in {folder}: name the directory of a model.")
+        raise FileNotFoundError(f"There is no {CONFIG_NAME} in {folder}: expected the directory of a model.")
 
 
 def check_config(config: PreTrainedConfig, attention: Collection[str]) -> None:
-    """Raise `ValueError` if making the model of a checkpoint's config would take hours, or run code from the Hub.
+    """Raise `ValueError` if making the model of a config would take hours, or run code from the Hub.
 
     Args:
         config (`PreTrainedConfig`): of the checkpoint.
-        attention (`Collection[str]`): names of attention functions that its file has, and not the caller.
+        attention (`Collection[str]`): names of attention functions in its file.
     """
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
     if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise ValueError(f"config.json names {layers:,} layers, more than any model has: it is damaged.")
+        raise ValueError(f"config.json names {layers:,} layers, expected at most {MOST_LAYERS:,}: it is damaged.")
     if kernels := sorted(name for name in attention if "/" in name):
         raise ValueError(
-            f"config.json names the attention {kernels[0]!r}, which is code of a repository on the Hub: remove it there, and "
-            "pass it as attn_implementation if you trust it."
+            f"config.json names the attention {kernels[0]!r}, which is code on the Hub. Remove it from config.json, and pass "
+            "it as attn_implementation if you trust it."
         )
 
 
 def _for_configs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that locate a checkpoint's files."""
     return {name: kwargs[name] for name in OF_CONFIGS if name in kwargs}
 
 
 def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", **config_kwargs) -> PreTrainedModel:
-    """Return the model on the meta device: shapes and dtypes without weights. Only its config is read.
+    """Return the model on the meta device. Only its config is read.
 
     Args:
         model_or_path (`str` or `Path`): Hub id or directory of the model.
-        dtype (`str` or `torch.dtype`): of the weights; `"auto"` is the config's own, or float32 if it names none.
+        dtype (`str` or `torch.dtype`): of the weights. `"auto"`: the config's, or float32 if it names none.
         config_kwargs: for `AutoConfig.from_pretrained`: `revision`, `token`, `trust_remote_code` (for the model too).
 
     Raises:
-        `ValueError`: no floating dtype; and the errors of [`load_model`].
+        `ValueError`: not a floating dtype, or an error of [`load_model`].
     """
     loader, config = _checked_loader(model_or_path, config_kwargs)
     if dtype == "auto":
@@ -113,15 +128,15 @@ def load_skeleton(model_or_path: str | Path, dtype: str | torch.dtype = "auto", 
 def load_streamed(
     model_or_path: str | Path, device: torch.device, offload_folder: str | Path, **model_kwargs
 ) -> PreTrainedModel:
-    """Load a model without its decoder blocks' weights, which are read from its files whenever they are needed.
+    """Load a model but leave the weights of its decoder blocks in its files, to be read when they are needed.
 
     Args:
         model_or_path (`str` or `Path`): Hub id or directory of the model, in safetensors.
-        device (`torch.device`): where to compute. On an accelerator embeddings and head are loaded onto it; on a CPU
-            they stay on disk too.
+        device (`torch.device`): where to compute. Embeddings and head are loaded onto an accelerator; for a CPU they stay
+            on disk too.
         offload_folder (`str` or `Path`):
-            Folder for weights whose files differ from the model's parameters (many mixtures of experts); it must
-            outlive the model.
+            Folder for weights that are stored unlike the model's parameters, as experts often are. It must outlive the
+            model.
         model_kwargs: for [`load_model`].
 
     Returns:
@@ -134,7 +149,7 @@ def load_streamed(
 
 
 def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[str, str | torch.device]:
-    """Return module name -> `"disk"` for the list of a model's blocks, a device for the largest modules without it."""
+    """Return module name -> place: `"disk"` for the list of a model's blocks, a device for the largest modules beside it."""
     blocks = find_decoder(model).blocks[0].name.rpartition(".")[0]
     placed: dict[str, str | torch.device] = {blocks: "disk"}
     for name, _ in model.named_modules():
@@ -145,7 +160,7 @@ def streamed_device_map(model: PreTrainedModel, device: torch.device) -> dict[st
     return placed
 
 
-# Auto class -> the Hub's name for the task of its models. The first Auto class that makes a class counts.
+# Auto class -> the Hub's name for the task of its models. The first Auto class that makes a class is taken.
 PIPELINE_TAGS = {
     "AutoModelForImageTextToText": "image-text-to-text",
     "AutoModelForCausalLM": "text-generation",
@@ -159,7 +174,7 @@ PIPELINE_TAGS = {
 OF_SEVERAL_MODALITIES = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 OF_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 TRUSTING = ", trust_remote_code=True"
-REMOTE_MODULES = "transformers_modules."  # transformers imports code that comes with models under it
+REMOTE_MODULES = "transformers_modules."  # package of the code that comes with models
 
 
 class LoadingCode(NamedTuple):
@@ -170,7 +185,7 @@ class LoadingCode(NamedTuple):
 
     @property
     def pipeline_tag(self) -> str | None:
-        """The Hub's name for the model's task, None if not known."""
+        """The Hub's name for the model's task, if known."""
         return PIPELINE_TAGS.get(self.loader)
 
     def of(self, checkpoint: str, more: str = "") -> str:
@@ -179,9 +194,9 @@ class LoadingCode(NamedTuple):
 
 
 def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust_remote_code: bool = False) -> type:
-    """Return the class that loads the model of a config: an Auto class that makes the model's class, else that class.
+    """Return the class that loads the model of a config: an Auto class that makes the model's class, or that class.
 
-    Only transformers is imported. Code that comes with the model is run by the Auto class alone, if it is trusted.
+    Nothing but transformers is imported. Only an Auto class runs code that comes with the model, if it is trusted.
 
     Args:
         config (`PreTrainedConfig`): of the checkpoint.
@@ -196,7 +211,7 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
     """
     named = config.architectures or []
     if not isinstance(named, (list, tuple)) or not all(isinstance(name, str) for name in named):
-        raise ValueError(f"The config's 'architectures' is {named!r}: expected a list with the name of a class.")
+        raise ValueError(f"The config's 'architectures' is {named!r}: expected a list of class names.")
     architecture = architecture or next(iter(named), None)
     if trust_remote_code and (remote := _remote_loader(config, architecture)):
         return remote
@@ -213,8 +228,8 @@ def find_loader(config: PreTrainedConfig, architecture: str | None = None, trust
         return AutoModelForCausalLM
     known = f"names the class {architecture!r}" if architecture else "names no class ('architectures')"
     raise ValueError(
-        f"The config, of model_type {config.model_type!r}, {known}, and transformers has no such model: if its code comes "
-        "with it, allow that (trust_remote_code); or load it yourself and give it to NeuronALPruner.prune."
+        f"The config, of model_type {config.model_type!r}, {known}, and transformers has no such model. Set trust_remote_code "
+        "if its code comes with it, or load it yourself and call NeuronALPruner.prune."
     )
 
 
@@ -229,12 +244,10 @@ def loading_code(model: PreTrainedModel) -> LoadingCode:
 
 
 def _made_by(auto_class: str, config: PreTrainedConfig) -> type | None:
-    """Return the class of models that an Auto class makes of a config; None if it makes none."""
     return hf_private.made_by(getattr(transformers, auto_class), type(config))
 
 
 def _remote_loader(config: PreTrainedConfig, architecture: str | None) -> type | None:
-    """Return the Auto class of a class that comes with the model."""
     references = getattr(config, "auto_map", None) or {}
     for name in PIPELINE_TAGS:
         reference = references.get(name)

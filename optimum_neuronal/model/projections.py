@@ -89,7 +89,7 @@ class Projection:
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """A mixture of experts: its full name, its module, and True if it takes its inputs stacked (`Architecture`)."""
+    """The experts of an MoE layer: full name, module, and True if they take their inputs stacked (`Architecture`)."""
 
     name: str
     module: nn.Module

@@ -25,7 +25,6 @@ from ..config.neuronal_config import NeuronALConfig
 from ..data.calibration import CalibrationSet, resolve_seq_length
 from ..data.documents import find_dataset
 from ..files.records import Records, WorkDirectory
-from ..model.check_model import check_changeable, check_model, check_pattern, check_weights
 from ..model.find_blocks import find_decoder
 from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
@@ -35,6 +34,7 @@ from ..rotation.parts import can_be_rotated, find_parts
 from ..topup import Allocation
 from ..trials.cache import Cache
 from ..version import __version__
+from .check_model import check_changeable, check_model, check_pattern, check_weights
 from .rounding_head import check_head_structure, check_head_weights
 
 

@@ -4,10 +4,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ..compat.accelerate import is_offloaded
-from ..model.check_model import check_changeable
 from ..model.weight_names import token_weights
 from ..packed.formats.packed_matrix import DTYPES
 from ..packed.formats.quantized import QuantizedWeight
+from .check_model import check_changeable
 
 
 def check_head_structure(model: PreTrainedModel) -> None:

@@ -18,7 +18,7 @@ from ..blocks.block_inputs import BlockInputs
 from ..blocks.calls import Streams, streams_bytes
 from ..blocks.runner import BlockRunner, Visit
 from ..compat import hf_private
-from ..model.architectures import experts_per_token
+from ..model.experts import experts_per_token
 from ..model.find_blocks import find_decoder
 from ..model.projections import Block, Decoder
 from .refit import Refit

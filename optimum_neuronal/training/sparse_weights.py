@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..common.notes import get_logger
 from ..compat import peft
-from ..model.check_model import check_changeable, check_dense
 from ..model.find_blocks import find_pruned_decoder
 from ..model.projections import Block, Decoder, Projection
 from ..packed.formats.packed_mask import INTEGERS, PackedMask
+from ..pruning.check_model import check_changeable, check_dense
 
 
 logger = get_logger(__name__)

@@ -151,7 +151,7 @@ def test_what_is_no_class_of_the_config_is_refused():
     for named in ([5], "LlamaForCausalLM", {"a": 1}, [None]):
         config = transformers.LlamaConfig()
         config.__dict__["architectures"] = named  # some releases check what is set
-        with pytest.raises(ValueError, match="'architectures' is .*: expected a list with the name of a class"):
+        with pytest.raises(ValueError, match="'architectures' is .*: expected a list of class names"):
             find_loader(config)
 
 
@@ -192,7 +192,9 @@ def test_a_class_of_the_callers_own_is_said_to_be_a_language_model():
 def test_a_directory_without_a_config_is_no_model(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for load in (load_model, load_skeleton):
-        with pytest.raises(FileNotFoundError, match="There is no config.json in .*: name the directory of a model"):
+        with pytest.raises(
+            FileNotFoundError, match="There is no config.json in .*: expected the directory of a model"
+        ):
             load(tmp_path)
 
 

@@ -2,8 +2,8 @@ import pytest
 from packed_models import make_zeroed
 
 from optimum_neuronal import sparsify
-from optimum_neuronal.model.check_model import check_dense
 from optimum_neuronal.model.packed_modules import dense_state, packed_modules
+from optimum_neuronal.pruning.check_model import check_dense
 
 
 @pytest.mark.parametrize("family", ["phi", "mixtral", "gpt2"])

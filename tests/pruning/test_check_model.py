@@ -4,8 +4,8 @@ from conftest import make_model
 from torch import distributed, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from optimum_neuronal.model.check_model import check_model, check_pattern, check_weights
 from optimum_neuronal.model.find_blocks import find_decoder
+from optimum_neuronal.pruning.check_model import check_model, check_pattern, check_weights
 from optimum_neuronal.saliency.masks import ColumnPattern
 
 
@@ -62,7 +62,7 @@ def test_rows_have_to_be_whole_groups_of_the_pattern():
     check_pattern(decoder.projections, None)
     check_pattern(decoder.projections, ColumnPattern(1, 2))
     message = (
-        r"model\.layers\.0\.mlp\.down_proj has 42 input features, not a multiple of 4: the pattern 2:4 does not fit"
+        r"model\.layers\.0\.mlp\.down_proj has 42 input features, not a multiple of 4, so the pattern 2:4 does not fit"
     )
     with pytest.raises(ValueError, match=message):
         check_pattern(decoder.projections, ColumnPattern(2, 4))

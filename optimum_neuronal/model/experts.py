@@ -1,0 +1,137 @@
+"""MoE layers: the weights of their experts, and the inputs that every expert receives.
+
+transformers keeps the experts of a layer stacked, as weights of shape (experts, ., .), and multiplies them with fused
+kernels that no hook can look into. While inputs are recorded, [`RecordingExperts`] computes the layer from the module's own
+attributes, one expert after the other. The names of routers, which are never pruned, are in `architectures`; the
+attributes of transformers' modules are read in `compat.hf_private`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from ..compat import hf_private
+from .architectures import MLP_ENTRIES, Architecture
+from .projections import Experts, Projection
+
+
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k")  # names of a config field
+
+
+def is_of_experts(role: str | None, ndim: int) -> bool:
+    """Return True if a weight of this role and number of dimensions holds all experts of a layer: (experts, ., .)."""
+    return ndim == 3 and (role == "down" or role in MLP_ENTRIES)
+
+
+def experts_per_token(config: Any) -> int | None:
+    """Return the number of experts for each token, the largest of all layers; None if the text config does not say."""
+    found = next((value for name in EXPERTS_PER_TOKEN if (value := getattr(config, name, None))), None)
+    return max(found) if isinstance(found, list) else found
+
+
+def expert_projections(
+    name: str, module: nn.Module, key: str, role: str, architecture: Architecture, takes
+) -> list[Projection]:
+    """Return the projections of all experts in a stacked weight.
+
+    Args:
+        name (`str`), module (`nn.Module`): full name of the module of the experts, and the module.
+        key (`str`): name of the weight in the module.
+        role (`str`): of the weight.
+        architecture ([`Architecture`]): of the family.
+        takes (`Callable[[str], bool]`): full name of a projection -> True if it is to be pruned.
+    """
+    role = "interleaved_gate_up" if role == "gate_up" and hf_private.gates_in_turns(module) else role
+    transposed = hf_private.is_transposed(module, default=architecture.stacked_experts)
+    names = [f"{name}.{index}.{key}" for index in range(len(getattr(module, key)))]
+    return [Projection(own, role, module, takes(own), key, index, transposed) for index, own in enumerate(names)]
+
+
+class RecordingExperts:
+    """A forward of an MoE layer's experts that records the inputs of each expert.
+
+    Args:
+        experts ([`Experts`]): of the layer.
+        projections (`Mapping[str, Projection]`): of the block.
+        recorded (`dict`): projection name -> statistic, filled as the module runs.
+        sequences (`int`): sequences in the batch.
+        statistic (`type`): class of the statistics, such as [`SquaredNorms`].
+        skipped (`Sequence[Projection]`): projections whose output is not needed. They return zeros.
+    """
+
+    def __init__(
+        self,
+        experts: Experts,
+        projections: Mapping[str, Projection],
+        recorded: dict[str, Any],
+        sequences: int,
+        statistic: type,
+        skipped: Sequence[Projection] = (),
+    ):
+        self.module, self.recorded, self.sequences = experts.module, recorded, sequences
+        self.statistic = statistic
+        own = [p for p in projections.values() if p.module is experts.module]
+        self.up = [p for p in own if p.role in MLP_ENTRIES]
+        self.down = [p for p in own if p.role not in MLP_ENTRIES]
+        self.skips_up, self.skips_down = self.up[0] in skipped, self.down[0] in skipped
+        self.forward = self._stacked if experts.stacked else self._routed
+
+    def _routed(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Compute the layer, called as in most families.
+
+        Args:
+            hidden (`Tensor`, shape (tokens, hidden size)): the tokens of the batch, sequence by sequence.
+            indices, weights (`Tensor`, shape (tokens, k)): the experts of every token, and their weights.
+        """
+        if self.skips_up:
+            return torch.zeros_like(hidden)
+        # One sequence after the other: the last bits of a product may depend on the number of its rows.
+        tokens = hidden.reshape(-1, hidden.shape[-1])
+        pieces = (piece.chunk(self.sequences) for piece in (tokens, indices, weights))
+        return torch.cat([self._sequence(*piece) for piece in zip(*pieces)]).view_as(hidden)
+
+    def _sequence(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        tokens, k = indices.shape
+        chosen = indices.flatten()
+        sizes = torch.bincount(chosen, minlength=len(self.up)).tolist()  # the only wait for an accelerator
+        slots_by_expert = chosen.sort(stable=True).indices.split(sizes)
+        outputs = hidden.new_zeros(tokens * k, hidden.shape[-1], dtype=torch.result_type(hidden, weights))
+        for expert, slots in enumerate(slots_by_expert[: len(self.up)]):
+            result = self._run(expert, hidden[slots // k], slots // k, tokens)
+            if result is not None:
+                outputs[slots] = result * weights.flatten()[slots, None]
+        return outputs.view(tokens, k, -1).sum(dim=1).to(hidden.dtype)
+
+    def _stacked(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute the layer from stacked inputs, (experts * tokens, hidden size), zero for other experts' tokens."""
+        outputs = torch.zeros_like(hidden)
+        if self.skips_up:
+            return outputs
+        shape = (len(self.up), self.sequences, -1, hidden.shape[-1])
+        for expert, (inputs, results) in enumerate(zip(hidden.view(shape), outputs.view(shape))):
+            for sequence, result in zip(inputs, results):
+                rows = sequence.any(dim=-1).nonzero().flatten()
+                output = self._run(expert, sequence[rows], rows, len(sequence))
+                if output is not None:
+                    result[rows] = output
+        return outputs
+
+    def _run(self, expert: int, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> torch.Tensor | None:
+        """Return an expert's output for its inputs, (n, hidden size): the tokens `rows` of a sequence of `tokens`."""
+        self._record(self.up[expert], inputs, rows, tokens)
+        inner = self._project(self.up[expert], inputs)
+        inner = hf_private.activate(self.module, inner, gated=self.up[expert].role != "up")
+        self._record(self.down[expert], inner, rows, tokens)
+        if self.skips_down or not len(rows):
+            return None
+        return hf_private.finish(self.module, self._project(self.down[expert], inner))
+
+    def _record(self, projection: Projection, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
+        self.recorded.setdefault(projection.name, self.statistic()).update_routed(inputs, rows, tokens)
+
+    def _project(self, projection: Projection, inputs: torch.Tensor) -> torch.Tensor:
+        bias = hf_private.expert_bias(self.module, projection.parameter, projection.expert)
+        return linear(inputs, projection.weight, bias)
