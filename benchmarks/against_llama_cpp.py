@@ -1,176 +1,248 @@
-"""Compare packed models with llama.cpp's on the same machine, in one run and in turns.
+"""Compare packed models with llama.cpp's quantized types on the same machine, in turns.
 
     pip install -e ".[benchmarks-llama]"
     python -m benchmarks.against_llama_cpp build --folder DIR
     python -m benchmarks.against_llama_cpp run --llama-cpp DIR/llama_cpp_python-0.3.36/vendor/llama.cpp/build/bin
 
-`build` compiles llama.cpp for this processor from the sdist of llama-cpp-python, which takes ten minutes or more; it
-needs a C++ compiler. With GCC 12 llama.cpp's AMX kernels crash, so `build` puts a compiler barrier before the
-instruction that loads the tile configuration. Who names an own build for a processor with AMX should do the same, or
-take another compiler. `run` needs llama-bench, llama-batched-bench, llama-quantize and libggml-base in one folder.
+`build` compiles llama.cpp for this processor from the sdist of llama-cpp-python, in ten minutes or more. `run` needs
+llama-bench, llama-batched-bench, llama-quantize and libggml-base in one folder.
 
-All models have the shapes of Llama-3.2-1B with random weights, on which speed does not depend, and a vocabulary of 512:
-so decoding is little else than the projections' products. `--vocabulary 128256` gives them a real head, which
-llama.cpp quantises and the packed models here do not. `--layers 4` takes a quarter of the time: "ms a layer" is a
-token's time, with all that is no layer, divided by the layers. Bytes are those of the projections in the file, although
-llama.cpp repacks some types while loading. "Projections" is the time of the
-packed projections alone, which llama.cpp's programs do not tell. Ratios are medians of the rounds' ratios to the first
-GGUF type. They are left out if other processes take more than half a core, unless `--despite-load` is given.
-
-`--cpu-time` is for a machine on which others compute: it counts processor time instead, of one sequence on one thread.
-Others' share of caches and of bandwidth is still in it. Of llama.cpp it takes the difference of two runs of llama-bench,
-which differ in the number of tokens.
+All models have the shapes of Llama-3.2-1B with random weights, on which speed does not depend, and a vocabulary of 512, so
+that decoding is little else than the projections. Bytes are those of the projections.
 """
 
 import argparse
+import ctypes
+import json
+import re
 import statistics
+import subprocess
+import sys
+import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from benchmarks.llama_cpp_build import build
-from benchmarks.llama_cpp_subjects import (
-    PROJECTIONS,
-    SINGLE,
-    Rates,
-    Subject,
-    Work,
-    gguf_cpu_subject,
-    gguf_subject,
-    packed_cpu_subject,
-    packed_subject,
-)
-from benchmarks.other_load import OtherLoad
-from benchmarks.same_shapes import PACKED, Shape, make_model, projection_bytes
-from optimum_neuronal.common.display import format_markdown
-from optimum_neuronal.packed.environment import describe_environment
+from benchmarks.shared import zero_randomly
+from optimum_neuronal import sparsify
+from optimum_neuronal.blocks.block_inputs import inference
+from optimum_neuronal.common.display import format_table
+from optimum_neuronal.evaluation.speed import decode_seconds, prefill_seconds
 
 
-GGUF = ("Q4_0", "Q2_K", "Q8_0", "IQ2_XS")
-BUSY = 0.5  # cores of other processes above which ratios say nothing
+VERSION = "0.3.36"  # of llama-cpp-python
+FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF",
+)  # fmt: skip
+# GCC 12 drops the stores to the tile configuration, and llama.cpp's AMX kernels crash.
+LOAD = "    _tile_loadconfig(&tc);"
+BARRIER = '    __asm__ volatile("" : : "r"(&tc) : "memory");\n'
+HIDDEN, INTERMEDIATE, KEYS, HEADS, VOCABULARY = 2048, 8192, 512, 32, 512
+SHAPES = {
+    "attn_q": (HIDDEN, HIDDEN), "attn_k": (KEYS, HIDDEN), "attn_v": (KEYS, HIDDEN), "attn_output": (HIDDEN, HIDDEN),
+    "ffn_gate": (INTERMEDIATE, HIDDEN), "ffn_up": (INTERMEDIATE, HIDDEN), "ffn_down": (HIDDEN, INTERMEDIATE),
+}  # fmt: skip
+PACKED = {"dense": None, "70 % sparse": None, "2 bits": 2, "3 bits": 3, "4 bits": 4}
+PLANNED = re.compile(r"\] (\S+)\s+- \[.*\((\S+)\)\s*$", re.MULTILINE)  # name and type of a tensor
+Measure = Callable[[int], list[float]]  # number of threads -> tokens per second, for each kind of work
 
 
-def measure_in_turns(
-    subjects: Mapping[str, Subject], threads: Sequence[int], rounds: int
-) -> dict[int, dict[str, list[Rates]]]:
-    """Rates of every subject by round, for each number of threads."""
-    found: dict[int, dict[str, list[Rates]]] = {count: {name: [] for name in subjects} for count in threads}
-    for number in range(rounds):
-        for count in threads:
-            for name, measure in subjects.items():
-                found[count][name].append(measure(count))
-                print(f"round {number + 1}, {count} threads, {name}", flush=True)
-    return found
+def build(folder: Path) -> None:
+    """Build llama.cpp's programs in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / f"llama_cpp_python-{VERSION}" / "vendor" / "llama.cpp"
+    if not source.exists():
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python"]
+        subprocess.run([*pip, "--dest", folder, f"llama-cpp-python=={VERSION}"], check=True)
+        with tarfile.open(folder / f"llama_cpp_python-{VERSION}.tar.gz") as sdist:
+            sdist.extractall(folder, filter="data")
+    amx = source / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
+    text = amx.read_text(encoding="utf-8")
+    if BARRIER not in text:
+        amx.write_text(text.replace(LOAD, BARRIER + LOAD), encoding="utf-8")
+    targets = ("llama-bench", "llama-batched-bench", "llama-quantize")
+    subprocess.run(["cmake", "-S", source, "-B", source / "build", *FLAGS], check=True)
+    subprocess.run(["cmake", "--build", source / "build", "-j", "2", "--target", *targets], check=True)
+    print(f"--llama-cpp {source / 'build' / 'bin'}")
 
 
-def table(
-    works: Sequence[str],
-    rates: Mapping[str, list[Rates]],
-    sizes: Mapping[str, int],
-    layers: int,
-    weights: int,
-    base: str | None,
-) -> str:
-    """A table in Markdown: a row for each model.
+def quantizer(programs: Path):
+    """Return a function that gives rows of quantized random weights: (type, rows, columns) -> uint8 array."""
+    import gguf
 
-    Args:
-        works: kinds of work, in the order of the columns.
-        rates: name -> rates by round.
-        sizes: name -> bytes of the projections.
-        layers, weights: number of layers, and of the projections' weights in all.
-        base: the model whose rates the ratios are to; None leaves the ratios out.
-    """
-    header = ["model", "MB", "bits per weight"]
-    for work in works:
-        header += [work] + ["times"] * (base is not None)
-    header += ["ms a layer", "projections, ms"]
-    rows = []
-    for name, rounds in rates.items():
-        row = [name, f"{sizes[name] / 1e6:.1f}", f"{sizes[name] * 8 / weights:.2f}"]
-        medians = {work: statistics.median(one[work] for one in rounds) for work in rounds[0]}
-        for work in works:
-            row.append(f"{medians[work]:.1f}")
-            if base is not None:
-                ratios = [one[work] / other[work] for one, other in zip(rounds, rates[base])]
-                row.append(f"{statistics.median(ratios):.2f}")
-        row.append(f"{1e3 / medians[SINGLE] / layers:.2f}" if SINGLE in medians else "")
-        row.append(f"{1e3 / medians[PROJECTIONS]:.2f}" if PROJECTIONS in medians else "")
-        rows.append(row)
-    return format_markdown(header, rows)
+    library = ctypes.CDLL(str(next(programs.glob("*ggml-base.*"))))
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    library.ggml_row_size.restype = library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library.ggml_row_size.argtypes = (ctypes.c_int, size)
+    library.ggml_quantize_chunk.argtypes = (ctypes.c_int, pointer, pointer, size, size, size, pointer)
+
+    @cache
+    def some_rows(kind, columns: int) -> np.ndarray:  # 64, which are repeated: some types take minutes for a model
+        values = np.random.default_rng(0).standard_normal((64, columns), dtype=np.float32) * 0.02
+        if kind == gguf.GGMLQuantizationType.BF16:
+            return gguf.quants.quantize(values, kind)
+        found, importance = (
+            np.zeros((64, library.ggml_row_size(kind, columns)), np.uint8),
+            np.ones(columns, np.float32),
+        )
+        library.ggml_quantize_chunk(
+            kind, values.ctypes.data, found.ctypes.data, 0, 64, columns, importance.ctypes.data
+        )
+        return found
+
+    return lambda kind, rows, columns: np.resize(some_rows(kind, columns), (rows, some_rows(kind, columns).shape[1]))
 
 
-def base_of(names: Sequence[str], others: float | None, despite_load: bool) -> str | None:
-    """The model that ratios are to, or None and a warning if other processes took too much; `others` is in cores."""
-    if others is None or others > BUSY:
-        taken = "an unknown share" if others is None else f"{others:.1f} cores"
-        left_out = "" if despite_load else "; ratios are left out"
-        print(f"\nWARNING: other processes took {taken} meanwhile: measure again on an idle machine{left_out}.")
-        return names[0] if despite_load else None
-    return names[0]
+def write_gguf(target: Path, layers: int, weights, plan: dict[str, str], kind: str) -> int:
+    """Write a model whose tensors have the types of a plan, bfloat16 by default. Return the projections' bytes."""
+    import gguf
+
+    writer = gguf.GGUFWriter(target, "llama")
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INTERMEDIATE)
+    writer.add_block_count(layers)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KEYS * HEADS // HIDDEN)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    norm, total = np.ones(HIDDEN, dtype=np.float32), 0
+
+    def add(name: str, rows: int, columns: int) -> int:
+        own = gguf.GGMLQuantizationType[plan.get(name, "bf16").upper()]
+        data = weights(own, rows, columns)
+        writer.add_tensor(name, data, raw_dtype=own)
+        return data.nbytes
+
+    add("token_embd.weight", VOCABULARY, HIDDEN)
+    writer.add_tensor("output_norm.weight", norm)
+    for block in range(layers):
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{block}.{name}.weight", norm)
+        total += sum(add(f"blk.{block}.{name}.weight", *shape) for name, shape in SHAPES.items())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return total
+
+
+def planned_types(programs: Path, file: Path, kind: str) -> dict[str, str]:
+    """Return the type that llama-quantize would give each tensor of a file."""
+    command = [programs / "llama-quantize", "--dry-run", file, kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(PLANNED.findall(done.stdout + done.stderr))
+
+
+def packed_model(name: str, layers: int) -> LlamaForCausalLM:
+    """Return a random model in one of the forms of `PACKED`."""
+    config = LlamaConfig(
+        hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_hidden_layers=layers, num_attention_heads=HEADS,
+        num_key_value_heads=KEYS * HEADS // HIDDEN, vocab_size=VOCABULARY, max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval().bfloat16()
+    if name == "dense":
+        return model
+    if PACKED[name] is None:
+        zero_randomly(model, 0.7)
+    return sparsify(model, bits=PACKED[name])
+
+
+def measure_packed(model: LlamaForCausalLM, args: argparse.Namespace) -> Measure:
+    def measure(threads: int) -> list[float]:
+        torch.set_num_threads(threads)
+        with inference(model):
+            rates = [batch * args.new_tokens / decode_seconds(model, batch, args.new_tokens) for batch in args.batches]
+            return [*rates, args.prompt_tokens / prefill_seconds(model, args.prompt_tokens)]
+
+    return measure
+
+
+def measure_gguf(file: Path, args: argparse.Namespace) -> Measure:
+    new, prompt = args.new_tokens, args.prompt_tokens
+
+    def call(program: str, *flags) -> str:
+        command = [args.llama_cpp / program, "-m", file, "-ngl", 0, *flags]
+        return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
+
+    def measure(threads: int) -> list[float]:
+        output = call("llama-bench", "-t", threads, "-p", prompt, "-n", new, "-r", 1, "-o", "json")
+        rates = {(one["n_gen"] > 0): statistics.median(one["samples_ts"]) for one in json.loads(output)}
+        several = [batch for batch in args.batches if batch > 1]
+        # The last line may be lost when the program ends, so one more token is generated after what counts.
+        flags = ["-npp", 16, "-ntg", f"{new},1", "-npl", ",".join(map(str, several)), "--output-format", "jsonl"]
+        output = call("llama-batched-bench", "-t", threads, "-c", max(args.batches) * (16 + new), *flags)
+        lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        speed = {line["pl"]: line["speed_tg"] for line in lines if line["tg"] == new}
+        return [*(rates[True] if batch == 1 else speed[batch] for batch in args.batches), rates[False]]
+
+    return measure
 
 
 def run(args: argparse.Namespace) -> None:
-    """Makes the models, measures and prints tables."""
-    from benchmarks.gguf_models import write_models  # needs the package gguf
-
-    shape, builds = Shape(args.layers, args.vocabulary), set[str]()
-    work = Work(args.batches, args.prompt_tokens, args.new_tokens, args.llama_cpp, builds)
-    of_packed, of_gguf = (packed_cpu_subject, gguf_cpu_subject) if args.cpu_time else (packed_subject, gguf_subject)
+    """Make the models, measure them in turns, and print a table for each number of threads."""
+    weights = args.layers * sum(rows * columns for rows, columns in SHAPES.values())
+    subjects: dict[str, tuple[Measure, float]] = {}
     with tempfile.TemporaryDirectory() as temporary:
-        files = write_models(args.files or Path(temporary), shape, args.gguf, args.llama_cpp)
-        subjects, sizes = {}, {}
-        for kind, (file, size) in files.items():
-            subjects[f"llama.cpp {kind}"], sizes[f"llama.cpp {kind}"] = of_gguf(file, work), size
-        for kind in args.packed:
-            model = make_model(kind, shape)
-            subjects[kind], sizes[kind] = of_packed(model, work), projection_bytes(model)
-        load = OtherLoad()
-        found = measure_in_turns(subjects, [1] if args.cpu_time else args.threads, args.rounds)
-        others = load.cores()
-    here = describe_environment()
-    print(f"\n{here['processor']}, {args.layers} layers, vocabulary {args.vocabulary}, {args.rounds} rounds; "
-          f"optimum_neuronal {here['optimum_neuronal']}, kernels {here['kernel in use']}, torch {here['torch']}, "
-          f"llama.cpp {' '.join(sorted(builds))}. Tokens per second{' of processor time' * args.cpu_time}.")  # fmt: skip
-    base = base_of(list(subjects), others, args.despite_load or args.cpu_time)
-    works = [SINGLE] if args.cpu_time else work.names
-    for threads, rates in found.items():
-        print(f"\n{threads} thread{'s' * (threads > 1)}\n")
-        print(table(works, rates, sizes, args.layers, shape.weights, base), flush=True)
+        folder, rows_of = Path(temporary), quantizer(args.llama_cpp)
+        write_gguf(folder / "BF16.gguf", args.layers, rows_of, {}, "BF16")
+        for kind in args.gguf:
+            plan, file = planned_types(args.llama_cpp, folder / "BF16.gguf", kind), folder / f"{kind}.gguf"
+            size = write_gguf(file, args.layers, rows_of, plan, kind)
+            subjects[f"llama.cpp {kind}"] = measure_gguf(file, args), 8 * size / weights
+        for name in args.packed:
+            model = packed_model(name, args.layers)
+            tensors = [*model.model.layers.parameters(), *model.model.layers.buffers()]
+            size = sum(tensor.nbytes for tensor in tensors)
+            subjects[name] = measure_packed(model, args), 8 * size / weights
+        for threads in args.threads:
+            found: dict[str, list[list[float]]] = {name: [] for name in subjects}
+            for _ in range(args.rounds):
+                for name, (measure, _) in subjects.items():
+                    found[name].append(measure(threads))
+            rows = []
+            for name, rounds in found.items():
+                medians = [statistics.median(values) for values in zip(*rounds)]
+                rows.append([name, f"{subjects[name][1]:.2f}", *(f"{value:.1f}" for value in medians)])
+            header = ["tokens per second", "bits per weight", *(f"{batch} sequences" for batch in args.batches)]
+            print(
+                f"\n{threads} threads\n\n{format_table([*header, f'prompt of {args.prompt_tokens}'], rows)}",
+                flush=True,
+            )
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     builder = commands.add_parser("build", help="build llama.cpp from the package index")
     builder.add_argument("--folder", type=Path, required=True, help="to build in; kept")
-    builder.add_argument("--jobs", type=int, default=2, help="compilers at a time (default: 2)")
     runner = commands.add_parser("run", help="measure")
     runner.add_argument("--llama-cpp", type=Path, required=True, metavar="DIR", help="folder of llama.cpp's programs")
-    runner.add_argument("--files", type=Path, help="folder for GGUF files, kept (default: a temporary one)")
-    runner.add_argument("--gguf", nargs="+", default=GGUF, metavar="TYPE", help=f"(default: {' '.join(GGUF)})")
+    runner.add_argument("--gguf", nargs="+", default=["Q4_0", "Q2_K"], metavar="TYPE", help="(default: Q4_0 Q2_K)")
     runner.add_argument("--packed", nargs="+", choices=PACKED, default=list(PACKED), help="(default: all)")
     runner.add_argument("--layers", type=int, default=16, help="(default: 16)")
-    runner.add_argument("--vocabulary", type=int, default=512, help="(default: 512)")
     runner.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="(default: 1 2)")
     runner.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8], help="(default: 1 4 8)")
     runner.add_argument("--prompt-tokens", type=int, default=512, help="(default: 512)")
     runner.add_argument("--new-tokens", type=int, default=16, help="of each sequence (default: 16)")
-    runner.add_argument("--rounds", type=int, default=5, help="(default: 5)")
-    runner.add_argument("--despite-load", action="store_true", help="print ratios although other processes compute")
-    runner.add_argument("--cpu-time", action="store_true", help="count processor time; one sequence, one thread")
-    return parser.parse_args()
-
-
-def main():
-    args = parse()
-    if args.command == "build":
-        print(f"--llama-cpp {build(args.folder, args.jobs)}")
-        return
+    runner.add_argument("--rounds", type=int, default=3, help="(default: 3)")
+    args = parser.parse_args()
     logging.disable_progress_bar()
-    run(args)
+    if args.command == "build":
+        build(args.folder)
+    else:
+        run(args)
 
 
 if __name__ == "__main__":

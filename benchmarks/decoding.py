@@ -1,10 +1,9 @@
 """Measure tokens per second of whole models with packed and with dense weights, in turns.
 
-    python -m benchmarks.decoding [--shape 1b 3b 8b-stack] [--sparsity 0.7] [--threads 2] [--rounds 5]
+    python -m benchmarks.decoding [--shape 1b 3b 8b-stack] [--sparsity 0.7] [--bits 4 3 2] [--threads 2] [--rounds 5]
 
-Weights are random: speed does not depend on what they are, but on how many are zero, and zeros are spread evenly over
-the rows. Shapes are those of Llama-3.2-1B and 3B, and as many blocks of Llama-3.1-8B as fit (`8b-stack`). Beside the
-ratios it tells where the packed model's time goes: the projections, the dense head, attention and all the rest.
+Weights are random: speed depends only on how many are zero. Shapes are those of Llama-3.2-1B and 3B, and as many blocks of
+Llama-3.1-8B as fit (`8b-stack`). It also shows where the packed model's time goes.
 """
 
 import argparse
@@ -14,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from benchmarks.shared import zero_randomly
 from optimum_neuronal import sparsify
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.common.display import format_table
@@ -28,8 +28,8 @@ SHAPES = {
 VOCABULARY = 128256
 
 
-def sparse_models(shape: str, sparsity: float) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
-    """A model with random sparse projections in bfloat16, and the same with packed ones; all else is shared."""
+def two_models(shape: str, sparsity: float, bits: int | None) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+    """Return a random model in bfloat16, and the same model packed; all other weights are shared."""
     config = LlamaConfig(
         **SHAPES[shape],
         num_key_value_heads=8,
@@ -45,20 +45,19 @@ def sparse_models(shape: str, sparsity: float) -> tuple[LlamaForCausalLM, LlamaF
         LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1, "vocab_size": 8})
     ).model.rotary_emb
     dense.to_empty(device="cpu")
-    for name, parameter in dense.named_parameters():
+    for parameter in dense.parameters():
         parameter.data.uniform_(-0.03, 0.03, generator=generator)
-        if name.endswith("_proj.weight"):
-            for rows in parameter.data.split(64):
-                rows.masked_fill_(torch.rand(rows.shape, generator=generator) < sparsity, 0)
+    if bits is None:
+        zero_randomly(dense, sparsity)
     packed.load_state_dict(dense.state_dict(), assign=True)
     for model in (dense, packed):
         model.tie_weights()
         model.model.rotary_emb = rotary  # its frequencies are in no state dict
-    return dense, sparsify(packed)
+    return dense, sparsify(packed, bits=bits)
 
 
 def shares_of_time(model: LlamaForCausalLM, tokens: int = 8) -> list[list[str]]:
-    """Where the packed model's time goes: rows of name and share."""
+    """Return where the packed model's time goes: rows of name and share."""
     with inference(model), profile(activities=[ProfilerActivity.CPU]) as found:
         decode_seconds(model, 1, tokens)
     own: dict[str, float] = {}
@@ -82,6 +81,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1b", "3b"], help="(default: 1b 3b)")
     parser.add_argument("--sparsity", nargs="+", type=float, default=[0.7], help="(default: 0.7)")
+    parser.add_argument("--bits", nargs="+", type=int, help="time low-bit weights instead of sparse ones")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="(default: as torch decides)")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8], help="(default: 1 4 8)")
     parser.add_argument("--prompt-tokens", type=int, default=512, help="of the prefill (default: 512)")
@@ -91,10 +91,11 @@ def main():
     torch.set_num_threads(args.threads)
     logging.disable_progress_bar()
     for shape in args.shape:
-        for sparsity in args.sparsity:
-            dense, packed = sparse_models(shape, sparsity)
+        for target in args.bits or args.sparsity:
+            dense, packed = two_models(shape, target, target if args.bits else None)
             report = measure_speed(dense, packed, args.batches, args.prompt_tokens, args.new_tokens, args.rounds)
-            print(f"\n{shape} shapes, {sparsity:.0%} sparse: {report}\n", flush=True)
+            told = f"{target} bits" if args.bits else f"{target:.0%} sparse"
+            print(f"\n{shape} shapes, {told}: {report}\n", flush=True)
             print(format_table(["one token of the packed model", "share of the time"], shares_of_time(packed)))
             del dense, packed
 

@@ -1,10 +1,9 @@
-"""Measure the peak memory of a prune above the model, in blocks: the design allows three and the hidden states.
+"""Measure the peak memory of a prune above the model, in blocks.
 
     python -m benchmarks.memory [--hidden-size 1024] [--blocks 16]
 
-A randomly initialised Llama is pruned by Wanda with both steps of NeuronAL on 8 sequences, in a process of its own; the peak is the
-process's largest resident memory (Linux: /proc). Interpreter and libraries are warmed up by pruning a tiny model, and
-the C library is told to hand freed memory back at once; left alone, it keeps up to two further blocks for reuse.
+A random Llama is pruned by Wanda with both steps of NeuronAL on 8 sequences. The peak is the process's largest resident
+memory (Linux). Pruning a tiny model first loads all libraries.
 """
 
 import argparse
@@ -15,20 +14,11 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from benchmarks.random_models import random_llama
+from benchmarks.shared import MALLOC, random_llama, resident
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 
 
 LAMBDAS = (0.05, 0.1, 0.2)
-
-
-def resident(key: str, process: int | str = "self") -> int:
-    """`VmRSS` (now) or `VmHWM` (largest since the last reset) of a process in bytes; 0 if it has ended."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
-
-
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def main():
@@ -42,27 +32,22 @@ def main():
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.memory", *sys.argv[1:]], {**os.environ, **MALLOC})
     logging.disable_progress_bar()
     ids = torch.randint(0, 1000, (args.sequences, args.tokens), generator=torch.Generator().manual_seed(0))
-    fields = {
-        "saliency": "wanda",
-        "topup": "neuronal",
-        "dataset": None,
-        "num_samples": args.sequences,
-        "topup_args": {"block_lambdas": LAMBDAS, "row_lambdas": LAMBDAS},
-    }
-    config = NeuronALConfig(0.7, **fields)
+    lambdas = {"block_lambdas": LAMBDAS, "row_lambdas": LAMBDAS}
+    fields = {"saliency": "wanda", "topup": "neuronal", "topup_args": lambdas, "num_samples": args.sequences}
+    config = NeuronALConfig(0.7, dataset=None, **fields)
     NeuronALPruner(config).prune(random_llama(64, 2, args.tokens), ids, batch_size=1)
 
     model = random_llama(args.hidden_size, args.blocks, args.tokens)
-    block = sum(parameter.numel() * parameter.element_size() for parameter in model.model.layers[0].parameters())
+    block = sum(parameter.nbytes for parameter in model.model.layers[0].parameters())
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     NeuronALPruner(config).prune(model, ids, batch_size=1)
     peak = resident("VmHWM") - before
-    streams = 2 * len(LAMBDAS)  # every candidate's inputs and outputs
-    hidden = streams * ids.numel() * args.hidden_size * 4
-    print(f"model {before / 1e6:.0f} MB in the process, one block {block / 1e6:.1f} MB")
-    print(f"peak above the model: {peak / 1e6:.1f} MB, of which hidden states at most {hidden / 1e6:.1f} MB")
-    print(f"without them: {(peak - hidden) / block:.2f} blocks (allowed: 3)")
+    hidden = 2 * len(LAMBDAS) * ids.numel() * args.hidden_size * 4  # inputs and outputs of every candidate
+    print(
+        f"one block {block / 1e6:.1f} MB; peak above the model {peak / 1e6:.1f} MB, hidden states {hidden / 1e6:.1f} MB"
+    )
+    print(f"without hidden states: {(peak - hidden) / block:.2f} blocks (the design allows 3)")
 
 
 if __name__ == "__main__":

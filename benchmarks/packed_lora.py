@@ -21,14 +21,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers.utils import logging
 
-from benchmarks.memory import MALLOC, resident
-from benchmarks.random_models import random_llama
+from benchmarks.shared import MALLOC, random_llama, resident, zero_randomly
 from optimum_neuronal import lora_for_packed, sparsify
 from optimum_neuronal.common.display import format_table
 from optimum_neuronal.common.machine import hand_back_freed
 
 
-CASES = ("dense", "packed", "quantised")
+CASES = ("dense", "packed", "quantized")
 
 
 def make_model(case: str, args: argparse.Namespace) -> tuple[torch.nn.Module, int]:
@@ -36,14 +35,10 @@ def make_model(case: str, args: argparse.Namespace) -> tuple[torch.nn.Module, in
     torch.set_default_dtype(torch.bfloat16)
     torch.manual_seed(0)
     model = random_llama(args.hidden_size, args.blocks, args.tokens)
-    weights = [weight for name, weight in model.named_parameters() if "_proj" in name]
-    for weight in weights:
-        for rows in weight.data.split(256):
-            rows[torch.rand_like(rows) < 0.7] = 0
-    size = sum(weight.nbytes for weight in weights)
-    del weights
+    zero_randomly(model, 0.7)
+    size = sum(weight.nbytes for name, weight in model.named_parameters() if "_proj" in name)
     if case != "dense":
-        sparsify(model, bits=args.bits if case == "quantised" else None)
+        sparsify(model, bits=args.bits if case == "quantized" else None)
     config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
     return get_peft_model(model, lora_for_packed(model, config)), size
 
@@ -75,7 +70,7 @@ def main():
     parser.add_argument("--blocks", type=int, default=4, help="(default: 4)")
     parser.add_argument("--tokens", type=int, default=64, help="of a step (default: 64)")
     parser.add_argument("--steps", type=int, default=3, help="(default: 3)")
-    parser.add_argument("--bits", type=int, default=4, help="of the quantised model (default: 4)")
+    parser.add_argument("--bits", type=int, default=4, help="of the quantized model (default: 4)")
     parser.add_argument("--case", choices=CASES, help="measure one in this process, and print it as JSON")
     args = parser.parse_args()
     logging.disable_progress_bar()

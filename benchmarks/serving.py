@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.memory import resident
+from benchmarks.shared import resident
 from optimum_neuronal import save_pretrained, sparsify
 from optimum_neuronal.common.display import format_table
 from tests.vllm_plugin.served.processes import Server, serving

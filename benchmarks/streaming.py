@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging
 
-from benchmarks.memory import MALLOC, resident
+from benchmarks.shared import MALLOC, resident
 from optimum_neuronal import NeuronALConfig, NeuronALPruner
 from optimum_neuronal.common.display import format_table
 

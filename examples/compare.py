@@ -12,7 +12,7 @@ from optimum_neuronal import compare
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--model", required=True, help="Hub id or directory")
-parser.add_argument("--output", required=True, help="directory for tables; a second run goes on there")
+parser.add_argument("--output", required=True, help="directory for tables; a second run continues there")
 parser.add_argument("--sparsity", type=float, nargs="+", default=[0.6, 0.7], help="shares of zeros (default: 0.6 0.7)")
 parser.add_argument("--dataset", default="c4", help="calibration text (default: c4)")
 parser.add_argument("--evaluate", default="wikitext2", help="test text (default: wikitext2)")

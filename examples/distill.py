@@ -46,7 +46,7 @@ arguments = TrainingArguments(args.output / "checkpoints", **how)
 teacher = AutoModelForCausalLM.from_pretrained(args.teacher, dtype="auto").to(arguments.device).eval()
 data = [{"input_ids": window, "labels": window} for window in windows]
 trainer = Distiller(model, arguments, train_dataset=data, callbacks=[SparsityCallback()])
-trainer.model_accepts_loss_kwargs = False  # the loss above is a mean: the Trainer is to average those it accumulates
+trainer.model_accepts_loss_kwargs = False  # the loss is a mean, so Trainer averages accumulated ones
 trainer.train()
 
 print(f"after: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")

@@ -2,7 +2,7 @@
 
 python examples/finetune_lora.py --model qwen3-70 --train train.txt --evaluate wikitext2 --output qwen3-70-tuned
 
-With --packed the weights stay packed while adapters are trained. The merge then leaves out the updates of pruned weights.
+With --packed the weights stay packed during training. The merge then drops the updates of pruned weights.
 """
 
 import argparse
@@ -22,19 +22,19 @@ parser.add_argument("--evaluate", default="wikitext2", help="test text (default:
 parser.add_argument("--output", type=Path, required=True, help="directory for the tuned model")
 parser.add_argument("--steps", type=int, default=200, help="(default: 200)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
-parser.add_argument("--rank", type=int, default=16, help="of the update (default: 16)")
+parser.add_argument("--rank", type=int, default=16, help="of the adapters (default: 16)")
 parser.add_argument("--packed", action="store_true", help="keep weights packed until adapters are merged")
 args = parser.parse_args()
 
-loaded_by = neuronal.SparseModelForCausalLM if args.packed else AutoModelForCausalLM
-model = loaded_by.from_pretrained(args.model, dtype="auto")
+model = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto")
+model = neuronal.sparsify(model) if args.packed else model
 tokenizer = AutoTokenizer.from_pretrained(args.model)
 print(f"before: perplexity {neuronal.evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
 
 config = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear")
 adapted = get_peft_model(model, neuronal.lora_for_packed(model, config))
 if not args.packed:
-    neuronal.keep_lora_sparse(adapted)  # after PeftModel.from_pretrained too: nothing of it is saved with the adapter
+    neuronal.keep_lora_sparse(adapted)  # also after PeftModel.from_pretrained: adapters do not record the masks
 ids = torch.tensor(tokenizer(args.train.read_text(encoding="utf-8"), verbose=False)["input_ids"])
 windows = ids[: len(ids) // args.length * args.length].view(-1, args.length)
 arguments = TrainingArguments(

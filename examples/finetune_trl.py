@@ -24,12 +24,11 @@ parser.add_argument("--output", type=Path, required=True, help="directory for th
 parser.add_argument("--steps", type=int, default=200, help="(default: 200)")
 parser.add_argument("--length", type=int, default=256, help="tokens per sequence (default: 256)")
 parser.add_argument("--lora", action="store_true", help="train LoRA and merge it, instead of all weights")
-parser.add_argument("--packed", action="store_true", help="train LoRA beside packed weights, and save it alone")
+parser.add_argument("--packed", action="store_true", help="train LoRA on packed weights, and save the adapter")
 args = parser.parse_args()
 
-model = (neuronal.SparseModelForCausalLM if args.packed else AutoModelForCausalLM).from_pretrained(
-    args.model, dtype="float32"
-)
+model = AutoModelForCausalLM.from_pretrained(args.model, dtype="float32")
+model = neuronal.sparsify(model) if args.packed else model
 tokenizer = AutoTokenizer.from_pretrained(args.model)
 print(f"before: perplexity {neuronal.evaluate_perplexity(model, tokenizer, args.evaluate, args.length):.2f}")
 

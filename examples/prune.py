@@ -13,6 +13,7 @@ from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--model", required=True, help="Hub id or directory")
 parser.add_argument("--output", required=True, help="directory for the sparse model")
+parser.add_argument("--preset", default="paper", help="paper, fast or best (default: paper)")
 parser.add_argument("--sparsity", type=float, default=0.7, help="share of weights to set to zero (default: 0.7)")
 parser.add_argument("--dataset", default="c4", help="calibration text (default: c4)")
 parser.add_argument("--evaluate", default="wikitext2", help="test text (default: wikitext2)")
@@ -23,7 +24,8 @@ model = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto")
 tokenizer = AutoTokenizer.from_pretrained(args.model)
 print(f"dense: perplexity {evaluate_perplexity(model, tokenizer, args.evaluate):.2f}")
 
-pruner = NeuronALPruner(NeuronALConfig(args.sparsity, dataset=args.dataset, num_samples=args.num_samples), tokenizer)
+data = {"dataset": args.dataset, "num_samples": args.num_samples}
+pruner = NeuronALPruner(NeuronALConfig.preset(args.preset, sparsity=args.sparsity, **data), tokenizer)
 model = pruner.prune(model)
 print(pruner.report)
 pruner.save(model, args.output)

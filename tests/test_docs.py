@@ -46,7 +46,9 @@ def test_every_method_has_its_paragraph_and_defaults(registry, name):
     assert found and f"[`{name}`](#{name})" in page
     for entry in fields(registry.get(name)):
         if not entry.name.endswith("_lambdas"):  # the paper's long lists
-            assert re.search(rf"`{entry.name}={re.escape(repr(entry.default))}`", rest.partition("\n### ")[0]), entry.name
+            assert re.search(rf"`{entry.name}={re.escape(repr(entry.default))}`", rest.partition("\n### ")[0]), (
+                entry.name
+            )
 
 
 def test_every_promise_names_tests_that_exist():

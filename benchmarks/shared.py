@@ -1,0 +1,56 @@
+"""What several benchmarks use: models with random weights, trained models with their texts, and resident memory."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from optimum_neuronal.data.calibration import draw_windows
+from optimum_neuronal.demo.run import SEQ_LENGTH, TEST_WINDOWS, TINY_MODEL
+from optimum_neuronal.evaluation.perplexity import load_windows
+from tests import authors
+
+
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # glibc returns freed memory at once
+
+
+def random_llama(hidden_size: int, blocks: int, tokens: int, **more) -> LlamaForCausalLM:
+    """Return a random Llama with the proportions of Llama-2-7B; `more` are further fields of its config."""
+    config = LlamaConfig(
+        hidden_size=hidden_size,
+        intermediate_size=int(hidden_size * 2.6875),
+        num_hidden_layers=blocks,
+        num_attention_heads=max(1, hidden_size // 64),
+        max_position_embeddings=tokens,
+        **{"vocab_size": 1000, **more},
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def resident(key: str, process: int | str = "self") -> int:
+    """Return `VmRSS` (now), `VmHWM` (peak since the last reset) or `VmData` of a process in bytes."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
+
+
+def zero_randomly(model: torch.nn.Module, share: float) -> None:
+    """Set a share of the elements of all projections to zero, in place."""
+    generator = torch.Generator().manual_seed(1)
+    for name, weight in model.named_parameters():
+        if name.endswith("_proj.weight"):
+            for rows in weight.data.split(256):
+                rows.masked_fill_(torch.rand(rows.shape, generator=generator) < share, 0)
+
+
+def load_trained(name: str):
+    """Return model, calibration ids and test sets of "demo", "reference", or a directory of `train_tiny_model.py`."""
+    if name == "reference":
+        tests = {test: authors.load_ids(f"test_ids_{test}") for test in authors.TESTS}
+        return authors.load_model(), authors.load_ids("calibration_ids"), tests
+    folder = TINY_MODEL if name == "demo" else Path(name)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = str(folder / "calibration.txt")
+    drawn = draw_windows(text, tokenizer, num_samples=128, seq_length=SEQ_LENGTH, seed=0, vocab_size=len(tokenizer))
+    test = load_windows(model.config, tokenizer, str(folder / "heldout.txt"), SEQ_LENGTH, TEST_WINDOWS)
+    return model, drawn.ids, {"heldout": test}
