@@ -3,12 +3,11 @@
     python examples/train_tiny_model.py --output tiny-model
 
 Writes the model (bf16), its byte-level BPE tokenizer, and two texts that the training never saw: calibration.txt and
-heldout.txt. Files are assigned by a hash of their name, so the split is always equal. The same command resumes after an
-interruption. The rate of models that `--keep` keeps has not fallen to its end; benchmarks/ladder.py ends each of its models.
+heldout.txt. Files are assigned by a hash of their name, so the split is always the same. Run the same command again to
+resume after an interruption.
 """
 
 import argparse
-import copy
 import hashlib
 import sysconfig
 from pathlib import Path
@@ -23,25 +22,11 @@ END, LENGTH = "<|endoftext|>", 256
 SKIP = {"site-packages", "__pycache__", "encodings", "pydoc_data", "data", "cjkencodings"}  # tables, not prose
 
 
-class Keep(transformers.TrainerCallback):
-    def on_step_end(self, _, state, control, model, **kwargs):
-        seen, before = ((state.global_step - past) * 8 * LENGTH / model.num_parameters() for past in (0, 1))
-        for kept in (kept for kept in args.keep if before < kept <= seen):
-            save(copy.deepcopy(model), args.output / f"kept-{kept:g}")
-
-
-def save(model, folder):
-    model.config.use_cache = True  # the Trainer has turned it off
-    model.to(torch.bfloat16).save_pretrained(folder)
-
-
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--output", type=Path, required=True, help="directory to write")
 parser.add_argument("--model-type", default="llama", help="llama (default), mistral, opt, phi, qwen2, ...")
 parser.add_argument("--steps", type=int, default=3000, help="steps of 8 sequences of 256 tokens (default: 3000)")
 parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the text (default: 0)")
-what = "tokens per parameter after which a copy of the model is kept, in OUTPUT/kept-N (default: none)"
-parser.add_argument("--keep", type=float, nargs="*", default=[], metavar="N", help=what)
 args = parser.parse_args()
 transformers.set_seed(args.seed)
 library, texts = Path(sysconfig.get_paths()["stdlib"]), {"train": [], "calibration": [], "heldout": []}
@@ -71,8 +56,9 @@ how |= {"logging_steps": 100, "save_steps": 250, "save_total_limit": 1, "report_
 training = transformers.TrainingArguments(args.output / "training", dataloader_pin_memory=False, **how)
 data = [{"input_ids": window, "labels": window} for window in windows]
 last = get_last_checkpoint(training.output_dir) if Path(training.output_dir).is_dir() else None
-transformers.Trainer(model, training, train_dataset=data, callbacks=[Keep()]).train(resume_from_checkpoint=last)
-save(model, args.output)
+transformers.Trainer(model, training, train_dataset=data).train(resume_from_checkpoint=last)
+model.config.use_cache = True  # Trainer turned it off
+model.to(torch.bfloat16).save_pretrained(args.output)
 tokenizer.save_pretrained(args.output)
 for part in ("calibration", "heldout"):  # a slice of every file, for variety
     slices = [text[len(text) // 3 :][:4000] for text in texts[part]]

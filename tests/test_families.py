@@ -4,7 +4,6 @@ import pytest
 import torch
 from conftest import make_model
 from families import FAMILIES
-from family_table import PAGE, in_page, table
 from profiles import by_day
 from transformers import AutoModelForCausalLM
 
@@ -98,7 +97,3 @@ def test_prune_save_and_reload(family, topup, ids, tmp_path):
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert reloaded.config.sparsity_config == model.config.sparsity_config
     assert torch.equal(reloaded(ids).logits, model(ids).logits)
-
-
-def test_the_table_of_the_readme_is_of_this_matrix():
-    assert in_page(PAGE.read_text(encoding="utf-8")) == table(), "run python tests/family_table.py"
