@@ -28,7 +28,7 @@ class BlockInputs:
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode without gradients while the context lasts. Every module's own mode is put back."""
+    """Set evaluation mode without gradients while the context lasts, then restore every module's own mode."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
@@ -48,7 +48,7 @@ def capture_inputs(
     wrap: Wrap | None = None,
     max_hidden_bytes: int | None = None,
 ) -> BlockInputs:
-    """Run the decoder once per batch with its blocks passing their hidden states through.
+    """Run the decoder once per batch, its blocks passing their hidden states through.
 
     Args:
         decoder ([`Decoder`]): with the blocks. Call it inside [`inference`].
@@ -57,11 +57,11 @@ def capture_inputs(
         device (`torch.device`): where the decoder expects token ids.
         attention_mask (`Tensor` of int64, shape (sequences, tokens), *optional*):
             0 where a token is padding; on the same device.
-        wrap (*optional*): from [`find_wrapper`], if it is known already.
-        max_hidden_bytes (`int`, *optional*): hidden states beyond this many bytes are kept in CPU memory.
+        wrap (*optional*): from [`find_wrapper`], if known.
+        max_hidden_bytes (`int`, *optional*): keep hidden states beyond this many bytes in CPU memory.
 
     Returns:
-        [`BlockInputs`]: bit-equal to the model's own, since no block has computed anything yet.
+        [`BlockInputs`]: bit-equal to the model's own, since no block computes anything.
     """
     inputs = BlockInputs(calls=[[] for _ in decoder.blocks])
     known: list[torch.Tensor] = []
@@ -91,7 +91,6 @@ def capture_inputs(
 
 @contextmanager
 def _replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) -> Iterator[None]:
-    """Replace every block's forward by that of `forward_of` for its index, while the context lasts."""
     with ExitStack() as stack:
         for index, block in enumerate(decoder.blocks):
             stack.enter_context(replaced_forward(block.module, forward_of(index)))
@@ -101,13 +100,13 @@ def _replaced_blocks(decoder: Decoder, forward_of: Callable[[int], Callable]) ->
 def _check_shape(decoder: Decoder, hidden: torch.Tensor, batch: torch.Tensor) -> None:
     if hidden.shape[:-1] != batch.shape:
         raise ValueError(
-            f"The blocks of {type(decoder.module).__name__} receive hidden states of shape {tuple(hidden.shape)} for "
-            f"{tuple(batch.shape)} tokens: expected (sequences, tokens, hidden size). This model family is not supported."
+            f"The blocks of {type(decoder.module).__name__} receive hidden states of shape {tuple(hidden.shape)}, expected "
+            f"{tuple(batch.shape)} and the hidden size. This model family is not supported."
         )
 
 
 def _intern(call: Call, known: list[torch.Tensor]) -> Call:
-    """Return a call with one copy of equal tensors: masks and position embeddings repeat from batch to batch."""
+    """Return a call that shares equal tensors with earlier ones: masks and positions repeat from batch to batch."""
 
     def shared(value):
         if isinstance(value, torch.Tensor):
@@ -125,10 +124,7 @@ def _intern(call: Call, known: list[torch.Tensor]) -> Call:
 
 @contextmanager
 def _watch_final_norm(decoder: Decoder, inputs: BlockInputs) -> Iterator[None]:
-    """Find the module that reads the last block's output: with the blocks passing through, their first input.
-
-    A module with an output of another shape, for example a pooler that reads the first token alone, does not count.
-    """
+    """Find the module that reads the last block's output. A pooler, whose output has another shape, does not count."""
     inside = {id(module) for block in decoder.blocks for module in block.module.modules()}
 
     def observe(module, args, output):
@@ -172,7 +168,7 @@ def find_wrapper(decoder: Decoder, ids: torch.Tensor, device: torch.device | str
 def next_token_logits(
     decoder: Decoder, ids: torch.Tensor, hidden: torch.Tensor, wrap: Wrap, device: torch.device | str
 ) -> torch.Tensor:
-    """Return the model's logits for the last block's output, whatever its head does: norm, scale, cap.
+    """Return the model's logits for the last block's output, including all that the head does.
 
     Args:
         decoder ([`Decoder`]): with the head. Call it inside [`inference`].
@@ -197,6 +193,6 @@ def next_token_logits(
         return forward
 
     if not decoder.predicts_next_token:
-        raise ValueError(f"{type(decoder.model).__name__} has no causal language-model head: it has no logits.")
+        raise ValueError(f"{type(decoder.model).__name__} has no causal language-model head.")
     with _replaced_blocks(decoder, passing):
         return decoder.model(input_ids=ids.to(device), use_cache=False).logits.float()

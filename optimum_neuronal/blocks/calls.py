@@ -1,4 +1,4 @@
-"""Calls of blocks, and the streams of hidden states that runs over the blocks carry from one block to the next."""
+"""Calls of blocks, and the streams of hidden states that runs carry from block to block."""
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch import nn
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of a block for one batch, beside the hidden states."""
+    """The arguments of a block for one batch, without the hidden states."""
 
     args: tuple
     kwargs: dict
@@ -25,7 +25,7 @@ def split_hidden(args: tuple, kwargs: dict) -> tuple[torch.Tensor, Call]:
 
 
 def first_output(output) -> torch.Tensor:
-    """Return the hidden states among a block's outputs: some families return a tuple."""
+    """Return the hidden states in a block's output, which is a tuple in some families."""
     return output[0] if isinstance(output, tuple) else output
 
 
@@ -33,7 +33,7 @@ Wrap = Callable[[torch.Tensor], object]  # hidden states -> a block's output wit
 
 
 def output_wrapper(output) -> Wrap:
-    """Return a function that makes a block's output of hidden states, in the form of the given output."""
+    """Return a function that puts hidden states into the form of a block's output."""
     rest = output[1:] if isinstance(output, tuple) else None
     return lambda hidden: hidden if rest is None else (hidden, *rest)
 
@@ -53,7 +53,7 @@ def replaced_forward(module: nn.Module, forward: Callable) -> Iterator[None]:
 
 
 def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return hidden states on another device, with the values that their blocks share."""
+    """Return hidden states on another device, with their `shared_contents`."""
     if hidden.device == device:
         return hidden
     moved = hidden.to(device)
@@ -63,13 +63,13 @@ def to_device(hidden: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def keep_shared(output: torch.Tensor, hidden: torch.Tensor, call: Call) -> None:
-    """Note with a block's output what its containers hold, since every stream of hidden states needs its own."""
+    """Note the contents of a block's containers with its output, since every stream needs its own."""
     contents = {id(mapping): dict(mapping) for mapping in shared_containers(call)}
     output.shared_contents = {**getattr(hidden, "shared_contents", {}), **contents}
 
 
 def restore_shared(hidden: torch.Tensor, call: Call) -> None:
-    """Put into a block's containers what the blocks before it wrote for these hidden states."""
+    """Fill a block's containers with what the blocks before it wrote for these hidden states."""
     contents = getattr(hidden, "shared_contents", {})
     for mapping in shared_containers(call):
         if id(mapping) in contents:
@@ -78,7 +78,7 @@ def restore_shared(hidden: torch.Tensor, call: Call) -> None:
 
 
 def shared_containers(call: Call) -> list[MutableMapping]:
-    """Return the containers through which blocks hand values to later ones: keys and values, where blocks share them."""
+    """Return the containers through which blocks hand keys and values to later blocks, in families that share them."""
     return [value for value in call.kwargs.values() if isinstance(value, MutableMapping)]
 
 
@@ -86,7 +86,7 @@ def shared_containers(call: Call) -> list[MutableMapping]:
 class Stream:
     """Hidden states of all batches at one place in the model, for one candidate.
 
-    Streams are compared by identity. Work that depends on the same object alone is done once.
+    Streams are compared by identity: work on the same object is done once.
 
     Args:
         batches (`Sequence[Tensor]`): one tensor of shape (batch, tokens, hidden size) per batch.
@@ -103,22 +103,22 @@ class Stream:
         return sum(len(states) for states in self.batches)
 
 
-Streams = list["Stream | None"]  # None: of an abandoned candidate
+Streams = list["Stream | None"]  # None: the candidate was abandoned
 
 
 def hidden_bytes(streams: Sequence[Sequence[torch.Tensor]]) -> int:
-    """Return the bytes of lists of hidden states. Tensors in several of them count once."""
+    """Return the bytes of lists of hidden states. A tensor in several of them counts once."""
     tensors = {id(states): states for stream in streams for states in stream}
     return sum(states.numel() * states.element_size() for states in tensors.values())
 
 
 def streams_bytes(streams: Streams) -> int:
-    """Return the bytes of all hidden states. Tensors in several streams count once."""
+    """Return the bytes of all hidden states. A tensor in several streams counts once."""
     return hidden_bytes([stream.batches for stream in streams if stream is not None])
 
 
 def on_cpu(streams: Streams) -> Streams:
-    """Return the streams in CPU memory. Equal streams stay one object."""
+    """Return the streams in CPU memory. The same stream stays one object."""
     moved: dict[torch.Tensor, torch.Tensor] = {}  # by identity
     found: dict[Stream, Stream] = {}
     for stream in streams:
@@ -131,10 +131,7 @@ def on_cpu(streams: Streams) -> Streams:
 
 
 def grouped(streams: Streams, shared: bool) -> list[list[int]]:
-    """Return indices of streams in groups with one dense block's output: equal streams, or all if `shared`.
-
-    Abandoned streams are in no group.
-    """
+    """Return the indices of streams in groups of the same stream, or in one group if `shared`. Abandoned ones are left out."""
     groups: dict[Stream | None, list[int]] = {}
     for index, stream in enumerate(streams):
         if stream is not None:

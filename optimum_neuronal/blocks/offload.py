@@ -1,11 +1,10 @@
-"""Weights that live in CPU memory or on disk (accelerate's offloading): brought to their device block by block.
+"""Weights in CPU memory or on disk (accelerate's offloading): brought to their device block by block.
 
-A module whose weights are offloaded holds meta tensors and a hook of accelerate's with a `weights_map`, name ->
-tensor, that reads them. Left to itself it reads them at every forward. Here a block is read once for all work
-with it, and the next one is read meanwhile.
+A module with offloaded weights holds meta tensors, and a hook of accelerate's reads them from its `weights_map` at every
+forward. Here a block is read once for all work with it, and the next one is read meanwhile.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
@@ -22,7 +21,7 @@ Weights = list[tuple[nn.Module, dict[str, torch.Tensor]]]  # module -> its own p
 
 
 class BlockLoader:
-    """Loader of the weights of a model's blocks onto the device that computes; does nothing for weights that are there.
+    """Loads the weights of a model's blocks onto the device that computes, unless they are there.
 
     Args:
         blocks (`Sequence[Block]`): in the order of their use.
@@ -38,29 +37,24 @@ class BlockLoader:
         self._ahead: tuple[int, Future] | None = None
 
     @contextmanager
-    def loaded(self, index: int, backward: bool = False) -> Iterator[Block]:
+    def loaded(self, index: int) -> Iterator[Block]:
         """Load the weights of a block as ordinary parameters while the context lasts.
 
-        Changes to them are lost: see [`change_offloaded`].
-
-        Args:
-            index (`int`): of the block.
-            backward (`bool`): True if the block before it comes next, which is read ahead then.
+        Changes to them are lost, see [`change_offloaded`].
         """
         block = self._blocks[index]
         if not self.streams:
             yield block
             return
         weights = self._take(index)
-        following = index - 1 if backward else index + 1
-        if 0 <= following < len(self._blocks):
-            self._ahead = following, self._executor.submit(_read, self._blocks[following])
+        if index + 1 < len(self._blocks):
+            self._ahead = index + 1, self._executor.submit(_read, self._blocks[index + 1])
         with ExitStack() as stack:
             for module, tensors in weights:
                 stack.enter_context(_in_place(module, tensors))
             del weights
             yield block
-        hand_back_freed()  # a rotated block leaves twice its size in float64 behind
+        hand_back_freed()
 
     def _take(self, index: int) -> Weights:
         ahead, self._ahead = self._ahead, None
@@ -82,7 +76,7 @@ def _read(block: Block) -> Weights:
 
 @contextmanager
 def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Give a module its weights and its own forward, past the hook. Both are put back."""
+    """Give a module its weights, and its own forward instead of the hook's."""
     hooked, meta = module.__dict__.get("forward"), {}
     for name, tensor in tensors.items():
         parent, _, last = name.rpartition(".")
@@ -98,48 +92,11 @@ def _in_place(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[N
             owner._parameters[last] = parameter
 
 
-Turn = Callable[[torch.Tensor, torch.Tensor], None]  # an original tensor, and where to write what becomes of it
-
-
-class TurnedWeights(Mapping):
-    """A `weights_map` with weights that are rotated whenever they are read. No file and no original is changed.
-
-    Args:
-        weights (`Mapping[str, Tensor]`): the originals.
-        turns (`Mapping[str, Sequence[Turn]]`): name -> what changes the weight.
-        keeps (`bool`): True to keep in memory what was read: a few weights that are needed often.
-    """
-
-    def __init__(self, weights: Mapping[str, torch.Tensor], turns: Mapping[str, Sequence[Turn]], keeps: bool = False):
-        self._weights, self._turns, self._keeps = weights, turns, keeps
-        self._kept: dict[str, torch.Tensor] = {}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name in self._kept:
-            return self._kept[name]
-        original = self._weights[name]
-        if not self._turns.get(name):
-            return original
-        turned = original.detach().clone()
-        for turn in self._turns[name]:
-            turn(original, turned)
-        if self._keeps:
-            self._kept[name] = turned
-        return turned
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-
 class ChangedWeights(Mapping):
-    """A `weights_map` with weights that become sparse whenever they are read.
+    """A `weights_map` whose weights become sparse whenever they are read.
 
-    So a model on disk becomes sparse without a byte of its files being changed: its forward and `save_pretrained` see
-    the sparse weights. Changes wait packed: masks take one bit per weight of memory; where the saliency updates weights,
-    the kept ones are in memory too.
+    The files of a model on disk do not change, but its forward and `save_pretrained` see the sparse weights. Changes are
+    kept packed: a mask takes one bit per weight; a saliency that updates weights adds the kept ones.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor]):
@@ -163,7 +120,7 @@ class ChangedWeights(Mapping):
 
 
 def change_offloaded(projection: Projection, change: Change) -> None:
-    """Make an offloaded projection sparse whenever it is read from now on: see [`ChangedWeights`]."""
+    """Make an offloaded projection sparse whenever it is read from now on."""
     weights = accelerate.weights_map(projection.module)
     if not isinstance(weights, ChangedWeights):
         weights = ChangedWeights(weights)

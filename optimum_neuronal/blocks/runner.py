@@ -1,4 +1,4 @@
-"""Runs a decoder block by block: every run visits the blocks in order and carries streams of hidden states along.
+"""Runs a decoder block by block: a run visits the blocks in order and carries streams of hidden states along.
 
 All candidates visit a block together, so that its weights are read once and common work is done once.
 """
@@ -6,7 +6,7 @@ All candidates visit a block together, so that its weights are read once and com
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,22 +20,22 @@ from .replay import replay
 from .statistics import Norms, SquaredNorms
 
 
-# Index of a block, the block with its weights at hand, its calls, every stream -> every stream behind the block.
+# Index of a block, the block with its weights loaded, its calls, all streams -> all streams behind the block.
 Visit = Callable[[int, Block, Sequence[Call], Streams], Streams]
 
 
 class BlockRunner:
-    """Runs of blocks on hidden states, one block after the other. Use it inside [`capture.inference`].
+    """Runs of blocks on hidden states, one block after the other. Use it inside [`block_inputs.inference`].
 
     Args:
         decoder ([`Decoder`]): the model's blocks and projections. Its weights are the same after every call.
         batch_size (`int`): sequences per forward.
         device (`torch.device`): where the decoder expects token ids.
-        max_hidden_bytes (`int`, *optional*): more hidden states than this wait in CPU memory between blocks.
+        max_hidden_bytes (`int`, *optional*): keep more hidden states than this in CPU memory between blocks.
         quiet (`bool`): True to show no progress.
 
     Attributes:
-        loader ([`BlockLoader`]): brings the blocks' weights.
+        loader ([`BlockLoader`]): loads the blocks' weights.
         block_forwards (`int`): runs of one block on one sequence so far.
     """
 
@@ -60,7 +60,7 @@ class BlockRunner:
         self.block_forwards += len(self.decoder.blocks)
 
     def wrap(self, ids: torch.Tensor) -> Wrap:
-        """Return the [`output_wrapper`] of the blocks. If unknown, it is found by a forward of one of these tokens."""
+        """Return the [`output_wrapper`] of the blocks, found by a forward of one of these tokens if need be."""
         if self._wrap is None:
             self._wrap = find_wrapper(self.decoder, ids, self.device)
         return self._wrap
@@ -82,11 +82,11 @@ class BlockRunner:
         """Visit all blocks in order, and return every stream behind the last one.
 
         Args:
-            inputs ([`BlockInputs`]): every stream begins with its hidden states.
-            streams (`int`): their number.
+            inputs ([`BlockInputs`]): every stream starts with its hidden states.
+            streams (`int`): number of streams.
             visit: the work at a block, see [`Visit`].
-            label (`str`, *optional*): of the progress bar; None shows none.
-            release (`bool`): True if nobody else needs the first block's inputs.
+            label (`str`, *optional*): of the progress bar. None: no bar.
+            release (`bool`): True to drop the first block's inputs from `inputs`.
         """
         flowing: Streams = [Stream(inputs.hidden)] * streams
         if release:
@@ -99,29 +99,16 @@ class BlockRunner:
         self.for_each_block(advance, label)
         return flowing
 
-    def for_each_block(
-        self,
-        work: Callable[[int, Block], Any],
-        label: str | None = None,
-        backward: bool = False,
-        weights: bool = True,
-    ) -> list:
-        """Return what a function returns for every block, with its index and its weights at hand, in the order of its calls.
-
-        Args:
-            work: index, block -> anything.
-            label (`str`, *optional*): of the progress bar; None shows none.
-            backward (`bool`): True to go from the last block to the first.
-            weights (`bool`): False if the work needs no weights: offloaded ones are not loaded then.
-        """
-        found, indices = [], range(len(self.decoder.blocks))
-        for index in self.shown_by_bar(indices[::-1] if backward else indices, label):
-            with self.loader.loaded(index, backward) if weights else nullcontext(self.decoder.blocks[index]) as block:
+    def for_each_block(self, work: Callable[[int, Block], Any], label: str | None = None) -> list:
+        """Return the results of a function of every block's index and the block, with its weights loaded."""
+        found = []
+        for index in self.shown_by_bar(range(len(self.decoder.blocks)), label):
+            with self.loader.loaded(index) as block:
                 found.append(work(index, block))
         return found
 
     def shown_by_bar(self, indices: Sequence[int], label: str | None, unit: str = "block") -> Iterator[int]:
-        """Yield indices beside a progress bar, the only one at a time; without a terminal, write a line for each step."""
+        """Yield indices and show a progress bar, unless one is shown; without a terminal, write the label."""
         if label is None or self._quiet or not logging.is_progress_bar_enabled():
             yield from indices
             return
@@ -143,8 +130,8 @@ class BlockRunner:
         record: type[SquaredNorms] | None = SquaredNorms,
         skipped: Sequence[Projection] = (),
     ) -> tuple[Stream, Norms]:
-        """Run a block on every batch, and count it. Other arguments: see [`replay`]."""
-        if record is None and block.experts:  # experts always run as while recorded: by sequence, whatever the batch
+        """Run a block on every batch, and count it. See [`replay`] for the arguments."""
+        if record is None and block.experts:  # recorded experts run by sequence, so that batches do not change a bit
             record = SquaredNorms
         with self.counted(stream.sequences):
             outputs, norms = replay(block, stream.batches, calls, record, skipped)
@@ -152,7 +139,7 @@ class BlockRunner:
 
     @contextmanager
     def counted(self, block_forwards: int) -> Iterator[None]:
-        """Count runs of a block on one sequence, which are made while the context lasts."""
+        """Count runs of a block on one sequence that happen while the context lasts."""
         self.block_forwards += block_forwards
         yield
 
@@ -167,11 +154,11 @@ class BlockRunner:
     def inputs_of(
         self, block: Block, stream: Stream, calls: Sequence[Call], statistic: type[SquaredNorms] = SquaredNorms
     ) -> Norms:
-        """Return the inputs of the dense block's projections for these hidden states."""
+        """Return statistics of the inputs of a block's projections, with its current weights."""
         return self.replay(block, stream, calls, statistic, self.output_projections(block))[1]
 
     def output_projections(self, block: Block) -> list[Projection]:
-        """Return the projections that only feed the block's output (an eighth of a Llama's work). Norms do not need them."""
+        """Return the projections that only feed the block's output, which inputs do not depend on."""
         return [p for p in block.projections.values() if self.decoder.feeds_next_block(block, p)]
 
     def logits(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -180,7 +167,7 @@ class BlockRunner:
 
     def total(self, per_block: Sequence[torch.Tensor]) -> float:
         """Return the sum of errors by block. Raises `ValueError` if it is not finite."""
-        errors = torch.stack([error.cpu() for error in per_block])  # blocks may lie on several devices
+        errors = torch.stack([error.cpu() for error in per_block])  # blocks may be on several devices
         if not bool(torch.isfinite(errors).all()):
             block = self.decoder.blocks[int((~torch.isfinite(errors)).nonzero()[0])]
             raise ValueError(f"Activations in {block.name} are not finite: they overflow in the model's dtype.")
@@ -193,20 +180,19 @@ class BlockRunner:
 
 
 def check_replay(decoder: Decoder, ids: torch.Tensor, device: torch.device | str, loader: BlockLoader) -> Wrap:
-    """Compare replaying the blocks, with their inputs recorded, with the decoder's own forward.
+    """Check that replaying the blocks, with their inputs recorded, gives what the decoder's own forward computes.
 
     Args:
         decoder ([`Decoder`]): the model's blocks and projections.
         ids (`Tensor` of int64, shape (1, tokens)): one sequence.
         device (`torch.device`): where the decoder expects token ids.
-        loader ([`BlockLoader`]): brings the blocks' weights.
+        loader ([`BlockLoader`]): loads the blocks' weights.
 
     Returns:
         The [`output_wrapper`] of the blocks.
 
     Raises:
-        `ValueError`: they differ, so the family is not understood; a projection takes no part in the forward; or the
-            activations are not finite.
+        `ValueError`: the outputs differ, a projection takes no part in the forward, or activations are not finite.
     """
     begin, end = block_outputs(decoder, [decoder.blocks[0], decoder.blocks[-1]], ids.to(device))
     wrap, expected = output_wrapper(begin), first_output(end)
@@ -223,16 +209,15 @@ def check_replay(decoder: Decoder, ids: torch.Tensor, device: torch.device | str
         for name in block.pruned_names:
             if name not in norms:
                 raise ValueError(
-                    f"{name} takes no part in the model's forward, or receives only some of the tokens (a mixture of "
-                    f"experts of a kind that is not understood): leave it out with ignore=[{re.escape(name)!r}]."
+                    f"{name} takes no part in the model's forward, or receives only some of the tokens (an MoE layer of an "
+                    f"unknown kind): leave it out with ignore=[{re.escape(name)!r}]."
                 )
     difference, largest = (hidden[0] - expected).abs().max(), expected.abs().max()
     if not difference <= 1e-3 * largest:
         raise ValueError(
             f"Replaying the blocks ({type(decoder.blocks[0].module).__name__}) does not give what the model computes: "
-            f"the largest difference is {difference:.3g}, where the largest output is {largest:.3g}. Were the wrong "
-            "modules taken for the blocks, name the list with optimum_neuronal.register_architecture(model_type, "
-            f"Architecture(blocks='layers')), model_type being {decoder.config.model_type!r}; else this model family "
-            "is not supported."
+            f"the largest difference is {difference:.3g}, the largest output {largest:.3g}. If these are not the blocks, name "
+            f"their list with optimum_neuronal.register_architecture({decoder.config.model_type!r}, "
+            "Architecture(blocks='layers')). Otherwise this model family is not supported."
         )
     return wrap

@@ -13,9 +13,8 @@ from ..common.machine import full_precision
 class SquaredNorms:
     """Sums over the tokens of every sequence of the squared input, feature by feature.
 
-    `value` has shape (sequences, in), in float32: sequences in the order they were seen. From it follow the
-    activation of one sequence, `sqrt(value[i])`, and that of a projection, [`activation`]. Keeping the sequences
-    apart makes the result independent of how they were batched.
+    `value` has shape (sequences, in), in float32. `sqrt(value[i])` is the activation of sequence i, and [`activation`] that
+    of the projection. Sequences are kept apart, so that batches do not change the result.
 
     Attributes:
         tokens (`int`): number of inputs.
@@ -23,41 +22,41 @@ class SquaredNorms:
 
     def __init__(self):
         self.tokens = 0
-        self._parts: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
 
     @classmethod
     def of(cls, value: torch.Tensor, tokens: int) -> "SquaredNorms":
-        """Return norms that were measured elsewhere: `value` of shape (sequences, in), over so many tokens."""
+        """Return norms with this `value`, shape (sequences, in), of a number of tokens."""
         norms = cls()
-        norms.tokens, norms._parts = tokens, [value]
+        norms.tokens, norms._values = tokens, [value]
         return norms
 
     def update(self, inputs: torch.Tensor, sequences: int) -> None:
         """Add a batch of inputs of shape (sequences, tokens, in), or flattened to (sequences * tokens, in)."""
         inputs = inputs.reshape(sequences, -1, inputs.shape[-1])
         self.tokens += inputs.shape[0] * inputs.shape[1]
-        self._parts.append(inputs.float().square().sum(dim=1))
+        self._values.append(inputs.float().square().sum(dim=1))
 
     def update_routed(self, inputs: torch.Tensor, rows: torch.Tensor, tokens: int) -> None:
         """Add the inputs of one sequence that an expert received.
 
         Args:
             inputs (`Tensor`, shape (n, in)): n may be 0.
-            rows (`Tensor` of int64, shape (n,)): their tokens' places in the sequence.
-            tokens (`int`): tokens in the sequence. The sum runs over all, the others counting as zero, so that it does
-                not depend on their number.
+            rows (`Tensor` of int64, shape (n,)): the tokens' places in the sequence.
+            tokens (`int`): tokens in the sequence. The sum is over all of them, the others being zero, so that its rounding
+                does not depend on n.
         """
         squares = inputs.new_zeros(tokens, inputs.shape[-1], dtype=torch.float32)
         squares[rows] = inputs.float().square()
         self.tokens += len(inputs)
-        self._parts.append(squares.sum(dim=0, keepdim=True))
+        self._values.append(squares.sum(dim=0, keepdim=True))
 
     @property
     def value(self) -> torch.Tensor:
         """The squared norms, float32, shape (sequences, in)."""
-        if len(self._parts) > 1:
-            self._parts = [torch.cat(self._parts)]
-        return self._parts[0]
+        if len(self._values) > 1:
+            self._values = [torch.cat(self._values)]
+        return self._values[0]
 
 
 class InputSums(SquaredNorms):
@@ -86,11 +85,10 @@ class InputSums(SquaredNorms):
 class Hessian(SquaredNorms):
     """Squared norms, and `hessian`: the sum of `x x^T` over all inputs x, float32, shape (in, in).
 
-    Sequences are added one after the other, so that the sum does not depend on how they were batched.
+    Sequences are added one after the other, so that batches do not change the sum.
 
     Attributes:
-        cross (`Tensor`, *optional*):
-            Sum of `x_dense x^T`, float32, shape (in, in), if [`Hessian.update_pair`] was given the dense model's inputs.
+        cross (`Tensor`, *optional*): sum of `x_dense x^T`, float32, shape (in, in), from [`Hessian.update_pair`].
     """
 
     def __init__(self):
@@ -108,11 +106,11 @@ class Hessian(SquaredNorms):
         self._add(inputs.float())
 
     def update_pair(self, inputs: torch.Tensor, dense: torch.Tensor, sequences: int) -> None:
-        """Add a batch of inputs, and the dense model's inputs in their place. Shapes: see [`SquaredNorms.update`]."""
+        """Add a batch of inputs and the dense model's inputs for the same tokens, both shaped as for `update`."""
         self.update(inputs, sequences)
         if self.cross is None:
             self.cross = torch.zeros_like(self.hessian)
-        pairs = (part.reshape(sequences, -1, part.shape[-1]).float() for part in (inputs, dense))
+        pairs = (own.reshape(sequences, -1, own.shape[-1]).float() for own in (inputs, dense))
         with full_precision():
             for own, other in zip(*pairs):
                 self.cross.addmm_(other.T, own)
@@ -125,7 +123,7 @@ class Hessian(SquaredNorms):
 
 
 def most_specific(first: type[SquaredNorms], second: type[SquaredNorms]) -> type[SquaredNorms]:
-    """Return the one of two statistics that includes the other. Raises `ValueError` if neither does."""
+    """Return the statistic that includes the other. Raise `ValueError` if neither does."""
     if issubclass(first, second):
         return first
     if issubclass(second, first):
@@ -148,7 +146,7 @@ def activation(squared_norms: torch.Tensor) -> torch.Tensor:
         squared_norms (`Tensor` of shape (sequences, in)): from [`SquaredNorms`].
 
     Returns:
-        `Tensor`: float32, shape (in,), non-negative. The mean is taken in the widest type of the device.
+        `Tensor`: float32, shape (in,), non-negative. The mean is computed in the widest type of the device.
     """
     return squared_norms.to(wide_dtype(squared_norms.device)).mean(dim=0).sqrt().float()
 
@@ -160,15 +158,14 @@ def record_inputs(
     batch: tuple[int, int],
     statistic=SquaredNorms,
 ) -> Iterator[None]:
-    """Add the inputs of every module, for one batch, to a statistic of its own, while the context lasts.
+    """Add the inputs of every module, for one batch, to a statistic while the context lasts.
 
-    Modules that receive the very same tensor (q, k and v; gate and up) share one statistic, computed once.
+    Modules that receive the same tensor object (q, k and v; gate and up) share one statistic, computed once.
 
     Args:
         modules (`Mapping[str, nn.Module]`): name -> module. Its first positional input is watched.
         recorded (`dict`):
-            name -> statistic, filled as the modules run. A module that never ran, or that did not receive every token
-            once, is missing.
+            Name -> statistic, filled as the modules run. Modules that did not receive every token once are missing.
         batch (`tuple[int, int]`): sequences, and tokens in each.
         statistic: class with `update(inputs, sequences)`, made once per distinct input.
     """

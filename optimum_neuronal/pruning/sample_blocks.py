@@ -161,7 +161,7 @@ class MeasuredRunner(BlockRunner):
             self._switch(*before)
             return found
 
-        return super().for_each_block(noted, label, backward, weights)
+        return super().for_each_block(noted, label)
 
     @contextmanager
     def _counting(self, work: Work) -> Iterator[None]:

@@ -49,14 +49,6 @@ def test_a_failure_restores_the_blocks(llama, ids):
     assert all("forward" not in block.module.__dict__ for block in decoder.blocks)
 
 
-def test_a_forward_that_was_replaced_before_is_kept(llama, ids):
-    own = llama.model.layers[0].forward
-    llama.model.layers[0].forward = own
-    with inference(llama):
-        capture_inputs(find_decoder(llama), ids, 4, CPU)
-    assert llama.model.layers[0].__dict__["forward"] == own
-
-
 def test_equal_arguments_are_kept_once(llama, ids):
     with inference(llama):
         inputs = capture_inputs(find_decoder(llama), ids, 1, CPU)

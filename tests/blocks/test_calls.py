@@ -1,18 +1,12 @@
-import pytest
 import torch
-from torch import nn
 
 from optimum_neuronal.blocks import calls as module
 from optimum_neuronal.blocks.calls import (
     Call,
     Stream,
-    first_output,
     grouped,
-    hidden_bytes,
     keep_shared,
     on_cpu,
-    output_wrapper,
-    replaced_forward,
     restore_shared,
     split_hidden,
     streams_bytes,
@@ -30,29 +24,6 @@ def test_hidden_states_come_first_or_by_name():
     hidden, call = split_hidden((), kwargs)
     assert hidden is HIDDEN and (call.args, call.kwargs) == ((), {"position": 3})
     assert "hidden_states" in kwargs, "the caller's own is left as it is"
-
-
-def test_outputs_are_tuples_or_not():
-    assert first_output(HIDDEN) is HIDDEN and first_output((HIDDEN, "cache")) is HIDDEN
-    assert output_wrapper(HIDDEN)("new") == "new"
-    assert output_wrapper((HIDDEN, "cache", None))("new") == ("new", "cache", None)
-    assert output_wrapper((HIDDEN,))("new") == ("new",)
-
-
-def test_a_forward_is_replaced_for_a_while():
-    linear = nn.Linear(1, 1)
-    with replaced_forward(linear, lambda inputs: inputs + 1):
-        assert linear(torch.tensor([2.0])).item() == 3
-        with pytest.raises(RuntimeError), replaced_forward(linear, lambda inputs: inputs + 2):
-            raise RuntimeError
-        assert linear(torch.tensor([2.0])).item() == 3
-    assert "forward" not in linear.__dict__
-
-
-def test_bytes_of_streams_that_share_tensors():
-    other = torch.ones(2, 2, dtype=torch.bfloat16)
-    assert hidden_bytes([]) == 0
-    assert hidden_bytes([[HIDDEN, other], [HIDDEN], [HIDDEN.clone()]]) == 24 + 8 + 24
 
 
 def test_every_stream_has_contents_of_its_own():

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM
 from optimum_neuronal import NeuronALConfig, NeuronALPruner, evaluate_perplexity
 from optimum_neuronal.blocks import offload
 from optimum_neuronal.blocks.block_inputs import inference
-from optimum_neuronal.blocks.offload import BlockLoader, ChangedWeights, TurnedWeights
-from optimum_neuronal.blocks.runner import BlockRunner
+from optimum_neuronal.blocks.offload import BlockLoader, ChangedWeights
 from optimum_neuronal.compat.accelerate import is_offloaded
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.packed.formats.packed_mask import PackedMask
@@ -63,16 +62,6 @@ def test_a_model_on_disk_is_pruned_and_evaluated_like_one_in_memory(family, ids,
     assert unchanged(AutoModelForCausalLM.from_pretrained(tmp_path / "sparse"), state(expected))
 
 
-def test_magnitude_needs_no_forward(tmp_path):
-    model = make_model_on_disk(tmp_path, "llama")
-    fields = {"saliency": "magnitude", "topup": "uniform", "topup_args": {}}
-    pruner, reference = NeuronALPruner(config(**fields)), NeuronALPruner(config(**fields))
-    pruner.prune(model)
-    expected = reference.prune(make_model("llama"))
-    assert pruner.report.projections == reference.report.projections
-    assert torch.equal(model(torch.arange(9)[None]).logits, expected(torch.arange(9)[None]).logits)
-
-
 def test_weights_in_cpu_memory(ids, tmp_path):
     model = make_model("llama")
     cpu_offload(model, execution_device=torch.device("cpu"))
@@ -115,16 +104,6 @@ def test_only_one_block_is_loaded_and_the_next_one_is_read_ahead(tmp_path, monke
     assert [thread == threading.main_thread() for _, thread in reads] == [True, False, False]
 
 
-def test_backward_the_block_before_is_read_ahead(tmp_path, monkeypatch):
-    runner = BlockRunner(find_decoder(make_model_on_disk(tmp_path, "llama")), quiet=True)
-    reads, read, names = [], offload._read, [block.name for block in runner.decoder.blocks]
-    monkeypatch.setattr(offload, "_read", lambda block: reads.append(block.name) or read(block))
-    runner.for_each_block(lambda index, block: None, backward=True)
-    assert reads == names[::-1], "each once"
-    runner.for_each_block(lambda index, block: None, weights=False)
-    assert reads == names[::-1], "no weights are needed"
-
-
 def test_trial_forwards_see_the_weights_that_are_set(tmp_path, ids):
     """accelerate's own hooks would read the dense ones again at every forward."""
     model = make_model_on_disk(tmp_path, "llama")
@@ -146,21 +125,6 @@ def test_masked_weights(ids):
     assert masked["weight"].tolist() == [[0, 1, 1], [1, 0, 0]] and masked["bias"].tolist() == [1, 1]
     assert weights["weight"].all(), "what is read is a copy"
     assert list(masked) == ["weight", "bias"] and len(masked) == 2
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-def test_turned_weights(keeps):
-    """Made of the originals whenever they are read, and kept if so asked."""
-    weights, reads = {"weight": torch.ones(2), "bias": torch.ones(2)}, []
-
-    def double(original, into):
-        reads.append(1)
-        into.copy_(2 * original)
-
-    turned = TurnedWeights(weights, {"weight": [double]}, keeps)
-    assert turned["weight"].tolist() == turned["weight"].tolist() == [2, 2] and turned["bias"] is weights["bias"]
-    assert len(reads) == (1 if keeps else 2) and weights["weight"].tolist() == [1, 1]
-    assert list(turned) == ["weight", "bias"] and len(turned) == 2
 
 
 def test_hidden_states_may_wait_in_cpu_memory(ids):

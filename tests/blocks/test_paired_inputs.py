@@ -6,7 +6,7 @@ from torch import nn
 
 from optimum_neuronal.blocks.block_inputs import inference
 from optimum_neuronal.blocks.calls import Call, Stream
-from optimum_neuronal.blocks.paired_inputs import PairedRuns, PartOutputs, children_called_once, stages
+from optimum_neuronal.blocks.paired_inputs import ChildOutputs, PairedRuns, children_called_once, stages
 from optimum_neuronal.model.find_blocks import find_decoder
 from optimum_neuronal.model.projections import Block, TrialWeights, trial_weights
 from optimum_neuronal.packed.change import Zeros
@@ -200,7 +200,7 @@ class Doubling(nn.Module):
 def test_what_the_block_changes_in_place_is_computed_anew():
     torch.manual_seed(0)
     module, batches = Doubling(), torch.randn(2, 4, 3)
-    parts = PartOutputs(Block("block", module, {}), [module.part], 2)
+    parts = ChildOutputs(Block("block", module, {}), [module.part], 2)
     counted = calls_of(module.part)
     with torch.no_grad():
         for _ in range(3):
@@ -208,33 +208,6 @@ def test_what_the_block_changes_in_place_is_computed_anew():
             with parts.in_place():
                 assert all(torch.equal(module(batch), 2 * module.part[0](batch)) for batch in batches)
     assert len(counted) == 6
-
-
-def test_a_run_that_ended_early_tells_nothing():
-    module = nn.Sequential(nn.Sequential(nn.Linear(3, 3)))
-    parts = PartOutputs(Block("block", module, {}), list(module), 2)
-    counted = calls_of(module[0])
-    with torch.no_grad():
-        for batches in (1, 2, 2):
-            parts.begin([])
-            with parts.in_place():
-                for batch in range(batches):
-                    module(torch.full((1, 3), float(batch)))
-    assert len(counted) == 3
-
-
-def test_undecided_parts_are_not_noted(llama, ids):
-    with inference(llama):
-        runner, block, sparse, dense, calls = paired(llama, ids)
-        parts = PartOutputs(block, [block.module.self_attn, block.module.mlp], len(calls))
-        owners = {p.name.rpartition(".")[2]: p.owner for p in block.pruned}
-        parts.begin([owners[f"{name}_proj"] for name in "qkv"])
-        assert parts.noted(block.module.self_attn.o_proj) is None
-        parts.begin([owners[f"{name}_proj"] for name in "qkvo"])
-        assert parts.noted(block.module.self_attn.o_proj) is block.module.self_attn
-        assert parts.noted(block.module.mlp.up_proj) is None
-        parts.begin(None)
-        assert parts.noted(block.module.self_attn.o_proj) is None
 
 
 def test_which_children_may_be_noted(ids):
@@ -250,17 +223,3 @@ def test_which_children_may_be_noted(ids):
     assert children(make_model("opt")) == ["self_attn"], "fc1 and fc2 are projections"
     assert children(make_model("mixtral")) == ["self_attn"], "experts run in ways of their own"
     assert children(make_model("llama"), shared=True) == [], "a part may hand on more than it returns"
-
-
-def test_a_child_that_is_called_twice_is_not_noted():
-    module = nn.Module()
-    module.part = nn.Sequential(nn.Linear(3, 3))
-    module.forward = lambda hidden: module.part(module.part(hidden))
-
-    class Projection:
-        module, expert = None, None
-
-    Projection.module = module.part[0]
-    with children_called_once(Block("block", module, {"part.0": Projection}), []) as found:
-        module(torch.zeros(1, 3))
-    assert found == []
