@@ -1,15 +1,14 @@
 """NeuronAL: sparse language models without retraining, for transformers and optimum.
 
-Names are imported when they are first used, so that `optimum-cli`, which looks at every plug-in, starts quickly. What
-transformers has to know of this package it learns when it is imported itself.
+Public names are imported when they are first used.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from .transformers_plugin.registration import register
-from .version import __version__
 
+__version__ = "0.1.0"
 
 _HOME = {
     "NeuronALConfig": "config.neuronal_config",
@@ -57,10 +56,8 @@ if TYPE_CHECKING:
     from .training.packed_lora import lora_for_packed
     from .transformers_plugin.sparse_model import SparseModelForCausalLM
 
-register()
 
-
-if not TYPE_CHECKING:  # a type checker would believe in any name
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
@@ -70,3 +67,8 @@ if not TYPE_CHECKING:  # a type checker would believe in any name
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+# `optimum-cli` imports all plug-ins at every start: there, a command registers the quantizer when it runs.
+if "optimum.commands.optimum_cli" not in sys.modules:
+    importlib.import_module(".transformers_plugin", __name__).register()

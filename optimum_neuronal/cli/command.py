@@ -14,6 +14,7 @@ from optimum.commands.base import BaseOptimumCLICommand
 
 from ..common.display import escaped
 from ..common.validation import did_you_mean
+from ..transformers_plugin import register
 from .early_checks import check_arguments
 from .flags import add_switch
 
@@ -51,6 +52,7 @@ class Command(BaseOptimumCLICommand):
         """Do the work. End the process with a line on an expected error, or on Ctrl-C."""
         try:
             self.check()
+            register()
             with _quiet(self.args.quiet):
                 self.work()
         except EXPECTED as error:
@@ -82,8 +84,7 @@ class CommandParser(argparse.ArgumentParser):
         Unknown flags come first: a required one that is misspelled would only be said to be missing.
         """
         words = sys.argv[1:] if args is None else list(args)
-        passed_on = any(action.nargs == argparse.REMAINDER for action in self._actions)  # to another program
-        flags = [word for word in words if not passed_on and word.startswith("--") and " " not in word]
+        flags = [word for word in words if word.startswith("--") and " " not in word]
         for flag in flags[: flags.index("--") if "--" in flags else None]:
             name = flag.partition("=")[0]
             if not any(option.startswith(name) for option in self._option_string_actions):  # it may be shortened

@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 
 from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
 
-from ..version import __version__
+from .. import __version__
 from .checkpoint_commands import ConvertCommand, InspectCommand
 from .command import CommandParser, describe
 from .demo_command import DemoCommand

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import transformers
 
+from .. import __version__
 from ..native.build import BuildError
 from ..native.library import TORCH, VARIABLE, find_kernel, find_library
-from ..version import __version__
 
 
 def describe_environment() -> dict[str, Any]:

@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
+from .. import __version__
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..common.clock import Clock
 from ..common.processes import Processes
@@ -33,7 +34,6 @@ from ..packed.formats.packed_matrix import DTYPES
 from ..rotation.parts import can_be_rotated, find_parts
 from ..topup import Allocation
 from ..trials.cache import Cache
-from ..version import __version__
 from .check_model import check_changeable, check_model, check_pattern, check_weights
 from .rounding_head import check_head_structure, check_head_weights
 

@@ -1,5 +1,6 @@
-"""The plug-in to transformers: the code that its `from_pretrained` calls.
+"""The plug-in to transformers: the code that its `from_pretrained` calls."""
 
-`registration` is imported with the package itself and imports nothing. The rest is imported when transformers is, or
-when a model is loaded.
-"""
+
+def register() -> None:
+    """Register the quantizer and its config with transformers. A second call changes nothing."""
+    from . import hf_quantizer  # noqa: F401  (its decorators register)

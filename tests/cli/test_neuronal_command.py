@@ -16,9 +16,6 @@ def test_the_commands_are_listed_and_the_model_is_required(run, capsys):
         "inspect",
         "convert",
         "speed",
-        "serve",
-        "chat",
-        "register",
         "env",
         "demo",
     ):

@@ -1,4 +1,4 @@
-"""A dense checkpoint to prune while it is loaded, and how; a transformers to register with."""
+"""A dense checkpoint to prune while it is loaded, and how."""
 
 import copy
 
@@ -8,44 +8,6 @@ import torch
 from conftest import make_model
 
 from optimum_neuronal import NeuronALConfig
-
-
-# What registration.py and hf_quantizer.py use of transformers, in a package whose parent does not import the list.
-LAZY = {
-    "__init__.py": "",
-    "utils/__init__.py": "",
-    "utils/quantization_config.py": "class QuantizationConfigMixin: pass",
-    "quantizers/__init__.py": """
-import importlib
-def __getattr__(name):
-    if name != "auto":
-        raise AttributeError(name)
-    return importlib.import_module(".auto", __name__)
-""",
-    "quantizers/base.py": "class HfQuantizer: pass",
-    "quantizers/auto.py": """
-import sys
-QUANTIZERS, CONFIGS = {}, {}
-executed = sys.__dict__.setdefault("executed", [])
-executed.append(__name__)
-if "fails" in sys.argv and len(executed) == 1:
-    raise OSError("the disk was busy")
-def register_quantizer(name):
-    return lambda cls: QUANTIZERS.setdefault(name, cls)
-def register_quantization_config(name):
-    return lambda cls: CONFIGS.setdefault(name, cls)
-""",
-}
-
-
-@pytest.fixture
-def lazy(tmp_path):
-    """A folder with a transformers whose parent package imports its list of quantizers when it is first used."""
-    for name, content in LAZY.items():
-        file = tmp_path / "transformers" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
-    return tmp_path
 
 
 @pytest.fixture

@@ -1,3 +1,0 @@
-"""The release that this is, in the one place where it is written."""
-
-__version__ = "0.1.0"
