@@ -287,7 +287,7 @@ class NeuronALPruner(OptimumQuantizer):
     def __repr__(self) -> str:
         found, config = (
             "nothing pruned yet" if self.report is None else f"pruned: {self.report.amount}",
-            self.config.resolved(),
+            self.config,
         )
         amount = f"{config.bits_per_weight:g} bits" if config.sparsity is None else f"{config.sparsity:.2%}"
         return f"NeuronALPruner({method_text(config.to_dict())}, {amount}, {found})"

@@ -170,8 +170,8 @@ def method_text(config: Mapping[str, Any]) -> str:
     """Return how a model was pruned or quantised in a few words.
 
     Args:
-        config (`Mapping[str, Any]`): fields of a `NeuronALConfig`, resolved.
+        config (`Mapping[str, Any]`): fields of a `NeuronALConfig`.
     """
     if config.get("bits_per_weight") is None:
         return f"{config['saliency']} + {config['topup']}"
-    return "quantised, " + ("rates by divergence" if config.get("topup") is None else f"{config['topup']} rates")
+    return "quantized, " + ("uniform rates" if config["topup"] == "uniform" else "rates by divergence")

@@ -55,7 +55,7 @@ def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: 
     assert_type(evaluate_perplexity("dense", dataset=torch.zeros(1, 8, dtype=torch.int64)), float)
     assert_type(evaluate_tasks(model, tokenizer, ["boolq"])["boolq"].accuracy, float)
     comparison = compare("dense", saliencies=["wanda"], sparsities=[0.5], evaluate={"mine": folder}, num_samples=8)
-    compare("dense", sparsities=[0.5], efforts=["default"])
+    compare("dense", sparsities=[0.5], presets=["fast"])
     comparison.save(folder)
 
 

@@ -70,7 +70,7 @@ class Case:
 
 CASES = [
     Case("NeuronALConfig", NeuronALConfig, lambda: {"sparsity": 0.5},
-         sparsity={"float"}, saliency={"none"}, saliency_args={"none"}, topup={"none"}, topup_args={"none"}, effort=set(),
+         sparsity={"float"}, saliency={"none"}, saliency_args={"none"}, topup={"none"}, topup_args={"none"},
          dataset={"none", "text"}, num_samples={"int"}, num_alignment_samples={"none", "int"}, seq_length={"none", "int"},
          min_expert_tokens={"int"}, seed={"int"},
          targets={"none"}, ignore={"none"}, pattern={"none"}, reconstruct={"none"}, refit_epochs={"none", "int"},

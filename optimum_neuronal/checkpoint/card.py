@@ -163,7 +163,7 @@ def _code(base: str | None, report: PruningReport, code: LoadingCode, text: str 
     config: dict[str, Any] = report.config if text is None else {**report.config, "dataset": text}
     amount = {name: config[name] for name in ("sparsity", "bits_per_weight") if config.get(name) is not None}
     methods = {name: config[name] for name in ("saliency", "topup") if config.get(name) is not None}
-    default = NeuronALConfig(**amount, **methods).resolved().to_dict()
+    default = NeuronALConfig(**amount, **methods).to_dict()
     always = (*amount, *methods, *(("dataset", "num_samples", "seed") if report.calibration else ()))
     names = [entry.name for entry in fields(NeuronALConfig)]
     chosen = {name: config[name] for name in names if name in always or config[name] != default[name]}

@@ -23,7 +23,7 @@ class DemoCommand(Command):
             "--output", default="demo-model", help="directory to save the 70%% sparse model in (default: demo-model)"
         )
         add_overwrite_flag(parser)
-        add_switch(parser, "--all", "compare at 60, 70 and 80 %%, with the effort best too: six to eight minutes")
+        add_switch(parser, "--all", "compare at 60, 70 and 80 %%, with the preset best too: six to eight minutes")
 
     def work(self) -> None:
         from ..checkpoint.own_files import check_output

@@ -9,7 +9,6 @@ from typing import Any
 from ..checkpoint.names import DENSE_FILE, WEIGHT_SUFFIXES
 from ..common.registry import parse_method
 from ..common.validation import did_you_mean
-from ..config.config_fields import find_recipe
 from ..data.documents import find_dataset
 from ..files.directories import check_writable
 from .flags import methods
@@ -32,7 +31,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in [*_several(args, "dataset"), *_several(args, "evaluate")]:
         find_dataset(name)
     if getattr(args, "config", None) is not None:
-        find_recipe(args.config)
+        if not os.path.isfile(args.config):
+            raise FileNotFoundError(f"--config {args.config} is not a file: check its path.")
     if getattr(args, "include_path", None) is not None and not os.path.isdir(args.include_path):
         raise FileNotFoundError(f"--include-path {args.include_path} is not a folder of task files: check its path.")
     if getattr(args, "output", None) is not None:

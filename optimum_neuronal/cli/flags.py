@@ -98,9 +98,9 @@ def add_config_flags(
             options = {"action": argparse.BooleanOptionalAction}
         if "metavar" in entry.metadata:
             options["metavar"] = entry.metadata["metavar"]
-        if "room" in entry.metadata:
+        if "methods" in entry.metadata:
             example = entry.metadata["example"]
-            meaning += f": {methods(entry.metadata['room'])}; with hyper-parameters: {example}"
+            meaning += f": {methods(entry.metadata['methods'])}; with hyper-parameters: {example}"
         shown = unset if str(unset).startswith("required") else f"default: {unset}"
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, default=argparse.SUPPRESS, help=f"{meaning} ({shown})", **options)

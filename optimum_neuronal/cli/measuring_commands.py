@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from optimum.commands.base import CommandInfo
 
-from ..config.config_fields import DATASETS, EFFORTS
+from ..config.config_fields import DATASETS
+from ..config.presets import PRESETS
 from .command import Command, write
 from .flags import (
     CONFIG_FLAGS,
@@ -52,11 +53,11 @@ class CompareCommand(Command):
         parser.add_argument("--evaluate", nargs="+", help=f"test text: {DATASETS} (default: wikitext2)")
         add_test_flags(parser)
         protocol = "the published protocol for what no flag says, and evidence.md to send in (default: none)"
-        efforts = (
-            f"efforts to measure too: {', '.join(EFFORTS)}; each chooses its methods, and is run at every sparsity; "
+        presets = (
+            f"presets to measure too: {', '.join(PRESETS)}; each chooses its methods, and is run at every sparsity; "
         )
-        efforts += "without a value none (default: none; with --preset default)"
-        parser.add_argument("--efforts", nargs="*", metavar="EFFORT", help=efforts)
+        presets += "without a value none (default: none; with --preset default)"
+        parser.add_argument("--presets", nargs="*", metavar="PRESET", help=presets)
         parser.add_argument("--preset", choices=["evidence"], help=protocol)
         parser.add_argument(
             "--output",
@@ -98,7 +99,7 @@ class CompareCommand(Command):
         plurals = {"sparsity": "sparsities", "saliency": "saliencies", "topup": "topups"}
         own = {plurals.get(name, name): config.pop(name) for name in ("dataset", *self.SEVERAL) if name in config}
         own |= {"evaluate": args.evaluate} if args.evaluate else {}
-        own |= {} if args.efforts is None else {"efforts": args.efforts}
+        own |= {} if args.presets is None else {"presets": args.presets}
         for name in ("max_windows", "tasks", "limit", "include_path", "batch_size", "max_hidden_bytes"):
             own[name] = getattr(args, name)
         settings = {**PRESETS.get(args.preset, {}), **own, **config}

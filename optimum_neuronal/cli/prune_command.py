@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from optimum.commands.base import CommandInfo
 
 from ..common.validation import check_embedding_bits
-from ..config.config_fields import RECIPES
+from ..config.presets import PRESETS
 from .command import Command, write
 from .flags import (
     CONFIG_FLAGS,
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 NO_SPARSITY = (
     "--sparsity is missing: give a share of the weights to set to zero, such as 0.7; or --bits-per-weight, such as 2.4, to "
-    "quantise them; or a recipe by --config."
+    "quantise them; or a --preset or --config that has one."
 )
 
 
 GROUPS = ("model", "result", "how much", "methods", "calibration text", "rarely needed")
 # Fields of the config in these groups; all others are rarely needed.
 AMOUNT = ("sparsity", "bits_per_weight", "embedding_bits", "pattern")
-METHOD = ("effort", "saliency", "topup", "refit_epochs")
+METHOD = ("saliency", "topup", "refit_epochs")
 TEXT = ("dataset", "num_samples", "seq_length", "seed")
 
 
@@ -60,7 +60,6 @@ class PruneCommand(Command):
 
     @staticmethod
     def parse_args(parser: argparse.ArgumentParser) -> None:
-        recipes = sorted(path.stem for path in RECIPES.glob("*.yaml"))
         main, result, amount, method, text, rare = map(parser.add_argument_group, GROUPS)
         add_model_flags(main, rare)
         dry = "only show what would be pruned and what it would cost; all is checked that needs no weight and no download"
@@ -68,8 +67,11 @@ class PruneCommand(Command):
         main.add_argument(
             "--config",
             metavar="FILE",
-            help="a recipe, which flags override: fields of the config as .json or .yaml; the neuronal_report.json of a "
-            f"pruned model, whose prune is repeated; or one of {', '.join(recipes)} (default: none)",
+            help="fields of the config, which flags override: a .json file, or the config.json of a pruned model, whose prune "
+            "is repeated (default: none)",
+        )
+        main.add_argument(
+            "--preset", choices=PRESETS, help="named fields of the config, which --config and flags override (default: none)"
         )
         result.add_argument("--output", help="directory to save the pruned model in, unless with --dry-run (required)")
         add_overwrite_flag(result)
@@ -100,7 +102,7 @@ class PruneCommand(Command):
         add_memory_flags(rare)
 
     def check(self) -> None:
-        if self.args.config is None and not {"sparsity", "bits_per_weight"} & vars(self.args).keys():
+        if self.args.config is self.args.preset is None and not {"sparsity", "bits_per_weight"} & vars(self.args).keys():
             raise ValueError(NO_SPARSITY)
         if self.args.output is None and not self.args.dry_run:
             raise ValueError("--output is missing: name a directory to save the pruned model in.")
@@ -111,7 +113,8 @@ class PruneCommand(Command):
         from ..pruning.context import check_memory
 
         args = self.args
-        recipe, given = read_config_file(args.config) if args.config else {}, given_fields(args)
+        given = given_fields(args)
+        recipe = (PRESETS[args.preset] if args.preset else {}) | (read_config_file(args.config) if args.config else {})
         if not {"sparsity", "bits_per_weight"} & (recipe | given).keys():
             raise ValueError(NO_SPARSITY)
         self._check_places()

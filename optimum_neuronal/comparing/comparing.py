@@ -1,4 +1,4 @@
-"""`compare`: combinations of saliency, top-up and sparsity, efforts, and quantised models, on one model that is loaded once."""
+"""`compare`: combinations of saliency, top-up and sparsity, presets, and quantised models, on one model that is loaded once."""
 
 import hashlib
 import json
@@ -56,7 +56,7 @@ def compare(
     saliencies: Sequence[str] = ComparisonSettings.saliencies,
     topups: Sequence[str] = ComparisonSettings.topups,
     sparsities: Sequence[float] = ComparisonSettings.sparsities,
-    efforts: Sequence[str] = (),
+    presets: Sequence[str] = (),
     bits_per_weight: Sequence[float] = (),
     dataset: Any = "c4",
     evaluate: Sequence | Mapping[str, Any] = ("wikitext2",),
@@ -79,7 +79,7 @@ def compare(
         tokenizer (`PreTrainedTokenizerBase`, *optional*): None: the tokenizer of the model's own checkpoint.
         saliencies, topups (`Sequence[str]`): methods, with hyper-parameters if wanted: `"owl:half_width=0.1"`.
         sparsities (`Sequence[float]`): each in [0, 1).
-        efforts (`Sequence[str]`): `"fast"`, `"default"`, `"best"`: at each sparsity one more prune for every effort, which
+        presets (`Sequence[str]`): `"paper"`, `"fast"`, `"best"`: at each sparsity one more prune for every preset, which
             chooses saliency, top-up and rotation as in a prune that names none.
         bits_per_weight (`Sequence[float]`): budgets of quantised models to compare with; further fields that only prunes to
             zeros know are left out for them.
@@ -95,13 +95,13 @@ def compare(
         config: further fields of [`NeuronALConfig`] for all combinations: `num_samples`, `seq_length`, ...
 
     Raises:
-        `ValueError`, `TypeError`: unknown methods or efforts, or a model and data that no combination can work with.
+        `ValueError`, `TypeError`: unknown methods or presets, or a model and data that no combination can work with.
         `RuntimeError`: another thread prunes the model.
         `FileExistsError`: the directory holds a file with the name of a table, and no comparison wrote it.
     """
     chosen: dict[str, Any] = {"saliencies": saliencies, "topups": topups, "sparsities": sparsities}
     chosen |= {
-        "efforts": efforts,
+        "presets": presets,
         "bits_per_weight": bits_per_weight,
         "dataset": dataset,
         "evaluate": evaluate,

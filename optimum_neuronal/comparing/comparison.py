@@ -72,7 +72,7 @@ class Comparison:
     Args:
         model (`str`): name of the pruned model.
         dense (`Result`): figures of the dense model.
-        results (`list[Result]`): one per combination, by sparsity, saliency, top-up, effort and bits in the order asked for.
+        results (`list[Result]`): one per combination, by sparsity, saliency, top-up, preset and bits in the order asked for.
         calibration (`dict`): source, number and length of the sequences, seed.
         versions (`dict`): of this package, transformers, torch and Python.
     """
@@ -89,7 +89,7 @@ class Comparison:
         return [result for result in self.results if result.error is not None]
 
     def aggregates(self) -> list[Aggregate]:
-        """Return one aggregate for each sparsity and top-up or effort, and for each budget of bits, in their order."""
+        """Return one aggregate for each sparsity and top-up or preset, and for each budget of bits, in their order."""
         found = []
         for (sparsity, topup, budget), members in grouped(self.results, "sparsity", "label", "budget").items():
             members = [result for result in members if result.error is None]
@@ -137,7 +137,7 @@ class Comparison:
         return Table.of(columns, [None, *((r.sparsity, r.budget) for r in self.results)])
 
     def aggregate_table(self) -> Table:
-        """Return a table with a row per top-up or effort and a column per sparsity or budget, and aggregate; the best is marked."""
+        """Return a table with a row per top-up or preset and a column per sparsity or budget, and aggregate; the best is marked."""
         aggregates = self.aggregates()
         topups = list(dict.fromkeys(entry.topup for entry in aggregates))
         found = {(entry.topup, entry.sparsity, entry.budget): entry for entry in aggregates}

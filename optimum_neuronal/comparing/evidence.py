@@ -9,7 +9,7 @@ from ..common.display import Column, Table, format_markdown
 from ..files.atomic import write_durably
 from ..packed.environment import describe_environment
 from .comparison import Comparison
-from .results import DENSE, EFFORT, Result
+from .results import DENSE, PRESET, Result
 
 
 PAGE = "evidence.md"
@@ -20,7 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "saliencies": ["wanda", "sparsegpt", "alps"],
         "topups": ["uniform", "owl", "search"],
         "sparsities": [0.5, 0.6, 0.7],
-        "efforts": ["default"],
+        "presets": ["best"],
         "bits_per_weight": [2.4, 3.0],
         "dataset": "c4",
         "evaluate": ["wikitext2"],
@@ -76,13 +76,13 @@ def write_page(comparison: Comparison, directory: str | Path) -> Path:
 def _method(result: Result) -> str | None:
     if result.saliency == DENSE:
         return None
-    if result.saliency == EFFORT:
+    if result.saliency == PRESET:
         return ": ".join(filter(None, [result.label, _chosen(result.config)]))
     return result.saliency if result.budget is not None else f"{result.saliency}, {result.topup}"
 
 
 def _chosen(config: Mapping[str, Any]) -> str:
-    """Return what an effort chose: `"alps, search, rotated"`; nothing if the prune failed, which leaves the config empty."""
+    """Return what a preset chose: `"alps, search, rotated"`; nothing if the prune failed, which leaves the config empty."""
     if not config:
         return ""
     further = {"refit": config["refit_epochs"], "rotated": config["rotate"]}

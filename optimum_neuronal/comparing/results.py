@@ -9,7 +9,7 @@ from typing import Any
 
 DENSE = "dense"
 QUANTISED, RATES = "quantised", "rates"  # in place of saliency and top-up
-EFFORT = "effort"  # in place of a saliency; the name of the effort is then in place of the top-up
+PRESET = "preset"  # in place of a saliency; the name of the preset is then in place of the top-up
 
 
 @dataclass(repr=False)
@@ -20,7 +20,7 @@ class Result:
         sparsity (`float`): share of zeros asked for, in [0, 1); 0 for the dense model, and for quantised ones.
         saliency, topup (`str`):
             Methods with their hyper-parameters; `"dense"` for the dense model; `"quantised"` and `"rates"` for quantised ones;
-            `"effort"` and its name if an effort chose the methods, which `config` then holds.
+            `"preset"` and its name if a preset chose the methods, which `config` then holds.
         perplexity (`dict[str, float]`): test set -> perplexity of at least 1; lower is better.
         accuracy (`dict[str, dict]`): task -> `accuracy` in [0, 1], `stderr`, `metric`, `samples`.
         achieved_sparsity (`float`): share of zeros, counted in the weights.
@@ -69,7 +69,7 @@ class Result:
 
     @property
     def method(self) -> str:
-        """The combination in a line: `"wanda + owl, 70.00%"`, `"effort default, 70.00%"`, or `"quantised, 2.4 bits"`."""
+        """The combination in a line: `"wanda + owl, 70.00%"`, `"preset fast, 70.00%"`, or `"quantised, 2.4 bits"`."""
         if self.saliency == DENSE:
             return DENSE
         if self.budget is not None:
@@ -78,13 +78,13 @@ class Result:
 
     @property
     def pair(self) -> str:
-        """Saliency and top-up: `"wanda + owl"`; or the effort that chose them: `"effort default"`."""
-        return self.label if self.saliency == EFFORT else f"{self.saliency} + {self.topup}"
+        """Saliency and top-up: `"wanda + owl"`; or the preset that chose them: `"preset fast"`."""
+        return self.label if self.saliency == PRESET else f"{self.saliency} + {self.topup}"
 
     @property
     def label(self) -> str:
-        """The name among top-ups: `"owl"`, or `"effort default"`."""
-        return f"{EFFORT} {self.topup}" if self.saliency == EFFORT else self.topup
+        """The name among top-ups: `"owl"`, or `"preset fast"`."""
+        return f"{PRESET} {self.topup}" if self.saliency == PRESET else self.topup
 
     @property
     def target(self) -> str:
@@ -119,7 +119,7 @@ def grouped(results: Iterable[Result], *attributes: str) -> dict[tuple, list[Res
 class Aggregate:
     """Aggregate of a top-up at one sparsity, or budget of bits, over the `saliencies` that did not fail (paper, section 5.3).
 
-    An effort is an aggregate of its own: its `topup` is `"effort default"`.
+    A preset is an aggregate of its own: its `topup` is `"preset fast"`.
     The factor is the geometric mean of perplexity over the dense model's, the retention of mean accuracy. None: no result.
     """
 

@@ -9,15 +9,16 @@ from typing import Any
 from ..common.processes import Processes
 from ..common.registry import parse_method
 from ..common.validation import check_choice, check_number, check_several, check_texts, closest_or_all
-from ..config.config_fields import EFFORTS, as_json
+from ..config.config_fields import as_json
 from ..config.neuronal_config import LEAST_BITS, MOST_BITS, OF_ZEROS, NeuronALConfig
+from ..config.presets import PRESETS
 from ..evaluation.perplexity import name_test_sets
 from ..evaluation.tasks import load_tasks
 from ..pruning.context import check_memory
 from ..pruning.context import check_texts as check_data
 from ..saliency import SALIENCIES
 from ..topup import TOPUPS
-from .results import EFFORT, QUANTISED, RATES, Result
+from .results import PRESET, QUANTISED, RATES, Result
 
 
 @dataclass
@@ -36,7 +37,7 @@ class ComparisonSettings:
     saliencies: Sequence[str] = ("wanda",)
     topups: Sequence[str] = ("uniform", "neuronal", "search")
     sparsities: Sequence[float] = (0.6, 0.7, 0.8)
-    efforts: Sequence[str] = ()
+    presets: Sequence[str] = ()
     bits_per_weight: Sequence[float] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     max_windows: int | None = None
@@ -86,23 +87,23 @@ class ComparisonSettings:
         saliencies = check_texts("saliencies", self.saliencies, "['wanda']")
         topups = check_texts("topups", self.topups, "['search']")
         sparsities = check_several("sparsities", self.sparsities, "[0.6, 0.7]")
-        efforts = check_texts("efforts", self.efforts, "['default']")
+        presets = check_texts("presets", self.presets, "['fast']")
         budgets = check_several("bits_per_weight", self.bits_per_weight, "[2.4, 3]")
         for registry, methods in ((SALIENCIES, saliencies), (TOPUPS, topups)):
             for method in methods:
                 registry.get(parse_method(method)[0])
         for sparsity in sparsities:
             check_number("sparsities", sparsity, 0, 1)
-        for effort in efforts:
-            check_choice("efforts", effort, list(EFFORTS))
+        for preset in presets:
+            check_choice("presets", preset, list(PRESETS))
         for budget in budgets:
             check_number("bits_per_weight", budget, LEAST_BITS, MOST_BITS, above=True)
         wanted = [Result(*own) for own in dict.fromkeys(product(sparsities, saliencies, topups))]
-        wanted += [Result(sparsity, EFFORT, name) for sparsity, name in dict.fromkeys(product(sparsities, efforts))]
+        wanted += [Result(sparsity, PRESET, name) for sparsity, name in dict.fromkeys(product(sparsities, presets))]
         wanted += [Result(0.0, QUANTISED, RATES, budget=budget) for budget in dict.fromkeys(budgets)]
         if not wanted:
             raise ValueError(
-                "There is nothing to compare: name a saliency, a top-up and a sparsity, an effort and a sparsity, or a number of "
+                "There is nothing to compare: name a saliency, a top-up and a sparsity, a preset and a sparsity, or a number of "
                 "bits a weight."
             )
         return wanted
@@ -111,14 +112,15 @@ class ComparisonSettings:
 def make_config(combination: Result, dataset: Any, others: Mapping[str, Any]) -> NeuronALConfig:
     """Return the config of a combination, with the other fields given. Raise `ValueError` if it is not possible.
 
-    An effort chooses its methods and the rotation, and replaces the effort among the other fields. If a saliency knows no
+    The other fields replace a preset's. If a saliency knows no
     rows, the top-up leaves them alone if it can. Of the calibration data, the config holds a name or a path only.
     """
     source = dataset if isinstance(dataset, str) else None
     if combination.budget is not None:
         return NeuronALConfig(bits_per_weight=combination.budget, dataset=source, **_of_both(others))
-    if combination.saliency == EFFORT:
-        return NeuronALConfig(combination.sparsity, dataset=source, **{**others, "effort": combination.topup})
+    if combination.saliency == PRESET:
+        fields = {**PRESETS[combination.topup], **others, "dataset": source, "sparsity": combination.sparsity}
+        return NeuronALConfig(**fields)
     topup, topup_args = parse_method(combination.topup)
     knows_rows = SALIENCIES.get(parse_method(combination.saliency)[0]).knows_rows
     without_rows = {} if knows_rows else TOPUPS.get(topup).without_rows
@@ -128,4 +130,4 @@ def make_config(combination: Result, dataset: Any, others: Mapping[str, Any]) ->
 
 def _of_both(others: Mapping[str, Any]) -> dict[str, Any]:
     """Return the other fields without those that only a prune to zeros knows."""
-    return {name: value for name, value in others.items() if name not in (*OF_ZEROS, "rotate", "rotate_args")}
+    return {name: value for name, value in others.items() if name not in OF_ZEROS}

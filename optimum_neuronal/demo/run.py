@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config.neuronal_config import NeuronALConfig
+from ..config.presets import PRESETS
 from ..evaluation.perplexity import evaluate_perplexity
 from ..pruner import NeuronALPruner
 
@@ -24,10 +25,10 @@ METHODS = {  # what is compared -> fields of the config
     "Wanda, uniform": {"saliency": "wanda", "topup": "uniform"},
     "Wanda, NeuronAL": {"saliency": "wanda", "topup": "neuronal"},
     "Wanda, search": {"saliency": "wanda", "topup": "search"},
-    "default": {"effort": "default"},
+    "default": {},
 }
 BASELINE, PAPER, OURS = "Wanda, uniform", "Wanda, NeuronAL", "default"
-BEST = {"best": {"effort": "best"}}  # takes minutes
+BEST = {"best": PRESETS["best"]}  # takes minutes
 
 ROW = "{:>8}  {:<18}  {:>10}  {:>7}  {}"  # a line of the table, written as soon as its prune is finished
 HEADER = ROW.format("sparsity", "method", "perplexity", "seconds", "lambda block / row")
@@ -61,7 +62,7 @@ def run_demo(output: str | Path, write: Callable[[str], None], all_rows: bool = 
     Args:
         output (`str` or `Path`): directory for the saved model.
         write: receives every line of text.
-        all_rows (`bool`): True compares at 60, 70 and 80 %, with effort best too; False at 70 % alone.
+        all_rows (`bool`): True compares at 60, 70 and 80 %, with preset best too; False at 70 % alone.
     """
     start = time.perf_counter()
     methods_at = dict.fromkeys(SPARSITIES, METHODS) | {SAVED: METHODS | BEST} if all_rows else {SAVED: METHODS}
@@ -89,7 +90,7 @@ def run_demo(output: str | Path, write: Callable[[str], None], all_rows: bool = 
     saved = list(methods_at[SAVED])[-1]
     write(f"\nThe {SAVED:.0%} sparse model ({saved}) is saved in {output}. Plain transformers, in a new process:\n")
     write(_reload(output))
-    more = "" if all_rows else " With --all there are rows for 60 and 80 % and the effort best, too."
+    more = "" if all_rows else " With --all there are rows for 60 and 80 % and the preset best, too."
     write(f"\n{time.perf_counter() - start:.0f} seconds in all.{more}")
 
 

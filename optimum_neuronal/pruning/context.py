@@ -31,7 +31,7 @@ from ..model.load_model import load_skeleton
 from ..model.projections import Decoder
 from ..packed.change import Change
 from ..packed.formats.packed_matrix import DTYPES
-from ..rotation.parts import can_be_rotated, find_parts
+from ..rotation.parts import find_parts
 from ..topup import Allocation
 from ..trials.cache import Cache
 from .check_model import check_changeable, check_model, check_pattern, check_weights
@@ -50,7 +50,7 @@ class PruneContext:
 
     Args:
         decoder ([`Decoder`]): of the dense model.
-        config ([`NeuronALConfig`]): how to prune, resolved.
+        config ([`NeuronALConfig`]): how to prune.
         methods ([`Methods`]): of the config.
         calibration ([`CalibrationSet`], *optional*): None if saliency and top-up look at weights alone.
         clock ([`Clock`]): times the phases.
@@ -71,11 +71,8 @@ class PruneContext:
 
     @classmethod
     def of(cls, decoder: Decoder, config: NeuronALConfig) -> "PruneContext":
-        """Return the context of a prune of a decoder. An effort's rotation is left out if the decoder cannot be rotated."""
-        resolved = config.resolved()
-        if config.rotate is None and resolved.rotate and not can_be_rotated(decoder):
-            resolved = replace(resolved, rotate=False, rotate_args={})
-        return cls(decoder, resolved, resolved.make_methods())
+        """Return the context of a prune of a decoder."""
+        return cls(decoder, config, config.make_methods())
 
     @property
     def model(self) -> PreTrainedModel:
@@ -246,7 +243,7 @@ def open_records(folder: WorkDirectory, decoder: Decoder, config: NeuronALConfig
     Raises:
         `ValueError`, `OSError`: see [`Records`].
     """
-    begun = {**config.resolved().to_dict(), **identity(decoder.model, decoder, ids), "versions": versions()}
+    begun = {**config.to_dict(), **identity(decoder.model, decoder, ids), "versions": versions()}
     return Records(folder.path, begun, Processes.current())
 
 

@@ -175,15 +175,6 @@ def find_parts(decoder: Decoder, unties: bool = True) -> RotatedParts:
     return RotatedParts(decoder, blocks, _find_norm(decoder, decoder.module, ("norm",)) if stream else None)
 
 
-def can_be_rotated(decoder: Decoder) -> bool:
-    """Return True if a model can be rotated, see [`find_parts`]."""
-    try:
-        find_parts(decoder, unties=False)
-    except ValueError:
-        return False
-    return True
-
-
 def _cannot_rotate(decoder: Decoder) -> ValueError:
     return ValueError(
         f"rotate: {type(decoder.model).__name__} (model_type {decoder.config.model_type!r}) cannot be rotated. Only causal "

@@ -73,7 +73,6 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
                 "config has rotate=True, but a rotation in the middle of a training would leave the optimizer's state and "
                 "earlier zeros behind: leave it out, or prune with it before training, and keep the zeros by SparsityCallback."
             )
-        self.config = replace(self.config, rotate=False)
         assert self.config.sparsity is not None
         if (at_step is None) == (schedule is None):
             raise ValueError("Expected either at_step=100 or schedule={0: 0.5, 100: 0.7}.")
@@ -85,7 +84,7 @@ class NeuronALCallback(SparsityCallback, _ExportableState):
         self._training: Training | None = None
 
     def _about(self) -> list[str]:
-        config = self.config.resolved()
+        config = self.config
         method = f"{config.saliency} + {config.topup}"
         stages = [f"{sparsity:.2%} by {method} after step {step}" for step, sparsity in self.schedule.items()]
         return [*stages, *super()._about()]

@@ -79,7 +79,7 @@ def test_the_card(quantised):
     made = {}
     exec(code[code.index("from optimum") :].partition("model = ")[0] + "config = " + code[code.index("NeuronALConfig(\n") :]
          .partition("\n)\n")[0], made)  # fmt: skip
-    config = made["config"].resolved().to_dict()
+    config = made["config"].to_dict()
     assert config == {**report.config, "dataset": config["dataset"]}
 
 

@@ -20,7 +20,7 @@ def test_demo(run, tmp_path, monkeypatch):
     methods = {"magnitude, uniform": {}, "Wanda, uniform": small, "Wanda, NeuronAL": small | lambdas, "default": quick}
     methods["Wanda, search"] = small | {"topup_args": {"budget": 8}}
     monkeypatch.setattr(demo, "METHODS", {name: fields | methods[name] for name, fields in demo.METHODS.items()})
-    monkeypatch.setattr(demo, "BEST", {"best": {"effort": "best", "refit_epochs": 1} | quick | {"num_samples": 16}})
+    monkeypatch.setattr(demo, "BEST", {"best": {"refit_epochs": 1} | quick | {"num_samples": 16}})
     monkeypatch.setattr(demo, "SPARSITIES", (0.7, 0.8))
     monkeypatch.setattr(demo, "TEST_WINDOWS", 2)
     monkeypatch.setattr(demo, "SEQ_LENGTH", 64)

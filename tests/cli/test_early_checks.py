@@ -21,7 +21,7 @@ COMMANDS = (
     ((*PRUNE, "--topup", "olw:m=7"), "Unknown topup 'olw'. Did you mean 'owl'"),
     (
         (*PRUNE, "--config", "gone.yaml"),
-        "The recipe 'gone.yaml' does not exist: check its path, or name one of balanced, ",
+        "--config gone.yaml is not a file: check its path",
     ),
     ((*PRUNE, "--dataset", "gone.txt"), "'gone.txt' does not exist"),
     ((*PRUNE, "--dataset", "./gone"), "folder './gone' does not exist"),

@@ -39,7 +39,7 @@ class TestCompare:
         assert run(*arguments, *methods, "--sparsity", 0.5, 0.7) == shown, "seconds included"
 
     def test_bits(self, run, arguments, tmp_path):
-        methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.6, "--effort", "fast")
+        methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.6)
         shown = run(*arguments, *methods, "--bits-per-weight", 6)
         assert "bits a weight" in shown and "perplexity x dense, 6 bits" in shown
         results = json.loads((tmp_path / "out" / "comparison.json").read_text())["results"]
@@ -61,7 +61,7 @@ class TestCompare:
     def test_evidence(self, run, arguments, tmp_path):
         """Flags that are given go before those of the preset."""
         methods = ("--saliency", "magnitude", "--topup", "uniform", "owl", "--sparsity", 0.5, "--bits-per-weight", 6)
-        methods += ("--efforts", "fast")
+        methods += ("--presets", "fast")
         page = tmp_path / "out" / "evidence.md"
         assert str(page) in run(*arguments, *methods, "--preset", "evidence")
         lines = page.read_text().splitlines()
@@ -70,22 +70,22 @@ class TestCompare:
         assert asked == ["asked for", "dense", *["50 % sparsity"] * 3, "6 bits"]
         run(*arguments, *methods, "--preset", "evidence")  # goes on, and writes its own page again
 
-    def test_efforts(self, run, arguments, tmp_path, monkeypatch):
+    def test_presets(self, run, arguments, tmp_path, monkeypatch):
         """Those of the preset stay unless the flag is given, which without a value leaves them out."""
-        methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.5, "--effort", "fast")
-        shown = run(*arguments, *methods, "--efforts", "fast")
-        assert "effort fast" in shown
+        methods = ("--saliency", "magnitude", "--topup", "uniform", "--sparsity", 0.5)
+        shown = run(*arguments, *methods, "--presets", "fast")
+        assert "preset fast" in shown
         results = json.loads((tmp_path / "out" / "comparison.json").read_text())["results"]
-        assert [(one["saliency"], one["topup"]) for one in results] == [("magnitude", "uniform"), ("effort", "fast")]
-        with pytest.raises(SystemExit, match="efforts is 'slow': expected one of 'fast', 'default', 'best'"):
-            run(*arguments, *methods, "--efforts", "slow")
+        assert [(one["saliency"], one["topup"]) for one in results] == [("magnitude", "uniform"), ("preset", "fast")]
+        with pytest.raises(SystemExit, match="presets is 'slow': expected one of 'paper', 'fast', 'best'"):
+            run(*arguments, *methods, "--presets", "slow")
         found = []
-        monkeypatch.setattr(settings.ComparisonSettings, "__post_init__", lambda self: found.append(self.efforts))
+        monkeypatch.setattr(settings.ComparisonSettings, "__post_init__", lambda self: found.append(self.presets))
         monkeypatch.setattr(measuring_commands, "load", lambda *_: sys.exit("as far as needed"))
-        for own in ((), ("--efforts",), ("--efforts", "best", "fast")):
+        for own in ((), ("--presets",), ("--presets", "best", "fast")):
             with pytest.raises(SystemExit, match="as far as needed"):
                 run(*arguments, *methods, "--preset", "evidence", *own)
-        assert found == [["default"], [], ["best", "fast"]]
+        assert found == [["best"], [], ["best", "fast"]]
 
     def test_a_page_of_others_is_not_replaced(self, run, arguments, tmp_path):
         (tmp_path / "out").mkdir()

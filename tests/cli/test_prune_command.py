@@ -39,7 +39,7 @@ def test_the_packed_format(run, dense, tmp_path):
 
 
 def test_quantised_weights(run, dense, tmp_path):
-    arguments = ["prune", "--model", dense, "--dataset", tmp_path / "text.txt", "--effort", "fast"]
+    arguments = ["prune", "--model", dense, "--dataset", tmp_path / "text.txt", "--preset", "fast"]
     arguments += ["--num-samples", 12, "--num-alignment-samples", 4, "--seq-length", 16]
     arguments += ["--output", tmp_path / "bits"]
     with pytest.raises(SystemExit, match="sparsity=0.7 and bits_per_weight=6 are given, but a prune either"):

@@ -180,7 +180,7 @@ def test_torchrun(tmp_path, tokenizer, monkeypatch, capsys):
         port = probe.getsockname()[1]
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m"]
     arguments = ["--sparsity", "0.7", "--num-samples", "8", "--num-alignment-samples", "4", "--seq-length", "16"]
-    arguments += ["--model", str(dense), "--dataset", str(text), "--device", "cpu", "--effort", "fast"]
+    arguments += ["--model", str(dense), "--dataset", str(text), "--device", "cpu", "--preset", "fast"]
     monkeypatch.setattr(sys, "argv", ["optimum-cli", "neuronal", "prune", *arguments, "--output", f"{tmp_path}/one"])
     optimum_cli.main()
     assert capsys.readouterr().out.count("Saved to") == 1

@@ -51,16 +51,16 @@ def test_every_row_is_what_a_prune_alone_gives(family, saliency, ids, others):
         assert result.block_sparsity == list(pruner.report.blocks.values())
 
 
-def test_every_row_of_an_effort_is_what_a_prune_alone_gives(ids, others, tmp_path):
-    """One that names neither methods nor a rotation; a rotated model's weights are put back."""
+def test_every_row_of_a_preset_is_what_a_prune_alone_gives(ids, others, tmp_path):
+    """A rotated model's weights are put back."""
     model = make_model("gemma")
     before, tied = state(model), ties(model)
-    given = {**others, "saliencies": [], "topups": [], "efforts": ["fast", "default"], "effort": "best"}
+    given = {**others, "saliencies": [], "topups": [], "presets": ["fast", "best"], "refit_epochs": 0}
     comparison = compare(model, **given, output=tmp_path)
     assert not comparison.failed and ties(model) == tied
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     for result, rotated in zip(comparison.results, (False, True), strict=True):
-        pruner, alone = NeuronALPruner(NeuronALConfig(0.5, effort=result.topup, **SMALL)), make_model("gemma")
+        pruner, alone = NeuronALPruner(NeuronALConfig.preset(result.topup, sparsity=0.5, refit_epochs=0, **SMALL)), make_model("gemma")
         pruner.prune(alone, ids[:6])
         assert result.perplexity["test"] == pytest.approx(evaluate_perplexity(alone, None, ids[6:]), rel=1e-5)
         assert result.block_sparsity == list(pruner.report.blocks.values())

@@ -122,18 +122,18 @@ def test_bits_have_columns_and_groups_of_their_own(with_bits):
     assert json.loads(json.dumps(with_bits.to_dict()))["results"][1]["budget"] == 3.2
 
 
-def test_an_effort_is_named_as_one(comparison):
+def test_a_preset_is_named_as_one(comparison):
     comparison.results += [
-        result(0.5, "effort", "default", 11.0, 22.0, accuracy=0.8, rotation_seconds=7.5, pruning_seconds=2.0),
+        result(0.5, "preset", "fast", 11.0, 22.0, accuracy=0.8, rotation_seconds=7.5, pruning_seconds=2.0),
         result(0.5, "wanda", "default", 40.0, 80.0, accuracy=0.4),  # someone's own top-up
     ]
     text = squeezed(comparison.to_markdown())
     assert "| 7.5 | 0.0 | 2.0 |" in text and comparison.results[-2].seconds == 9.5
-    assert "| 50.00% | effort | default |" in text and "\n| effort default | **1.10** |" in text
-    assert [entry.topup for entry in comparison.aggregates()] == ["uniform", "owl", "effort default", "default"]
-    assert repr(comparison.results[-2]).startswith("Result(effort default, 50.00%, perplexity a 11.00")
+    assert "| 50.00% | preset | fast |" in text and "\n| preset fast | **1.10** |" in text
+    assert [entry.topup for entry in comparison.aggregates()] == ["uniform", "owl", "preset fast", "default"]
+    assert repr(comparison.results[-2]).startswith("Result(preset fast, 50.00%, perplexity a 11.00")
     row = list(csv.DictReader(io.StringIO(comparison.to_csv())))[-2]
-    assert (row["saliency"], row["topup"], row["rotation_seconds"]) == ("effort", "default", "7.5")
+    assert (row["saliency"], row["topup"], row["rotation_seconds"]) == ("preset", "fast", "7.5")
     del comparison.results[-2:]
     assert "rotation s" not in str(comparison)
 

@@ -27,23 +27,23 @@ def test_a_row_for_each_combination_with_its_excess():
     ]
 
 
-def test_the_page_says_what_an_effort_chose():
+def test_the_page_says_what_a_preset_chose():
     chosen = {"saliency": "alps", "topup": "search", "refit_epochs": 0, "rotate": True}
     rows = [
-        Result(0.7, "effort", "fast", config={**chosen, "topup": "uniform", "rotate": False}),
-        Result(0.7, "effort", "default", config=chosen),
-        Result(0.7, "effort", "best", config={**chosen, "refit_epochs": 6}),
-        Result(0.7, "effort", "default", error="no memory"),
+        Result(0.7, "preset", "fast", config={**chosen, "topup": "uniform", "rotate": False}),
+        Result(0.7, "preset", "default", config=chosen),
+        Result(0.7, "preset", "best", config={**chosen, "refit_epochs": 6}),
+        Result(0.7, "preset", "default", error="no memory"),
     ]
     page = evidence_page(Comparison("me/llama", Result(0.0, DENSE, DENSE), rows, {}, {}))
     cells = [line.split("|")[2:4] for line in page.splitlines() if line.startswith("| me/llama")]
     assert [[cell.strip() for cell in row] for row in cells[1:]] == [
-        ["70 % sparsity", "effort fast: alps, uniform"],
-        ["70 % sparsity", "effort default: alps, search, rotated"],
-        ["70 % sparsity", "effort best: alps, search, refit, rotated"],
-        ["70 % sparsity", "effort default"],
+        ["70 % sparsity", "preset fast: alps, uniform"],
+        ["70 % sparsity", "preset default: alps, search, rotated"],
+        ["70 % sparsity", "preset best: alps, search, refit, rotated"],
+        ["70 % sparsity", "preset default"],
     ]
-    assert "- Failed: effort default, 70.00%: no memory" in page
+    assert "- Failed: preset default, 70.00%: no memory" in page
 
 
 def test_every_combination_of_the_preset_is_possible(monkeypatch):

@@ -84,14 +84,14 @@ def test_a_comparison_gets_the_figures_that_it_allows(calls):
     assert len(found) == 4 and max(map(len, found)) < 150, "a method of many words has a file"
 
 
-def test_an_effort_is_named_as_one(calls, monkeypatch):
-    best = result("best", "effort", row_sparsity=ROWS)
+def test_a_preset_is_named_as_one(calls, monkeypatch):
+    best = result("best", "preset", row_sparsity=ROWS)
     found = drawn([result("search", "alps"), best])
-    assert {"block-sparsity-effort-70", "row-sparsity-effort-70-best"} < set(found)
-    assert calls["plot_by_row"][0][0] == "model, effort best, 70 % sparsity"
+    assert {"block-sparsity-preset-70", "row-sparsity-preset-70-best"} < set(found)
+    assert calls["plot_by_row"][0][0] == "model, preset best, 70 % sparsity"
     monkeypatch.undo()
-    written = texts(by_seconds([run("alps", "search"), run("effort", "default", perplexity=(math.inf, 50.0))]))
-    assert {"effort default", "70 % sparsity (infinite: effort default)"} <= set(written) and "default" not in written
+    written = texts(by_seconds([run("alps", "search"), run("preset", "default", perplexity=(math.inf, 50.0))]))
+    assert {"preset default", "70 % sparsity (infinite: preset default)"} <= set(written) and "default" not in written
 
 
 def test_lambdas_are_drawn_if_there_are_three_and_a_choice_among_several(calls):

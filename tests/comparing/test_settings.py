@@ -26,32 +26,28 @@ def test_budgets_follow_the_combinations_of_methods():
     assert all(config.num_samples == 16 for _, config in found)
 
 
-def test_an_effort_has_a_row_at_each_sparsity_and_chooses_the_methods_itself():
-    others = {"num_samples": 16, "effort": "fast", "seed": 3}
-    given = {"sparsities": [0.5, 0.6], "efforts": iter(["default", "best", "default"]), "bits_per_weight": [3]}
+def test_a_preset_has_a_row_at_each_sparsity_and_chooses_the_methods_itself():
+    others = {"num_samples": 16, "seed": 3}
+    given = {"sparsities": [0.5, 0.6], "presets": iter(["paper", "best", "paper"]), "bits_per_weight": [3]}
     found = settings(**given, config=others).combinations
     assert [key.method for key, _ in found] == [
         "wanda + uniform, 50.00%",
         "wanda + uniform, 60.00%",
-        *(f"effort {name}, {sparsity}" for sparsity in ("50.00%", "60.00%") for name in ("default", "best")),
+        *(f"preset {name}, {sparsity}" for sparsity in ("50.00%", "60.00%") for name in ("paper", "best")),
         "quantised, 3 bits",
     ]
     for key, config in found[2:-1]:
-        own = {**others, "effort": key.topup}
-        expected = NeuronALConfig(sparsity=key.sparsity, dataset=None, **own)
-        assert config.to_dict() == expected.to_dict() and config.saliency is config.topup is config.rotate is None
-        assert config.resolved().rotate
-    assert found[0][1].effort == "fast" and make_config(found[2][0], "c4", others).dataset == "c4"
+        assert config == NeuronALConfig.preset(key.topup, sparsity=key.sparsity, dataset=None, **others)
+    assert make_config(found[2][0], "c4", others).dataset == "c4"
     for without in ({"saliencies": []}, {"topups": []}):
-        alone = settings(**without, efforts=["fast"])
-        assert [config.resolved().saliency for config in alone.possible] == ["alps"]
+        alone = settings(**without, presets=["fast"])
+        assert [config.saliency for config in alone.possible] == ["alps"]
 
 
 def test_what_only_zeros_know_is_left_out_of_quantised_ones():
-    for more in ({"reconstruct": "dense"}, {"refit_epochs": 2}, {"rotate": True}, {"effort": "fast"}):
+    for more in ({"reconstruct": "dense"}, {"refit_epochs": 2}, {"rotate": True}):
         found = settings(saliencies=["alps"], bits_per_weight=[2.4], config=more)
         assert len(found.possible) == 2, more
-    assert found.possible[1].make_methods().topup.by == "uniform"
     assert [key.method for key, _ in settings(sparsities=[], bits_per_weight=[3]).combinations] == [
         "quantised, 3 bits"
     ]
@@ -63,13 +59,13 @@ def test_mistakes():
         ({"bits_per_weight": 3}, TypeError, "bits_per_weight is 3: expected several, such as .2.4, 3."),
         ({"bits_per_weight": ["4"]}, TypeError, "bits_per_weight is '4'"),
         ({"sparsities": []}, ValueError, "nothing to compare"),
-        ({"topups": []}, ValueError, "nothing to compare: .*, an effort and a sparsity, or"),
+        ({"topups": []}, ValueError, "nothing to compare: .*, a preset and a sparsity, or"),
         (
-            {"efforts": ["defualt"]},
+            {"presets": ["papr"]},
             ValueError,
-            "efforts is 'defualt': expected one of 'fast', .* Did you mean 'default'",
+            "presets is 'papr': expected one of 'paper', .* Did you mean 'paper'",
         ),
-        ({"efforts": "best"}, TypeError, "efforts is 'best': expected several, such as .'default'."),
+        ({"presets": "best"}, TypeError, "presets is 'best': expected several, such as .'fast'."),
         ({"tasks": ["boolq"], "limit": 0}, ValueError, "limit is 0: expected a whole number"),
         ({"tasks": ["boolq"], "include_path": "absent"}, ValueError, "'absent' is not a folder"),
         ({"config": {"embedding_bits": 8}}, ValueError, "leave embedding_bits out"),

@@ -41,7 +41,7 @@ def test_lowest_error_wins_and_the_first_of_equals():
 
 def test_defaults_cost_one_pass_over_the_calibration_set():
     """Sixteen runs, one of the dense model, on 8 of 128 sequences."""
-    config = NeuronALConfig(0.7, topup="atp", saliency="wanda").resolved()
+    config = NeuronALConfig(0.7, topup="atp", saliency="wanda")
     assert (1 + ATP().trials) * config.num_alignment_samples <= config.num_samples
 
 

@@ -286,8 +286,6 @@ def test_bad_schedules(tmp_path, data, llama):
     assert NeuronALCallback(config, schedule={"2": 0.7, np.int64(1): np.float32(0.5)}).schedule == {1: 0.5, 2: 0.7}
     with pytest.raises(ValueError, match="config has rotate=True, .* or prune with it before training"):
         NeuronALCallback(NeuronALConfig(0.7, rotate=True), at_step=1)
-    best = NeuronALConfig(0.7, effort="best")
-    assert NeuronALCallback(best, at_step=1).config.rotate is False and best.rotate is None
     with pytest.raises(ValueError, match="config has bits_per_weight=2.4, but quantised weights cannot be trained"):
         NeuronALCallback(NeuronALConfig(bits_per_weight=2.4), at_step=1)
     with pytest.raises(ValueError, match="config has embedding_bits=8, but training changes values that were rounded"):

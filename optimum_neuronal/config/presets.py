@@ -1,0 +1,27 @@
+"""Presets: fields of a `NeuronALConfig` by name. `optimum-cli` reads this file at every start, so it imports nothing."""
+
+from typing import Any
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # NeuronAL as published, over Wanda.
+    "paper": {
+        "saliency": "wanda",
+        "topup": "neuronal",
+        "dataset": "c4",
+        "num_samples": 128,
+        "num_alignment_samples": 8,
+    },
+    # The same sparsity everywhere, with updated weights.
+    "fast": {"saliency": "alps", "topup": "uniform"},
+    # Search, refit and a rotation that keeps tied heads tied.
+    "best": {
+        "saliency": "alps",
+        "topup": "search",
+        "refit_epochs": 6,
+        "rotate": True,
+        "rotate_args": {"untie": False},
+    },
+    "few-bits": {"bits_per_weight": 2.4},
+    "two-four": {"sparsity": 0.5, "pattern": "2:4", "saliency": "alps", "topup": "uniform"},
+}
