@@ -9,7 +9,6 @@ import shutil
 import sys
 
 import datasets
-import huggingface_hub
 import pytest
 import torch
 import transformers
