@@ -1,20 +1,24 @@
-"""Models on the Hub: which repository a model came from, and what keeps one from being published."""
+"""Models on the Hub: where a model came from, downloads, and what keeps one from being published."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
+    LocalEntryNotFoundError,
     LocalTokenNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
+
+from ..common.validation import check_path
+from .names import ADAPTER_CONFIG, CONFIG, FOREIGN_SUFFIXES, WEIGHT_FILES
 
 
 # A folder of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
@@ -37,30 +41,69 @@ def hub_id(model: PreTrainedModel) -> str | None:
 
 
 def public_name(model: PreTrainedModel) -> str:
-    """Return the name of a model for tables and figures: its id on the Hub, the name of its folder, or its class.
-
-    No path of this machine is published.
-    """
+    """Return the name of a model for tables: its id on the Hub, the name of its folder without the path, or its class."""
     origin = model.config.name_or_path
     return hub_id(model) or (origin and Path(origin).absolute().name) or type(model).__name__
 
 
-def check_push(repo_id: str, token: str | None = None) -> None:
-    """Raise what would keep a model from being published; create nothing.
+def find_checkpoint(
+    directory_or_id: str | Path,
+    revision: str | None = None,
+    token: str | None = None,
+    whole: bool = False,
+    cache_dir: str | None = None,
+) -> Path:
+    """Return the directory of a checkpoint. One on the Hub is downloaded into the cache.
 
     Args:
-        repo_id (`str`): `"me/llama-70"`; without an owner, of the token's account.
+        directory_or_id (`str` or `Path`): of the checkpoint.
+        revision (`str`, *optional*): branch, tag or commit on the Hub. None: main.
+        token (`str`, *optional*): None: the one of `hf auth login`, or HF_TOKEN.
+        whole (`bool`): True to download all files except other tools' weights; False for config and weights alone.
+        cache_dir (`str`, *optional*): the cache. None: huggingface_hub's.
+
+    Raises:
+        `ValueError`: this is neither a directory nor the id of a repository.
+        `OSError`: it does not exist, may not be read, or the network fails.
+    """
+    check_path("directory_or_id", directory_or_id)
+    if Path(directory_or_id).is_dir():
+        return Path(directory_or_id)
+    try:
+        found = snapshot_download(
+            str(directory_or_id),
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            allow_patterns=None if whole else [CONFIG, ADAPTER_CONFIG, *WEIGHT_FILES],
+            ignore_patterns=[f"*{suffix}" for suffix in FOREIGN_SUFFIXES],
+        )
+    except HFValidationError as error:
+        raise ValueError(f"{directory_or_id} is neither a directory nor the id of a model on the Hub.") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise OSError(
+            f"{directory_or_id} is not a directory, and could not be downloaded from the Hub: {error} If it is private, log "
+            "in with `hf auth login` or set HF_TOKEN."
+        ) from error
+    return Path(found)
+
+
+def check_push(repo_id: str, token: str | None = None) -> None:
+    """Raise what would keep a model from being published. Nothing is created.
+
+    Args:
+        repo_id (`str`): `"me/llama-70"`; without an owner, your account is the owner.
         token (`str`, *optional*): None: the one of `hf auth login`, or HF_TOKEN.
 
     Raises:
-        `ValueError`: the id of no repository.
+        `ValueError`: the id is malformed.
         `PermissionError`: there is no token, or it may not write there.
         `ConnectionError`: the Hub cannot be reached.
     """
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise ValueError(f"{repo_id!r} is no name of a repository on the Hub: {error}") from error
+        raise ValueError(f"{repo_id!r} is not a valid name of a repository on the Hub: {error}") from error
     api = HfApi(token=token)
     with explained(repo_id):
         account = api.whoami()
@@ -68,13 +111,12 @@ def check_push(repo_id: str, token: str | None = None) -> None:
         owner, _, name = repo_id.rpartition("/")
         owner = owner or account["name"]
         if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
-            raise _refusal(repo_id, "the token may read only")
+            raise _refusal(repo_id, "the token may only read")
         try:
             api.auth_check(f"{owner}/{name}", write=True)
-        except RepositoryNotFoundError as error:  # there is none yet, or the token may not see it
+        except RepositoryNotFoundError as error:  # not created yet, or hidden from this token
             if owner not in mine:
-                why = f"the account may make repositories of {', '.join(sorted(mine))}, not of {owner}"
-                raise _refusal(repo_id, why) from error
+                raise _refusal(repo_id, f"your account may create repositories of {', '.join(sorted(mine))}") from error
 
 
 @contextmanager
@@ -87,15 +129,15 @@ def explained(repo_id: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         if error.response is None or error.response.status_code not in (401, 403):
             raise
-        raise _refusal(repo_id, f"it said: {error}") from error
+        raise _refusal(repo_id, str(error)) from error
     except (HTTPError, OfflineModeIsEnabled) as error:
         raise ConnectionError(
-            f"The Hub cannot be reached, so that {repo_id!r} cannot be published now: {error or type(error).__name__}"
+            f"{repo_id!r} cannot be published, because the Hub cannot be reached: {error or type(error).__name__}"
         ) from error
 
 
 def _refusal(repo_id: str, why: str) -> PermissionError:
     return PermissionError(
-        f"The Hub refused to let you write to {repo_id!r} ({why}): log in with `hf auth login`, or set HF_TOKEN, with "
-        "a token that may write there (in Python also as token=...)."
+        f"The Hub did not let you write to {repo_id!r} ({why}). Log in with `hf auth login`, or set HF_TOKEN, with a token "
+        "that may write there."
     )

@@ -1,4 +1,4 @@
-"""Reads from a checkpoint's files alone how it was pruned, and verifies that zeros, or codes of few bits, are there."""
+"""Reads from a checkpoint's files how it was pruned, and verifies that the zeros, or the codes, are as recorded."""
 
 import html
 from collections import defaultdict
@@ -7,60 +7,116 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers.utils import logging
 
 from ..common.display import escaped, format_bytes, format_html, format_table
 from ..model.weight_names import PrunedWeights, StoredProjection, natural_order, with_stars
-from ..packed.formats.sparse import sparse_bytes
-from .opening import Checkpoint, find_checkpoint
-from .shares import LONGEST, Share, share_table
-from .stored_weights import StoredWeight
+from ..packed.formats.packed_matrix import PackedMatrix, swapped
+from ..packed.formats.quantized import QuantizedWeight
+from .hub import find_checkpoint
+from .names import ADAPTER_CONFIG, CONFIG
+from .packed_files import is_packed, read_json, read_weights, weight_files
+from .sparsity_config import read_sparsity_config
+
+
+LONGEST = 500  # characters of a text in config.json that are shown
+SAME_BITS = 1e-6  # by which mean bits may differ from the record
+MORE_ZEROS = 1e-4  # share of zeros beyond the record that may come from rounding to a smaller dtype
+
+
+@dataclass
+class Share:
+    """Zeros and bits counted in some weights, beside what was recorded.
+
+    Args:
+        zeros, weights (`int`): counted in the files.
+        recorded (`float`, *optional*): share of zeros in the sparsity_config.
+        coded, code_bits (`int`): number of quantized weights, and the bits of their codes together.
+        recorded_bits (`float`, *optional*): mean bits of codes in the sparsity_config.
+    """
+
+    zeros: int = 0
+    weights: int = 0
+    recorded: float | None = None
+    coded: int = 0
+    code_bits: int = 0
+    recorded_bits: float | None = None
+
+    @property
+    def sparsity(self) -> float:
+        """Share of zeros, in [0, 1]."""
+        return self.zeros / self.weights if self.weights else 0.0
+
+    @property
+    def bits(self) -> float | None:
+        """Mean bits of the codes; None if no weight is quantized."""
+        return self.code_bits / self.coded if self.coded else None
+
+    def problem(self) -> str | None:
+        """Return how zeros and bits differ from the record, or None."""
+        if self.recorded is None:
+            return None
+        if not self.weights:
+            return "has no weights in the files"
+        bits, recorded = self.bits, self.recorded_bits
+        if bits is not None and recorded is not None and abs(bits - recorded) > SAME_BITS:
+            return f"has codes of {bits:.4g} bits instead of {recorded:.4g}"
+        missing = round(self.recorded * self.weights) - self.zeros
+        if missing <= 0 and self.sparsity - self.recorded <= MORE_ZEROS:
+            return None
+        difference = f"{abs(missing):,} zeros {'fewer' if missing > 0 else 'more'} than recorded"
+        return f"has {difference}: {self.sparsity:.6%} instead of {self.recorded:.6%}"
 
 
 @dataclass(repr=False)
 class Inspection:
-    """Facts of a checkpoint's files. `str()` gives a table, which notebooks show too; `to_dict()` is for JSON.
+    """What a checkpoint's files hold. `str()` gives tables, which notebooks show too; `to_dict()` is for JSON.
 
     Args:
         source (`str`): the directory or the Hub id.
         model_type (`str`): of the model.
-        pruned (`bool`): True if its config.json has a sparsity_config.
-        sparsity_config (`dict`): empty if there is none.
+        sparsity_config (`dict`): empty if it was not pruned.
         format (`str`): `"dense"` or `"packed"`.
-        files (`int`): with weights.
-        stored_bytes, dense_bytes, packed_bytes (`int`): of all weights, as they are, dense and packed.
-        pruned_bytes, pruned_numel (`int`): of the weights of pruned projections: bytes as stored, number of elements.
+        files (`int`): number of files of weights.
+        stored_bytes, dense_bytes (`int`): of all weights, as stored and dense.
+        pruned_bytes, pruned_numel (`int`): of the pruned projections: bytes as stored, number of elements.
         total ([`Share`]): of all pruned projections.
         blocks, kinds (`dict[str, Share]`):
             By decoder block and by kind of projection. For a model that was not pruned, of all matrices in blocks.
-        problems (`list[str]`): where the zeros do not agree with the sparsity_config.
-        adapters (`list[str]`): names of the files of an adapter, which is not checked and which transformers loads too.
+        problems (`list[str]`): where the weights do not agree with the sparsity_config.
+        has_adapter (`bool`): True if transformers loads an adapter with the model, which is not checked.
     """
 
     source: str
     model_type: str
-    pruned: bool
     sparsity_config: dict[str, Any]
     format: str
     files: int
     stored_bytes: int = 0
     dense_bytes: int = 0
-    packed_bytes: int = 0
     pruned_bytes: int = 0
     pruned_numel: int = 0
     total: Share = field(default_factory=Share)
     blocks: dict[str, Share] = field(default_factory=dict)
     kinds: dict[str, Share] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    adapters: list[str] = field(default_factory=list)
+    has_adapter: bool = False
+
+    @property
+    def pruned(self) -> bool:
+        """True if its config.json has a sparsity_config."""
+        return bool(self.sparsity_config)
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Stored bits per weight of the pruned projections, masks and scales included; None without any."""
+        return 8 * self.pruned_bytes / self.pruned_numel if self.pruned_numel else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts, JSON-serialisable."""
-        values = asdict(self)
+        """Return the facts, JSON-serializable."""
+        values = asdict(self) | {"pruned": self.pruned, "bits_per_weight": self.bits_per_weight}
         values["total"]["sparsity"] = self.total.sparsity
-        values["bits_per_weight"] = self.bits_per_weight
         for group, shares in (("blocks", self.blocks), ("kinds", self.kinds)):
             for name, share in shares.items():
                 values[group][name]["sparsity"] = share.sparsity
@@ -78,43 +134,34 @@ class Inspection:
         return "\n".join([*tables, f"<p>{html.escape(escaped(self.verdict))}</p>"])
 
     def _tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        """Return header and rows of each table."""
         rows = _about(self.sparsity_config) if self.pruned else [["pruned", "no: config.json has no sparsity_config"]]
         rows.append(["zeros found", f"{self.total.sparsity:.4%} of {self.total.weights:,} weights of projections"])
         files = "1 file" if self.files == 1 else f"{self.files} files"
-        share = self.packed_bytes / self.dense_bytes if self.dense_bytes else 1.0
-        stored, dense, packed = map(format_bytes, (self.stored_bytes, self.dense_bytes, self.packed_bytes))
-        sizes = f"{stored} (dense {dense}, packed {packed}, {share:.2f} of it)"
+        sizes = f"{format_bytes(self.stored_bytes)} (dense {format_bytes(self.dense_bytes)})"
         rows.append(["stored", f"{self.format}, {files}, {sizes}"])
         if self.pruned and (bits := self.bits_per_weight) is not None:
-            rows.append(["bits a weight", f"{bits:.2f} in pruned projections, all that is stored counted"])
+            rows.append(["stored bits per weight", f"{bits:.2f} in pruned projections"])
         about = ["", f"{self.source} ({self.model_type})"], rows
         parts = [("block", self.blocks), ("projection", self.kinds)]
-        return [about, *(share_table(title, shares) for title, shares in parts if shares)]
-
-    @property
-    def bits_per_weight(self) -> float | None:
-        """Bits that a weight of the pruned projections takes in the files, mask and scales included; None without any."""
-        return 8 * self.pruned_bytes / self.pruned_numel if self.pruned_numel else None
+        return [about, *(_share_table(title, shares) for title, shares in parts if shares)]
 
     @property
     def verdict(self) -> str:
         """The last line of the text."""
-        if not self.adapters:
+        if not self.has_adapter:
             return self._verdict
         return (
-            f"{self._verdict} NOT checked: {', '.join(self.adapters)}. transformers loads this adapter with the model, which "
-            "then computes something else: remove it unless you trust it."
+            f"{self._verdict} NOT checked: the adapter of {ADAPTER_CONFIG}, which transformers loads with the model: remove it "
+            "unless you trust it."
         )
 
     @property
     def _verdict(self) -> str:
-        """The verdict on the weights."""
         if not self.pruned:
             return "Not pruned, so there is nothing to verify."
         if not self.problems:
             if self.sparsity_config.get("bits_per_weight") is not None and not self.total.coded:
-                return "Quantised, but stored dense, so there are no codes to verify."
+                return "Quantized, but stored dense, so there are no codes to verify."
             what = "bits of the codes" if self.total.coded else "zeros"
             return f"Verified: the {what} agree with the sparsity_config."
         more = f"; and {len(self.problems) - 5} more." if len(self.problems) > 5 else "."
@@ -124,89 +171,89 @@ class Inspection:
 def inspect_checkpoint(
     directory_or_id: str | Path, revision: str | None = None, token: str | None = None
 ) -> Inspection:
-    """Read every weight of a checkpoint once, one at a time, and count the zeros. No model is loaded.
+    """Read every weight of a checkpoint, one at a time, and compare the zeros with the record. No model is loaded.
 
     Args:
         directory_or_id (`str` or `Path`): of a dense or packed checkpoint; one on the Hub is downloaded into the cache.
         revision, token (`str`, *optional*): for the Hub.
 
     Returns:
-        [`Inspection`]: its `problems` name where the zeros do not agree with the sparsity_config.
+        [`Inspection`]: its `problems` name where the weights do not agree with the sparsity_config.
 
     Raises:
         `ValueError`: the files or the sparsity_config are damaged.
         `OSError`: there is no such checkpoint.
     """
-    checkpoint = Checkpoint(find_checkpoint(directory_or_id, revision, token))
-    about = checkpoint.sparsity_config
+    directory = find_checkpoint(directory_or_id, revision, token)
+    config = read_json(directory / CONFIG)
+    packed, about = is_packed(config), read_sparsity_config(config)
     result = Inspection(
         source=str(directory_or_id),
-        model_type=escaped(checkpoint.config.get("model_type", "unknown"), LONGEST),
-        pruned=about is not None,
+        model_type=escaped(config.get("model_type", "unknown"), LONGEST),
         sparsity_config=about or {},
-        format=checkpoint.format,
-        files=len(checkpoint.files),
-        adapters=checkpoint.adapters,
+        format="packed" if packed else "dense",
+        files=len(weight_files(directory, packed)),
+        has_adapter=(directory / ADAPTER_CONFIG).exists(),
     )
     places = None
     if about is not None:
         result.total.recorded, blocks = about["achieved_sparsity"], about.get("block_sparsity", {})
         result.blocks = {name: Share(recorded=blocks[name]) for name in sorted(blocks, key=natural_order)}
-        kinds = about.get("projections", {})
         result.kinds = {
-            kind: Share(recorded=found["sparsity"], recorded_bits=found.get("bits")) for kind, found in kinds.items()
+            kind: Share(recorded=found["sparsity"], recorded_bits=found.get("bits"))
+            for kind, found in about.get("projections", {}).items()
         }
-        places = PrunedWeights(about, [weight.name for weight in checkpoint.weights])
-    for weight in logging.tqdm(checkpoint.weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
-        _count(weight, places.find(weight.name) if places else guess(weight), result)
+        places = PrunedWeights(about, [name for name, _, _ in read_weights(directory, packed)])
+    weights = read_weights(directory, packed)
+    for name, weight, header in logging.tqdm(weights, desc="Counting zeros", unit="weight", leave=False, disable=None):
+        transposed = header is not None and header.transposed
+        shape = tuple(weight.shape) if header is None else header.shape
+        place = places.find(name) if places else _guess(name, len(shape))
+        _count(weight, shape, transposed, place, result)
     if about is not None:
         result.problems = _problems(result)
     return result
 
 
-def guess(weight: StoredWeight) -> StoredProjection | None:
+def _guess(name: str, dimensions: int) -> StoredProjection | None:
     """Return the place of a matrix in a model that was not pruned; the first number in its name is its block's."""
-    parts = weight.name.split(".")
+    parts = name.split(".")
     number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
-    if number is None or len(weight.shape) < 2:
+    if number is None or dimensions < 2:
         return None
     kind = with_stars(".".join(parts[number + 1 :]))
     return StoredProjection(".".join(parts[: number + 1]), kind.removesuffix(".weight"))
 
 
-def _count(weight: StoredWeight, place: StoredProjection | None, result: Inspection) -> None:
+def _count(
+    weight: torch.Tensor | PackedMatrix,
+    shape: tuple[int, ...],
+    transposed: bool,
+    place: StoredProjection | None,
+    result: Inspection,
+) -> None:
     """Add the counts of one weight to the result."""
-    all_zeros = zeros = counted = row = 0
-    for piece in weight.pieces():
-        all_zeros += _zeros(piece)
-        if place is not None and place.left_out:
-            pruned = [part for index, part in enumerate(piece, row) if str(index) not in place.left_out]
-            zeros, counted = zeros + sum(map(_zeros, pruned)), counted + sum(part.numel() for part in pruned)
-            row += len(piece)
-    if place is not None and not place.left_out:
-        zeros, counted = all_zeros, weight.numel
-    result.stored_bytes += weight.stored_bytes
-    result.dense_bytes += weight.dense_bytes
-    packed = weight.dense_bytes
-    if weight.code_bits is not None:
-        packed = weight.stored_bytes
-    elif len(weight.shape) >= 2 and weight.dtype.is_floating_point:
-        packed = sparse_bytes(weight.shape, weight.numel - all_zeros, weight.dtype.itemsize)
-    result.packed_bytes += min(packed, weight.dense_bytes)
-    if place is not None:
-        result.pruned_bytes += weight.stored_bytes
-        result.pruned_numel += weight.numel
-        shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
-        for share in (result.total, *shares):
-            share.zeros, share.weights = share.zeros + zeros, share.weights + counted
-            if weight.code_bits is not None:
-                share.coded, share.code_bits = share.coded + counted, share.code_bits + counted * weight.code_bits
+    dense = weight.unpack().view(swapped(shape, transposed)) if isinstance(weight, PackedMatrix) else weight
+    stored = sum(t.nbytes for t in weight.stored().values()) if isinstance(weight, PackedMatrix) else weight.nbytes
+    result.stored_bytes += stored
+    result.dense_bytes += dense.nbytes
+    if place is None:
+        return
+    result.pruned_bytes += stored
+    result.pruned_numel += dense.numel()
+    parts = [part for index, part in enumerate(dense) if str(index) not in place.left_out] if place.left_out else [dense]
+    zeros, counted = sum(map(_zeros, parts)), sum(part.numel() for part in parts)
+    shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
+    for share in (result.total, *shares):
+        share.zeros, share.weights = share.zeros + zeros, share.weights + counted
+        if isinstance(weight, QuantizedWeight):
+            share.coded, share.code_bits = share.coded + counted, share.code_bits + counted * weight.bits
 
 
 def _zeros(tensor: torch.Tensor) -> int:
     if tensor.is_floating_point() and tensor.element_size() == 1:
-        tensor = tensor.view(torch.uint8) & 0x7F  # which no comparison is made for; the other bit is the sign
-    return int(np.count_nonzero((tensor == 0).numpy()))  # four times as fast as torch's count
+        tensor = tensor.view(torch.uint8) & 0x7F  # float8 has no comparison; the other bit is the sign
+    return tensor.numel() - int(torch.count_nonzero(tensor))
 
 
 def _problems(result: Inspection) -> list[str]:
@@ -216,16 +263,27 @@ def _problems(result: Inspection) -> list[str]:
     return [f"{escaped(name, LONGEST)} {problem}" for name, share in shares if (problem := share.problem())]
 
 
+def _share_table(title: str, shares: Mapping[str, Share]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of a table: of bits if any of the weights are quantized, else of zeros."""
+    coded = any(share.coded for share in shares.values())
+    rows = []
+    for name, share in shares.items():
+        recorded, found = (share.recorded_bits, share.bits) if coded else (share.recorded, share.sparsity)
+        shown = ["-" if value is None else f"{value:.2f}" if coded else f"{value:.2%}" for value in (recorded, found)]
+        rows.append([escaped(name, LONGEST), f"{share.weights:,}", *shown])
+    return [title, "weights", *(["bits recorded", "bits found"] if coded else ["recorded", "found"])], rows
+
+
 def _about(config: Mapping[str, Any]) -> list[list[str]]:
     """Return rows about how it was pruned."""
     own, rows = config.get("config", {}), []
-    if methods := [_method(own, kind) for kind in ("saliency", "topup") if own.get(kind) is not None]:
+    if methods := [str(own[kind]) for kind in ("saliency", "topup") if own.get(kind) is not None]:
         rows.append(["method", " + ".join(methods)])
     if config.get("bits_per_weight") is None:
         rows.append(["target", f"{config['sparsity']:.2%}, {config['achieved_sparsity']:.4%} achieved"])
-    for title, bits in (("bits a weight", "bits_per_weight"), ("embeddings and head", "embedding_bits")):
+    for title, bits in (("bits per weight", "bits_per_weight"), ("embeddings and head", "embedding_bits")):
         if config.get(bits) is not None:
-            rows.append([title, f"quantised to {config[bits]:g} bits"])
+            rows.append([title, f"quantized to {config[bits]:g} bits"])
     lambdas = {step: config.get(f"{step}_lambda") for step in ("block", "row")}
     if found := [f"{step} {value:g}" for step, value in lambdas.items() if value is not None]:
         rows.append(["lambda", ", ".join(found)])
@@ -235,9 +293,3 @@ def _about(config: Mapping[str, Any]) -> list[list[str]]:
     if versions := config.get("versions"):
         rows.append(["made with", ", ".join(f"{name} {version}" for name, version in versions.items())])
     return [[title, escaped(text, LONGEST)] for title, text in rows]
-
-
-def _method(config: Mapping[str, Any], kind: str) -> str:
-    """Return the name of a saliency or top-up with its arguments."""
-    arguments = ", ".join(f"{key}={value}" for key, value in (config.get(f"{kind}_args") or {}).items())
-    return f"{config[kind]} ({arguments})" if arguments else config[kind]

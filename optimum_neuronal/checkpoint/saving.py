@@ -1,107 +1,221 @@
-"""Saves a pruned model whole or not at all, with tokenizer, report and model card; publishes it on the Hub."""
+"""Saves models dense or packed, whole or not at all, and publishes pruned ones on the Hub."""
 
-import os
+import copy
 import shutil
 import tempfile
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import torch
 import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.errors import EntryNotFoundError
+from safetensors import SafetensorError
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.notes import get_logger
 from ..common.validation import check_choice, check_embedding_bits
 from ..compat import hf_private
-from ..files.directories import nearest_existing
-from ..model.architectures import find_architecture
-from ..model.experts import is_of_experts
-from ..model.packed_modules import packed_modules
+from ..compat.accelerate import load_offloaded
+from ..files.atomic import replaced_directory
+from ..files.directories import check_writable, nearest_existing
 from ..model.packed_size import PackedSize
+from ..packed.formats.packed_matrix import DTYPES
+from ..packed.packed_module import packed_modules
+from ..packed.replacing import keeps_transposed, packable_paths
+from ..packed.sparsify import pack_weight
 from ..report import PruningReport
 from .card import make_card
 from .hub import explained
-from .names import FORMATS, GENERATION_CONFIG, MODEL_CARD, WEIGHT_FILES, is_of_weights
-from .own_files import check_directory, may_write_card
-from .safe_files import read_bytes
-from .save_pretrained import replaced_checkpoint, write_model
+from .names import CONFIG, FORMATS, GENERATION_CONFIG, MODEL_CARD, WEIGHT_FILES, is_of_weights
+from .outputs import may_write_card
+from .packed_files import add_quantization_config, write_packed
 
 
 logger = get_logger(__name__)
 
-# The tokenizer, which is a part of a processor, is saved by itself.
+SHARD_SIZE = "50GB"  # as in transformers
+OFFLOADED_SHARD = 64 * 10**6  # bytes of an offloaded model that are in memory together, or its largest block
+# A processor's files. Its tokenizer is saved by itself.
 PROCESSOR_FILES = (
     "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "audio_tokenizer_config.json",
     "chat_template.json",
 )  # fmt: skip
 
 
+def save_pretrained(
+    model: PreTrainedModel, save_directory: str | Path, format: str = "dense", max_shard_size: int | str = SHARD_SIZE
+) -> None:
+    """Save a model dense, as transformers does, or packed. A save that fails leaves the directory as it was.
+
+    ```python
+    model = AutoModelForCausalLM.from_pretrained("llama-70")
+    save_pretrained(model, "llama-70-packed", format="packed")
+    ```
+
+    Args:
+        model (`PreTrainedModel`): a sparse model, in memory or offloaded; of a compiled one, the model inside is saved.
+        save_directory (`str` or `Path`): created if missing; weights of another save are removed from it.
+        format (`str`):
+            `"dense"`: ordinary safetensors with zeros; `"packed"`: bitmasks and the values that are not zero, or codes. The
+            packed weights are in memory while they are written.
+        max_shard_size (`int` or `str`): bytes of a file, or text such as `"500MB"`.
+
+    Raises:
+        `TypeError`: this is not a model of transformers.
+        `ValueError`: the format is unknown.
+        `OSError`: the directory cannot be written, or the disk is full.
+    """
+    check_choice("format", format, FORMATS)
+    with replaced_checkpoint(check_writable(save_directory, "save to"), is_of_weights) as staging:
+        write_model(model, staging, format, max_shard_size)
+
+
+@contextmanager
+def replaced_checkpoint(path: Path, belongs: Callable[[str], bool]) -> Iterator[Path]:
+    """Yield the temporary folder of [`replaced_directory`]. Errors of the disk say that nothing was changed."""
+    try:
+        with replaced_directory(path, belongs, last=CONFIG) as staging:
+            yield staging
+    except FileExistsError:  # it says what is in the way
+        raise
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"Saving to {path} failed, and its files are unchanged: {error}") from error
+
+
+def write_model(model: PreTrainedModel, folder: Path, format: str, max_shard_size: int | str = SHARD_SIZE) -> None:
+    """Write a model's configs and weights into an empty folder."""
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"Expected a PreTrainedModel, got a {type(model).__name__}. Merge adapters before you save.")
+    if format == "packed":
+        _write_packed(model, folder, max_shard_size)
+    elif any(parameter.is_meta for parameter in model.parameters()):
+        size = min(hf_private.bytes_of(max_shard_size), max(OFFLOADED_SHARD, _largest_block(model)))
+        with hf_private.known_as_offloaded(model):
+            model.save_pretrained(folder, max_shard_size=size)
+    else:
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+
+
+def _write_packed(model: PreTrainedModel, folder: Path, max_shard_size: int | str) -> None:
+    write_packed(folder, *_packed_state(model), max_shard_size)
+    config = copy.deepcopy(model.config)
+    config.architectures, config.dtype = [type(model).__name__], model.dtype
+    hf_private.save_remote_code(model, folder, config)
+    config.save_pretrained(folder)
+    add_quantization_config(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+
+
+def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the state dict of the model that [`sparsify`] would make, and what describes its packed weights."""
+    state, tied = hf_private.untied_state(model), hf_private.tied_names(model)
+    weights = {name: module.describe() for name, module in packed_modules(model)}
+    for name, module in model.named_modules():
+        found, keys = {}, {}
+        for path in packable_paths(module, name):
+            key = keys[path] = path if path != name else f"{path}.weight"
+            transposed = keeps_transposed(model, path)
+            weight = _loaded(model, key, state[key]) if key in state else None
+            packable = weight is not None and key not in tied and weight.dtype in DTYPES
+            matrix = pack_weight(weight, transposed) if packable else None
+            if matrix is not None:
+                facts = {"format": matrix.name, "shape": list(weight.shape), "dtype": str(weight.dtype)[len("torch.") :]}
+                found[path] = matrix, facts | ({"transposed": True} if transposed else {})
+        if len(found) == len(keys):  # all weights of an experts module, or none
+            for path, (matrix, facts) in found.items():
+                del state[keys[path]]
+                weights[path] = facts
+                state |= {f"{path}.{part}": tensor for part, tensor in matrix.stored().items()}
+    return {name: _loaded(model, name, tensor) for name, tensor in sorted(state.items())}, weights
+
+
+def _loaded(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return load_offloaded(model, name) if tensor.is_meta else tensor
+
+
+def _largest_block(model: PreTrainedModel) -> int:
+    """Return the bytes of the largest module in any list of modules: a decoder block."""
+    blocks = [block for modules in model.modules() if isinstance(modules, nn.ModuleList) for block in modules]
+    return max(sum(p.numel() * p.element_size() for p in block.parameters()) for block in blocks)
+
+
 def save_pruned(
     model: PreTrainedModel,
     directory: str | Path,
     report: PruningReport,
-    size: PackedSize,
     tokenizer: PreTrainedTokenizerBase | None = None,
     format: str | None = None,
     title: str | None = None,
+    max_shard_size: int | str = SHARD_SIZE,
 ) -> None:
     """Save model, tokenizer, report and model card.
 
-    Whatever happens, a kill included, the directory holds all of the old checkpoint, all of the new one, or one without
-    a config.json, which does not load; see [`replaced_directory`]. Weight files of the old one are removed; files that
-    are no part of it stay. So does a README.md of the user's own; no card is written then.
+    The directory holds all of the old checkpoint, all of the new one or, if the process is killed while files are moved,
+    no config.json. Weights of the old checkpoint are removed. Other files stay, and so does a README.md of your own.
 
     Args:
         model (`PreTrainedModel`): the pruned model.
-        directory (`str` or `Path`): where to; created if missing.
+        directory (`str` or `Path`): created if missing.
         report ([`PruningReport`]): of the prune.
-        size ([`PackedSize`]): of the pruned weights, embeddings and head.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): saved along.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): saved with it.
         format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
         title (`str`, *optional*): of the model card. None: the directory's name.
+        max_shard_size (`int` or `str`): as for [`save_pretrained`].
 
     Raises:
-        `ValueError`: there is no such format, or it cannot hold embeddings of 8 bits.
-        `OSError`: the directory cannot be written, or the disk is too full. Its files are as they were.
+        `ValueError`: the format is unknown, or cannot hold embeddings of 8 bits.
+        `OSError`: the directory cannot be written, or the disk is full. Its files are as they were.
     """
     format = check_saveable(model, format, report.config.get("embedding_bits"))
-    path = check_directory(directory)
+    path = check_writable(directory, "save to")
     title, with_card = title or path.name, may_write_card(path)
-    check_space(model, path, size, format)
-    with replaced_checkpoint(path, _is_replaced) as staging:
-        write_model(model, staging, format)
+    with replaced_checkpoint(path, lambda name: is_of_weights(name) or name == GENERATION_CONFIG) as staging:
+        write_model(model, staging, format, max_shard_size)
         if tokenizer is not None:
             _save_tokenizer(tokenizer, staging)
         copy_processor(model, staging)
         if with_card:
-            card = make_card(model, report, size, title, format, with_tokenizer=tokenizer is not None)
-            card.save(staging / MODEL_CARD)
+            (staging / MODEL_CARD).write_text(
+                make_card(model, report, title, format, tokenizer is not None), encoding="utf-8"
+            )
         else:
-            logger.warning(f"{MODEL_CARD} of {title} is your own, so it stays, and no model card is written.")
-        report.save(staging, os.listdir(staging))
+            logger.warning(f"{MODEL_CARD} of {title} was not written by optimum_neuronal, so it stays as it is.")
+        report.save(staging)
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save a tokenizer. Raise `OSError` if the disk is full."""
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:
-        if type(error) is Exception:  # the tokenizers library has no other for a disk
+        if type(error) is Exception:  # all that the tokenizers library raises for a full disk
             raise OSError(str(error)) from error
         raise
 
 
-def _is_replaced(name: str) -> bool:
-    """Return True if an old file of this name makes no sense beside the weights of another model."""
-    return is_of_weights(name) or name == GENERATION_CONFIG
+def copy_processor(model: PreTrainedModel, folder: Path) -> None:
+    """Copy the processor's files of the checkpoint that a multimodal model was loaded from. Files in the folder stay."""
+    config = model.config
+    if config.get_text_config(decoder=True) is config or not config.name_or_path:
+        return
+    for name in PROCESSOR_FILES:
+        try:
+            path = hf_private.find_file(config, name)
+            if path is not None and not (folder / name).exists():
+                shutil.copyfile(path, folder / name)
+        except (OSError, ValueError) as error:
+            logger.warning(f"{name} could not be copied from {config.name_or_path!r}: {error}")
 
 
 def push_pruned(
     model: PreTrainedModel,
     repo_id: str,
     report: PruningReport,
-    size: PackedSize,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     format: str | None = None,
@@ -112,12 +226,10 @@ def push_pruned(
 ) -> str:
     """Upload the files of [`save_pruned`] to the Hub in one commit, which deletes the weights of an earlier push.
 
-    An upload that breaks off changes nothing in the repository; repeated, it goes on with the files that are missing.
-
     Args:
-        model, report, size, tokenizer, format: as for [`save_pruned`].
+        model, report, tokenizer, format: as for [`save_pruned`].
         repo_id (`str`): `"me/llama-70"`; created if missing.
-        private (`bool`, *optional*): True if a repository that is created is private. None: as the account has it.
+        private (`bool`, *optional*): True to create a private repository. None: your account's default.
         token (`str`, *optional*): with permission to write. None: the one of `hf auth login`, or HF_TOKEN.
         revision (`str`, *optional*): branch to push to, created if missing. None: main.
         commit_message (`str`): of the commit.
@@ -127,62 +239,27 @@ def push_pruned(
 
     Raises:
         `PermissionError`: there is no token, or it may not write there.
-        `OSError`: the disk for temporary files is too full, the Hub cannot be reached, or the upload broke off.
+        `OSError`: the temporary disk is full, the Hub cannot be reached, or the upload failed; the repository is unchanged.
     """
-    format = check_saveable(model, format, report.config.get("embedding_bits"))
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder, explained(repo_id):
-        check_space(model, folder, size, format)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         with suppress(EntryNotFoundError):  # a README.md of the user's own stays
             api.hf_hub_download(repo_id, MODEL_CARD, revision=revision, local_dir=folder)
-        save_pruned(model, folder, report, size, tokenizer, format, title=repo_id)
-        return _upload(api, folder, repo_id, revision, commit_message)
-
-
-def _upload(api: HfApi, folder: str, repo_id: str, revision: str | None, commit_message: str) -> str:
-    """Upload a folder in one commit and return its URL. Raise `OSError` if the upload broke off."""
-    try:
-        commit = api.upload_folder(
-            repo_id=repo_id,
-            folder_path=folder,
-            revision=revision,
-            commit_message=commit_message,
-            delete_patterns=list(WEIGHT_FILES),  # except files that are uploaded
-        )
-    except RuntimeError as error:  # a file could not be uploaded
-        raise OSError(
-            f"The upload to {repo_id!r} broke off, and the repository is as it was: {error} Push again; files that have "
-            "arrived are not sent again."
-        ) from error
-    return commit.commit_url
-
-
-def copy_processor(model: PreTrainedModel, folder: Path) -> None:
-    """Copy the processor's files of the checkpoint that a multimodal model was loaded from, byte by byte.
-
-    So no library for images or sounds is needed. Files that the folder has already stay. A warning names files that
-    cannot be had.
-
-    Args:
-        model (`PreTrainedModel`): its config names the checkpoint.
-        folder (`Path`): where the model is saved.
-    """
-    config = model.config
-    if config.get_text_config(decoder=True) is config or not config.name_or_path:
-        return
-    for name in PROCESSOR_FILES:
+        save_pruned(model, folder, report, tokenizer, format, title=repo_id)
         try:
-            path = hf_private.find_file(config, name)
-            if path is not None and not (folder / name).exists():
-                (folder / name).write_bytes(read_bytes(path.parent, path.name))
-        except (OSError, ValueError) as error:
-            logger.warning(
-                f"{name} of the model's processor could not be read from {config.name_or_path!r} ({error}): if there is such "
-                "a file, copy it beside the saved model."
+            commit = api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                revision=revision,
+                commit_message=commit_message,
+                delete_patterns=list(WEIGHT_FILES),  # except files that are uploaded
             )
+        except RuntimeError as error:  # a file could not be uploaded
+            raise OSError(f"The upload to {repo_id!r} failed: {error} Push again; sent files are not sent twice.") from error
+    return commit.commit_url
 
 
 def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: int | None = None) -> str:
@@ -190,55 +267,37 @@ def check_saveable(model: PreTrainedModel, format: str | None, embedding_bits: i
 
     Args:
         model (`PreTrainedModel`): pruned, or about to be.
-        format (`str`, *optional*): `"dense"` or `"packed"`. None: as `model.save_pretrained(directory)` writes.
+        format (`str`, *optional*): `"dense"` or `"packed"`. None: packed if the model computes with packed weights.
         embedding_bits (`int`, *optional*): of its embeddings and head.
 
     Raises:
-        `TypeError`, `ValueError`: there is no such format, it cannot hold these bits, or the model lies on disk and the
-            installed transformers cannot save it.
+        `ValueError`: the format is unknown or cannot hold these bits, or the installed transformers cannot save the model.
     """
     if format is None:
-        format = getattr(model.save_pretrained, "format", "dense")
+        format = "packed" if next(packed_modules(model), None) else "dense"
     check_choice("format", format, FORMATS)
     check_embedding_bits(embedding_bits, format)
-    if not hf_private.saves_offloaded_experts() and any(p.is_meta for p in model.parameters()) and _has_experts(model):
+    if not hf_private.saves_offloaded_experts() and any(p.is_meta and p.ndim == 3 for p in model.parameters()):
         raise ValueError(
-            f"transformers {transformers.__version__} cannot save a mixture of experts whose weights are offloaded: install "
+            f"transformers {transformers.__version__} cannot save offloaded experts. Install "
             f"{hf_private.SAVES_OFFLOADED_EXPERTS} or later, or load the model into memory."
         )
     return format
 
 
-def _has_experts(model: PreTrainedModel) -> bool:
-    architecture = find_architecture(model.config.get_text_config(decoder=True).model_type)
-    weights = model.named_parameters()
-    return any(is_of_experts(architecture.find_role(name)[1], weight.ndim) for name, weight in weights)
-
-
 def check_space(model: PreTrainedModel, directory: str | Path, size: PackedSize, format: str, more: int = 0) -> None:
-    """Raise `OSError` if the disk of a directory, which may not exist yet, has no room for the model's weights.
+    """Raise `OSError` if the disk of a directory, which need not exist, is too small for the model's weights.
 
     Args:
-        model (`PreTrainedModel`): pruned, or about to be.
-        directory (`str` or `Path`): see [`check_directory`] for what else is raised.
+        model (`PreTrainedModel`): about to be pruned.
+        directory (`str` or `Path`): where it will be saved.
         size ([`PackedSize`]): of the pruned weights, embeddings and head.
         format (`str`): `"packed"` or `"dense"`.
-        more (`int`): bytes by which the prune will make the dense weights larger: a head that it unties.
+        more (`int`): bytes by which the prune makes the dense weights larger: of a head that it unties.
     """
-    path, packed = check_directory(directory), [module for _, module in packed_modules(model)]
+    path = check_writable(directory, "save to")
     needed = more + sum(p.numel() * p.element_size() for p in model.parameters())
-    needed += sum(module.dense_bytes for module in packed)
-    offloaded = any(parameter.is_meta for parameter in model.parameters())  # written dense first, to be packed then
-    if format == "packed" and not offloaded:  # some weights may be packed already, others may be so in the file alone
-        needed -= max(size.dense - size.saved, sum(module.dense_bytes - module.packed_bytes for module in packed))
-    check_free(path, needed)
-
-
-def check_free(path: Path, needed: int) -> None:
-    """Raise `OSError` if the disk of a path, which may not exist yet, has no room for so many bytes."""
+    needed -= size.dense - size.saved if format == "packed" else 0
     free = shutil.disk_usage(nearest_existing(path)).free
     if free < needed:
-        raise OSError(
-            f"Saving to {path} needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free: free some space or choose "
-            "another disk."
-        )
+        raise OSError(f"Saving to {path} needs {needed / 1e6:.1f} MB, but only {free / 1e6:.1f} MB are free.")

@@ -1,13 +1,7 @@
-"""The `sparsity_config` of a checkpoint's config.json: made after a prune, checked when it is read.
-
-Its format is documented in docs/format.md and by sparsity_config.schema.json beside this file.
-"""
+"""The `sparsity_config` of a checkpoint's config.json (docs/format.md): made after a prune, checked when it is read."""
 
 import copy
-import json
 from collections.abc import Iterable, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -16,17 +10,21 @@ from ..model.projections import Decoder, Projection
 from ..model.set_config import set_config
 from ..model.weight_names import every_projection, kind_of
 from ..report import PruningReport
-from .schema import check
+from .hub import hub_id
 
 
 KEY = "sparsity_config"
 VERSION = 1
-
-
-@cache
-def load_schema() -> dict[str, Any]:
-    """Return the JSON schema of this version."""
-    return json.loads(Path(__file__).with_name("sparsity_config.schema.json").read_text(encoding="utf-8"))
+TYPES = {  # of the keys that this package reads
+    "sparsity": (int, float),
+    "achieved_sparsity": (int, float),
+    "block_sparsity": dict,
+    "projections": dict,
+    "bits_per_weight": (int, float, type(None)),
+    "left_out": list,
+    "head_weights": list,
+    "config": dict,
+}
 
 
 def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[str, Any] | None:
@@ -39,24 +37,23 @@ def read_sparsity_config(config: PreTrainedConfig | Mapping[str, Any]) -> dict[s
         `dict`: see docs/format.md; unknown keys included.
 
     Raises:
-        `ValueError`: it has another version, or values of a wrong type or out of range.
+        `ValueError`: it has another version, lacks a key, or a value has the wrong type.
     """
     value = config.get(KEY) if isinstance(config, Mapping) else getattr(config, KEY, None)
     if value is None:
         return None
-    check(value, {"type": "object", "required": ["version"]}, KEY)
-    check(value["version"], {"type": "integer", "minimum": 1}, f"{KEY}.version")
-    if value["version"] != VERSION:
-        raise ValueError(
-            f"{KEY}.version is {value['version']}: this release of optimum_neuronal reads version {VERSION}. Install the "
-            "release that the model was made with (its neuronal_report.json names it), or a later one."
-        )
-    check(value, load_schema(), KEY)
+    if not isinstance(value, dict) or value.get("version") != VERSION:
+        raise ValueError(f"{KEY} is {str(value)[:80]}: expected an object with version {VERSION}.")
+    if missing := {"sparsity", "achieved_sparsity"} - value.keys():
+        raise ValueError(f"{KEY} has no {min(missing)!r}: save the model again.")
+    for key in TYPES.keys() & value.keys():
+        if not isinstance(value[key], TYPES[key]):
+            raise ValueError(f"{KEY}.{key} has the wrong type, {type(value[key]).__name__}: save the model again.")
     return value
 
 
 def record_embedding_bits(config: PreTrainedConfig, names: Iterable[str]) -> None:
-    """Note in the sparsity_config of a model, if it has one, that these weights have 8 bits now."""
+    """Record in the sparsity_config of a model, if it has one, that these weights have 8 bits now."""
     if isinstance(value := getattr(config, KEY, None), Mapping):
         setattr(config, KEY, {**value, **about_head(names)})
 
@@ -74,7 +71,7 @@ def about_head(names: Iterable[str]) -> dict[str, Any]:
 def make_sparsity_config(
     decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
 ) -> dict[str, Any]:
-    """Return the part of a report that a pruned model's config keeps: enough to verify and to repeat the prune.
+    """Return the part of a report that stays in a pruned model's config: enough to verify and to repeat the prune.
 
     Args:
         decoder ([`Decoder`]): the model's blocks and projections.
@@ -85,7 +82,7 @@ def make_sparsity_config(
     return {
         "version": VERSION,
         "quant_method": "neuronal",
-        "format": "dense",  # a model in memory is dense; packed files say "packed"
+        "base_model": hub_id(decoder.model),
         "sparsity": report.requested_sparsity,
         "achieved_sparsity": report.achieved_sparsity,
         "block_sparsity": dict(report.blocks),
@@ -106,9 +103,7 @@ def make_sparsity_config(
 
 
 def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) -> None:
-    """Write into a model's config how it was pruned.
-
-    A dense model may share the config object: this model gets a config of its own.
+    """Write into a model's config how it was pruned. The model gets its own config, since a dense model may share the old one.
 
     Args:
         model (`PreTrainedModel`): the pruned model.
@@ -122,7 +117,7 @@ def record_sparsity(model: PreTrainedModel, sparsity_config: Mapping[str, Any]) 
 def _projections_by_kind(
     decoder: Decoder, report: PruningReport, weight_names: Mapping[str, list[str]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the entry of each kind of projection: zeros and mean bits of all pruned ones, and their names and layout."""
+    """Return the entry of each kind of projection: sparsity and mean bits of the pruned ones, their names and layout."""
     kinds: dict[str, list[Projection]] = {}
     for block, projection in every_projection(decoder):
         kinds.setdefault(kind_of(block, projection), []).append(projection)

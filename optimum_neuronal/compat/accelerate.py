@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
+from transformers.integrations.accelerate import load_offloaded_parameter
 
 
 def is_offloaded(module: nn.Module) -> bool:
@@ -41,3 +43,8 @@ def offloaded_names(module: nn.Module) -> list[str]:
 def own_forward(module: nn.Module) -> Callable:
     """Return the forward that the hook of an offloaded module calls when it has read the weights."""
     return module._old_forward
+
+
+def load_offloaded(model: PreTrainedModel, name: str) -> torch.Tensor:
+    """Return the offloaded parameter of a model, by its full name, on the CPU."""
+    return load_offloaded_parameter(model, name)

@@ -15,6 +15,7 @@ from packaging.version import Version
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, modeling_utils
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers import HfQuantizer
 from transformers.utils.hub import cached_file, convert_file_size_to_int
@@ -114,16 +115,6 @@ def is_quantized(model: PreTrainedModel) -> bool:
     return getattr(model.config, "quantization_config", None) is not None or getattr(model, "is_quantized", False)
 
 
-def get_file_opener() -> Callable:
-    """Return the function that opens safetensors files for `from_pretrained`, memory-mapped: a global name's value."""
-    return modeling_utils.safe_open
-
-
-def set_file_opener(opener: Callable) -> None:
-    """Let `from_pretrained` open safetensors files with another function, in all threads."""
-    modeling_utils.safe_open = opener
-
-
 def was_read(tensor: torch.Tensor) -> bool:
     """Return True if a tensor that `from_pretrained` sets comes from a file; it initialises the others afterwards."""
     return getattr(tensor, "_is_hf_initialized", False)
@@ -150,22 +141,29 @@ def as_stored(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> di
     return revert_weight_conversion(model, dict(tensors))
 
 
-def stored_tensors(
-    model: PreTrainedModel,
-    state: Mapping[str, torch.Tensor] | None = None,
-    untied: Mapping[str, torch.Tensor] | None = None,
-) -> dict[str, torch.Tensor]:
-    """Return the tensors that `save_pretrained` writes, by their names in the files: tied ones once, ignored ones not.
+def untied_state(model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model that are saved, by their names in the model: tied ones once, ignored ones not.
 
     Args:
         model (`PreTrainedModel`): the model to save.
-        state (`Mapping[str, Tensor]`, *optional*): its parameters and persistent buffers by name. None: its `state_dict`.
-        untied (`Mapping[str, Tensor]`, *optional*):
-            More tensors, which are not tied and need no storage.
+        state (`Mapping[str, Tensor]`, *optional*): some of its tensors by name. None: its state dict.
     """
     state = model.state_dict() if state is None else state
     kept = {name: tensor for name, tensor in state.items() if name not in (model._keys_to_ignore_on_save or ())}
-    return as_stored(model, {**modeling_utils.remove_tied_weights_from_state_dict(kept, model), **(untied or {})})
+    return modeling_utils.remove_tied_weights_from_state_dict(kept, model)
+
+
+def stored_tensors(
+    model: PreTrainedModel, state: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of [`untied_state`] by their names in the files that `save_pretrained` writes."""
+    return as_stored(model, untied_state(model, state))
+
+
+def save_remote_code(model: PreTrainedModel, folder: Path, config: PreTrainedConfig) -> None:
+    """Copy the code that came with a model, if any, beside its config."""
+    if model.is_remote_code():
+        custom_object_save(model, folder, config=config)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..checkpoint.safe_files import check_config, check_dense, check_listed
 from ..checkpoint.sparsity_config import read_sparsity_config
 from ..compat import hf_private
 from ..config.neuronal_config import NeuronALConfig
@@ -15,7 +14,7 @@ from ..pruning.context import check_structure
 
 
 class PruningQuantizer(hf_private.EarlyQuantizer):
-    """A quantizer that prunes a model when transformers has loaded it. The pruned model is not quantized.
+    """Prunes a model after transformers has loaded it. The result is a plain model.
 
     Args:
         quantization_config ([`NeuronALConfig`]): how to prune.
@@ -28,22 +27,20 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
         super().__init__(quantization_config, **kwargs)
         if self.pre_quantized:
             raise ValueError(
-                "The checkpoint's config.json has a NeuronALConfig as its quantization_config. Remove it there, and pass "
-                "it to from_pretrained: from_pretrained(..., quantization_config=NeuronALConfig(...))."
+                "config.json has a NeuronALConfig as its quantization_config. Remove it there, and pass it as "
+                "from_pretrained(..., quantization_config=NeuronALConfig(...))."
             )
 
     def see_config(self, config: PreTrainedConfig) -> None:
         """Raise `ValueError` if the model is sparse already."""
         if read_sparsity_config(config) is not None:
             raise ValueError(
-                f"{config.name_or_path or 'The model'} is sparse already (its config has a sparsity_config). Load the dense "
-                "model; or, to prune further, from_pretrained(..., quantization_config=..., sparsity_config=None)."
+                f"{config.name_or_path or 'The model'} is pruned already: its config has a sparsity_config. Load the dense "
+                "model, or pass sparsity_config=None to from_pretrained to prune it further."
             )
-        check_config(config)
-        check_dense(config.name_or_path)
 
     def preprocess_model(self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_) -> None:
-        """Raise what would stop the prune before weights are read, and draw the calibration sequences."""
+        """Find errors before weights are read, and draw the calibration sequences."""
         hf_private.forget_quantization(model)
         config = self.quantization_config
         check_structure(model, config)
@@ -51,7 +48,6 @@ class PruningQuantizer(hf_private.EarlyQuantizer):
             revision = _revision(checkpoint_files)
             self._calibration = draw_calibration(model, config, revision=revision)
         self._pruner = NeuronALPruner(config)
-        check_listed(checkpoint_files or ())
 
     def postprocess_model(self, model: PreTrainedModel, **_) -> PreTrainedModel:
         hf_private.forget_quantization(model)

@@ -1,0 +1,175 @@
+"""Files of packed checkpoints (docs/format.md): ordinary safetensors with the buffers of packed modules, and an index.
+
+A tensor is called `MODULE.packed_PART`. The metadata of each file say what the tensors of a module stand for.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ..packed.formats.packed_matrix import DTYPES, FORMATS, PREFIX, STORED, Header, PackedMatrix
+from ..packed.replacing import PackedHeader
+from .names import CONFIG, DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, SUFFIX
+
+
+VERSION = 1
+METADATA = "neuronal"  # key in a file's metadata
+QUANT_METHOD = "optimum_neuronal"  # quoted by programs that do not know it, so it names this package
+QUANTIZATION_CONFIG = {"quant_method": QUANT_METHOD, "format": "packed", "version": VERSION}
+STORED_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+WEIGHT_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+
+
+def is_packed(config: Mapping[str, Any]) -> bool:
+    """Return True if config.json, given as a dict, is that of a packed checkpoint.
+
+    Raises:
+        `ValueError`: of another version.
+    """
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping) or quantization.get("quant_method") != QUANT_METHOD:
+        return False
+    check_version(quantization)
+    return True
+
+
+def check_version(quantization: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless a `quantization_config` is that of a packed checkpoint of this version."""
+    found = quantization.get("format"), quantization.get("version")
+    if found != ("packed", VERSION):
+        raise ValueError(
+            f"The checkpoint has the packed format {found[0]!r}, version {found[1]!r}: expected 'packed', version {VERSION}. "
+            "Install the version of optimum_neuronal that wrote it, or a later one."
+        )
+
+
+def write_packed(
+    folder: Path, tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Any], max_shard_size: int | str = "50GB"
+) -> None:
+    """Write the weights of a packed checkpoint.
+
+    Args:
+        folder (`Path`): an existing one.
+        tensors (`Mapping[str, Tensor]`): by name; those of packed weights are called `MODULE.packed_PART`.
+        weights (`Mapping[str, dict]`): module path -> `format`, `shape`, `dtype` and `transposed` of its weight.
+        max_shard_size (`int` or `str`): of a file, in bytes, or text such as `"500MB"`.
+    """
+    split = split_torch_state_dict_into_shards(dict(tensors), max_shard_size=max_shard_size)
+    shards, weight_map = list(split.filename_to_tensors.values()), {}
+    for number, names in enumerate(shards, 1):
+        file = f"packed-{number:05}-of-{len(shards):05}{SUFFIX}"
+        modules = sorted({name.rpartition(PREFIX)[0] for name in names if PREFIX in name})
+        about = {"version": VERSION, "weights": {module: weights[module] for module in modules}}
+        content = {name: tensors[name].detach().cpu().contiguous() for name in names}
+        save_file(content, folder / file, metadata={"format": "pt", METADATA: json.dumps(about)})
+        weight_map |= dict.fromkeys(names, file)
+    write_json(folder / PACKED_INDEX, {"metadata": split.metadata, "weight_map": weight_map})
+
+
+def add_quantization_config(folder: Path) -> None:
+    """Mark the config.json in a folder as that of a packed checkpoint."""
+    write_json(folder / CONFIG, {**read_json(folder / CONFIG), "quantization_config": QUANTIZATION_CONFIG})
+
+
+def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
+    """Return module path -> what the headers of files say of its packed weight. No tensor is read.
+
+    Raises:
+        `ValueError`: a file is not one of a packed checkpoint of this version.
+    """
+    weights: dict[str, dict[str, Any]] = {}
+    tensors: dict[str, dict[str, Header]] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            weights |= _read_metadata(path, file.metadata())
+            for name in file.keys():  # noqa: SIM118
+                module, is_part, part = name.rpartition(PREFIX)
+                if is_part:
+                    stored = file.get_slice(name)
+                    header = STORED_DTYPES[stored.get_dtype()], tuple(stored.get_shape())
+                    tensors.setdefault(module, {})[STORED + part] = header
+    try:
+        return {
+            name: PackedHeader(
+                facts["format"],
+                tuple(facts["shape"]),
+                WEIGHT_DTYPES[facts["dtype"]],
+                tensors.get(name, {}),
+                facts.get("transposed", False),
+            )
+            for name, facts in weights.items()
+        }
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"The metadata of the packed checkpoint are damaged: {error!r}. Download or save it again.") from error
+
+
+def _read_metadata(path: str | Path, metadata: Mapping[str, str] | None) -> dict[str, dict[str, Any]]:
+    try:
+        about = json.loads((metadata or {})[METADATA])
+        if about["version"] != VERSION:
+            raise ValueError(f"it has version {about['version']!r}, expected {VERSION}")
+        return dict(about["weights"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a file of a packed checkpoint: {error}. Download or save it again.") from error
+
+
+def weight_files(folder: Path, packed: bool) -> list[Path]:
+    """Return the files with the weights of a checkpoint.
+
+    Raises:
+        `ValueError`: its index names a file in another folder.
+    """
+    index = PACKED_INDEX if packed else DENSE_INDEX
+    if not packed and not (folder / index).exists():
+        return [folder / DENSE_FILE]
+    names = sorted(set(read_json(folder / index)["weight_map"].values()))
+    if wrong := [name for name in names if not LISTED_FILE.fullmatch(name)]:
+        raise ValueError(f"{folder / index} names {wrong[0]!r}: expected a .safetensors file in the same folder.")
+    return [folder / name for name in names]
+
+
+def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor | PackedMatrix, PackedHeader | None]]:
+    """Yield the weights of a checkpoint one by one, each with its name and, if it is packed, its header.
+
+    Dense tensors are views of a file. Packed weights are checked. They have the names of the dense model's parameters:
+    `MODULE.weight`, or the module path itself for stacked experts.
+    """
+    files = weight_files(folder, packed)
+    headers = read_headers(files) if packed else {}
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                module, is_part, part = name.rpartition(PREFIX)
+                if not is_part or module not in headers:
+                    yield name, file.get_tensor(name), None
+                    continue
+                header, held = headers[module], parts.setdefault(module, {})
+                held[STORED + part] = file.get_tensor(name)
+                if len(held) == len(header.tensors):
+                    shape = header.empty().shape
+                    matrix = FORMATS.get(header.format).of_stored(parts.pop(module), shape, header.dtype)
+                    matrix.check()
+                    yield module if len(header.shape) > 2 else f"{module}.weight", matrix, header
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raise `ValueError` if it holds something else."""
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}: expected a JSON object.")
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file with its keys in order."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
