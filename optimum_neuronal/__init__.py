@@ -17,12 +17,11 @@ _HOME = {
     "evaluate_perplexity": "evaluation.perplexity",
     "evaluate_tasks": "evaluation.tasks",
     "compare": "comparing.comparing",
-    "save_pretrained": "checkpoint.save_pretrained",
+    "save_pretrained": "checkpoint.saving",
     "inspect_checkpoint": "checkpoint.inspecting",
     "convert_checkpoint": "checkpoint.converting",
     "sparsify": "packed.sparsify",
     "densify": "packed.sparsify",
-    "SparseModelForCausalLM": "transformers_plugin.sparse_model",
     "keep_sparsity": "training.keeping",
     "keep_lora_sparse": "training.lora",
     "lora_for_packed": "training.packed_lora",
@@ -38,7 +37,7 @@ __all__ = [*_HOME, "__version__"]
 if TYPE_CHECKING:
     from .checkpoint.converting import convert_checkpoint
     from .checkpoint.inspecting import inspect_checkpoint
-    from .checkpoint.save_pretrained import save_pretrained
+    from .checkpoint.saving import save_pretrained
     from .comparing.comparing import compare
     from .config.neuronal_config import NeuronALConfig
     from .evaluation.perplexity import evaluate_perplexity
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
     from .training.lora import keep_lora_sparse
     from .training.neuronal_callback import NeuronALCallback
     from .training.packed_lora import lora_for_packed
-    from .transformers_plugin.sparse_model import SparseModelForCausalLM
 
 
 if not TYPE_CHECKING:  # a type checker would accept any name

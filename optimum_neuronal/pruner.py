@@ -12,7 +12,6 @@ from optimum.quantization_base import OptimumQuantizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint.own_files import check_other_directory
-from .checkpoint.safe_files import load_checkpoint
 from .checkpoint.saving import check_saveable, check_space, push_pruned, save_pruned
 from .common.clock import Clock
 from .common.machine import default_device, reset_peak_memory
@@ -23,7 +22,7 @@ from .data.calibration import CalibrationSet
 from .evaluation.perplexity import evaluate_perplexity, load_windows, name_test_sets
 from .files.directories import check_apart
 from .files.records import WorkDirectory, work_directory
-from .model.load_model import OF_TOKENIZERS, load_streamed
+from .model.load_model import OF_TOKENIZERS, load_model, load_streamed
 from .model.packed_size import PackedSize
 from .pruning.calibrating import check_tokenizer, draw_calibration, find_tokenizer
 from .pruning.check_model import check_model
@@ -106,7 +105,7 @@ class NeuronALPruner(OptimumQuantizer):
         check_path("model_or_path", model_or_path)
         pruner = cls(config, tokenizer)
         if stream_to is None:
-            pruner.model = load_checkpoint(model_or_path, **model_kwargs)
+            pruner.model = load_model(model_or_path, **model_kwargs)
         else:
             pruner.model = load_streamed(model_or_path, device or default_device(), stream_to, **model_kwargs)
         if pruner.tokenizer is None:
@@ -276,13 +275,13 @@ class NeuronALPruner(OptimumQuantizer):
         check_other_directory(model.config.name_or_path, directory)
         processes = Processes.current()
         if processes.rank == 0:
-            save_pruned(model, directory, pruned.report, pruned.size, self._given or pruned.tokenizer, format)
+            save_pruned(model, directory, pruned.report, self._given or pruned.tokenizer, format)
         processes.from_first(None)  # the others wait
 
     def push_to_hub(self, model: PreTrainedModel, repo_id: str, **kwargs: Any) -> str:
         """Publish a model that this pruner pruned. Arguments and return value: see [`push_pruned`]."""
         pruned = self._pruned.find(model)
-        return push_pruned(model, repo_id, pruned.report, pruned.size, self._given or pruned.tokenizer, **kwargs)
+        return push_pruned(model, repo_id, pruned.report, self._given or pruned.tokenizer, **kwargs)
 
     def __repr__(self) -> str:
         found, config = (

@@ -14,7 +14,7 @@ from ..data.documents import FILE_SUFFIXES
 from ..model.load_model import loading_code
 from ..report import PruningReport
 from .names import CONFIG
-from .outputs import MARK
+from .own_files import MARK
 from .sparsity_config import KEY
 
 

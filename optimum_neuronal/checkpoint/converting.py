@@ -14,7 +14,7 @@ from ..report import REPORT_NAME, PruningReport
 from .card import make_card
 from .hub import find_checkpoint
 from .names import CONFIG, FORMATS, MODEL_CARD, WEIGHT_SUFFIXES, is_of_weights
-from .outputs import MARK, may_write_card
+from .own_files import MARK, may_write_card
 from .packed_files import is_packed, read_json
 from .saving import SHARD_SIZE, replaced_checkpoint, write_model
 from .sparsity_config import read_sparsity_config

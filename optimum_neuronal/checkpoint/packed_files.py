@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from ..packed.formats.packed_matrix import DTYPES, FORMATS, PREFIX, STORED, Header, PackedMatrix
 from ..packed.replacing import PackedHeader
-from .names import CONFIG, DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, SUFFIX
+from .names import CONFIG, DENSE_FILE, DENSE_INDEX, LISTED_FILE, PACKED_INDEX, SUFFIX, is_of_weights
 
 
 VERSION = 1
@@ -160,6 +160,11 @@ def read_weights(folder: Path, packed: bool) -> Iterator[tuple[str, torch.Tensor
                     matrix = FORMATS.get(header.format).of_stored(parts.pop(module), shape, header.dtype)
                     matrix.check()
                     yield module if len(header.shape) > 2 else f"{module}.weight", matrix, header
+
+
+def stored_size(directory: str | Path) -> int:
+    """Return the bytes of all files of weights in a directory."""
+    return sum(path.stat().st_size for path in Path(directory).iterdir() if is_of_weights(path.name))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from ..report import PruningReport
 from .card import make_card
 from .hub import explained
 from .names import CONFIG, FORMATS, GENERATION_CONFIG, MODEL_CARD, WEIGHT_FILES, is_of_weights
-from .outputs import may_write_card
+from .own_files import may_write_card
 from .packed_files import add_quantization_config, write_packed
 
 

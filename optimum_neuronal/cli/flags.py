@@ -180,10 +180,10 @@ def load(args: argparse.Namespace, device) -> tuple[Any, Any]:
     """Return the model on a device, and its tokenizer."""
     from transformers import AutoTokenizer
 
-    from ..checkpoint.safe_files import load_checkpoint
+    from ..model.load_model import load_model
 
     options = load_options(args)
-    model = load_checkpoint(args.model, **options).to(device)
+    model = load_model(args.model, **options).to(device)
     del options["dtype"]
     return model, AutoTokenizer.from_pretrained(args.model, **options)
 

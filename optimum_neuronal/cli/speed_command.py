@@ -31,16 +31,16 @@ class SpeedCommand(Command):
     def work(self) -> None:
         import torch
 
-        from ..checkpoint.safe_files import load_checkpoint
+        from ..model.load_model import load_model
         from ..evaluation.speed import measure_speed
-        from ..model.packed_modules import packed_modules
+        from ..packed.packed_module import packed_modules
         from ..packed.sparsify import densify, sparsify
 
         args, device = self.args, device_of(self.args)
         if args.threads:
             torch.set_num_threads(args.threads)
-        dense = densify(load_checkpoint(args.model, **load_options(args))).to(device)
-        packed = load_checkpoint(args.model, **load_options(args))
+        dense = densify(load_model(args.model, **load_options(args))).to(device)
+        packed = load_model(args.model, **load_options(args))
         if next(packed_modules(packed), None) is None:
             packed = sparsify(packed)
         numbers = (args.batches, args.prompt_tokens, args.new_tokens, args.rounds)

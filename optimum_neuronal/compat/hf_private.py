@@ -107,7 +107,13 @@ def forget_quantization(model: PreTrainedModel) -> None:
     """Remove the attributes that `from_pretrained` sets for a quantizer, so that the model is a plain one."""
     for attribute in ("quantization_config", WEIGHTS_KEY):
         model.config.__dict__.pop(attribute, None)
-    model.__dict__.pop("hf_quantizer", None)
+    for attribute in ("hf_quantizer", "is_quantized", "quantization_method"):
+        model.__dict__.pop(attribute, None)
+
+
+def forget_conversions(model: PreTrainedModel) -> None:
+    """Let `save_pretrained` write the names of the family's checkpoints, although the model was loaded by other names."""
+    model.__dict__.pop("_weight_conversions", None)
 
 
 def is_quantized(model: PreTrainedModel) -> bool:

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from ..checkpoint.safe_files import load_checkpoint
+from ..model.load_model import load_model
 from ..compat import hf_private
 from ..pruning.calibrating import find_tokenizer
 
@@ -13,7 +13,7 @@ def as_model(model, tokenizer=None) -> tuple[Any, Any]:
     if not isinstance(model, (str, os.PathLike)):
         return model, tokenizer
     tokenizer = find_tokenizer(model) if tokenizer is None else tokenizer
-    return load_checkpoint(model, dtype="auto"), tokenizer
+    return load_model(model, dtype="auto"), tokenizer
 
 
 def check_language_model(model) -> None:

@@ -110,6 +110,10 @@ class PrunedWeights:
         kinds = sparsity_config.get("projections", {})
         self._transposed = {kind for kind, about in kinds.items() if about.get("transposed")}
         self._kinds = {name: kind for kind, about in kinds.items() for name in about["weights"]}
+        block = with_stars(next(iter(self.blocks), ""))
+        for kind in kinds:  # names in packed files: those of the model
+            self._kinds.setdefault(f"{block}.{kind}.weight", kind)
+            self._kinds.setdefault(f"{block}.{kind.replace('.*.', '.')}", kind)  # stacked experts
         self._kinds_of_tails = {name.partition(".")[2]: kind for name, kind in self._kinds.items()}
         self._shift = self._find_shift({with_stars(name) for name in names})
         self._block = with_stars(next(iter(self.blocks), ""))

@@ -172,6 +172,7 @@ class WeightInfo:
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
+    _is_hf_initialized = True  # transformers does not initialize it
 
 
 def packed_modules(model: nn.Module) -> Iterator[tuple[str, PackedModule]]:

@@ -77,5 +77,6 @@ class PackedQuantizer(hf_private.EarlyQuantizer, DenseSaving):
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
         hf_private.forget_quantization(model)
+        hf_private.forget_conversions(model)
         finish_packing(model)
         return model

@@ -12,8 +12,8 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from ..checkpoint.opening import Checkpoint, find_checkpoint
-from ..checkpoint.stored_format import QUANT_METHOD, is_ours
+from ..checkpoint.hub import find_checkpoint
+from ..checkpoint.packed_files import QUANT_METHOD, read_weights
 from ..packed.packed_tensor import PackedTensor
 
 
@@ -42,13 +42,12 @@ class PackedLoader(DefaultModelLoader):
             yield from super().get_all_weights(model_config, model)
             return
         self.counter_before_loading_weights = time.perf_counter()
-        for stored in Checkpoint(self._find(model_config)).weights:
-            packed = PackedTensor.of(stored.read_packed(), stored.transposed) if stored.is_packed else stored[...]
-            yield stored.name, packed
+        for name, weight, header in read_weights(self._find(model_config), packed=True):
+            yield name, weight if header is None else PackedTensor.of(weight, header.transposed)
 
     def _find(self, model_config: ModelConfig) -> Path:
         return find_checkpoint(model_config.model, model_config.revision, cache_dir=self.load_config.download_dir)
 
 
 def _is_packed(model_config: ModelConfig) -> bool:
-    return is_ours(getattr(model_config.hf_config, "quantization_config", None))
+    return (getattr(model_config.hf_config, "quantization_config", None) or {}).get("quant_method") == QUANT_METHOD

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.utils import set_weight_attrs
 
-from ..checkpoint.stored_format import QUANT_METHOD, check_packed
+from ..checkpoint.packed_files import QUANT_METHOD, check_version
 from ..packed.formats.packed_matrix import DTYPES
 from ..packed.packed_linear import PackedLinear
 from .arriving import ArrivingRows, ArrivingWeight
@@ -35,7 +35,7 @@ class PackedQuantization(QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PackedQuantization":
         """Return that of a packed checkpoint's `quantization_config`. Raise `ValueError` if its version is unknown."""
-        check_packed(config)
+        check_version(config)
         return cls(packed=True)
 
     def get_name(self) -> str:
