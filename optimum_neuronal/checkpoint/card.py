@@ -77,7 +77,9 @@ def make_card(
         call=code.of(title),
         tokenizer=tokenizer and json.dumps(tokenizer, ensure_ascii=False),
         local=shlex.quote(title.rpartition("/")[2]),
-        blocks=format_markdown(["block", "sparsity"], [[f"`{b}`", f"{value:.2%}"] for b, value in report.blocks.items()]),
+        blocks=format_markdown(
+            ["block", "sparsity"], [[f"`{b}`", f"{value:.2%}"] for b, value in report.blocks.items()]
+        ),
         perplexities=perplexities and format_markdown(["dataset", "dense model", "pruned"], perplexities),
         rotation=report.rotation,
         calibration=report.calibration and calibration.format(**report.calibration),

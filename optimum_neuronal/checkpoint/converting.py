@@ -76,7 +76,9 @@ def find_source(
 ) -> Path:
     """Return the directory of a checkpoint that is to be converted. [`convert_checkpoint`] has the arguments."""
     if output is None and not Path(directory_or_id).is_dir():
-        raise ValueError(f"{directory_or_id} is not a directory: check its path, or name an output for a model on the Hub.")
+        raise ValueError(
+            f"{directory_or_id} is not a directory: check its path, or name an output for a model on the Hub."
+        )
     return find_checkpoint(directory_or_id, revision, token, whole=True)
 
 
@@ -88,7 +90,9 @@ def _check(source: Path, format: str, embedding_bits: int | None) -> None:
     if packed == (format == "packed") and embedding_bits in (None, sparsity_config.get("embedding_bits")):
         raise ValueError(f"{source} is {format} already.")
     if not packed and sparsity_config.get("bits_per_weight") is not None:
-        raise ValueError(f"{source} was quantized and is stored dense, without codes: convert the packed checkpoint instead.")
+        raise ValueError(
+            f"{source} was quantized and is stored dense, without codes: convert the packed checkpoint instead."
+        )
 
 
 def _copy_others(source: Path, staging: Path) -> None:
@@ -106,6 +110,8 @@ def _write_card(model: Any, source: Path, staging: Path, format: str, title: str
     card, report = source / MODEL_CARD, source / REPORT_NAME
     if report.exists() and card.exists() and MARK in card.read_text(encoding="utf-8", errors="replace"):
         values = json.loads(report.read_text(encoding="utf-8"))
-        known = PruningReport(**{entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values})
+        known = PruningReport(
+            **{entry.name: values[entry.name] for entry in fields(PruningReport) if entry.name in values}
+        )
         with_tokenizer = any(source.glob("tokenizer*"))
         (staging / MODEL_CARD).write_text(make_card(model, known, title, format, with_tokenizer), encoding="utf-8")

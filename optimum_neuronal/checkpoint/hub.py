@@ -116,7 +116,9 @@ def check_push(repo_id: str, token: str | None = None) -> None:
             api.auth_check(f"{owner}/{name}", write=True)
         except RepositoryNotFoundError as error:  # not created yet, or hidden from this token
             if owner not in mine:
-                raise _refusal(repo_id, f"your account may create repositories of {', '.join(sorted(mine))}") from error
+                raise _refusal(
+                    repo_id, f"your account may create repositories of {', '.join(sorted(mine))}"
+                ) from error
 
 
 @contextmanager

@@ -241,7 +241,9 @@ def _count(
         return
     result.pruned_bytes += stored
     result.pruned_numel += dense.numel()
-    parts = [part for index, part in enumerate(dense) if str(index) not in place.left_out] if place.left_out else [dense]
+    parts = (
+        [part for index, part in enumerate(dense) if str(index) not in place.left_out] if place.left_out else [dense]
+    )
     zeros, counted = sum(map(_zeros, parts)), sum(part.numel() for part in parts)
     shares = result.blocks.setdefault(place.block, Share()), result.kinds.setdefault(place.kind, Share())
     for share in (result.total, *shares):

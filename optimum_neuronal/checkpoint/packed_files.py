@@ -109,7 +109,9 @@ def read_headers(files: Iterable[str | Path]) -> dict[str, PackedHeader]:
             for name, facts in weights.items()
         }
     except (KeyError, TypeError) as error:
-        raise ValueError(f"The metadata of the packed checkpoint are damaged: {error!r}. Download or save it again.") from error
+        raise ValueError(
+            f"The metadata of the packed checkpoint are damaged: {error!r}. Download or save it again."
+        ) from error
 
 
 def _read_metadata(path: str | Path, metadata: Mapping[str, str] | None) -> dict[str, dict[str, Any]]:
@@ -119,7 +121,9 @@ def _read_metadata(path: str | Path, metadata: Mapping[str, str] | None) -> dict
             raise ValueError(f"it has version {about['version']!r}, expected {VERSION}")
         return dict(about["weights"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a file of a packed checkpoint: {error}. Download or save it again.") from error
+        raise ValueError(
+            f"{path} is not a file of a packed checkpoint: {error}. Download or save it again."
+        ) from error
 
 
 def weight_files(folder: Path, packed: bool) -> list[Path]:

@@ -125,7 +125,11 @@ def _packed_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict
             packable = weight is not None and key not in tied and weight.dtype in DTYPES
             matrix = pack_weight(weight, transposed) if packable else None
             if matrix is not None:
-                facts = {"format": matrix.name, "shape": list(weight.shape), "dtype": str(weight.dtype)[len("torch.") :]}
+                facts = {
+                    "format": matrix.name,
+                    "shape": list(weight.shape),
+                    "dtype": str(weight.dtype)[len("torch.") :],
+                }
                 found[path] = matrix, facts | ({"transposed": True} if transposed else {})
         if len(found) == len(keys):  # all weights of an experts module, or none
             for path, (matrix, facts) in found.items():
@@ -258,7 +262,9 @@ def push_pruned(
                 delete_patterns=list(WEIGHT_FILES),  # except files that are uploaded
             )
         except RuntimeError as error:  # a file could not be uploaded
-            raise OSError(f"The upload to {repo_id!r} failed: {error} Push again; sent files are not sent twice.") from error
+            raise OSError(
+                f"The upload to {repo_id!r} failed: {error} Push again; sent files are not sent twice."
+            ) from error
     return commit.commit_url
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 
 from optimum.commands.base import CommandInfo
@@ -76,8 +75,8 @@ class ConvertCommand(Command):
 
     def work(self) -> None:
         from ..checkpoint.converting import convert_checkpoint, find_source
-        from ..checkpoint.packed_files import stored_size
         from ..checkpoint.own_files import check_output
+        from ..checkpoint.packed_files import stored_size
         from ..files.directories import is_same
 
         args, bits = self.args, given_fields(self.args)

@@ -31,8 +31,8 @@ class SpeedCommand(Command):
     def work(self) -> None:
         import torch
 
-        from ..model.load_model import load_model
         from ..evaluation.speed import measure_speed
+        from ..model.load_model import load_model
         from ..packed.packed_module import packed_modules
         from ..packed.sparsify import densify, sparsify
 

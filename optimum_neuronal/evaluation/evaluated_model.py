@@ -3,8 +3,8 @@
 import os
 from typing import Any
 
-from ..model.load_model import load_model
 from ..compat import hf_private
+from ..model.load_model import load_model
 from ..pruning.calibrating import find_tokenizer
 
 
