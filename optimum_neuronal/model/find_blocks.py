@@ -1,4 +1,4 @@
-"""Finds a model's decoder blocks and their prunable projections, and refuses weights that it does not understand."""
+"""Finds a model's decoder blocks and their projections. Weights that it does not understand raise an error."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,22 +15,22 @@ from .weight_names import with_stars
 
 
 class Patterns:
-    """The user's `targets` and `ignore`, with a note of the patterns that have matched no name."""
+    """The user's `targets` and `ignore`. Notes which patterns have matched no name."""
 
     def __init__(self, targets: Sequence[str] | None, ignore: Sequence[str] | None):
         self.targets, self.ignore = targets, ignore or ()
         self.unmatched = {*(targets or ()), *self.ignore}
 
     def ignores(self, name: str) -> bool:
-        """Return True if the projection is left out."""
+        """Return True if a projection is left out."""
         return self._matches(self.ignore, name)
 
     def targets_it(self, name: str) -> bool:
-        """Return True if the projection is named."""
+        """Return True if `targets` names a projection."""
         return self.targets is not None and self._matches(self.targets, name)
 
     def takes(self, name: str) -> bool:
-        """Return True if the projection is to be pruned."""
+        """Return True if a projection is to be pruned."""
         targeted = self.targets is None or self.targets_it(name)
         return not self.ignores(name) and targeted
 
@@ -40,67 +40,58 @@ class Patterns:
         return bool(matching)
 
     def check(self, model: nn.Module, count: int) -> None:
-        """Raise `ValueError` if a pattern matched nothing, most likely mistyped, or if no projection is to be pruned."""
-        for name, _ in model.named_modules():  # to ignore a router or lm_head is no mistake
+        """Raise `ValueError` if a pattern matched nothing, or if no projection is to be pruned."""
+        for name, _ in model.named_modules():  # ignoring a router or lm_head is not a mistake
             self._matches(self.ignore, name)
         if self.unmatched:
             raise ValueError(
-                f"These patterns of targets and ignore match no projection: {sorted(self.unmatched)}. They are "
-                "regular expressions over full names such as 'model.layers.0.self_attn.q_proj'."
+                f"These patterns of targets and ignore match no projection: {sorted(self.unmatched)}. Expected regular "
+                "expressions for full names such as 'model.layers.0.self_attn.q_proj'."
             )
         if not count:
             raise ValueError(f"targets={self.targets} and ignore={self.ignore} leave no projection to prune.")
 
 
 class Recorded:
-    """The pruned projections, by the names in a `sparsity_config`; its patterns are not run.
+    """The pruned projections that a `sparsity_config` names, without running its patterns.
 
     Args:
         sparsity_config (`Mapping`): from `read_sparsity_config`, with `block_sparsity` and `projections`.
-        blocks (`str`):
-            Name of the model's list of blocks. It may differ from the recorded one, as in a model without its head.
-
-    Raises:
-        `ValueError`: it does not name blocks of one list.
+        blocks (`str`): name of the model's list of blocks, which may differ from the recorded one.
     """
 
     def __init__(self, sparsity_config: Mapping[str, Any], blocks: str):
         self._blocks = f"{blocks}."
+        self._unseen = {name.rpartition(".")[2] for name in sparsity_config["block_sparsity"]}
+        self._unseen |= set(sparsity_config["projections"])
+        self._wanted = set(self._unseen)
         recorded = next(iter(sparsity_config["block_sparsity"]), "").rpartition(".")[0]
-        for name in sparsity_config["block_sparsity"]:
-            if name.rpartition(".")[0] != recorded:
-                raise ValueError(f"sparsity_config.block_sparsity names {name!r}: expected blocks of {recorded!r}.")
-        self._numbers = {name.rpartition(".")[2] for name in sparsity_config["block_sparsity"]}
-        self._kinds = set(sparsity_config["projections"])
         self._left_out = {name.removeprefix(f"{recorded}.") for name in sparsity_config.get("left_out", ())}
-        self._unseen = {"block_sparsity": set(self._numbers), "projections": set(self._kinds)}
 
     def takes(self, name: str) -> bool:
-        """Return True if the projection was pruned."""
+        """Return True if a projection was pruned."""
         place = name.removeprefix(self._blocks)
         number, _, local = place.partition(".")
-        kind = with_stars(local)
-        if number not in self._numbers or kind not in self._kinds:
+        found = {number, with_stars(local)}
+        if not found <= self._wanted:
             return False
-        self._unseen["block_sparsity"].discard(number)
-        self._unseen["projections"].discard(kind)
+        self._unseen -= found
         return place not in self._left_out
 
     targets_it = takes
 
     def ignores(self, name: str) -> bool:
-        """Return True if the projection was left out."""
+        """Return True if a projection was left out."""
         return not self.takes(name)
 
     def check(self, model: nn.Module, count: int) -> None:
-        """Raise `ValueError` if a recorded projection is not in the model."""
-        for key, unseen in self._unseen.items():
-            if unseen or not count:
-                missing = f"names {min(unseen)!r}, which the model does not have" if unseen else "names no projection"
-                raise ValueError(
-                    f"model.config.sparsity_config.{key} {missing}: load the model as it was pruned; or del "
-                    "model.config.sparsity_config to take all its zeros for pruned weights."
-                )
+        """Raise `ValueError` if the model does not have a recorded projection."""
+        if self._unseen or not count:
+            missing = repr(min(self._unseen)) if self._unseen else "no projection"
+            raise ValueError(
+                f"model.config.sparsity_config names {missing}, unlike the model. Load the model as it was pruned, or del "
+                "model.config.sparsity_config to keep all zeros."
+            )
 
 
 def find_decoder(
@@ -108,15 +99,14 @@ def find_decoder(
 ) -> Decoder:
     """Find the blocks of a model and the projections to prune in them.
 
-    The blocks are, in the model's decoder, the largest `ModuleList` of modules that must not be split
-    (`unsplit_modules`), or the largest of all if there is none. Every matrix in a block must be known by its name
-    (`architectures`), or be named by the user in `targets` or `ignore`.
+    The blocks are the largest `ModuleList` in the model's decoder of modules that must not be split (`unsplit_modules`), or
+    else the largest of all. Every matrix in a block must have a known name (`architectures`), or match `targets` or `ignore`.
 
     Args:
         model (`PreTrainedModel`): a language model with its weights in memory.
         targets (`Sequence[str]`, *optional*):
-            Regular expressions, searched in full module names; only projections that match one are pruned.
-        ignore (`Sequence[str]`, *optional*): regular expressions; projections whose names match one are left out.
+            Regular expressions, searched in full module names. Only projections that match one are pruned.
+        ignore (`Sequence[str]`, *optional*): regular expressions. Projections whose names match one are left out.
 
     Returns:
         [`Decoder`]
@@ -130,7 +120,7 @@ def find_decoder(
 def find_pruned_decoder(model: PreTrainedModel, sparsity_config: Mapping[str, Any] | None) -> Decoder:
     """Find the blocks of a sparse model, and the pruned projections that its `sparsity_config` names.
 
-    The patterns in it may be hostile, and a search could take for ever: names are compared instead.
+    Names are compared and its patterns are not run: a hostile one could take forever.
 
     Args:
         model (`PreTrainedModel`): the sparse model.
@@ -138,7 +128,7 @@ def find_pruned_decoder(model: PreTrainedModel, sparsity_config: Mapping[str, An
             From `read_sparsity_config`. Without it, or if it names no projections, all are taken.
 
     Raises:
-        `ValueError`: no blocks, a weight that is not understood, or names of other projections than the model has.
+        `ValueError`: no blocks, a weight that is not understood, or a projection that the model does not have.
     """
     if sparsity_config is None or not {"block_sparsity", "projections"} <= sparsity_config.keys():
         return find_decoder(model)
@@ -146,7 +136,7 @@ def find_pruned_decoder(model: PreTrainedModel, sparsity_config: Mapping[str, An
 
 
 def _find(model: PreTrainedModel, select: Callable[[str], Patterns | Recorded]) -> Decoder:
-    """Return the decoder; `select` makes the selection of projections from the name of the list of blocks."""
+    """Return the decoder. `select` maps the name of the list of blocks to the selection of projections."""
     config = model.config.get_text_config(decoder=True)
     architecture = find_architecture(config.model_type)
     list_name, modules = _block_list(model, config, architecture)
@@ -175,14 +165,14 @@ def _block_list(model: PreTrainedModel, config, architecture: Architecture) -> t
     named = [(name, module) for name, module in lists if type(module[0]).__name__ in names]
     if not lists:
         raise ValueError(
-            f"No decoder blocks found in {type(model).__name__}: it has no ModuleList. Say where they are with "
+            f"{type(model).__name__} has no ModuleList of decoder blocks. Name it with "
             f"optimum_neuronal.register_architecture({config.model_type!r}, Architecture(blocks='...'))."
         )
     return max(named or lists, key=lambda item: len(item[1]))
 
 
 def _innermost_model(model: PreTrainedModel, name: str) -> nn.Module:
-    """Return the smallest model around a module: without the language-model head, which is slow."""
+    """Return the smallest model around a module, without the language-model head, which is slow."""
     parents = [name.rsplit(".", levels)[0] for levels in range(1, name.count(".") + 1)]
     modules = (model.get_submodule(parent) for parent in parents)
     return next((module for module in modules if isinstance(module, PreTrainedModel)), model)
@@ -204,7 +194,7 @@ def _make_block(name: str, module: nn.Module, architecture: Architecture, wanted
 
 
 def _is_no_projection(module: nn.Module, parameter: str) -> bool:
-    """Return True for convolutions, embeddings, norms with a weight for every head, and the experts' biases."""
+    """Return True for convolutions, embeddings, norms with a weight for every head, and biases of experts."""
     kinds = (nn.Conv1d, nn.Conv2d, nn.Embedding)
     return isinstance(module, kinds) or "Norm" in type(module).__name__ or parameter.endswith("bias")
 
@@ -212,7 +202,7 @@ def _is_no_projection(module: nn.Module, parameter: str) -> bool:
 def _find_projections(
     full: str, local: str, module: nn.Module, key: str, architecture: Architecture, wanted: Patterns | Recorded
 ) -> list[Projection]:
-    """Return the projections in the parameter `key` of a module: one, one for every expert, or none if left out."""
+    """Return the projections in the parameter `key` of a module: one, one for every expert, or none if it is left out."""
     weight = getattr(module, key)
     known, role = architecture.find_role(local if key == "weight" else f"{local}.{key}")
     named = full if key == "weight" else f"{full}.{key}"
@@ -223,7 +213,7 @@ def _find_projections(
     if not wanted.ignores(named) and (role or not known):
         raise ValueError(
             f"{named} ({type(module).__name__}, shape {tuple(weight.shape)}) is not understood. Leave it out with "
-            f"ignore=[{re.escape(named.removeprefix(full.removesuffix(local)))!r}]; or, if it is an "
-            "nn.Linear, name it in targets; or describe its family with optimum_neuronal.register_architecture."
+            f"ignore=[{re.escape(named.removeprefix(full.removesuffix(local)))!r}], name it in targets if it is an nn.Linear, "
+            "or describe its family with optimum_neuronal.register_architecture."
         )
     return []

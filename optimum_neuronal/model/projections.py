@@ -1,4 +1,4 @@
-"""The parts of a model that pruning works on: projections, experts, blocks; and sparse weights to try in their place."""
+"""Projections, experts and blocks of a decoder, and sparse weights to try in place of its own."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from .architectures import BLOCK_ENTRIES, FEEDS, MLP, MLP_ENTRIES, NEXT_BLOCK, A
 from .rows import RowGroup, row_groups
 
 
-ChangeOf = Callable[["Projection"], Change]  # the change of a weight in its view of shape (out, in)
+ChangeOf = Callable[["Projection"], Change]  # projection -> change of its weight, shape (out, in)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +25,11 @@ class Projection:
 
     Args:
         name (`str`):
-            Its full name in the model: `"model.layers.0.self_attn.q_proj"`; of an expert, with the expert's number:
+            Full name in the model: `"model.layers.0.self_attn.q_proj"`, or with the number of an expert:
             `"model.layers.0.mlp.experts.7.down_proj"`.
-        role (`str`, *optional*): its purpose in the block, see `architectures`; None if only the user named it.
-        module (`nn.Module`): the module of its weight: an `nn.Linear`, a `Conv1D`, or a mixture of experts.
-        pruned (`bool`): False if the user's `targets` and `ignore` leave it out.
+        role (`str`, *optional*): its purpose in the block, see `architectures`. None if only the user named it.
+        module (`nn.Module`): the module of its weight: an `nn.Linear`, a `Conv1D`, or the experts of an MoE layer.
+        pruned (`bool`): False if `targets` and `ignore` leave it out.
         parameter (`str`): name of the weight in the module.
         expert (`int`, *optional*): index of the expert in a weight of shape (experts, ., .).
         transposed (`bool`): True if the parameter has the layout (in, out).
@@ -45,23 +45,23 @@ class Projection:
 
     @property
     def owner(self) -> nn.Parameter:
-        """The parameter that holds the weight, alone or with the weights of other experts."""
+        """The parameter that holds the weight, for experts together with others."""
         return getattr(self.module, self.parameter)
 
     @property
     def parent(self) -> str:
-        """Name of the attention, MLP or expert that the projection belongs to."""
+        """Name of the attention, MLP or expert of the projection."""
         return self.name.rpartition(".")[0]
 
     @property
     def group(self) -> str | None:
-        """Common name of this projection in all experts of the layer; None if it is no expert's."""
+        """Common name of this projection in all experts of the layer; None outside of experts."""
         return None if self.expert is None else f"{self.parent.rpartition('.')[0]}.{self.parameter}"
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this projection's part of a tensor of its owner's layout, as a view of shape (out, in)."""
-        part = tensor if self.expert is None else tensor[self.expert]
-        return part.T if self.transposed else part
+        """Return this projection's view, shape (out, in), of a tensor with its owner's layout."""
+        own = tensor if self.expert is None else tensor[self.expert]
+        return own.T if self.transposed else own
 
     @property
     def weight(self) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Projection:
 
     @property
     def stored_weight(self) -> torch.Tensor:
-        """The weight, shape (out, in), where it lives: of an offloaded one a view of its file."""
+        """The weight, shape (out, in); if offloaded, a view of its file."""
         if not accelerate.is_offloaded(self.module):
             return self.weight
         return self.view(accelerate.weights_map(self.module)[self.parameter])
@@ -98,10 +98,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class Place:
-    """An input that rows feed and that is compared between the dense and the sparse model.
+    """An input that rows feed, compared between the dense and the sparse model.
 
     Args:
-        name (`str`): of the projection or the experts that read it; of a block for its output.
+        name (`str`): of the projection or experts that read it, or of a block for its output.
         features (`int`): length of its activation.
     """
 
@@ -111,7 +111,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A decoder block: its full name, its module, and its projections by name, in the order of the module."""
+    """A decoder block: full name, module, projections by name in the order of the module, and MoE layers' experts."""
 
     name: str
     module: nn.Module
@@ -120,17 +120,17 @@ class Block:
 
     @property
     def pruned(self) -> list[Projection]:
-        """The projections that are to be pruned."""
+        """The projections to prune."""
         return [projection for projection in self.projections.values() if projection.pruned]
 
     @property
     def numel(self) -> int:
-        """Number of the weights of the projections that are to be pruned."""
+        """Number of weights of the projections to prune."""
         return sum(projection.numel for projection in self.pruned)
 
     @property
     def pruned_names(self) -> list[str]:
-        """Full names of the projections that are to be pruned."""
+        """Full names of the projections to prune."""
         return [projection.name for projection in self.pruned]
 
     @property
@@ -143,7 +143,7 @@ class Block:
 
     @cached_property
     def mlp_input(self) -> Place | None:
-        """Reader of the MLP's input that sees every token, None if there is none."""
+        """The MLP's input, by a reader that sees every token; None without one."""
         readers = [p for p in self.projections.values() if p.role in MLP_ENTRIES]
         first = next((p for p in readers if p.expert is None), None)
         if first is not None:
@@ -157,7 +157,7 @@ class Block:
         return {(p.parent, p.role): p for p in self.projections.values()}
 
     def reader(self, projection: Projection, role: str) -> Projection | None:
-        """Return the projection of a role in the same module, or the only one in the nearest module around with any."""
+        """Return the projection of a role in the same module, or else in the nearest module around it with exactly one."""
         if sibling := self.siblings.get((projection.parent, role)):
             return sibling
         readers = [p for p in self.projections.values() if p.role == role]
@@ -173,11 +173,11 @@ class Decoder:
     """The part of a model that is pruned: its stack of blocks.
 
     Args:
-        module (`nn.Module`): the module that runs the blocks.
+        module (`nn.Module`): runs the blocks.
         blocks (`Sequence[Block]`): in their order.
         architecture ([`Architecture`]): of the family.
         config (`PreTrainedConfig`): of the text model.
-        model (`PreTrainedModel`): the whole model, whose output is next-token logits if it has a language-model head.
+        model (`PreTrainedModel`): the whole model.
     """
 
     module: nn.Module
@@ -203,7 +203,7 @@ class Decoder:
         return fed == NEXT_BLOCK or (fed == MLP and without_mlp)
 
     def place_fed_by(self, block: Block, projection: Projection) -> Place | None:
-        """Return the input that the projection's rows feed, None without a role; raise `ValueError` if nothing reads it."""
+        """Return the input that the projection's rows feed, None without a role. Raise `ValueError` if nothing reads it."""
         if projection.role is None:
             return None
         if self.feeds_next_block(block, projection):
@@ -214,13 +214,13 @@ class Decoder:
         reader = block.reader(projection, fed)
         if reader is None:
             raise ValueError(
-                f"{projection.parent} has no projection that reads what {projection.name} writes (role {fed!r}): use "
+                f"{projection.parent} has no projection of role {fed!r}, which reads what {projection.name} writes: use "
                 "steps='block'."
             )
         return Place(reader.name, reader.shape[1])
 
     def row_groups(self, block: Block, projection: Projection) -> list[RowGroup]:
-        """Return the projection's rows by part, with the features that they feed; no parts if that is not known.
+        """Return groups of the projection's rows, with the features that they feed; none if unknown.
 
         Raises:
             `ValueError`: the projection's shape does not fit its role.
@@ -239,17 +239,17 @@ class Decoder:
 
 @contextmanager
 def trial_weights(projections: Sequence[Projection], change_of: ChangeOf) -> Iterator[None]:
-    """Let the projections compute with sparse weights while the context lasts; see [`TrialWeights`]."""
+    """Let projections compute with sparse weights while the context lasts, see [`TrialWeights`]."""
     with TrialWeights(projections, change_of).in_place():
         yield
 
 
 class TrialWeights:
-    """Sparse weights that are made once and put in place many times, at no cost.
+    """Sparse weights that are made once and can be put in place many times.
 
     Args:
-        projections (`Sequence[Projection]`): whose weights are replaced; the original tensors are put back.
-        change_of: projection -> the change of its weight; called for one at a time, so that only one exists.
+        projections (`Sequence[Projection]`): their weights are replaced, and restored afterwards.
+        change_of: projection -> change of its weight. Called for one projection at a time, to save memory.
 
     Attributes:
         tensors (`dict[Parameter, Tensor]`): parameter -> its replacement, in its own layout.
@@ -263,7 +263,7 @@ class TrialWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the projections compute with them while the context lasts."""
+        """Let the projections compute with these weights while the context lasts."""
         originals = [(parameter, parameter.data) for parameter in self.tensors]
         try:
             for parameter, trial in self.tensors.items():

@@ -1,7 +1,7 @@
-"""The features that each row of a projection feeds: the row step spreads sparsity by them.
+"""The features that each row of a projection feeds, by which the row step allocates sparsity.
 
-Each role of `architectures.FEEDS` whose rows do not feed features one to one has a function. All sizes except the
-number of heads follow from two shapes: of the projection, and of the projection that reads its output.
+Each role of `architectures.FEEDS` whose rows do not feed features one to one has a function. All sizes but the number of
+heads follow from the shapes of the projection and of the projection that reads its output.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,26 +12,26 @@ import torch
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows of one part of a projection (the q of a fused qkv, say) and the features that each of them feeds.
+    """Rows of one kind in a projection, such as q in a fused qkv, and the features that each of them feeds.
 
     Args:
         rows (`Tensor` of int64, shape (n,)): row indices in the projection's weight.
         features (`Tensor` of int64, shape (n, served), or (1, served) if all rows feed the same):
-            for every row, the features that it feeds; served is 0 for rows that feed none.
+            The features that every row feeds. `served` is 0 for rows that feed none.
     """
 
     rows: torch.Tensor
     features: torch.Tensor
 
     def values(self, place: torch.Tensor) -> torch.Tensor:
-        """Return the value of every row, shape (n,): the mean of `place`, shape (in,), over the features that the row feeds."""
+        """Return for every row, shape (n,), the mean of `place`, shape (in,), over the features that the row feeds."""
         if self.features.shape[1] == 0:
             return place.new_zeros(len(self.rows))
         return place[self.features.to(place.device)].mean(dim=1).expand(len(self.rows))
 
 
 def row_groups(role: str, out_features: int, fed_features: int, config) -> list[RowGroup]:
-    """Split a projection's rows into parts, with the features that every row feeds.
+    """Group a projection's rows by kind, with the features that every row feeds.
 
     Args:
         role (`str`): the projection's role, a key of `architectures.FEEDS`.
@@ -40,7 +40,7 @@ def row_groups(role: str, out_features: int, fed_features: int, config) -> list[
         config: the text model's config.
 
     Returns:
-        `list[RowGroup]`: one for each part. A row of k or v serves all query heads of its group.
+        `list[RowGroup]`: a row of k or v serves all query heads of its group.
 
     Raises:
         `ValueError`: the shapes do not fit each other.
@@ -79,18 +79,18 @@ def _group(rows: torch.Tensor, features: torch.Tensor) -> RowGroup:
 
 
 def _low_rank(rows: int, fed: int, config) -> list[RowGroup]:
-    """Return the groups of the latent vector, and of the keys' rotary part, which skips the vector's reader."""
+    """Return the latent vector's rows, and the keys' rotary rows, which the vector's reader does not read."""
     latent = RowGroup(torch.arange(fed), torch.arange(fed)[:, None])
     rotary = RowGroup(torch.arange(fed, rows), torch.empty(1, 0, dtype=torch.int64))
     return [latent, rotary] if rows > fed else [latent]
 
 
 def _mixer(rows: int, fed: int, config) -> list[RowGroup]:
-    """Return gate and values, in either order, then rows for the whole state: input, output, time steps."""
+    """Return gate and values, in either order, then the rows that steer the whole state."""
     everything = torch.arange(fed)
-    parts = [_group(everything + part * fed, everything) for part in range(2)]
+    groups = [_group(everything + start, everything) for start in (0, fed)]
     steering = RowGroup(torch.arange(2 * fed, rows), everything[None])
-    return [*parts, steering] if rows > 2 * fed else parts
+    return [*groups, steering] if rows > 2 * fed else groups
 
 
 def _heads(fed: int, config) -> torch.Tensor:
@@ -117,8 +117,8 @@ def _query(rows: int, fed: int, config) -> list[RowGroup]:
 
 def _gated_query(rows: int, fed: int, config) -> list[RowGroup]:
     heads = _heads(fed, config)
-    parts = torch.arange(rows).view(len(heads), 2, -1)
-    return [_per_head(parts[:, part], heads) for part in range(2)]
+    by_head = torch.arange(rows).view(len(heads), 2, -1)
+    return [_per_head(by_head[:, 0], heads), _per_head(by_head[:, 1], heads)]
 
 
 def _key_or_value(rows: int, fed: int, config) -> list[RowGroup]:
@@ -145,9 +145,9 @@ def _interleaved(rows: int, fed: int, config) -> list[RowGroup]:
     return [_group(groups[:, :-2], heads), _group(groups[:, -2], served), _group(groups[:, -1], served)]
 
 
-def _one_to_one_in(parts: Iterable[torch.Tensor]) -> list[RowGroup]:
-    """Return the groups of parts, each with a row for every feature."""
-    return [_group(part, torch.arange(part.numel())) for part in parts]
+def _one_to_one_in(kinds: Iterable[torch.Tensor]) -> list[RowGroup]:
+    """Return a group for each kind of rows that has a row for every feature."""
+    return [_group(rows, torch.arange(rows.numel())) for rows in kinds]
 
 
 def _key_and_value(rows: int, fed: int, config) -> list[RowGroup]:

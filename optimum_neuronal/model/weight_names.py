@@ -1,4 +1,4 @@
-"""Names of the projections' weights in a checkpoint's files, and the projection of each stored weight."""
+"""Names of projections' weights in a checkpoint's files, and the projection of each stored weight."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,11 +12,9 @@ from .projections import Block, Decoder, Projection
 
 
 def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str]]:
-    """Return the names of every kind of projection's weights in a checkpoint's files.
+    """Return kind of projection, see [`kind_of`] -> names of its weights in a checkpoint's files, `*` for every number.
 
-    Returns:
-        `dict[str, list[str]]`: kind, see [`kind_of`] -> names with `*` for every number. They differ from the model's
-            where transformers converts weights when it saves: experts one by one, gate and up apart.
+    They differ from the model's where transformers converts weights when it saves, as it does with many experts.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, list[str]] = {}
@@ -30,11 +28,7 @@ def stored_names(model: PreTrainedModel, decoder: Decoder) -> dict[str, list[str
 
 
 def token_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return embeddings and head by their names in a checkpoint's files, in their order; tied ones once.
-
-    Args:
-        model (`PreTrainedModel`): weights may be on the meta device. One without a head has its embeddings alone.
-    """
+    """Return embeddings and head, if any, by their names in a checkpoint's files. Tied ones come once."""
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     found = {
         id(weight) for module in modules if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter)
@@ -44,7 +38,7 @@ def token_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def every_projection(decoder: Decoder) -> Iterator[tuple[Block, Projection]]:
-    """Yield all projections with their blocks, pruned or not."""
+    """Yield all projections with their blocks, whether pruned or not."""
     for block in decoder.blocks:
         for projection in block.projections.values():
             yield block, projection
@@ -72,7 +66,6 @@ def _numbers(name: str) -> list[str]:
 
 
 def _fill(name: str, numbers: Iterable[str]) -> str:
-    """Put numbers in the place of stars."""
     rest = iter(numbers)
     return ".".join(next(rest, part) if part == "*" else part for part in name.split("."))
 
@@ -84,7 +77,7 @@ class StoredProjection:
     Args:
         block (`str`): full name of its block.
         kind (`str`): see [`kind_of`].
-        left_out (`frozenset[str]`): of a weight of shape (experts, ., .), numbers of the experts that were not pruned.
+        left_out (`frozenset[str]`): numbers of the experts in a stacked weight that were not pruned.
         transposed (`bool`): True if the model's parameter has the layout (in, out).
     """
 
@@ -95,12 +88,12 @@ class StoredProjection:
 
 
 class PrunedWeights:
-    """The pruned weights of a checkpoint, by its `sparsity_config` alone.
+    """The pruned weights of a checkpoint, by its `sparsity_config`.
 
     Args:
         sparsity_config (`Mapping`): from [`read_sparsity_config`].
-        names (`Iterable[str]`): of all weights of the checkpoint. Their first parts may differ from the sparsity_config's,
-            for example if a model was saved again without its head.
+        names (`Iterable[str]`): of all weights of the checkpoint. Their prefixes may differ from the sparsity_config's, for
+            example if a model was saved again without its head.
     """
 
     def __init__(self, sparsity_config: Mapping[str, Any], names: Iterable[str]):
@@ -119,16 +112,15 @@ class PrunedWeights:
         self._block = with_stars(next(iter(self.blocks), ""))
 
     def _find_shift(self, names: set[str]) -> int:
-        """Return how many leading parts the checkpoint's names have more than the sparsity_config's."""
+        """Return how many more components the checkpoint's names start with than the sparsity_config's."""
         shifts = (0, -1, 1, 2, 3)
         return next((shift for shift in shifts if any(self._known(name, shift) for name in names)), 0)
 
     def _known(self, name: str, shift: int) -> str | None:
-        """Return the kind of a name with stars."""
         return self._kinds_of_tails.get(name) if shift < 0 else self._kinds.get(".".join(name.split(".")[shift:]))
 
     def find(self, name: str) -> StoredProjection | None:
-        """Return the pruned projection of a stored weight, None if there is none."""
+        """Return the pruned projection of a stored weight, if it is one."""
         kind = self._known(with_stars(name), self._shift)
         if kind is None:
             return None
@@ -144,7 +136,7 @@ class PrunedWeights:
 
 
 def _by_number(names: Iterable[str]) -> dict[str, set[str]]:
-    """Return name with `*` for one of its numbers -> all numbers at this place."""
+    """Return name with `*` for one of its numbers -> all numbers in this position."""
     found: dict[str, set[str]] = {}
     for name in names:
         parts = name.split(".")

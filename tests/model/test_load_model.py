@@ -42,18 +42,6 @@ def test_a_streamed_model_is_pruned_and_saved_like_any_other(family, ids, tmp_pa
     assert all(torch.equal(value, results["whole"][key]) for key, value in results["streamed"].items())
 
 
-def test_shards_stay_small(ids, tmp_path, monkeypatch):
-    monkeypatch.setattr("optimum_neuronal.checkpoint.save_pretrained.OFFLOADED_SHARD", 1)  # hence a block of 40 kB
-    make_model("llama").save_pretrained(tmp_path / "dense")
-    config = NeuronALConfig(0.7, saliency="magnitude", topup="uniform")
-    pruner = NeuronALPruner.from_pretrained(tmp_path / "dense", config=config, stream_to=tmp_path / "r", device=CPU)
-    model = pruner.quantize(tmp_path / "sparse")
-    shards = list((tmp_path / "sparse").glob("model-*.safetensors"))
-    assert len(shards) > 1 and all(shard.stat().st_size < 60_000 for shard in shards)
-    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "sparse")
-    assert torch.equal(reloaded(ids).logits, model(ids).logits)
-
-
 def test_on_an_accelerator_only_the_blocks_stay_on_disk():
     device = torch.device("cuda", 0)
     for family, blocks in (
@@ -67,23 +55,6 @@ def test_on_an_accelerator_only_the_blocks_stay_on_disk():
         for name, _ in model.named_parameters():
             holders = [module for module in placed if name.startswith(module + ".")]
             assert len(holders) == 1, name
-
-
-def test_the_dtype_is_the_checkpoints_or_the_users(tmp_path):
-    make_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
-    for dtype, expected in (("auto", torch.bfloat16), (torch.float32, torch.float32)):
-        model = load_streamed(tmp_path, CPU, tmp_path / "r", dtype=dtype)
-        assert model.model.layers[0]._hf_hook is not None
-        assert model.model.layers[0].mlp.up_proj._hf_hook.weights_map["weight"].dtype == expected
-
-
-def test_a_skeleton_has_shapes_and_dtypes_and_no_weights(tmp_path):
-    model = make_model("llama").to(torch.bfloat16)
-    model.config.save_pretrained(tmp_path)  # no file with weights
-    skeleton = load_skeleton(tmp_path)
-    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
-    assert {name: parameter.shape for name, parameter in skeleton.named_parameters()} == expected
-    assert all(parameter.is_meta for parameter in skeleton.parameters())
 
 
 def test_a_skeletons_dtype_is_the_configs_or_the_users(tmp_path):
@@ -100,12 +71,6 @@ def test_a_skeletons_dtype_is_the_configs_or_the_users(tmp_path):
     for dtype in ("int8", torch.int8, "half a byte"):
         with pytest.raises(ValueError, match="expected 'auto', 'float32', 'bfloat16' or 'float16'"):
             load_skeleton(tmp_path, dtype)
-
-
-def test_on_a_cpu_no_skeleton_is_needed(tmp_path, monkeypatch):
-    make_model("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr("optimum_neuronal.model.load_model.load_skeleton", None)
-    assert load_streamed(tmp_path, CPU, tmp_path / "r").hf_device_map == {"": "disk"}
 
 
 def test_an_accelerators_device_map_comes_from_the_skeleton(tmp_path, monkeypatch):
@@ -135,13 +100,6 @@ def test_the_class_that_the_config_names():
         assert code.of("a/b", ", dtype=1") == f'{loader}.from_pretrained("a/b", dtype=1)'
 
 
-def test_language_models_as_ever():
-    for architectures in (["LlamaForCausalLM"], None, [], ["LLaMAForCausalLM"], ["GPT2LMHeadModel"]):
-        config = transformers.LlamaConfig(architectures=architectures)
-        assert find_loader(config) is transformers.AutoModelForCausalLM
-    assert loading_code(make_model("gemma3_text")).pipeline_tag == "text-generation"
-
-
 def test_what_is_no_class_of_the_config_is_refused():
     for name in ("LlamaForRewardModel", "BertModel", "AutoModel", "pipelines", "os", "../x", "LlamaConfig"):
         with pytest.raises(
@@ -168,25 +126,6 @@ def test_code_that_comes_with_a_model_needs_trust():
     config.auto_map = {"os": "own.OwnReward"}
     with pytest.raises(ValueError, match="transformers has no such model"):
         find_loader(config, trust_remote_code=True)
-
-
-def test_a_registered_class():
-    class OwnConfig(transformers.PreTrainedConfig):
-        model_type = "own"
-
-    class OwnModel(transformers.PreTrainedModel):
-        config_class = OwnConfig
-
-    transformers.AutoModelForSequenceClassification.register(OwnConfig, OwnModel)
-    config = OwnConfig(architectures=["OwnModel"])
-    assert find_loader(config) is transformers.AutoModelForSequenceClassification
-
-
-def test_a_class_of_the_callers_own_is_said_to_be_a_language_model():
-    class Mine(type(make_model("llama"))):
-        pass
-
-    assert loading_code(Mine(make_model("llama").config)).of("x") == 'AutoModelForCausalLM.from_pretrained("x")'
 
 
 def test_a_directory_without_a_config_is_no_model(tmp_path):

@@ -100,7 +100,7 @@ class TestDecoder:
     def test_rows_that_nothing_reads(self):
         lonely = block(ATTENTION[0])
         with pytest.raises(
-            ValueError, match="b.attn has no projection that reads what b.attn.q writes.*steps='block'"
+            ValueError, match="b.attn has no projection of role 'output', .* b.attn.q writes.*steps='block'"
         ):
             decoder(lonely).place_fed_by(lonely, ATTENTION[0])
 
