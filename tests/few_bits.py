@@ -8,10 +8,10 @@ from packed_models import make_zeroed
 
 from optimum_neuronal import sparsify
 from optimum_neuronal.model.find_blocks import find_decoder
-from optimum_neuronal.model.packed_modules import packed_modules
+from optimum_neuronal.packed.packed_module import packed_modules
 from optimum_neuronal.model.weight_names import token_weights
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
-from optimum_neuronal.packed.sparsify import put_quantized
+from optimum_neuronal.pruning.packing import put_quantized
 
 
 BITS = (2, 3, 4, 8)
@@ -35,7 +35,7 @@ def _made(family, sparse, dtype, overrides):
     decoder, weights = find_decoder(model), {}
     for number, (name, projection) in enumerate(decoder.projections.items()):
         if not sparse or not name.startswith(decoder.blocks[0].name + "."):
-            weights[name] = _quantised(projection, BITS[number % 4])
+            weights[name] = _quantized(projection, BITS[number % 4])
     head = {name: QuantizedWeight.nearest(weight) for name, weight in token_weights(model).items()}
     put_quantized(model, decoder, weights, head)
     if sparse:
@@ -43,7 +43,7 @@ def _made(family, sparse, dtype, overrides):
     return model.eval()
 
 
-def _quantised(projection, bits: int) -> QuantizedWeight:
+def _quantized(projection, bits: int) -> QuantizedWeight:
     weight = projection.weight.contiguous()
     if projection.expert is not None:
         return QuantizedWeight.nearest(weight, 3)

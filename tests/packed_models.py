@@ -1,7 +1,12 @@
-"""Sparse tiny models to pack: pruned by nobody's rules, so that what is told of them is told by their zeros alone."""
+"""Tiny models with random zeros, and packed ones."""
 
 import torch
 from conftest import make_model
+
+from optimum_neuronal import sparsify
+from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.replacing import keeps_transposed, packable_parameter, packable_paths, put_packed
+from optimum_neuronal.packed.sparsify import finish_packing, pack_head
 
 
 DENSE = ("embed", "wte", "wpe", "lm_head", "router", "gate.weight", "norm")
@@ -38,3 +43,16 @@ def logits(model, ids) -> torch.Tensor:
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, relative=1e-5) -> None:
     assert (found - expected).abs().max() <= relative * expected.abs().max()
+
+
+def pack(model, bits=None, embedding_bits=None):
+    """Pack a model in place as `sparsify` does; with `bits` round its linear layers and experts to so many instead."""
+    if bits is None:
+        return sparsify(model, embedding_bits=embedding_bits)
+    head = model.get_output_embeddings()
+    for path in [p for name, m in model.named_modules() if m is not head for p in packable_paths(m, name)]:
+        weight = packable_parameter(model, path).detach()
+        dense = weight.mT if keeps_transposed(model, path) else weight
+        put_packed(model, path, QuantizedWeight.nearest(dense.reshape(-1, dense.shape[-1]), bits))
+    finish_packing(model, pack_head(model) if embedding_bits else None)
+    return model

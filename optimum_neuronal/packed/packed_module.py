@@ -44,14 +44,19 @@ class PackedModule(nn.Module):
             self.register_buffer(STORED + name, getattr(matrix, name), persistent=False)
         self.register_buffer("like", torch.empty(0, dtype=matrix.dtype, device=matrix.device), persistent=False)
         self._checked: tuple[list[torch.Tensor], PackedMatrix] | None = None
+        if not self.like.is_meta:
+            self.check()
 
     @property
     def matrix(self) -> PackedMatrix:
         """The matrix, which shares the buffers. They are checked first if they were replaced."""
         seen = self._checked
-        if seen is None or not all(map(operator.is_, map(self._buffers.get, self.stored_names), seen[0])):
+        if seen is None or not all(map(operator.is_, self._parts(), seen[0])):
             return self.check()
         return seen[1]
+
+    def _parts(self) -> list[torch.Tensor]:
+        return [*map(self._buffers.get, self.stored_names), self._buffers["like"]]
 
     @torch.compiler.disable
     def check(self) -> PackedMatrix:
@@ -71,7 +76,7 @@ class PackedModule(nn.Module):
             raise ValueError(f"A packed weight cannot be used: {error}. Load the model again.") from error
         for name in matrix.derived:
             self._buffers[STORED + name] = getattr(matrix, name)
-        self.__dict__["_checked"] = list(tensors.values()), matrix
+        self.__dict__["_checked"] = self._parts(), matrix
         return matrix
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -149,7 +154,7 @@ class PackedModule(nn.Module):
     def dense(self) -> torch.Tensor:
         """Return the dense parameter, bit-equal, in its own layout."""
         dense = unpack(self.matrix).view(swapped(self.dense_shape, self.transposed))
-        return dense.mT.contiguous() if self.transposed else dense
+        return dense.mT.clone(memory_format=torch.contiguous_format) if self.transposed else dense
 
     def describe(self) -> dict[str, Any]:
         """Return what a file says of this weight: format, dense shape, dtype, and `transposed` if it is."""

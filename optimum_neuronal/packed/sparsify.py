@@ -192,8 +192,9 @@ def _pack_module(model: PreTrainedModel, name: str, shared: Counter) -> str | No
     module = model.get_submodule(name)
     paths = packable_paths(module, name)
     weights = {path: packable_parameter(model, path) for path in paths}
-    if not paths and isinstance(module, nn.Linear):
-        weights = {name: module.weight}
+    if not paths and not isinstance(module, nn.Conv1d):
+        least = 2 if isinstance(module, nn.Linear) else 3
+        weights = {key: weight for key, weight in module.named_parameters(recurse=False) if weight.ndim >= least}
     if all(count_kept(weight) > (1 - NOTABLE) * weight.numel() for weight in weights.values()):
         return None
     if not paths:

@@ -38,7 +38,7 @@ def make_weight(out, columns, dtype, density, seed=0) -> torch.Tensor:
 
 def parts(weight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows = SparseWeight.pack(weight)
-    return rows.bits, rows.values, rows.offsets
+    return rows.mask, rows.values, rows.offsets
 
 
 @FUZZ
@@ -172,9 +172,9 @@ from optimum_neuronal.packed.formats.sparse import SparseWeight
 torch.set_num_threads(2)
 rows = SparseWeight.pack(torch.eye(600, 640))
 x, kernel = torch.randn(2, 640), find_kernel()
-before = kernel.linear(x, rows.bits, rows.values, rows.offsets, None)
+before = kernel.linear(x, rows.mask, rows.values, rows.offsets, None)
 if os.fork() == 0:
-    os._exit(0 if torch.equal(kernel.linear(x, rows.bits, rows.values, rows.offsets, None), before) else 1)
+    os._exit(0 if torch.equal(kernel.linear(x, rows.mask, rows.values, rows.offsets, None), before) else 1)
 sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 

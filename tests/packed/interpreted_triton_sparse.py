@@ -116,7 +116,7 @@ def test_rows_of_a_larger_weight():
 def test_bits_that_lie_askew():
     weight = finite((5, 70), torch.float32)
     packed = SparseWeight.pack(weight)
-    askew = torch.empty(packed.bits.numel() + 1, dtype=torch.uint8)[1:].view(packed.bits.shape).copy_(packed.bits)
+    askew = torch.empty(packed.mask.numel() + 1, dtype=torch.uint8)[1:].view(packed.mask.shape).copy_(packed.mask)
     assert askew.data_ptr() % 4 and torch.equal(accelerator.unpack(replace(packed, bits=askew)), weight)
 
 

@@ -1,23 +1,28 @@
+import copy
+
 import pytest
 import torch
 from conftest import make_model
 from packed_models import assert_close, assert_same_state, logits, make_zeroed
 
 from optimum_neuronal import densify, sparsify
+from optimum_neuronal.compat import hf_private
 from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.packed.packed_experts import FUNCTION, PackedStack
+from optimum_neuronal.packed.packed_module import allow_gradients
+from optimum_neuronal.packed.replacing import take_packed
 
 
-MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe", "nemotron_h", "afmoe", "jamba")
+FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe", "nemotron_h", "afmoe", "jamba")
 
 
 def stacks(model):
     return [module for module in model.modules() if isinstance(module, PackedStack)]
 
 
-def test_mixtures(ids):
+def test_families(ids):
     """Gated and not, transposed, with biases, norms and shared experts: close to what the family computes by itself."""
-    for family in MIXTURES:
+    for family in FAMILIES:
         model = make_zeroed(family)
         state, expected, function = model.state_dict(), logits(model, ids), model.config._experts_implementation
         state = {name: value.clone() for name, value in state.items()}
@@ -53,7 +58,7 @@ def test_an_expert_that_nobody_has():
     assert not output[2].any()
 
 
-def test_a_mixture_that_is_dense_among_packed_ones(ids):
+def test_a_dense_layer_among_packed_ones(ids):
     model = make_zeroed("mixtral")
     experts = model.model.layers[1].mlp.experts
     experts.down_proj.data.normal_(std=0.1)
@@ -79,22 +84,35 @@ def test_other_functions(ids):
     logits(model, ids)
 
 
-def test_gradients(ids):
-    model = sparsify(make_zeroed("qwen3_moe"))
-    with pytest.raises(RuntimeError, match="compute no gradients"):
-        model(input_ids=ids, labels=ids).loss.backward()
-    with pytest.raises(RuntimeError, match=r"to train it, call optimum_neuronal.densify\(model\) first"):
-        model.train()(input_ids=ids)
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_a_backward_raises(family, ids):
+    model = sparsify(make_zeroed(family))
+    with pytest.raises(RuntimeError, match="cannot be trained"):
+        model(input_ids=ids).logits.sum().backward()
 
 
-def test_biases_that_ask_for_gradients(ids):
-    """They reach the second weight's inputs where autograd is on: computed with, and refused by a backward."""
-    model = sparsify(make_zeroed("gpt_oss"))
-    expected = logits(model, ids)
-    found = model(input_ids=ids).logits
-    assert torch.equal(found, expected)
-    with pytest.raises(RuntimeError, match="compute no gradients"):
-        found.sum().backward()
+def test_gradients_for_adapters(ids):
+    """Through routed experts, as the family computes them."""
+    dense = make_zeroed("mixtral")
+    packed = sparsify(copy.deepcopy(dense))
+    allow_gradients(packed)
+    found = []
+    for model in (dense, packed):
+        x = dense.model.embed_tokens(ids).detach().requires_grad_()
+        found.append(torch.autograd.grad(model(inputs_embeds=x).logits.square().mean(), x)[0])
+    assert_close(*found, 1e-4)
+
+
+def test_one_packed_weight_beside_a_dense_one(ids):
+    """As in a checkpoint of which only one is smaller packed."""
+    for family in ("mixtral", "gpt_oss"):
+        model = make_zeroed(family)
+        expected = logits(model, ids)
+        sparsify(model)
+        for name in [n for n, m in model.named_modules() if isinstance(m, PackedStack)][::2]:
+            take_packed(model, name)
+            hf_private.set_experts_function(model.get_submodule(name.rpartition(".")[0]), FUNCTION)
+        assert_close(logits(model, ids), expected)
 
 
 def test_llama4_is_left_dense_and_named(ids):

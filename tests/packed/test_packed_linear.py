@@ -32,79 +32,68 @@ def test_computes_what_the_layer_did_and_gives_it_back(rows, columns, sparsity, 
     assert (packed(x).float() - expected).abs().max() <= (2e-5 if dtype == torch.float32 else 5e-2) * (
         1 + expected.abs().max()
     )
-    again, linear = packed.to_linear(), linear.to(dtype)
+    again, linear = packed.to_dense_module(), linear.to(dtype)
     assert type(again) is type(linear)
     assert torch.equal(again.weight.view(torch.uint8), linear.weight.view(torch.uint8))
     assert (again.bias is None) == (linear.bias is None) and (bias is False or torch.equal(again.bias, linear.bias))
 
 
-def test_bits_that_are_no_numbers_come_back():
+def test_every_bit_comes_back():
     linear = sparse_linear()
     linear.weight.data[0, :4] = torch.tensor([-0.0, float("nan"), 1e-45, -float("inf")])
-    again = PackedLinear.from_linear(linear).to_linear()
+    again = PackedLinear.from_linear(linear).to_dense_module()
     assert torch.equal(again.weight.view(torch.uint8), linear.weight.view(torch.uint8))
 
 
-def test_what_it_tells_of_itself():
+def test_facts():
     packed = PackedLinear.from_linear(sparse_linear(64, 128, sparsity=0.75))
     assert (packed.in_features, packed.out_features) == (128, 64)
     assert packed.sparsity == pytest.approx(0.75, abs=0.02) and packed.dense_bytes == 64 * 128 * 4
-    assert packed.packed_bytes == sum(b.nbytes for name, b in packed.named_buffers() if name != "bias")
+    assert list(packed.state_dict()) == ["packed_mask", "packed_values", "bias"], "as in a file"
+    assert packed.describe() == {"format": "sparse", "shape": [64, 128], "dtype": "float32"}
     assert "in_features=128, out_features=64, bias=True, sparsity=0.7" in repr(packed) and "of 32,768" in repr(packed)
     assert not list(packed.parameters()), "nothing for an optimizer"
+    conv = PackedLinear.from_linear(sparse_linear(conv=True))
+    assert conv.weight.shape == (100, 37) and conv.describe()["transposed"]
 
 
 def test_only_values_are_converted():
     linear = sparse_linear()
     packed = PackedLinear.from_linear(linear).half()
-    assert (packed.bits.dtype, packed.offsets.dtype) == (torch.uint8, torch.int64)
-    assert packed.values.dtype == packed.bias.dtype == packed.weight.dtype == torch.float16
-    assert torch.equal(packed.to_linear().weight, linear.half().weight)
-    with pytest.raises(TypeError, match="cannot be torch.float64"):
-        packed.double()
-    assert packed.values.dtype == torch.float16, "as it was"
-    assert PackedLinear.from_linear(linear).to("meta").weight.is_meta
+    assert packed.packed_mask.dtype == torch.uint8
+    assert packed.packed_values.dtype == packed.bias.dtype == packed.weight.dtype == torch.float16
+    assert torch.equal(packed.to_dense_module().weight, linear.half().weight)
     packed, x = packed.bfloat16(), torch.randn(2, 100)
     assert packed(x).dtype == torch.bfloat16 and torch.equal(packed(x), packed(x.bfloat16()))
     with torch.autocast("cpu", torch.float16):
         assert packed(x).dtype == torch.float16
+    with pytest.raises(ValueError, match=r"its dtype is torch.float64: expected one of torch.bfloat16"):
+        packed.double()(x)
 
 
-def test_a_dense_state_is_refused():
-    packed = PackedLinear.from_linear(sparse_linear())
-    with pytest.raises(
-        RuntimeError, match=r"weight is dense, but the model's is packed: call optimum_neuronal.densify"
-    ):
-        packed.load_state_dict(sparse_linear().state_dict())
-
-
-def test_training_is_refused():
-    packed, x = PackedLinear.from_linear(sparse_linear()), torch.randn(2, 100, requires_grad=True)
-    output = packed(x)  # evaluation mode: may be looked at
-    assert output.requires_grad
-    with pytest.raises(RuntimeError, match=r"no gradients: to train it, call optimum_neuronal.densify\(model\) first"):
-        output.sum().backward()
-    with pytest.raises(RuntimeError, match=r"densify\(model\) first"):
-        packed.train()(x)
-    packed(x.detach()), torch.no_grad()(packed)(x)  # dropout aside, these only compute
-
-
-def test_compiled_before_anything_was_computed(monkeypatch):
-    """A graph must not look for formats in files: in a new process nobody has looked for them yet."""
-    packed = PackedLinear.from_linear(sparse_linear())
-    monkeypatch.setattr(FORMATS, "_discovered", False)
-    compiled = torch.compile(packed, fullgraph=True, backend="eager")
-    x = torch.randn(2, 100)
-    assert torch.equal(compiled(x), packed(x))
-
-
-def test_compiled():
+def test_compiled(monkeypatch):
+    """In a new process formats are not imported yet, and a graph must not import them."""
     packed, x = PackedLinear.from_linear(sparse_linear()), torch.randn(2, 100)
+    monkeypatch.setattr(FORMATS, "_discovered", False)
     compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), packed(x))
     output = compiled(x.requires_grad_())
-    with pytest.raises(RuntimeError, match="compute no gradients"):
+    with pytest.raises(RuntimeError, match="cannot be trained"):
         output.sum().backward()
+
+
+def test_gradients_flow_only_for_adapters():
+    """Otherwise the other weights would be trained beside packed ones that silently stay as they are."""
+    linear, x = sparse_linear(), torch.randn(2, 100, requires_grad=True)
+    packed = PackedLinear.from_linear(linear)
+    output = packed(x)  # may be looked at
+    with pytest.raises(RuntimeError, match=r"to train them, call optimum_neuronal.densify\(model\) first"):
+        output.sum().backward()
+    packed.passes_gradients = True
+    for module in (packed, torch.compile(packed, fullgraph=True, backend="aot_eager")):
+        (found,) = torch.autograd.grad(module(x).square().sum(), x)
+        (expected,) = torch.autograd.grad(linear(x).square().sum(), x)
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_hooks_and_mode_go_along():
@@ -113,29 +102,7 @@ def test_hooks_and_mode_go_along():
     packed = PackedLinear.from_linear(linear)
     assert packed.training
     packed(torch.randn(1, 100))
-    packed.to_linear()(torch.randn(1, 100))
+    packed.to_dense_module()(torch.randn(1, 100))
     handle.remove()
     packed(torch.randn(1, 100))
     assert seen == [PackedLinear, nn.Linear]
-
-
-def test_the_weight_is_facts():
-    weight = PackedLinear.from_linear(sparse_linear(conv=True)).weight
-    assert weight.shape == (100, 37) and weight.ndim == weight.dim() == 2 and weight.size(0) == 100
-    assert weight.numel() == 3700 and weight.device == torch.device("cpu") and weight.is_floating_point()
-    for work in (
-        lambda: nn.functional.linear(torch.randn(1, 100), weight),
-        lambda: weight[0],
-        lambda: torch.equal(weight, weight),
-    ):
-        with pytest.raises(TypeError, match="[aA] packed weight.*densify"):
-            work()
-    with pytest.raises(AttributeError, match="has no 'data': call optimum_neuronal.densify"):
-        _ = weight.data
-
-
-def test_what_it_is_made_of():
-    with pytest.raises(TypeError, match="nn.Linear or a Conv1D, not a Embedding"):
-        PackedLinear.from_linear(nn.Embedding(3, 4))
-    with pytest.raises(ValueError, match="float64"):
-        PackedLinear.from_linear(nn.Linear(3, 4).double())

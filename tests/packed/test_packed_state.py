@@ -1,175 +1,148 @@
-"""What packed modules hold after their buffers were loaded, set or emptied: checked parts, or an error."""
+"""What packed modules hold after their buffers were loaded or replaced: checked tensors, or an error."""
 
 import copy
 import dataclasses
+import pickle
 
 import pytest
 import torch
-from several_processes import in_processes
-from torch import distributed, nn
-from torch.autograd import forward_ad
-from torch.nn.parallel import DistributedDataParallel
-from transformers import LlamaConfig, LlamaForCausalLM
+from packed_models import logits, make_zeroed, pack
+from torch import nn
 
-from optimum_neuronal import densify, evaluate_perplexity, sparsify
 from optimum_neuronal.packed.formats.quantized import QuantizedWeight
+from optimum_neuronal.packed.formats.sparse import SparseWeight
 from optimum_neuronal.packed.packed_embedding import PackedEmbedding
 from optimum_neuronal.packed.packed_linear import PackedLinear
-from optimum_neuronal.packed.packing import pack_weight
+from optimum_neuronal.packed.packed_module import packed_modules
+from optimum_neuronal.packed.replacing import PackedHeader, put_empty
 
 
 def sparse(rows=8, columns=192):
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).bfloat16()
-    weight[weight.abs() < 0.8] = 0
-    return weight
+    return weight.masked_fill(weight.abs() < 0.8, 0)
 
 
 def modules():
-    linear = nn.Linear(192, 8, bias=False).bfloat16().requires_grad_(False)
-    linear.weight.copy_(sparse())
-    yield PackedLinear.from_linear(linear).eval()
-    yield PackedLinear(with_steps()).eval()
+    plain = QuantizedWeight.nearest(sparse(), 3)
+    yield PackedLinear(SparseWeight.pack(sparse())).eval()
+    yield PackedLinear(dataclasses.replace(plain, steps=torch.linspace(0.5, 1, 192).bfloat16())).eval()
     yield PackedEmbedding(QuantizedWeight.nearest(sparse()), nn.Embedding(8, 192)).eval()
 
 
-def with_steps(bits=3):
-    plain = QuantizedWeight.nearest(sparse(), bits)
-    return dataclasses.replace(plain, steps=torch.linspace(0.5, 1, 192).bfloat16())
-
-
-@pytest.fixture(params=range(3), ids=["sparse", "quantised", "embeddings"])
+@pytest.fixture(params=range(3), ids=["sparse", "quantized", "embeddings"])
 def module(request):
     return list(modules())[request.param]
 
 
 def compute(module):
-    if isinstance(module, PackedEmbedding):
-        return module(torch.arange(8))
-    return module(torch.ones(2, 192, dtype=torch.bfloat16))
+    x = torch.arange(8) if isinstance(module, PackedEmbedding) else torch.ones(2, 192, dtype=torch.bfloat16)
+    return module(x)
 
 
-def damages(module):
-    """State dicts that do not fit the module, by what is wrong with them."""
-    for name in module.owned:
-        good = dict(module.state_dict())
-        part = good.pop(name)
-        yield f"without {name}", good
-        yield f"{name} as complex numbers", {**good, name: part.to(torch.complex64)}
-        yield f"{name} without dimensions", {**good, name: part.new_zeros(())}
-        if name in ("offsets", "bits"):
-            yield f"{name} with flipped bits", {**good, name: part.index_put((torch.tensor(0),), part[0] ^ 1)}
-        if name == "offsets":
-            yield "offsets far behind", {**good, name: part + 10**9}
-        if len(part) > 3:
-            yield f"three of {name}", {**good, name: part[:3]}
+DAMAGES = {
+    "packed_mask": [lambda t: t ^ 1, lambda t: t[:3], lambda t: t[0, 0], lambda t: t.int(), lambda t: t.mT.contiguous().mT],
+    "packed_values": [lambda t: t[:3], lambda t: t.float(), lambda t: t[None], lambda t: torch.cat([t, t])],
+    "packed_codes": [lambda t: t[:1, :1], lambda t: t.float(), lambda t: t.view(-1)],
+    "packed_scales": [lambda t: t[:3], lambda t: torch.full_like(t, 0xFF), lambda t: t.view(torch.bfloat16)],
+    "packed_steps": [lambda t: t[:2], lambda t: torch.zeros_like(t)],
+}
 
 
-def test_a_refused_state_dict_changes_nothing(module):
-    expected, before = compute(module), copy.deepcopy(module.state_dict())
-    tried = list(damages(module))
-    assert len(tried) >= 8
-    for why, damaged in tried:
-        for assign in (False, True):
-            with pytest.raises(RuntimeError, match="is damaged"):
-                module.load_state_dict(damaged, strict=False, assign=assign)
-            assert all(torch.equal(before[name], part) for name, part in module.state_dict().items()), why
-            assert torch.equal(compute(module), expected), why
-    module.load_state_dict(before, assign=True)
+def test_replaced_buffers_are_checked_before_they_are_used(module):
+    """A kernel reads where masks and shapes tell it to: this is the test that it never sees damaged ones."""
+    expected, tried = compute(module), 0
+    for name in module.stored_names:
+        good = getattr(module, name)
+        for damage in DAMAGES[name]:
+            setattr(module, name, damage(good))
+            with pytest.raises(ValueError, match="A packed weight cannot be used: its"):
+                compute(module)
+            with pytest.raises(ValueError, match="A packed weight cannot be used: its"):
+                module.check()
+            tried += 1
+        setattr(module, name, good.clone())
+        assert torch.equal(compute(module), expected)
+    assert tried >= 6
+
+
+def test_damaged_state_dicts_are_refused(module):
+    """Of the right shapes; torch refuses others."""
+    expected, state = compute(module), copy.deepcopy(module.state_dict())
+    name = "packed_mask" if module.format == "sparse" else "packed_scales"
+    for assign in (False, True):
+        with pytest.raises(RuntimeError, match="A packed weight cannot be used"):
+            module.load_state_dict({**state, name: torch.full_like(state[name], 0xFF)}, assign=assign)
+        with pytest.raises(ValueError, match="A packed weight cannot be used"):
+            compute(module)
+        module.load_state_dict(state, assign=assign)
+        assert torch.equal(compute(module), expected)
+
+
+def test_an_emptied_module_is_checked_again():
+    module = next(modules())
+    expected, state = compute(module), copy.deepcopy(module.state_dict())
+    module.to("meta").to_empty(device="cpu")
+    module.packed_mask.fill_(0xFF)  # what such memory may hold
+    with pytest.raises(ValueError, match="A packed weight cannot be used"):
+        compute(module)
+    module.load_state_dict(state)
     assert torch.equal(compute(module), expected)
 
 
-def test_an_emptied_module_computes_nothing_until_it_is_loaded(module):
-    expected, state = compute(module), copy.deepcopy(module.state_dict())
-    for device in ("cpu", "meta"):
-        module.to("meta") if device == "meta" else None
-        module.to_empty(device="cpu")
-        assert not module.checked
-        if "offsets" in module.owned:
-            module.offsets.fill_(10**9)  # what such memory may hold
-            with pytest.raises(RuntimeError, match=r"load_state_dict\(\)"):
-                compute(module)
-        module.load_state_dict(state)
-        assert module.checked and torch.equal(compute(module), expected)
-    assert module.float().bfloat16().checked, "conversions keep what was checked"
+def headers_of(model) -> dict[str, PackedHeader]:
+    return {
+        name: PackedHeader(
+            m.format, m.dense_shape, m.dtype,
+            {buffer: (getattr(m, buffer).dtype, tuple(getattr(m, buffer).shape)) for buffer in m.stored_names}, m.transposed,
+        )
+        for name, m in packed_modules(model)
+    }  # fmt: skip
 
 
-def test_buffers_that_are_set_are_checked_before_they_are_used():
-    module = next(modules())
-    expected = compute(module)
-    module.values = module.values[:3].clone()
-    with pytest.raises(RuntimeError, match="values, but 3 are stored"):
-        compute(module)
-    module = next(modules())
-    module.values = module.values.clone()
-    assert torch.equal(compute(module), expected) and module.checked
+def on_meta(model):
+    with torch.device("meta"):
+        return type(model)(copy.deepcopy(model.config))
 
 
-def test_forward_mode_derivatives_are_refused(module):
-    if isinstance(module, PackedEmbedding):
-        pytest.skip("its inputs have no derivatives")
-    x = torch.ones(2, 192, dtype=torch.bfloat16)
-    with pytest.raises(RuntimeError, match="compute no gradients"):
-        torch.func.jvp(module, (x,), (x,))
-    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="compute no gradients"):
-        module(forward_ad.make_dual(x, x))
-    assert torch.equal(module(x), compute(module))
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral", "gpt_oss", "gemma3_text"])
+@pytest.mark.parametrize("bits", [{}, {"bits": 4, "embedding_bits": 8}], ids=["sparse", "quantized"])
+def test_an_empty_model_takes_the_state_of_a_packed_one(family, bits, ids):
+    """As transformers loads a packed checkpoint."""
+    dense = make_zeroed(family, num_hidden_layers=2)
+    model = pack(copy.deepcopy(dense), **bits)
+    expected = logits(model, ids)
+    empty = on_meta(dense)
+    put_empty(empty, headers_of(model))
+    assert empty.state_dict().keys() == model.state_dict().keys()
+    assert all(name in empty.state_dict() for m, p in packed_modules(model) for name in (f"{m}.{b}" for b in p.stored_names))
+    for name, buffer in model.named_buffers():  # those that are in no state dict
+        path, _, key = name.rpartition(".")
+        empty.get_submodule(path)._buffers[key] = torch.zeros_like(buffer) if "offsets" in name else buffer.clone()
+    empty.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(logits(empty.eval(), ids), expected)
 
 
-def test_the_length_of_a_packed_weight_is_that_of_the_dense_one():
-    for module in modules():
-        assert len(module.weight) == 8
+@pytest.mark.parametrize("change, message", [
+    ({"format": "sparce"}, "Unknown packed format 'sparce'"),
+    ({"shape": (48, 33)}, r"its shape is \[48, 33\]: expected \[48, 32\], as in the model"),
+    ({"transposed": True}, "'transposed' is True: expected False"),
+    ({"dtype": torch.int8}, "its dtype is torch.int8"),
+    ({"tensors": {}}, "it has no packed_mask"),
+    ({"tensors": {"packed_mask": (torch.uint8, (47, 8)), "packed_values": (torch.float32, (9,))}}, r"its mask have dtype"),
+])  # fmt: skip
+def test_headers_that_do_not_fit(change, message):
+    model, path = make_zeroed(), "model.layers.0.mlp.up_proj"
+    header = headers_of(pack(copy.deepcopy(model)))[path]
+    with pytest.raises(ValueError, match=f"The packed weight of {path} cannot be loaded: .*{message}"):
+        put_empty(on_meta(model), {path: dataclasses.replace(header, **change)})
+    for name, why in (("model.layers.7", "no such module"), ("model.norm", "LlamaRMSNorm has no packed form")):
+        with pytest.raises(ValueError, match=why):
+            put_empty(on_meta(model), {name: header})
 
 
-@pytest.mark.parametrize("shape", [(4, 0), (0, 4)])
-def test_weights_without_rows_or_columns(shape):
-    rows, columns = shape
-    packed = PackedLinear(pack_weight(torch.zeros(shape), False), torch.arange(4.0)[:rows]).eval()
-    assert torch.equal(packed(torch.ones(2, 3, columns)), torch.arange(4.0)[:rows].expand(2, 3, rows))
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_perplexity_with_a_head_in_8_bits(tied):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 64}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": tied}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).eval()
-    ids = torch.randint(0, 64, (2, 16))
-    model = sparsify(model, embedding_bits=8)
-    rounded = evaluate_perplexity(densify(copy.deepcopy(model)), None, ids)
-    assert evaluate_perplexity(model, None, ids) == pytest.approx(rounded, rel=1e-2)
-
-
-def test_other_bits_take_the_place_of_a_weight():
-    source, target = PackedLinear(with_steps(4)).eval(), PackedLinear(with_steps(2)).eval()
-    target.load_state_dict(copy.deepcopy(source.state_dict()))
-    assert torch.equal(target.dense(), source.dense()) and torch.equal(compute(target), compute(source))
-
-
-def test_a_matrix_is_made_once(module):
-    """A call costs no more than it must: the matrix of unchanged buffers is kept, and no copy shares it."""
-    assert module.matrix is module.matrix
-    other = copy.deepcopy(module)
-    assert other.matrix is not module.matrix
-    module.float()
-    assert module.matrix.dtype == torch.float32 and other.matrix.dtype == torch.bfloat16
-
-
-def _broadcast_in_two(rank, count):
-    """The second process holds other weights: DistributedDataParallel gives it those of the first, before each forward too."""
-    for module in modules():
-        expected = compute(module)
-        width = expected.shape[-1]
-        trained = nn.Linear(width, 1).bfloat16()
-        x = torch.arange(8) if isinstance(module, PackedEmbedding) else torch.ones(2, 192, dtype=torch.bfloat16)
-        if rank:
-            getattr(module, "scales" if "scales" in module.owned else "values").zero_()
-        model = DistributedDataParallel(nn.Sequential(module, trained), broadcast_buffers=True)
-        model.train()
-        module.eval()
-        model(x).sum().backward()
-        assert torch.equal(compute(module), expected) and trained.weight.grad is not None
-        distributed.barrier()
-
-
-def test_buffers_are_broadcast_by_distributed_data_parallel(tmp_path):
-    in_processes(2, _broadcast_in_two, tmp_path)
+def test_copies_share_nothing_and_keep_their_matrix(module):
+    assert module.matrix is module.matrix, "made once"
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert other.matrix is not module.matrix and torch.equal(compute(other), compute(module))
+        assert other.float().matrix.dtype == torch.float32
+    assert module.matrix.dtype == torch.bfloat16

@@ -57,4 +57,4 @@ def all_matrices(out, columns, dtype=torch.float32) -> list[PackedMatrix]:
 def error(y, x, weight, bias=None) -> float:
     """Return the largest error relative to the largest magnitude that float64 gives."""
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    return float((y.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30))
+    return float((y.detach().double() - exact.detach()).abs().max() / exact.abs().max().clamp(min=1e-30))

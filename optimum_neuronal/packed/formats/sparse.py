@@ -91,8 +91,6 @@ class SparseWeight(PackedMatrix):
         if "offsets" in headers:
             expected["offsets"] = (torch.int64, (rows + 1,))
         check_tensors(headers, expected, shape)
-        if kept[0] > rows * columns:
-            raise ValueError(f"it has {kept[0]} values: expected at most {rows * columns} for shape {list(shape)}")
 
     def check(self) -> None:
         tensors, rows, columns = self.tensors(), self.row_count, self.shape[-1]
