@@ -1,7 +1,7 @@
 """The final pass: block by block over all calibration sequences, each block behind the pruned ones before it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,7 +15,6 @@ from ..config.methods import Methods
 from ..files.records import Finding
 from ..model.projections import Block, Decoder, Projection, TrialWeights, trial_weights
 from ..packed.change import Change
-from ..packed.formats.packed_matrix import PREFIX
 from ..packed.formats.quantized import QuantizedWeight
 from ..packed.formats.stored_changes import StoredChange, has_parts, of_parts, parts_of
 from ..saliency import Saliency
@@ -104,8 +103,9 @@ class FinalPruning:
         with runner.counted(RUNS * self.refit.epochs * streams[0].sequences):
             fitted = self.refit.fit(block, changes, streams[0], expected, calls)
         for projection in block.pruned:
-            kept = changes[projection.name].mask.to(projection.weight.device)
-            tensors[f"{projection.name}{PREFIX}values"] = fitted[projection.name][kept]
+            name, change = projection.name, changes[projection.name]
+            kept = change.unpack_mask().to(projection.weight.device)
+            tensors |= parts_of(replace(change, values=fitted[name][kept]), projection.weight, name)
         return found, tensors
 
     def prune_block(

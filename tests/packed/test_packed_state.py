@@ -40,7 +40,13 @@ def compute(module):
 
 
 DAMAGES = {
-    "packed_mask": [lambda t: t ^ 1, lambda t: t[:3], lambda t: t[0, 0], lambda t: t.int(), lambda t: t.mT.contiguous().mT],
+    "packed_mask": [
+        lambda t: t ^ 1,
+        lambda t: t[:3],
+        lambda t: t[0, 0],
+        lambda t: t.int(),
+        lambda t: t.mT.contiguous().mT,
+    ],
     "packed_values": [lambda t: t[:3], lambda t: t.float(), lambda t: t[None], lambda t: torch.cat([t, t])],
     "packed_codes": [lambda t: t[:1, :1], lambda t: t.float(), lambda t: t.view(-1)],
     "packed_scales": [lambda t: t[:3], lambda t: torch.full_like(t, 0xFF), lambda t: t.view(torch.bfloat16)],
@@ -114,7 +120,9 @@ def test_an_empty_model_takes_the_state_of_a_packed_one(family, bits, ids):
     empty = on_meta(dense)
     put_empty(empty, headers_of(model))
     assert empty.state_dict().keys() == model.state_dict().keys()
-    assert all(name in empty.state_dict() for m, p in packed_modules(model) for name in (f"{m}.{b}" for b in p.stored_names))
+    assert all(
+        name in empty.state_dict() for m, p in packed_modules(model) for name in (f"{m}.{b}" for b in p.stored_names)
+    )
     for name, buffer in model.named_buffers():  # those that are in no state dict
         path, _, key = name.rpartition(".")
         empty.get_submodule(path)._buffers[key] = torch.zeros_like(buffer) if "offsets" in name else buffer.clone()

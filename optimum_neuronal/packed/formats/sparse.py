@@ -121,6 +121,10 @@ class SparseWeight(PackedMatrix):
     def describe(self) -> str:
         return f"sparsity={1 - self.kept / max(1, math.prod(self.shape)):.4f}"
 
+    def unpack_mask(self) -> torch.Tensor:
+        """Return the mask as booleans of the weight's shape, True where kept."""
+        return unpack_bits(self.mask, self.shape[-1]).view(self.shape)
+
     def unpack(self) -> torch.Tensor:
         columns = self.shape[-1]
         dense = self.values.new_empty(self.row_count, columns)

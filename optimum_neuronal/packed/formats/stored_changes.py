@@ -1,4 +1,4 @@
-"""Changes of weights as tensors, in the form that records and trials keep them in."""
+"""Changes of weights as tensors, in which records and trials keep them."""
 
 from collections.abc import Mapping
 
@@ -6,12 +6,11 @@ import torch
 
 from ..change import Change, Zeros
 from .packed_mask import PackedMask
-from .packed_matrix import PREFIX, PackedMatrix
-from .quantized import QuantizedWeight
+from .packed_matrix import FORMATS, PackedMatrix
 from .sparse import SparseWeight
 
 
-MASK = f"{PREFIX}mask"  # what follows a weight's name, of a mask alone
+MASK = ".zeros.mask"  # follows a weight's name
 
 StoredChange = PackedMask | PackedMatrix
 
@@ -22,18 +21,22 @@ def parts_of(change: Change, weight: torch.Tensor, name: str) -> dict[str, torch
     Args:
         change ([`Change`]): of the weight.
         weight (`Tensor`, shape (out, in)): dense; not changed.
-        name (`str`): what the tensors are found under by [`of_parts`].
+        name (`str`): under which [`of_parts`] finds the tensors.
     """
     if isinstance(change, Zeros):
         return {name + MASK: PackedMask.pack(change.mask).bits}
     packed = change if isinstance(change, PackedMatrix) else SparseWeight.pack(change.applied(weight))
-    return packed.parts(name)
+    return {
+        f"{name}.{packed.name}.{part}": tensor
+        for part, tensor in packed.tensors().items()
+        if part not in packed.derived
+    }
 
 
 def of_parts(
     tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, int], dtype: torch.dtype
 ) -> StoredChange:
-    """Return the change that [`parts_of`] gave tensors of.
+    """Return the change that [`parts_of`] took apart.
 
     Args:
         tensors (`Mapping[str, Tensor]`): of this change, and perhaps of others.
@@ -42,16 +45,14 @@ def of_parts(
     """
     if name + MASK in tensors:
         return PackedMask(tensors[name + MASK], shape)
-    format = _format_of(tensors, name)
-    assert format is not None  # as callers of `has_parts` know
-    return format.of_parts(tensors, name, shape, dtype)
+    for kind in map(FORMATS.get, FORMATS.names()):
+        found = {part: tensors[key] for part in kind.names if (key := f"{name}.{kind.name}.{part}") in tensors}
+        if found:
+            return kind.of_tensors(found, shape, dtype)
+    raise KeyError(name)
 
 
 def has_parts(tensors: Mapping[str, torch.Tensor], name: str) -> bool:
     """Return True if a change is among tensors."""
-    return name + MASK in tensors or _format_of(tensors, name) is not None
-
-
-def _format_of(tensors: Mapping[str, torch.Tensor], name: str) -> type[PackedMatrix] | None:
-    kinds = (SparseWeight, QuantizedWeight)
-    return next((kind for kind in kinds if name + PREFIX + kind.names[0] in tensors), None)
+    kinds = map(FORMATS.get, FORMATS.names())
+    return name + MASK in tensors or any(f"{name}.{kind.name}.{kind.names[0]}" in tensors for kind in kinds)

@@ -1,4 +1,4 @@
-"""A format of eight bits a weight that is added here, in one class: modules, ops and files take it as it is."""
+"""A format with 8 bits per weight that is added here, in one class: modules, ops, records and files take it as it is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,9 +6,11 @@ from typing import ClassVar
 
 import pytest
 import torch
+from conftest import make_model
+from packed_models import logits
+from transformers import AutoModelForCausalLM
 
-from optimum_neuronal.checkpoint.packed_reading import PackedFile
-from optimum_neuronal.checkpoint.weight_writers import PackedWriter
+from optimum_neuronal import save_pretrained
 from optimum_neuronal.packed.formats.packed_matrix import (
     FORMATS,
     PackedMatrix,
@@ -17,7 +19,11 @@ from optimum_neuronal.packed.formats.packed_matrix import (
     headers_of,
     register_format,
 )
+from optimum_neuronal.packed.formats.stored_changes import of_parts, parts_of
 from optimum_neuronal.packed.packed_linear import PackedLinear
+from optimum_neuronal.packed.packed_module import packed_modules
+from optimum_neuronal.packed.replacing import put_packed
+from optimum_neuronal.packed.sparsify import finish_packing
 
 
 @dataclass(frozen=True)
@@ -87,19 +93,25 @@ def test_modules_compute_with_it(weight):
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), expected)
     assert torch.equal(module.float().bfloat16()(x), expected), "no conversion touches it"
-    state = module.state_dict()
-    state["eights"] = torch.full_like(state["eights"], 0x7F)
-    with pytest.raises(RuntimeError, match="its eights are not all numbers"):
-        module.load_state_dict(state)
-    assert torch.equal(module.to_linear().weight, weight.unpack())
+    module.packed_eights = torch.full_like(module.packed_eights, 0x7F)
+    with pytest.raises(ValueError, match="its eights are not all numbers"):
+        module(x)
 
 
-def test_files_hold_it(weight, tmp_path):
-    with PackedWriter(tmp_path) as writer:
-        writer.add_packed("a.weight", weight)
-        writer.add_packed("b.weight", weight, transposed=True)
-    file = PackedFile.open(next(tmp_path.glob("*.safetensors")))
-    assert torch.equal(file.get_tensor("a.weight"), weight.unpack())
-    assert torch.equal(file.get_tensor("b.weight"), weight.unpack().T)
-    assert file.tensors == {"a.weight.packed_eights", "b.weight.packed_eights"}
-    assert isinstance(file.weights["a.weight"].read_packed(), Float8Weight)
+def test_records_hold_it(weight):
+    tensors = parts_of(weight, weight.unpack(), "a")
+    found = of_parts(tensors, "a", weight.shape, weight.dtype)
+    assert isinstance(found, Float8Weight) and torch.equal(found.unpack(), weight.unpack())
+
+
+def test_files_hold_it(weight, ids, tmp_path):
+    """Saved and loaded without a line for it outside of its class."""
+    model = make_model("llama", num_hidden_layers=1).to(torch.bfloat16)
+    for name, linear in [(n, m) for n, m in model.named_modules() if n.endswith("_proj")]:
+        eights = linear.weight.detach().to(torch.float8_e4m3fn)
+        put_packed(model, name, Float8Weight(eights, tuple(eights.shape), torch.bfloat16))
+    finish_packing(model)
+    save_pretrained(model, tmp_path, format="packed")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert {module.format for _, module in packed_modules(loaded)} == {"float8"}
+    assert torch.equal(logits(loaded, ids), logits(model, ids))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimum_neuronal.packed.formats.packed_matrix import FORMATS, PREFIX, headers_of
+from optimum_neuronal.packed.formats.packed_matrix import FORMATS
 
 
 sys.path.append(str(Path(__file__).parents[1] / "inference"))
@@ -35,11 +35,9 @@ def test_parts_of_rows_come_back(rows, columns):
 
 def test_made_again_of_its_tensors_as_files_have_them():
     for matrix in all_matrices(70, 130, torch.float16):
-        kind, stored = type(matrix), matrix.parts("a.weight")
-        tensors = {name.removeprefix("a.weight" + PREFIX): tensor for name, tensor in stored.items()}
-        assert not set(tensors) & set(kind.derived)
-        kind.check_headers(matrix.shape, matrix.dtype, headers_of(tensors))
-        again = kind.of_tensors(tensors, matrix.shape, matrix.dtype)
+        kind, stored = type(matrix), matrix.stored()
+        assert all(name.startswith("packed_") for name in stored)
+        again = kind.of_stored(stored, matrix.shape, matrix.dtype)
         again.check()
         assert torch.equal(again.unpack(), matrix.unpack()) and again.nbytes == matrix.nbytes
         assert FORMATS.get(matrix.name) is kind

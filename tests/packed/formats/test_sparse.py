@@ -25,7 +25,7 @@ def test_known_layout():
     assert weight.mask[:, 0].tolist() == [0b10010, 0, 0b10000] and not weight.mask[:, 1:].any()
     assert weight.values.tolist() == [1.5, 2, -3] and weight.offsets.tolist() == [0, 2, 2, 3]
     assert weight.nbytes == 3 * 8 + 3 * 4 + 4 * 8 == sparse_bytes_in_memory((3, 5), 3, 4)
-    assert sum(part.nbytes for part in weight.parts("").values()) == sparse_bytes((3, 5), 3, 4)
+    assert sum(part.nbytes for part in weight.stored().values()) == sparse_bytes((3, 5), 3, 4)
     assert weight.describe() == "sparsity=0.8000" and weight.kept == 3
 
 
